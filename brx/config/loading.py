@@ -1,0 +1,209 @@
+"""YAML files and `--set` overrides into checked configurations; every mistake becomes one line."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import UnionType
+from typing import Any, TypeVar, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from brx.config.schema import RunConfig
+from brx.errors import UserError
+
+PRESETS = Path(__file__).resolve().parents[2] / "configs"
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2 numbers (PyYAML alone reads 3e-4 as a string), and no key twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        twice = next((key for key in keys if keys.count(key) > 1), None)
+        if twice is not None:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"key '{twice}' appears twice", node.start_mark
+            )
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(
+        r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$"
+    ),
+    list("-+0123456789."),
+)
+# The float pattern above matches integers too, and resolvers are tried in order of registration:
+# PyYAML's own integer rule comes first, so 12 stays an int.
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """Parse YAML text; a syntax error becomes a UserError that starts with `where`."""
+    try:
+        return yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" (line {mark.line + 1})" if mark else ""
+        raise UserError(f"{where}: not valid YAML: {getattr(error, 'problem', error)}{line}") from None
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """Read a YAML file that holds one mapping at its top level."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: not a YAML file (not UTF-8 text)") from None
+    content = parse_yaml(text, str(path))
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: must hold a mapping of keys to values, got {type(content).__name__}")
+    return content
+
+
+def load_yaml_as(path: Path, model: type[Model]) -> Model:
+    """Read a YAML file into a pydantic model.
+
+    Raises:
+        UserError: names the file, the key, and what would be right.
+    """
+    return validate(read_mapping(path), model, str(path))
+
+
+def load_config(name: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Load a run's configuration from a file, or from a preset by name, and apply `a.b=value` overrides.
+
+    Raises:
+        UserError: the file is missing or wrong, or an override is; names the key and what would be right.
+    """
+    path = find_config(name)
+    return apply_overrides(read_mapping(path), overrides, str(path))
+
+
+def find_config(name: str | Path) -> Path:
+    """The file of that path, or the preset of that name in `configs/`."""
+    path = Path(name)
+    if path.is_file():
+        return path
+    preset = PRESETS / f"{name}.yaml"
+    if preset.is_file():
+        return preset
+    presets = sorted(file.stem for file in PRESETS.glob("*.yaml"))
+    raise UserError(
+        f"{name}: no such file or preset{_nearest(str(name), presets)} (presets: {', '.join(presets)})"
+    )
+
+
+def apply_overrides(content: Mapping[str, Any], overrides: Sequence[str], where: str) -> RunConfig:
+    """Check `content` together with `a.b=value` overrides; overrides win."""
+    merged: dict[str, Any] = _copy(content)
+    origins: dict[tuple[str, ...], str] = {}
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if not equals or not all(key.split(".")):
+            raise UserError(f"--set {override}: write it as section.key=value, for example optimizer.lr=3e-4")
+        parts = tuple(key.split("."))
+        _assign(merged, parts, parse_yaml(text, f"--set {override}"), override)
+        origins[parts] = f"--set {override}"
+    return validate(merged, RunConfig, where, origins)
+
+
+def dump_config(config: BaseModel) -> str:
+    """The configuration, complete, as YAML that reloads to an equal one."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def validate(
+    content: Any, model: type[Model], where: str, origins: Mapping[tuple[str, ...], str] | None = None
+) -> Model:
+    """Check parsed content against a model; the first mistake is told in one line.
+
+    Args:
+        content: what the file holds.
+        model: the pydantic model to fill.
+        where: the file's name, for the message.
+        origins: for keys that did not come from the file, where they came from.
+    """
+    try:
+        return model.model_validate(content)
+    except ValidationError as error:
+        first, *others = error.errors()
+        more = f" (and {len(others)} more)" if others else ""
+        raise UserError(_explain(first, model, where, origins or {}) + more) from None
+
+
+def _explain(
+    error: ErrorDetails, model: type[BaseModel], where: str, origins: Mapping[tuple[str, ...], str]
+) -> str:
+    location = tuple(str(part) for part in error["loc"])
+    # A tagged union puts its tag (the method's name) second in the location; the user never wrote it there.
+    key = location[:1] + location[2:] if location[:1] == ("optimizer",) else location
+    origin = next((text for parts, text in origins.items() if parts == key[: len(parts)]), where)
+    prefix = f"{origin}: {'.'.join(key)}: " if key else f"{origin}: "
+    if error["type"] == "extra_forbidden":
+        known = _known_keys(model, location[:-1])
+        return f"{prefix}unknown key{_nearest(location[-1], known)} (known here: {', '.join(known)})"
+    if error["type"] == "union_tag_invalid":
+        known = [tag.strip(" '") for tag in str(error.get("ctx", {}).get("expected_tags", "")).split(",")]
+        tag = str(error.get("ctx", {}).get("tag"))
+        known = [name for name in known if name != "custom"]
+        return f"{prefix}unknown method '{tag}'{_nearest(tag, known)} (known: {', '.join(known)}, package.module:Class)"
+    message = error["msg"].removeprefix("Value error, ")
+    message = message[0].lower() + message[1:]
+    shown = "" if error["type"] in ("missing", "value_error") else f", got {error['input']!r}"
+    return f"{prefix}{message}{shown}"
+
+
+def _known_keys(model: type[BaseModel], location: Sequence[str]) -> list[str]:
+    """Names of the fields of the section at `location` (a union's tag is a part of it)."""
+    candidates = [model]
+    for part in location:
+        if len(candidates) > 1:
+            candidates = [member for member in candidates if _tag_of(member) == part]
+        else:
+            candidates = _models_in(candidates[0].model_fields[part].annotation)
+    return list(candidates[0].model_fields)
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if (
+        isinstance(annotation, type)
+        and not isinstance(annotation, UnionType)
+        and issubclass(annotation, BaseModel)
+    ):
+        return [annotation]
+    return [model for part in get_args(annotation) for model in _models_in(part)]
+
+
+def _tag_of(model: type[BaseModel]) -> str:
+    choices = get_args(model.model_fields["method"].annotation)
+    return choices[0] if choices else "custom"
+
+
+def _nearest(word: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return f", did you mean '{close[0]}'?" if close else ""
+
+
+def _assign(tree: dict[str, Any], parts: tuple[str, ...], value: Any, override: str) -> None:
+    for part in parts[:-1]:
+        if tree.get(part) is None:
+            tree[part] = {}
+        tree = tree[part]
+        if not isinstance(tree, dict):
+            raise UserError(f"--set {override}: '{part}' is a value, not a section")
+    tree[parts[-1]] = value
+
+
+def _copy(content: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: _copy(value) if isinstance(value, dict) else value for key, value in content.items()}

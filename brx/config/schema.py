@@ -1,0 +1,331 @@
+"""Every setting of a run: typed, with its check beside it. `brx config show PRESET` prints them all.
+
+Defaults are those of the paper (appendix "Experimental Details") where the paper states one.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+
+VOCABULARY_SIZES = {"bytes": 256, "gpt2": 50257}
+
+
+class Section(BaseModel):
+    """A part of the configuration: unknown keys and wrong types are errors, fields are read-only."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
+
+
+class MoEConfig(Section):
+    """Mixture of experts in nanoMoE's shape, in place of some blocks' MLP."""
+
+    experts: int = Field(8, ge=2)
+    """Number of expert MLPs in a mixture layer."""
+    top_k: int = Field(2, ge=1)
+    """Number of experts that each token is sent to."""
+    every: int = Field(2, ge=1)
+    """Every how many blocks the MLP is a mixture (1: in all blocks; 2: in blocks 1, 3, 5, ...)."""
+    load_balance_weight: float = Field(0.01, ge=0)
+    """Weight of the load-balancing loss (Switch Transformer, arXiv:2101.03961, equation 4)."""
+    router_z_weight: float = Field(0.001, ge=0)
+    """Weight of the router z-loss (ST-MoE, arXiv:2202.08906, equation 5)."""
+
+    @model_validator(mode="after")
+    def _top_k_exists(self) -> Self:
+        if self.top_k > self.experts:
+            raise ValueError(f"top_k must be at most experts ({self.experts}), got {self.top_k}")
+        return self
+
+
+class ModelConfig(Section):
+    """A decoder-only Transformer in nanoGPT's shape; the vocabulary follows from `data.tokenizer`."""
+
+    blocks: int = Field(32, ge=1)
+    """Number of Transformer blocks."""
+    width: int = Field(384, ge=1)
+    """Embedding dimension d."""
+    heads: int = Field(6, ge=1)
+    """Number of attention heads; divides `width`."""
+    sequence_length: int = Field(512, ge=1)
+    """Tokens in one training example."""
+    moe: MoEConfig | None = None
+    """Mixture of experts; null for a dense model."""
+
+    @model_validator(mode="after")
+    def _heads_divide_width(self) -> Self:
+        if self.width % self.heads:
+            raise ValueError(f"heads must divide width ({self.width}), got {self.heads}")
+        return self
+
+
+class DataConfig(Section):
+    """Where the tokens come from. The token files are made on first use and then reused."""
+
+    source: str = "stdlib"
+    """`stdlib` (Python's own library as text), a path or glob (.txt, .jsonl, .parquet, a folder), or a Hugging Face dataset."""
+    tokenizer: Literal["bytes", "gpt2"] = "bytes"
+    """`bytes` (vocabulary 256) or `gpt2` (byte-pair encoding, vocabulary 50257)."""
+    tokens: int | None = Field(None, ge=1)
+    """Stop preparing after this many training tokens; null takes all there are (needs a finite source)."""
+    validation_fraction: float = Field(0.1, gt=0, lt=1)
+    """Share of the documents held out, chosen by a seeded hash of the document."""
+    split_seed: int = Field(0, ge=0)
+    """Seed of that hash."""
+    text_field: str = "text"
+    """The field that holds a document in .jsonl, .parquet and Hugging Face datasets."""
+    directory: str = "data"
+    """Folder for prepared token files."""
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Number of token ids of the tokenizer."""
+        return VOCABULARY_SIZES[self.tokenizer]
+
+
+class PipelineConfig(Section):
+    """The pipeline: how many virtual stages cause the delay, and how many devices carry them."""
+
+    stages: int = Field(1, ge=1)
+    """P, the number of virtual stages; stage k (from 0) has delay P - 1 - k."""
+    stash: Literal["stash", "none", "predict"] = "stash"
+    """What the backward pass sees: the forward's weights, the newest weights, or PipeMare's prediction."""
+    devices: int = Field(1, ge=1)
+    """R, the number of processes (one device each); the trajectory does not depend on it."""
+    balance: Literal["count", "time"] = "count"
+    """Share stages among devices by number of blocks, or by measured time."""
+    recompute: bool = False
+    """Recompute each block's activations in the backward pass instead of keeping them."""
+    timeout_s: float = Field(300.0, gt=0)
+    """Seconds without an answer after which a device counts as lost."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.devices > self.stages:
+            raise ValueError(f"devices must be at most stages ({self.stages}), got {self.devices}")
+        if self.recompute and self.stash != "stash":
+            raise ValueError(
+                f"recompute needs stash: stash (got {self.stash}): recomputing from newer weights is another algorithm"
+            )
+        return self
+
+
+class OptimizerSection(Section):
+    """What all methods share (appendix "Experimental Details")."""
+
+    lr: float = Field(1e-3, gt=0)
+    """Peak learning rate."""
+    beta1: float = Field(0.9, ge=0, lt=1)
+    """Decay of the first moment."""
+    beta2: float = Field(0.999, ge=0, lt=1)
+    """Decay of the second moment."""
+    eps: float = Field(1e-8, gt=0)
+    """Added to the root of the second moment."""
+    weight_decay: float = Field(0.01, ge=0)
+    """Decoupled weight decay."""
+
+
+class PipeDreamConfig(OptimizerSection):
+    """AdamW on delayed gradients (PipeDream)."""
+
+    method: Literal["pipedream"] = "pipedream"
+    """The method's name."""
+
+
+class PipeDreamLRConfig(OptimizerSection):
+    """AdamW with learning rates lowered by delay early in training (PipeMare T1, arXiv:1910.05124)."""
+
+    method: Literal["pipedream-lr"]
+    """The method's name."""
+    annealing_fraction: float = Field(0.028, gt=0, le=1)
+    """T_c / T: the share of the iterations during which a stage's learning rate is lowered."""
+
+
+class NesterovConfig(OptimizerSection):
+    """NAdam with a long momentum (arXiv:2505.01099)."""
+
+    method: Literal["nesterov"]
+    """The method's name."""
+    beta1: float = Field(0.99, ge=0, lt=1)
+    """Decay of the first moment."""
+    momentum_decay: float = Field(0.004, ge=0)
+    """NAdam's momentum decay."""
+
+
+class BasisRotationConfig(OptimizerSection):
+    """Adam in the Hessian's Kronecker eigenbasis (the paper's algorithms 1 and 2)."""
+
+    method: Literal["basis-rotation"]
+    """The method's name."""
+    source: Literal["2nd", "1st"] = "2nd"
+    """Curvature source: `2nd` covariances of the gradient, `1st` the momentum."""
+    geometry: Literal["bilateral", "unilateral"] = "bilateral"
+    """Rotate both sides of a matrix, or only the smaller one."""
+    frequency: int = Field(10, ge=1)
+    """Iterations between refreshes of the basis."""
+    allocation: Literal["uniform", "stage-aware", "reversed", "stage-aware-exact"] = "uniform"
+    """How the refreshes are shared among stages (appendix, stage-aware basis rotation)."""
+    covariance: Literal["refresh", "step"] = "refresh"
+    """Accumulate the covariances at refreshes only (the paper) or at every step (the authors' code)."""
+    rotation_precision: Literal["highest", "tf32", "bf16"] = "highest"
+    """Arithmetic of the rotations on CUDA; the basis itself is always kept in fp32."""
+    staggered: bool = False
+    """Refresh a share of the matrices at each step, for even step times (another algorithm; off in the paper)."""
+
+
+class DelayCompensationConfig(OptimizerSection):
+    """AdamW on gradients corrected to first order for the weights' change (arXiv:1609.08326)."""
+
+    method: Literal["delay-compensation"]
+    """The method's name."""
+    compensation: float = Field(0.5, ge=0, le=1)
+    """lambda in g + lambda g*g*(w_now - w_used); the paper tries 0.04, 0.1, 0.5 and 1.0."""
+
+
+class SoapConfig(OptimizerSection):
+    """SOAP (arXiv:2409.11321) on the matrices of attention and MLP, AdamW on the rest."""
+
+    method: Literal["soap"]
+    """The method's name."""
+    frequency: int = Field(10, ge=1)
+    """Iterations between updates of the preconditioner's eigenbasis."""
+
+
+class MuonConfig(OptimizerSection):
+    """Muon on the matrices of attention and MLP, AdamW on the rest."""
+
+    method: Literal["muon"]
+    """The method's name."""
+    momentum: float = Field(0.95, ge=0, lt=1)
+    """Muon's momentum (its rest-of-the-model AdamW uses beta1, beta2)."""
+
+
+class ScionConfig(OptimizerSection):
+    """Scion (arXiv:2502.07529): spectral steps for the matrices, its own sign rule for the rest."""
+
+    method: Literal["scion"]
+    """The method's name."""
+    momentum: float = Field(0.1, gt=0, le=1)
+    """Weight of the newest gradient in Scion's average."""
+    scale: float = Field(50.0, gt=0)
+    """Radius of the spectral ball, relative to the learning rate."""
+    rest_scale: float = Field(3000.0, gt=0)
+    """Radius of the sign rule for embeddings, head, biases and norms."""
+
+
+class CustomConfig(Section):
+    """Any torch optimizer, named as `package.module:Class`."""
+
+    method: str = Field(pattern=r"^[\w.]+:\w+$")
+    """`package.module:Class` of a torch.optim.Optimizer."""
+    lr: float = Field(1e-3, gt=0)
+    """Peak learning rate."""
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of its constructor, other than params and lr."""
+
+
+def _method_tag(value: Any) -> str:
+    method = value.get("method", "pipedream") if isinstance(value, dict) else getattr(value, "method", value)
+    return "custom" if isinstance(method, str) and ":" in method else str(method)
+
+
+OptimizerConfig = Annotated[
+    Annotated[PipeDreamConfig, Tag("pipedream")]
+    | Annotated[PipeDreamLRConfig, Tag("pipedream-lr")]
+    | Annotated[NesterovConfig, Tag("nesterov")]
+    | Annotated[BasisRotationConfig, Tag("basis-rotation")]
+    | Annotated[DelayCompensationConfig, Tag("delay-compensation")]
+    | Annotated[SoapConfig, Tag("soap")]
+    | Annotated[MuonConfig, Tag("muon")]
+    | Annotated[ScionConfig, Tag("scion")]
+    | Annotated[CustomConfig, Tag("custom")],
+    Discriminator(_method_tag),
+]
+
+
+class TrainingConfig(Section):
+    """The budget, the schedule, and what is written on the way."""
+
+    iterations: int = Field(250_000, ge=1)
+    """T, the length of the learning-rate schedule in iterations (one micro-batch and one update each)."""
+    stop_after: int | None = Field(None, ge=1)
+    """Stop after this iteration of the schedule; null runs it to its end."""
+    batch_size: int = Field(8, ge=1)
+    """Examples in a micro-batch."""
+    warmup_fraction: float = Field(0.012, ge=0, lt=1)
+    """Share of the iterations with a linearly rising learning rate."""
+    final_lr_fraction: float = Field(0.1, ge=0, le=1)
+    """The learning rate at the end of the cosine, relative to the peak."""
+    clip: float = Field(1.0, gt=0)
+    """Largest gradient norm of a stage; each stage is clipped by its own norm."""
+    seed: int = Field(0, ge=0)
+    """Decides the initial weights and the order of the data, and nothing else does."""
+    validation_every: int = Field(1000, ge=1)
+    """Iterations between validations."""
+    validation_examples: int = Field(200, ge=1)
+    """Examples of the fixed validation set."""
+    checkpoint_every: int = Field(1000, ge=1)
+    """Iterations between checkpoints; there is always one at the end."""
+    keep_checkpoints: int = Field(2, ge=1)
+    """How many of the newest checkpoints stay on disk."""
+    log_every: int = Field(10, ge=1)
+    """Iterations between writes of the metrics (and, on a GPU, between waits for it)."""
+
+    @model_validator(mode="after")
+    def _stop_within_schedule(self) -> Self:
+        if self.stop_after is not None and self.stop_after > self.iterations:
+            raise ValueError(
+                f"stop_after must be at most iterations ({self.iterations}), got {self.stop_after}"
+            )
+        return self
+
+    @property
+    def last_iteration(self) -> int:
+        """The iteration at which the run is done."""
+        return self.stop_after or self.iterations
+
+
+class RuntimeConfig(Section):
+    """How the computation is carried out; nothing here is meant to change a result beyond rounding."""
+
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Where to compute; `auto` takes CUDA, then MPS, then CPU."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """`bf16` runs matrix products under autocast; weights and optimizer state stay in fp32."""
+    compile: bool = False
+    """Compile the Transformer block with torch.compile."""
+    deterministic: bool = False
+    """Use only deterministic kernels (on a GPU: slower)."""
+    threads: int | None = Field(None, ge=1)
+    """CPU threads of each process; null leaves torch's default, divided among the devices."""
+
+
+class LoggingConfig(Section):
+    """Where metrics go besides metrics.jsonl."""
+
+    tensorboard: bool = False
+    """Write TensorBoard event files into the run folder (extra: tensorboard)."""
+    wandb: str | None = None
+    """Weights & Biases project to log to; null for none (extra: wandb)."""
+
+
+class RunConfig(Section):
+    """One training run, complete: the same file gives the same run."""
+
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    pipeline: PipelineConfig = PipelineConfig()
+    optimizer: OptimizerConfig = PipeDreamConfig()
+    training: TrainingConfig = TrainingConfig()
+    runtime: RuntimeConfig = RuntimeConfig()
+    logging: LoggingConfig = LoggingConfig()
+
+    @model_validator(mode="after")
+    def _stages_fit_blocks(self) -> Self:
+        if self.pipeline.stages > self.model.blocks:
+            raise ValueError(
+                f"pipeline.stages must be at most model.blocks ({self.model.blocks}), got {self.pipeline.stages}:"
+                " a stage holds at least one block"
+            )
+        return self
