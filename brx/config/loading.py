@@ -48,7 +48,7 @@ _Loader.add_implicit_resolver(
 def parse_yaml(text: str, where: str) -> Any:
     """Parse YAML text; a syntax error becomes a UserError that starts with `where`."""
     try:
-        return yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader
+        return yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" (line {mark.line + 1})" if mark else ""
@@ -157,7 +157,8 @@ def _explain(
         known = [tag.strip(" '") for tag in str(error.get("ctx", {}).get("expected_tags", "")).split(",")]
         tag = str(error.get("ctx", {}).get("tag"))
         known = [name for name in known if name != "custom"]
-        return f"{prefix}unknown method '{tag}'{_nearest(tag, known)} (known: {', '.join(known)}, package.module:Class)"
+        choices = f"(known: {', '.join(known)}, package.module:Class)"
+        return f"{prefix}unknown method '{tag}'{_nearest(tag, known)} {choices}"
     message = error["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
     shown = "" if error["type"] in ("missing", "value_error") else f", got {error['input']!r}"

@@ -64,7 +64,7 @@ class DataConfig(Section):
     """Where the tokens come from. The token files are made on first use and then reused."""
 
     source: str = "stdlib"
-    """`stdlib` (Python's own library as text), a path or glob (.txt, .jsonl, .parquet, a folder), or a Hugging Face dataset."""
+    """`stdlib` (Python's own source), a path or glob (.txt, .jsonl, .parquet, a folder), or a Hugging Face name."""
     tokenizer: Literal["bytes", "gpt2"] = "bytes"
     """`bytes` (vocabulary 256) or `gpt2` (byte-pair encoding, vocabulary 50257)."""
     tokens: int | None = Field(None, ge=1)
@@ -106,7 +106,8 @@ class PipelineConfig(Section):
             raise ValueError(f"devices must be at most stages ({self.stages}), got {self.devices}")
         if self.recompute and self.stash != "stash":
             raise ValueError(
-                f"recompute needs stash: stash (got {self.stash}): recomputing from newer weights is another algorithm"
+                f"recompute needs stash: stash (got {self.stash}):"
+                " recomputing from newer weights is another algorithm"
             )
         return self
 
@@ -171,7 +172,7 @@ class BasisRotationConfig(OptimizerSection):
     rotation_precision: Literal["highest", "tf32", "bf16"] = "highest"
     """Arithmetic of the rotations on CUDA; the basis itself is always kept in fp32."""
     staggered: bool = False
-    """Refresh a share of the matrices at each step, for even step times (another algorithm; off in the paper)."""
+    """Refresh a share of the matrices at each step, for even step times (another algorithm than the paper's)."""
 
 
 class DelayCompensationConfig(OptimizerSection):
@@ -325,7 +326,7 @@ class RunConfig(Section):
     def _stages_fit_blocks(self) -> Self:
         if self.pipeline.stages > self.model.blocks:
             raise ValueError(
-                f"pipeline.stages must be at most model.blocks ({self.model.blocks}), got {self.pipeline.stages}:"
-                " a stage holds at least one block"
+                f"pipeline.stages must be at most model.blocks ({self.model.blocks}),"
+                f" got {self.pipeline.stages}: a stage holds at least one block"
             )
         return self
