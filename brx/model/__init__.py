@@ -1,0 +1,1 @@
+"""The model: a GPT that can be cut into stages."""

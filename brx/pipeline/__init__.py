@@ -1,0 +1,1 @@
+"""The delay engine: which weights a stage uses when, on any number of devices."""

@@ -1,0 +1,103 @@
+"""A stage: a contiguous run of blocks, with the embedding if it is the first and the head if it is the last.
+
+Parameter names are those of the whole model ("blocks.5.attention.query.weight") whatever the partition is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from brx.config.schema import ModelConfig
+from brx.model.transformer import Block, Embedding, Head
+
+_BLOCK_MATRIX = re.compile(r"blocks\.\d+\.(attention|mlp)\.(query|key|value|projection|expand|contract)\.weight")
+
+
+class Stage(nn.Module):
+    """Blocks `blocks` of the model; stage boundaries carry the residual stream (B, S, D)."""
+
+    def __init__(self, config: ModelConfig, vocabulary_size: int, blocks: range, *, recompute: bool = False) -> None:
+        super().__init__()
+        self.recompute = recompute
+        self.embedding = Embedding(config, vocabulary_size) if blocks.start == 0 else None
+        self.blocks = nn.ModuleDict({str(index): Block(config, index) for index in blocks})
+        self.head = Head(config, vocabulary_size) if blocks.stop == config.blocks else None
+
+    def forward(self, x: Tensor, targets: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """Carry a micro-batch through the stage.
+
+        Args:
+            x: token ids (B, S) for the first stage, else the residual stream (B, S, D).
+            targets: next tokens (B, S), for the last stage only.
+
+        Returns:
+            The residual stream, or at the last stage the mean cross-entropy; and the sum of the auxiliary losses of
+            the stage's mixtures of experts (None if it has none).
+        """
+        if self.embedding is not None:
+            x = self.embedding(x)
+        auxiliary_losses = []
+        for block in self.blocks.values():
+            x, auxiliary_loss = checkpoint(block, x, use_reentrant=False) if self.recompute else block(x)
+            if auxiliary_loss is not None:
+                auxiliary_losses.append(auxiliary_loss)
+        if self.head is not None:
+            assert targets is not None, "the last stage needs the targets"
+            x = self.head.loss(x, targets)
+        return x, torch.stack(auxiliary_losses).sum() if auxiliary_losses else None
+
+
+def whole_model(config: ModelConfig, vocabulary_size: int) -> Stage:
+    """The model as one stage."""
+    return Stage(config, vocabulary_size, range(config.blocks))
+
+
+def partition(num_items: int, num_parts: int) -> list[range]:
+    """Split items into contiguous parts whose sizes differ by at most one, the same way every time."""
+    bounds = [part * num_items // num_parts for part in range(num_parts + 1)]
+    return [range(start, stop) for start, stop in pairwise(bounds)]
+
+
+def is_rotated(name: str) -> bool:
+    """Whether a parameter is a weight matrix of attention or MLP (or a stack of experts' matrices).
+
+    These are the ones that basis rotation, SOAP, Muon and Scion treat as matrices; embeddings, head, router, biases
+    and norms are not (appendix "Experimental Details").
+    """
+    return _BLOCK_MATRIX.fullmatch(name) is not None
+
+
+@torch.no_grad()
+def initialize(stage: nn.Module, num_blocks: int, seed: int) -> None:
+    """Draw the initial weights, each parameter from (seed, name) alone, so that every partition starts equal.
+
+    GPT-2's scheme: normal with deviation 0.02, divided by sqrt(2 x blocks) for the projections that write into the
+    residual stream; zero biases; unit norms.
+    """
+    for name, parameter in stage.named_parameters():
+        if "norm" in name:
+            parameter.fill_(1.0 if name.endswith("weight") else 0.0)
+        elif name.endswith("bias"):
+            parameter.zero_()
+        else:
+            writes_residual = name.endswith(("projection.weight", "contract.weight"))
+            deviation = 0.02 / (2 * num_blocks) ** 0.5 if writes_residual else 0.02
+            drawn = torch.empty(parameter.shape).normal_(0.0, deviation, generator=_generator(seed, name))
+            parameter.copy_(drawn)
+
+
+def _generator(seed: int, name: str) -> torch.Generator:
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+
+
+def count_parameters(modules: Sequence[nn.Module]) -> int:
+    """Number of parameters of the modules together."""
+    return sum(parameter.numel() for module in modules for parameter in module.parameters())

@@ -1,0 +1,25 @@
+"""The learning rate over a run (appendix "Experimental Details")."""
+
+from __future__ import annotations
+
+import math
+
+from brx.config.schema import TrainingConfig
+
+
+def lr_factor(iteration: int, training: TrainingConfig) -> float:
+    """The learning rate of update `iteration` (from 1) relative to the peak.
+
+    Linear warm-up over the first `warmup_fraction` of the iterations, then a cosine down to `final_lr_fraction`.
+    """
+    warmup = round(training.warmup_fraction * training.iterations)
+    if iteration <= warmup:
+        return iteration / warmup
+    progress = (iteration - warmup) / max(1, training.iterations - warmup)
+    floor = training.final_lr_fraction
+    return floor + (1.0 - floor) * 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+def annealed_delay_divisor(delay: int, iteration: int, annealing_iterations: float) -> float:
+    """PipeMare T1 (arXiv:1910.05124): tau^(1 - min(t / T_c, 1)), and 1 for a stage without delay."""
+    return float(max(1, delay) ** (1.0 - min(iteration / annealing_iterations, 1.0)))

@@ -1,0 +1,99 @@
+"""A method at work on one device's stages: learning rates, gradient rule, optimizer steps, state by stage."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch.optim import Optimizer
+
+from brx.config.schema import RunConfig
+from brx.optim.methods import find_method
+from brx.optim.schedule import lr_factor
+from brx.pipeline.versions import StageVersions
+
+StageOptimizerState = list[dict[str, Any]]
+"""For each of the method's optimizers: `state` by parameter name, and `group` with the group's own values."""
+
+
+class MethodUpdater:
+    """Implements `brx.pipeline.engine.Updater` for the configured method."""
+
+    def __init__(self, config: RunConfig, stages: Sequence[StageVersions]) -> None:
+        self.config = config
+        self.method = find_method(config)
+        self.optimizers = self.method.optimizers(config, stages)
+        _check_each_parameter_once(self.optimizers, stages)
+        self._peak_lr = {
+            (place, group["stage"]): group["lr"]
+            for place, optimizer in enumerate(self.optimizers)
+            for group in optimizer.param_groups
+        }
+
+    def lr(self, iteration: int) -> float:
+        """The learning rate of a stage without delay."""
+        return self.config.optimizer.lr * lr_factor(iteration, self.config.training)
+
+    def correct_gradients(self, stage: StageVersions, iteration: int) -> None:
+        """Apply the method's gradient rule, if it has one, to a stage's gradients."""
+        if self.method.gradient_rule is None:
+            return
+        with_gradient = [
+            (live.grad, live, used)
+            for live, used in zip(stage.live.values(), stage.used(iteration), strict=True)
+            if live.grad is not None
+        ]
+        gradients, newest, used_weights = (list(column) for column in zip(*with_gradient, strict=True))
+        self.method.gradient_rule(self.config, gradients, newest, used_weights)
+
+    def step(self, iteration: int) -> None:
+        """Set the stages' learning rates for this iteration and take the optimizers' steps."""
+        factor = lr_factor(iteration, self.config.training)
+        for place, optimizer in enumerate(self.optimizers):
+            for group in optimizer.param_groups:
+                divisor = self.method.lr_divisor(self.config, group["delay"], iteration)
+                group["lr"] = self._peak_lr[place, group["stage"]] * factor / divisor
+            optimizer.step()
+
+    def stage_state(self, stage: StageVersions) -> StageOptimizerState:
+        """The optimizer state of one stage, by parameter name."""
+        saved = []
+        for optimizer in self.optimizers:
+            packed = optimizer.state_dict()
+            entry: dict[str, Any] = {"state": {}, "group": {}}
+            for group in packed["param_groups"]:
+                if group["stage"] == stage.index:
+                    entry["group"] = {key: value for key, value in group.items() if key not in _NOT_SAVED}
+                    entry["state"] = {
+                        name: packed["state"][number]
+                        for name, number in zip(group["param_names"], group["params"], strict=True)
+                        if number in packed["state"]
+                    }
+            saved.append(entry)
+        return saved
+
+    def load_stage_states(self, states: dict[int, StageOptimizerState]) -> None:
+        """Restore what `stage_state` gave, for all stages of this device at once.
+
+        Args:
+            states: by stage index.
+        """
+        for place, optimizer in enumerate(self.optimizers):
+            packed = optimizer.state_dict()
+            packed["state"] = {}
+            for group in packed["param_groups"]:
+                entry = states[group["stage"]][place]
+                group.update(entry["group"])
+                for name, number in zip(group["param_names"], group["params"], strict=True):
+                    if name in entry["state"]:
+                        packed["state"][number] = entry["state"][name]
+            optimizer.load_state_dict(packed)
+
+
+_NOT_SAVED = ("params", "param_names", "stage", "delay")
+
+
+def _check_each_parameter_once(optimizers: Sequence[Optimizer], stages: Sequence[StageVersions]) -> None:
+    taken = [name for optimizer in optimizers for group in optimizer.param_groups for name in group["param_names"]]
+    expected = [name for stage in stages for name in stage.live]
+    assert sorted(taken) == sorted(expected), "every parameter belongs to exactly one optimizer"

@@ -1,0 +1,248 @@
+"""The delay engine of one device: runs the schedule's actions over the device's stages.
+
+With one device it is an exact simulation of an asynchronous pipeline of P stages at the cost of a plain training
+step; with more, the same actions run between neighbours, and the trajectory stays the same (docs/semantics.md).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from brx.errors import RunError
+from brx.pipeline.schedule import asynchronous_1f1b
+from brx.pipeline.versions import StageVersions
+
+MicroBatch = tuple[Tensor, Tensor]
+"""Token ids and next tokens, each (B, S)."""
+
+
+class Link(Protocol):
+    """Exchange with the neighbouring devices, in the order of the schedule."""
+
+    def send_activation(self, activation: Tensor) -> None:
+        """Pass the residual stream (B, S, D) on to the next device."""
+
+    def receive_activation(self) -> Tensor:
+        """The residual stream (B, S, D) from the previous device."""
+
+    def send_gradient(self, gradient: Tensor) -> None:
+        """Pass the residual stream's gradient (B, S, D) back to the previous device."""
+
+    def receive_gradient(self) -> Tensor:
+        """The residual stream's gradient (B, S, D) from the next device."""
+
+
+class Updater(Protocol):
+    """What turns the gradients of the live weights into new live weights."""
+
+    def correct_gradients(self, stage: StageVersions, iteration: int) -> None:
+        """Apply the method's gradient rule to one stage, before clipping."""
+
+    def step(self, iteration: int) -> None:
+        """Update all stages of this device."""
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one iteration left to be recorded on this device.
+
+    Attributes:
+        iteration: t.
+        loss: mean cross-entropy of the delayed forward pass in nats (last device only).
+        auxiliary_loss: this device's sum of the mixtures' auxiliary losses (mixture models only).
+        grad_norms: gradient norm of each of this device's stages before clipping.
+    """
+
+    iteration: int
+    loss: Tensor | None
+    auxiliary_loss: Tensor | None
+    grad_norms: Tensor
+
+
+@dataclass
+class _InFlight:
+    """A micro-batch between its forward and its backward pass."""
+
+    received: Tensor | None
+    output: Tensor
+    auxiliary_loss: Tensor | None
+
+
+class Engine:
+    """Runs one device's stages."""
+
+    def __init__(
+        self,
+        stages: Sequence[StageVersions],
+        updater: Updater,
+        micro_batch: Callable[[int], MicroBatch],
+        *,
+        clip: float,
+        autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
+        rank: int = 0,
+        num_ranks: int = 1,
+        link: Link | None = None,
+    ) -> None:
+        """
+        Args:
+            stages: this device's stages, in pipeline order.
+            updater: the method.
+            micro_batch: gives micro-batch t on this device.
+            clip: largest gradient norm of a stage.
+            autocast: makes the context of the forward pass.
+            rank: r; rank 0 holds the first stage.
+            num_ranks: R.
+            link: to the neighbours; needed when there are any.
+        """
+        assert (link is None) == (num_ranks == 1)
+        self.stages = list(stages)
+        self.rank = rank
+        self.num_ranks = num_ranks
+        self._updater = updater
+        self._micro_batch = micro_batch
+        self._clip = clip
+        self._autocast = autocast
+        self._link = link
+        self._in_flight: dict[int, _InFlight] = {}
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this device holds the first stage."""
+        return self.rank == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether this device holds the last stage."""
+        return self.rank == self.num_ranks - 1
+
+    def run(self, first: int, last: Callable[[], int]) -> Iterator[StepResult]:
+        """Train on micro-batches `first` to `last()`; yields after each update.
+
+        `last` is asked anew before each forward pass, so that a run may be cut short. When the iteration ends, the
+        pipeline is empty and all devices have made the same number of updates.
+
+        Raises:
+            RunError: a loss or gradient is not finite (on CPU before the update; elsewhere the caller checks when it
+                reads the results).
+        """
+        for action in asynchronous_1f1b(self.rank, self.num_ranks, first, last):
+            if action.kind == "F":
+                self._forward(action.micro_batch)
+            elif action.kind == "B":
+                self._backward(action.micro_batch)
+            else:
+                yield self._update(action.micro_batch)
+
+    @torch.no_grad()
+    def evaluate(self, micro_batches: Sequence[MicroBatch]) -> float | None:
+        """Mean loss in nats of the newest weights of all stages (last device; None elsewhere).
+
+        The pipeline must be empty.
+        """
+        assert not self._in_flight
+        total = 0.0
+        for inputs, targets in micro_batches:
+            for stage in self.stages:
+                stage.bind_live()
+            x = inputs if self.is_first else self._neighbours.receive_activation()
+            x, _ = self._through_stages(x, targets)
+            if self.is_last:
+                total += x.item() * len(inputs)
+            else:
+                self._neighbours.send_activation(x)
+        return total / sum(len(inputs) for inputs, _ in micro_batches) if self.is_last else None
+
+    def _forward(self, t: int) -> None:
+        inputs, targets = self._micro_batch(t)
+        received = None if self.is_first else self._neighbours.receive_activation().requires_grad_()
+        for stage in self.stages:
+            stage.bind(t)
+        output, auxiliary_loss = self._through_stages(inputs if received is None else received, targets)
+        self._in_flight[t] = _InFlight(received, output, auxiliary_loss)
+        if not self.is_last:
+            self._neighbours.send_activation(output.detach())
+
+    def _backward(self, t: int) -> None:
+        micro_batch = self._in_flight[t]
+        for stage in self.stages:
+            stage.bind(t)  # for blocks that recompute their activations
+            stage.prepare_backward(t)
+        gradient = None if self.is_last else self._neighbours.receive_gradient()
+        outputs, gradients = [micro_batch.output], [gradient]
+        if micro_batch.auxiliary_loss is not None:
+            outputs.append(micro_batch.auxiliary_loss)
+            gradients.append(None)
+        torch.autograd.backward(outputs, gradients)
+        if micro_batch.received is not None:
+            assert micro_batch.received.grad is not None
+            self._neighbours.send_gradient(micro_batch.received.grad)
+
+    def _update(self, t: int) -> StepResult:
+        micro_batch = self._in_flight.pop(t)
+        norms = []
+        for stage in self.stages:
+            stage.collect_gradients(t)
+            self._updater.correct_gradients(stage, t)
+            norms.append(clip_gradients(list(stage.live.values()), self._clip))
+        auxiliary_loss = micro_batch.auxiliary_loss
+        result = StepResult(
+            iteration=t,
+            loss=micro_batch.output.detach() if self.is_last else None,
+            auxiliary_loss=None if auxiliary_loss is None else auxiliary_loss.detach(),
+            grad_norms=torch.stack(norms),
+        )
+        if result.grad_norms.device.type == "cpu":
+            check_finite(t, result.loss, result.grad_norms, self.stages[0].index)
+        self._updater.step(t)
+        for stage in self.stages:
+            stage.record_update(t)
+        return result
+
+    def _through_stages(self, x: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
+        auxiliary_losses = []
+        with self._autocast():
+            for stage in self.stages:
+                x, auxiliary_loss = stage.stage(x, targets)
+                if auxiliary_loss is not None:
+                    auxiliary_losses.append(auxiliary_loss)
+        return x, torch.stack(auxiliary_losses).sum() if auxiliary_losses else None
+
+    @property
+    def _neighbours(self) -> Link:
+        assert self._link is not None
+        return self._link
+
+
+@torch.no_grad()
+def clip_gradients(parameters: Sequence[Tensor], largest: float) -> Tensor:
+    """Scale the gradients of one stage so that their common norm is at most `largest`; returns the norm before.
+
+    The arithmetic is that of torch.nn.utils.clip_grad_norm_.
+    """
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+    torch._foreach_mul_(gradients, torch.clamp(largest / (norm + 1e-6), max=1.0))
+    return norm
+
+
+def check_finite(iteration: int, loss: Tensor | float | None, grad_norms: Tensor, first_stage: int) -> None:
+    """Stop a run whose numbers are no longer finite.
+
+    Raises:
+        RunError: names the iteration, and the stage whose gradient it is.
+    """
+    if loss is not None and not math.isfinite(float(loss)):
+        raise RunError(f"iteration {iteration}: the loss is {float(loss)} (last stage); try a lower optimizer.lr")
+    for place, norm in enumerate(grad_norms.tolist()):
+        if not math.isfinite(norm):
+            raise RunError(
+                f"iteration {iteration}: the gradient norm of stage {first_stage + place} is {norm};"
+                " try a lower optimizer.lr"
+            )

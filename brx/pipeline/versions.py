@@ -1,0 +1,185 @@
+"""The weight versions of one stage: the live weights and the ring of older ones that micro-batches in flight need."""
+
+from __future__ import annotations
+
+from typing import Literal, TypedDict, cast
+
+import torch
+from torch import Tensor, nn
+
+from brx.model.stage import Stage, is_rotated
+from brx.pipeline.delay import prediction_decay
+
+StashMode = Literal["stash", "none", "predict"]
+
+
+class VersionsState(TypedDict):
+    """What decides the trajectory of a stage, apart from its optimizer."""
+
+    weights: dict[str, Tensor]
+    ring: list[list[Tensor]]
+    average_step: list[Tensor] | None
+
+
+class StageVersions:
+    """A stage whose forward and backward passes see the weights that its delay dictates.
+
+    The ring has tau + 1 slots. Micro-batch t lives in slot (t - 1) mod (tau + 1), from its forward pass to its update:
+
+    - before the forward pass, the slot holds version max(0, t - 1 - tau);
+    - `stash`: the backward pass sees the same;
+    - `none`, `predict`: the slot is overwritten between the two, as a real pipeline overwrites its only copy, with
+      the newest weights or with PipeMare's prediction. The activations stay those of the forward pass;
+    - after the update, the slot takes version t, which micro-batch t + tau + 1 is going to need.
+
+    So one copy of the stage's weights an iteration is all that delay costs in time. With tau = 0 the live weights
+    are the only version, and nothing is copied.
+
+    Attributes:
+        stage: the module; outside of `bind` its parameters are the live weights.
+        live: the newest weights by name. Optimizers update these, in place.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        index: int,
+        delay: int,
+        stash: StashMode = "stash",
+        matrix_dtype: torch.dtype = torch.float32,
+    ) -> None:
+        """
+        Args:
+            stage: the stage with its initial weights, on its device.
+            index: k, its place in the pipeline.
+            delay: tau_k.
+            stash: what the backward pass sees.
+            matrix_dtype: the ring's dtype for matrices; bf16 where autocast would cast them to it anyway, which gives
+                the same numbers from half the memory.
+        """
+        self.stage = stage
+        self.index = index
+        self.delay = delay
+        self.stash = stash
+        self.live: dict[str, Tensor] = dict(stage.named_parameters())
+        self._newest = list(self.live.values())
+        self._places = [_place(stage, name) for name in self.live]
+        self.ring = [] if delay == 0 else [self._copy_of_live(matrix_dtype) for _ in range(delay + 1)]
+        self._predictor = StepPredictor(self._newest, delay) if stash == "predict" and delay else None
+
+    def bind(self, iteration: int) -> None:
+        """Let the module compute with the slot of micro-batch `iteration`."""
+        self._point_to(self._slot(iteration))
+
+    def bind_live(self) -> None:
+        """Let the module compute with the newest weights."""
+        self._point_to(self._newest)
+
+    @torch.no_grad()
+    def prepare_backward(self, iteration: int) -> None:
+        """Put into the slot what the backward pass of micro-batch `iteration` sees, if not the forward's weights."""
+        if not self.ring or self.stash == "stash":
+            return
+        seen = self._newest if self._predictor is None else self._predictor.predict(self._newest)
+        # Through .data: autograd saved these very tensors and would (rightly) object to what is done here on purpose.
+        torch._foreach_copy_([slot.data for slot in self._slot(iteration)], seen)
+
+    def collect_gradients(self, iteration: int) -> list[Tensor]:
+        """Move the slot's gradients to the live weights, in the live weights' dtype, and return them."""
+        for live, slot in zip(self.live.values(), self._slot(iteration), strict=True):
+            gradient = slot.grad
+            slot.grad = None
+            live.grad = gradient.to(live.dtype) if gradient is not None else None
+        return [live.grad for live in self.live.values() if live.grad is not None]
+
+    def used(self, iteration: int) -> list[Tensor]:
+        """The weights in the slot of micro-batch `iteration`, in the order of `live`."""
+        return self._slot(iteration)
+
+    @torch.no_grad()
+    def record_update(self, iteration: int) -> None:
+        """Store the weights after update `iteration` for the micro-batch that will need them."""
+        if self._predictor is not None:
+            self._predictor.observe(self._newest)
+        if self.ring:
+            torch._foreach_copy_(self._slot(iteration), self._newest)
+
+    def state_dict(self) -> VersionsState:
+        """Everything here that decides the trajectory (no copies)."""
+        return {
+            "weights": {name: parameter.data for name, parameter in self.live.items()},
+            "ring": [[parameter.data for parameter in slot] for slot in self.ring],
+            "average_step": None if self._predictor is None else self._predictor.average_step,
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: VersionsState) -> None:
+        """Restore what `state_dict` gave, in place.
+
+        Raises:
+            ValueError: the state belongs to another stage, delay or stash mode.
+        """
+        if list(state["weights"]) != list(self.live) or len(state["ring"]) != len(self.ring):
+            raise ValueError(f"stage {self.index}: the state is of another stage or delay")
+        if (state["average_step"] is None) != (self._predictor is None):
+            raise ValueError(f"stage {self.index}: the state is of another stash mode")
+        torch._foreach_copy_(self._newest, list(state["weights"].values()))
+        for slot, saved in zip(self.ring, state["ring"], strict=True):
+            torch._foreach_copy_(slot, saved)
+        if self._predictor is not None and state["average_step"] is not None:
+            self._predictor.restore(self._newest, state["average_step"])
+
+    @property
+    def ring_bytes(self) -> int:
+        """Memory of the ring in bytes; (tau + 1) x stage size, and nothing at tau = 0."""
+        return sum(parameter.nbytes for slot in self.ring for parameter in slot)
+
+    def _slot(self, iteration: int) -> list[Tensor]:
+        return self.ring[(iteration - 1) % (self.delay + 1)] if self.ring else self._newest
+
+    def _point_to(self, parameters: list[Tensor]) -> None:
+        # What torch.func.functional_call does, without its cost of a hundred microseconds a stage.
+        for (module, attribute), parameter in zip(self._places, parameters, strict=True):
+            module._parameters[attribute] = cast(nn.Parameter, parameter)
+
+    def _copy_of_live(self, matrix_dtype: torch.dtype) -> list[Tensor]:
+        return [
+            nn.Parameter(live.detach().to(matrix_dtype if is_rotated(name) else live.dtype, copy=True))
+            for name, live in self.live.items()
+        ]
+
+
+class StepPredictor:
+    """PipeMare's discrepancy correction (T2, arXiv:1910.05124): where the weights were when the forward pass ran.
+
+    u = w(t-1) - tau delta, with delta <- gamma delta + (1 - gamma) (w(t) - w(t-1)) after each update.
+    """
+
+    def __init__(self, weights: list[Tensor], delay: int) -> None:
+        self.delay = delay
+        self.decay = prediction_decay(delay)
+        self.average_step = [torch.zeros_like(weight) for weight in weights]
+        self._previous = [weight.detach().clone() for weight in weights]
+
+    @torch.no_grad()
+    def predict(self, weights: list[Tensor]) -> list[Tensor]:
+        """u, from the newest weights w(t-1)."""
+        return list(torch._foreach_add(weights, self.average_step, alpha=-self.delay))
+
+    @torch.no_grad()
+    def observe(self, weights: list[Tensor]) -> None:
+        """Take in the step that the weights have just made."""
+        step = torch._foreach_sub(weights, self._previous)
+        torch._foreach_mul_(self.average_step, self.decay)
+        torch._foreach_add_(self.average_step, step, alpha=1.0 - self.decay)
+        torch._foreach_copy_(self._previous, weights)
+
+    def restore(self, weights: list[Tensor], average_step: list[Tensor]) -> None:
+        """Continue from a saved average, with the weights saved at the same time."""
+        torch._foreach_copy_(self.average_step, average_step)
+        torch._foreach_copy_(self._previous, [weight.detach() for weight in weights])
+
+
+def _place(stage: nn.Module, name: str) -> tuple[nn.Module, str]:
+    path, _, attribute = name.rpartition(".")
+    return stage.get_submodule(path), attribute

@@ -1,0 +1,61 @@
+"""The device, its precision and its determinism."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+from brx.config.schema import RuntimeConfig
+from brx.errors import UserError
+
+
+def choose_device(requested: str, local_rank: int = 0) -> tuple[torch.device, str]:
+    """The device to compute on, and why in a few words.
+
+    Raises:
+        UserError: the requested device is not there.
+    """
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if requested == "auto":
+        kind = next(kind for kind, there in available.items() if there)
+        missing = [name.upper() for name, there in available.items() if not there]
+        reason = "found" if kind != "cpu" else f"{' and '.join(missing)} not available"
+    else:
+        kind, reason = requested, "runtime.device"
+        if not available[kind]:
+            there = ", ".join(name for name, is_there in available.items() if is_there)
+            raise UserError(f"runtime.device: {kind} is not available on this machine (available: {there})")
+    if kind == "cuda":
+        if local_rank >= torch.cuda.device_count():
+            raise UserError(
+                f"pipeline.devices: rank {local_rank} needs a CUDA device of its own, there are"
+                f" {torch.cuda.device_count()}; set pipeline.devices to at most that, or runtime.device to cpu"
+            )
+        return torch.device("cuda", local_rank), reason
+    return torch.device(kind), reason
+
+
+def autocast(runtime: RuntimeConfig, device: torch.device) -> Callable[[], AbstractContextManager[object]]:
+    """The context of a forward pass: bf16 autocast, or nothing.
+
+    Raises:
+        UserError: bf16 on hardware without it.
+    """
+    if runtime.precision == "fp32":
+        return nullcontext
+    if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        name = torch.cuda.get_device_name(device)
+        raise UserError(f"runtime.precision: bf16 is not supported by {name}; use fp32")
+    return lambda: torch.autocast(device.type, dtype=torch.bfloat16)
+
+
+def set_up(runtime: RuntimeConfig, device: torch.device, num_local_ranks: int) -> None:
+    """Threads, determinism and matrix precision of this process."""
+    threads = runtime.threads or max(1, torch.get_num_threads() // num_local_ranks)
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(runtime.deterministic)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        torch.backends.cudnn.benchmark = not runtime.deterministic

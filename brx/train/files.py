@@ -1,0 +1,48 @@
+"""Writing files so that a crash leaves the old content or the new one, never half of either."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from brx.errors import RunError
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a file's content in one step (temporary name, fsync, rename).
+
+    Raises:
+        RunError: the folder cannot be written to, or the disk is full.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        sync_folder(path.parent)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise cannot_write(path, error) from None
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Replace a JSON file's content in one step."""
+    write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename inside `folder` survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def cannot_write(path: Path, error: OSError) -> RunError:
+    """The one line for a full disk, a read-only folder and their like."""
+    return RunError(f"{path}: cannot be written: {error.strerror}; what was there before is unchanged")

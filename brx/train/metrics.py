@@ -1,0 +1,80 @@
+"""metrics.jsonl: one JSON object a line, in order of iteration, flushed as it is written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from brx.train.files import cannot_write, write_text
+
+Record = dict[str, Any]
+"""`iteration`, then either a training step (`train_loss` in nats, `lr`, `grad_norm`, `tokens`, `seconds`) or a
+validation (`val_loss` in nats)."""
+
+
+class MetricsWriter:
+    """Appends records to metrics.jsonl."""
+
+    def __init__(self, path: Path) -> None:
+        """
+        Raises:
+            RunError: the file cannot be opened for writing.
+        """
+        self.path = path
+        try:
+            self._file = path.open("a", encoding="utf-8")
+        except OSError as error:
+            raise cannot_write(path, error) from None
+
+    def write(self, records: Iterable[Record]) -> None:
+        """Append the records and flush them.
+
+        Raises:
+            RunError: the disk is full.
+        """
+        try:
+            self._file.writelines(json.dumps(record) + "\n" for record in records)
+            self._file.flush()
+        except OSError as error:
+            raise cannot_write(self.path, error) from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._file.close()
+        except OSError as close_error:  # a full disk: the buffer cannot be flushed
+            if kind is None:
+                raise cannot_write(self.path, close_error) from None
+
+
+def read_metrics(path: Path) -> Iterator[Record]:
+    """The records of a metrics file; a line that a crash cut short ends the file."""
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            try:
+                record = json.loads(line)
+            except json.JSONDecodeError:
+                return
+            if not line.endswith("\n"):
+                return
+            yield record
+
+
+def truncate_metrics(path: Path, iteration: int) -> None:
+    """Drop what was written after `iteration`, so that a resumed run writes it again, once."""
+    kept = [json.dumps(record) + "\n" for record in read_metrics(path) if record["iteration"] <= iteration]
+    write_text(path, "".join(kept))
+
+
+def exact(value: float) -> float:
+    """A float32 as the shortest decimal that reads back to it."""
+    return float(f"{value:.9g}")
