@@ -28,17 +28,13 @@ class _Loader(yaml.SafeLoader):
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         twice = next((key for key in keys if keys.count(key) > 1), None)
         if twice is not None:
-            raise yaml.constructor.ConstructorError(
-                None, None, f"key '{twice}' appears twice", node.start_mark
-            )
+            raise yaml.constructor.ConstructorError(None, None, f"key '{twice}' appears twice", node.start_mark)
         return super().construct_mapping(node, deep)
 
 
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
-    re.compile(
-        r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$"
-    ),
+    re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$"),
     list("-+0123456789."),
 )
 # The float pattern above matches integers too, and resolvers are tried in order of registration:
@@ -99,9 +95,7 @@ def find_config(name: str | Path) -> Path:
     if preset.is_file():
         return preset
     presets = sorted(file.stem for file in PRESETS.glob("*.yaml"))
-    raise UserError(
-        f"{name}: no such file or preset{_nearest(str(name), presets)} (presets: {', '.join(presets)})"
-    )
+    raise UserError(f"{name}: no such file or preset{_nearest(str(name), presets)} (presets: {', '.join(presets)})")
 
 
 def apply_overrides(content: Mapping[str, Any], overrides: Sequence[str], where: str) -> RunConfig:
@@ -142,9 +136,7 @@ def validate(
         raise UserError(_explain(first, model, where, origins or {}) + more) from None
 
 
-def _explain(
-    error: ErrorDetails, model: type[BaseModel], where: str, origins: Mapping[tuple[str, ...], str]
-) -> str:
+def _explain(error: ErrorDetails, model: type[BaseModel], where: str, origins: Mapping[tuple[str, ...], str]) -> str:
     location = tuple(str(part) for part in error["loc"])
     # A tagged union puts its tag (the method's name) second in the location; the user never wrote it there.
     key = location[:1] + location[2:] if location[:1] == ("optimizer",) else location
@@ -177,11 +169,7 @@ def _known_keys(model: type[BaseModel], location: Sequence[str]) -> list[str]:
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:
-    if (
-        isinstance(annotation, type)
-        and not isinstance(annotation, UnionType)
-        and issubclass(annotation, BaseModel)
-    ):
+    if isinstance(annotation, type) and not isinstance(annotation, UnionType) and issubclass(annotation, BaseModel):
         return [annotation]
     return [model for part in get_args(annotation) for model in _models_in(part)]
 

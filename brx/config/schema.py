@@ -64,7 +64,7 @@ class DataConfig(Section):
     """Where the tokens come from. The token files are made on first use and then reused."""
 
     source: str = "stdlib"
-    """`stdlib` (Python's own source), a path or glob (.txt, .jsonl, .parquet, a folder), or a Hugging Face name."""
+    """`stdlib` (Python's own source), a path or glob (.txt, .jsonl, .parquet, folder), or a Hugging Face name."""
     tokenizer: Literal["bytes", "gpt2"] = "bytes"
     """`bytes` (vocabulary 256) or `gpt2` (byte-pair encoding, vocabulary 50257)."""
     tokens: int | None = Field(None, ge=1)
@@ -75,6 +75,8 @@ class DataConfig(Section):
     """Seed of that hash."""
     text_field: str = "text"
     """The field that holds a document in .jsonl, .parquet and Hugging Face datasets."""
+    max_epochs: float = Field(1.0, gt=0)
+    """How many times over the run may read the training tokens; a longer run is refused, saying its number."""
     directory: str = "data"
     """Folder for prepared token files."""
 
@@ -106,8 +108,7 @@ class PipelineConfig(Section):
             raise ValueError(f"devices must be at most stages ({self.stages}), got {self.devices}")
         if self.recompute and self.stash != "stash":
             raise ValueError(
-                f"recompute needs stash: stash (got {self.stash}):"
-                " recomputing from newer weights is another algorithm"
+                f"recompute needs stash: stash (got {self.stash}): recomputing from newer weights is another algorithm"
             )
         return self
 
@@ -172,7 +173,7 @@ class BasisRotationConfig(OptimizerSection):
     rotation_precision: Literal["highest", "tf32", "bf16"] = "highest"
     """Arithmetic of the rotations on CUDA; the basis itself is always kept in fp32."""
     staggered: bool = False
-    """Refresh a share of the matrices at each step, for even step times (another algorithm than the paper's)."""
+    """Refresh a share of the matrices at each step, for even step times (not the paper's algorithm)."""
 
 
 class DelayCompensationConfig(OptimizerSection):
@@ -276,9 +277,7 @@ class TrainingConfig(Section):
     @model_validator(mode="after")
     def _stop_within_schedule(self) -> Self:
         if self.stop_after is not None and self.stop_after > self.iterations:
-            raise ValueError(
-                f"stop_after must be at most iterations ({self.iterations}), got {self.stop_after}"
-            )
+            raise ValueError(f"stop_after must be at most iterations ({self.iterations}), got {self.stop_after}")
         return self
 
     @property

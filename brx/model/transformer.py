@@ -106,6 +106,7 @@ class Head(nn.Module):
         return logits
 
     def loss(self, x: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross-entropy in nats of the targets (B, S), computed in fp32."""
+        """Mean cross-entropy in nats of the targets (B, S), computed in fp32 (float64 for a float64 model)."""
         logits = self(x)
-        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+        at_least_fp32 = torch.promote_types(logits.dtype, torch.float32)
+        return F.cross_entropy(logits.flatten(0, 1).to(at_least_fp32), targets.flatten())

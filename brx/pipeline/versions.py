@@ -98,7 +98,9 @@ class StageVersions:
 
     @torch.no_grad()
     def record_update(self, iteration: int) -> None:
-        """Store the weights after update `iteration` for the micro-batch that will need them."""
+        """Store the weights after update `iteration` for the micro-batch that will need them; drop the gradients."""
+        for live in self._newest:
+            live.grad = None
         if self._predictor is not None:
             self._predictor.observe(self._newest)
         if self.ring:

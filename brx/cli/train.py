@@ -1,0 +1,45 @@
+"""`brx train`: train one run, or continue it."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+HELP = "train a GPT under asynchronous-pipeline delay"
+EXAMPLES = """\
+  brx train quick                                          a preset
+  brx train quick --set optimizer.method=basis-rotation    another method
+  brx train my.yaml --set pipeline.stages=16 optimizer.lr=3e-4 --out runs/mine
+  brx train runs/mine --resume                             continue a run
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("config", metavar="CONFIG", help="a YAML file, a preset's name, or a run's folder")
+    parser.add_argument(
+        "--set",
+        dest="overrides",
+        metavar="KEY=VALUE",
+        nargs="+",
+        action="extend",
+        default=[],
+        help="override settings, for example model.blocks=16 optimizer.lr=3e-4",
+    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help="the run's folder (default: runs/NAME-METHOD-pP-sSEED)")
+    parser.add_argument("--resume", action="store_true", help="continue from the newest checkpoint, if there is one")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train; 0 when the run is finished, 130 when it was stopped and can be resumed."""
+    from brx.config.loading import find_config, load_config
+    from brx.train.loop import train
+    from brx.train.run_folder import default_folder
+
+    source = Path(args.config)
+    is_run = source.is_dir()
+    config = load_config(source / "config.yaml" if is_run else args.config, args.overrides)
+    out = args.out or (source if is_run else default_folder(config, find_config(args.config).stem))
+    status = train(config, out, resume=args.resume)
+    print(out)
+    return 0 if status == "finished" else 130

@@ -1,0 +1,75 @@
+"""The devices of a run as one of them sees them; `SingleDevice` is the world without neighbours."""
+
+from __future__ import annotations
+
+from typing import Protocol, TypeVar
+
+import torch
+
+from brx.pipeline.engine import Link
+
+T = TypeVar("T")
+
+
+class World(Protocol):
+    """The R processes of a run, one a device.
+
+    Attributes:
+        rank: this process, 0 .. R-1; rank 0 holds the first stages and does the writing.
+        num_ranks: R.
+        local_rank: this process among those on the same machine.
+        num_local_ranks: how many those are.
+    """
+
+    rank: int
+    num_ranks: int
+    local_rank: int
+    num_local_ranks: int
+
+    def link(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Link | None:
+        """Connect to the neighbours for tensors of that shape and dtype; None where there are none."""
+
+    def gather(self, value: T) -> list[T] | None:
+        """Everybody's value in order of rank, on rank 0; the others go on without waiting for it."""
+
+    def broadcast(self, value: T) -> T:
+        """Rank 0's value, everywhere."""
+
+    def barrier(self) -> None:
+        """Wait for all."""
+
+    def announce_stop(self, iteration: int) -> None:
+        """Rank 0: let everybody stop after `iteration`."""
+
+    def announced_stop(self) -> int | None:
+        """The iteration that rank 0 announced, if it did; never waits."""
+
+
+class SingleDevice:
+    """One process that holds all stages."""
+
+    rank = 0
+    num_ranks = 1
+    local_rank = 0
+    num_local_ranks = 1
+
+    def __init__(self) -> None:
+        self._stop: int | None = None
+
+    def link(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+        return None
+
+    def gather(self, value: T) -> list[T]:
+        return [value]
+
+    def broadcast(self, value: T) -> T:
+        return value
+
+    def barrier(self) -> None:
+        return
+
+    def announce_stop(self, iteration: int) -> None:
+        self._stop = iteration
+
+    def announced_stop(self) -> int | None:
+        return self._stop

@@ -1,0 +1,414 @@
+"""The training loop: the same for one device and for many, each of which runs it on its own stages."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from brx.config.schema import RunConfig
+from brx.data import Batches, PreparedData, prepare, validation_set
+from brx.errors import RunError, UserError
+from brx.model.stage import Stage, initialize, partition
+from brx.optim.updater import MethodUpdater
+from brx.pipeline.delay import stage_delay
+from brx.pipeline.engine import Engine, MicroBatch, StepResult, check_finite
+from brx.pipeline.versions import StageVersions
+from brx.pipeline.world import SingleDevice, World
+from brx.train import checkpoint
+from brx.train.device import autocast, choose_device, set_up
+from brx.train.interrupt import StopSignal
+from brx.train.metrics import MetricsWriter, Record, exact, truncate_metrics
+from brx.train.progress import TrainingProgress
+from brx.train.run_folder import RunFolder
+from brx.train.summary import Summary
+from brx.train.trackers import Tracker, open_trackers
+
+Status = Literal["finished", "interrupted"]
+
+
+def train(config: RunConfig, out: Path, *, resume: bool = False, world: World | None = None) -> Status:
+    """Train, or continue, one run in the folder `out`.
+
+    Args:
+        config: the run.
+        out: its folder.
+        resume: continue from the newest checkpoint there, if there is one.
+        world: the devices; one by default.
+
+    Returns:
+        Whether the run reached its end, or was asked to stop and can be resumed.
+
+    Raises:
+        UserError: the request cannot be carried out as written.
+        RunError: the run failed; its last good checkpoint is kept.
+    """
+    return Trainer(config, RunFolder(out), world or SingleDevice()).run(resume=resume)
+
+
+class Trainer:
+    """One run on one device.
+
+    Attributes:
+        config: the run's configuration.
+        engine: the delay engine over this device's stages.
+        iteration: the number of updates made.
+    """
+
+    def __init__(self, config: RunConfig, folder: RunFolder, world: World) -> None:
+        self.config = config
+        self.folder = folder
+        self.world = world
+        self.device, self.device_reason = choose_device(config.runtime.device, world.local_rank)
+        set_up(config.runtime, self.device, world.num_local_ranks)
+        self.data = self._prepare_data()
+        self.stages = build_stages(config, self.device, self._own_stages())
+        self.updater = MethodUpdater(config, self.stages)
+        self.engine = self._build_engine()
+        self.iteration = 0
+        self.training_seconds = 0.0
+
+    @property
+    def is_writer(self) -> bool:
+        """Whether this process writes metrics, summary and progress."""
+        return self.world.rank == 0
+
+    def run(self, *, resume: bool) -> Status:
+        """Train to the last iteration or until asked to stop."""
+        if self.is_writer:
+            self.folder.create(self.config, resume=resume)
+            checkpoint.discard_unfinished(self.folder.path)
+        self.world.barrier()
+        if resume:
+            self._restore()
+        last = self.config.training.last_iteration
+        with ExitStack() as stack:
+            stop = stack.enter_context(StopSignal(listen=self.is_writer))
+            progress = stack.enter_context(
+                TrainingProgress(self.folder.path.name, last, self.iteration, quiet=not self.is_writer)
+            )
+            recorder = None
+            if self.is_writer:
+                if resume:
+                    truncate_metrics(self.folder.metrics, self.iteration)
+                metrics = stack.enter_context(MetricsWriter(self.folder.metrics))
+                trackers = open_trackers(self.config, self.folder.path, self.iteration + 1)
+                for tracker in trackers:
+                    stack.callback(tracker.close)
+                summary = Summary(self.folder, self.config, self.data.fingerprint, self.device, self.iteration)
+                recorder = Recorder(self.config, self.updater, metrics, trackers, progress, summary)
+                progress.say(f"device {self.device} ({self.device_reason})")
+            try:
+                self._train(last, stop, recorder)
+            except RunError as error:
+                if recorder is not None:
+                    recorder.summary.write("failed", self.iteration, self.training_seconds, str(error))
+                raise
+            status: Status = "finished" if self.iteration == last else "interrupted"
+            if recorder is not None:
+                recorder.summary.write(status, self.iteration, self.training_seconds)
+                if status == "interrupted":
+                    progress.say(f"stopped after iteration {self.iteration}; continue with --resume")
+        return status
+
+    def _train(self, last: int, stop: StopSignal, recorder: Recorder | None) -> None:
+        """Run segment after segment; the pipeline is empty between them, for validations and checkpoints."""
+        training = self.config.training
+        while self.iteration < last and self.world.announced_stop() != self.iteration:
+            self._run_segment(self._segment_end(last), stop, recorder)
+            if self.iteration % training.validation_every == 0 or self.iteration == last:
+                self._validate(recorder)
+            if self.iteration % training.checkpoint_every == 0 or self.iteration == last:
+                self._save()
+        if self.iteration < last:
+            self._save()
+
+    def _segment_end(self, last: int) -> int:
+        training = self.config.training
+        following = [self.iteration // every * every + every for every in (training.validation_every, training.checkpoint_every)]
+        return min(last, *following)
+
+    def _run_segment(self, end: int, stop: StopSignal, recorder: Recorder | None) -> None:
+        """Train to iteration `end`, or to an earlier one if asked to stop on the way."""
+        end_now = end
+        pending: list[StepResult] = []
+        seconds: list[float] = []
+        started, before = time.perf_counter(), self.training_seconds
+        for result in self.engine.run(self.iteration + 1, lambda: end_now):
+            self.iteration = result.iteration
+            pending.append(result)
+            seconds.append(before + time.perf_counter() - started)
+            at_log_point = self.iteration % self._log_every == 0
+            if stop.requested and self.world.announced_stop() is None and (at_log_point or self.world.num_ranks == 1):
+                self.world.announce_stop(self._stop_iteration())
+            if at_log_point or self.world.num_ranks == 1:
+                end_now = min(end, self.world.announced_stop() or end)
+            if at_log_point or self.iteration == end_now:
+                self._report(pending, seconds, recorder)
+                pending, seconds = [], []
+        self.training_seconds = before + time.perf_counter() - started
+
+    @property
+    def _log_every(self) -> int:
+        # With several devices also the interval at which they look for a stop: see _stop_iteration.
+        return max(self.config.training.log_every, self.world.num_ranks if self.world.num_ranks > 1 else 1)
+
+    def _stop_iteration(self) -> int:
+        """When to stop if asked to now.
+
+        Several devices: at a log point that nobody has passed and that everybody passes another log point before.
+        Micro-batches up to iteration + R - 1 are on their way, R is at most the interval, so that is the next but one.
+        """
+        if self.world.num_ranks == 1:
+            return self.iteration
+        return self.iteration + 2 * self._log_every
+
+    def _report(self, pending: list[StepResult], seconds: list[float], recorder: Recorder | None) -> None:
+        mine = [_to_numbers(result) for result in pending]
+        for numbers in mine:  # on a GPU this is where the host first sees them
+            check_finite(numbers.iteration, numbers.loss, torch.tensor(numbers.grad_norms), self.stages[0].index)
+        everybody = self.world.gather(mine)
+        if recorder is not None and everybody is not None:
+            recorder.record([_merge(list(parts)) for parts in zip(*everybody, strict=True)], seconds)
+
+    def _validate(self, recorder: Recorder | None) -> None:
+        loss = self.engine.evaluate(self._validation_batches())
+        everybody = self.world.gather(loss)
+        if recorder is not None and everybody is not None:
+            recorder.record_validation(self.iteration, everybody[-1])
+
+    def _save(self) -> None:
+        """Write a checkpoint: every device its stages, rank 0 the rest."""
+        run = self.folder.path
+        if self.is_writer:
+            checkpoint.begin(run, self.iteration)
+        self.world.barrier()
+        entries = [
+            checkpoint.write_stage(run, self.iteration, stage.index, self._stage_state(stage)) for stage in self.stages
+        ]
+        everybody = self.world.gather(entries)
+        if everybody is not None:
+            content = {
+                "fingerprint": self.data.fingerprint,
+                "num_stages": self.config.pipeline.stages,
+                "training_seconds": self.training_seconds,
+            }
+            all_entries = [entry for entries in everybody for entry in entries]
+            checkpoint.finish(run, self.iteration, content, all_entries, self.config.training.keep_checkpoints)
+
+    def _stage_state(self, stage: StageVersions) -> dict[str, Any]:
+        return {
+            "versions": stage.state_dict(),
+            "optimizer": self.updater.stage_state(stage),
+            "rng": torch.get_rng_state(),
+        }
+
+    def _restore(self) -> None:
+        """Continue from the newest complete checkpoint, if there is one."""
+        found = checkpoint.list_checkpoints(self.folder.path)
+        if not found:
+            return
+        newest = found[-1]
+        manifest = checkpoint.read_manifest(newest)
+        if manifest["fingerprint"] != self.data.fingerprint:
+            raise UserError(
+                f"{newest}: was trained on other data (fingerprint {manifest['fingerprint'][:12]}, now"
+                f" {self.data.fingerprint[:12]}); restore the token files or start a new run"
+            )
+        optimizer_states = {}
+        for stage in self.stages:
+            state = checkpoint.read_stage(newest, stage.index, self.device)
+            stage.load_state_dict(state["versions"])
+            optimizer_states[stage.index] = state["optimizer"]
+            torch.set_rng_state(state["rng"].cpu())
+        self.updater.load_stage_states(optimizer_states)
+        self.iteration = manifest["iteration"]
+        self.training_seconds = manifest["training_seconds"]
+
+    def _prepare_data(self) -> PreparedData:
+        # Rank 0 makes the token files; the others find them.
+        if self.is_writer:
+            data = prepare(self.config.data)
+        self.world.barrier()
+        if not self.is_writer:
+            data = prepare(self.config.data)
+        check_budget(self.config, data)
+        return data
+
+    def _own_stages(self) -> range:
+        return partition(self.config.pipeline.stages, self.world.num_ranks)[self.world.rank]
+
+    def _build_engine(self) -> Engine:
+        config, world = self.config, self.world
+        shape = (config.training.batch_size, config.model.sequence_length, config.model.width)
+        dtype = torch.bfloat16 if config.runtime.precision == "bf16" else torch.float32
+        return Engine(
+            self.stages,
+            self.updater,
+            self._micro_batches(),
+            clip=config.training.clip,
+            autocast=autocast(config.runtime, self.device),
+            rank=world.rank,
+            num_ranks=world.num_ranks,
+            link=world.link(shape, dtype, self.device),
+        )
+
+    def _micro_batches(self) -> Callable[[int], MicroBatch]:
+        batches = Batches(
+            self.data.train,
+            sequence_length=self.config.model.sequence_length,
+            batch_size=self.config.training.batch_size,
+            seed=self.config.training.seed,
+        )
+        return lambda iteration: _to_device(batches.batch(iteration), self.device)
+
+    def _validation_batches(self) -> list[MicroBatch]:
+        batches = validation_set(
+            self.data.validation,
+            sequence_length=self.config.model.sequence_length,
+            examples=self.config.training.validation_examples,
+            batch_size=self.config.training.batch_size,
+        )
+        return [_to_device(batch, self.device) for batch in batches]
+
+
+def build_stages(config: RunConfig, device: torch.device, own: range) -> list[StageVersions]:
+    """The stages `own` with their initial weights and their rings."""
+    num_stages = config.pipeline.stages
+    parts = partition(config.model.blocks, num_stages)
+    # Delay compensation takes differences of weight versions, which bf16 would drown in rounding.
+    halve = config.runtime.precision == "bf16" and config.optimizer.method != "delay-compensation"
+    stages = []
+    for index in own:
+        stage = Stage(config.model, config.data.vocabulary_size, parts[index], recompute=config.pipeline.recompute)
+        initialize(stage, config.model.blocks, config.training.seed)
+        if config.runtime.compile:
+            for block in stage.blocks.values():
+                block.compile()
+        stages.append(
+            StageVersions(
+                stage.to(device),
+                index,
+                stage_delay(index, num_stages),
+                config.pipeline.stash,
+                torch.bfloat16 if halve else torch.float32,
+            )
+        )
+    return stages
+
+
+def check_budget(config: RunConfig, data: PreparedData) -> None:
+    """Refuse a run that would read its training tokens more often than allowed.
+
+    Raises:
+        UserError: says how many epochs the budget means.
+    """
+    needed = config.training.last_iteration * config.training.batch_size * config.model.sequence_length
+    epochs = needed / data.train.num_tokens
+    if epochs > config.data.max_epochs:
+        raise UserError(
+            f"data.source {config.data.source}: the run reads {needed:,} tokens and there are {data.train.num_tokens:,}:"
+            f" {epochs:.2f} epochs; allow it with data.max_epochs={math.ceil(epochs * 100) / 100:.2f}"
+        )
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    """A StepResult on the host."""
+
+    iteration: int
+    loss: float | None
+    auxiliary_loss: float | None
+    grad_norms: list[float]
+
+
+def _to_numbers(result: StepResult) -> _Numbers:
+    return _Numbers(
+        result.iteration,
+        None if result.loss is None else result.loss.item(),
+        None if result.auxiliary_loss is None else result.auxiliary_loss.item(),
+        result.grad_norms.tolist(),
+    )
+
+
+def _merge(parts: list[_Numbers]) -> _Numbers:
+    """One iteration as all devices saw it."""
+    auxiliary_losses = [part.auxiliary_loss for part in parts if part.auxiliary_loss is not None]
+    return _Numbers(
+        parts[0].iteration,
+        parts[-1].loss,
+        sum(auxiliary_losses) if auxiliary_losses else None,
+        [norm for part in parts for norm in part.grad_norms],
+    )
+
+
+class Recorder:
+    """Turns what the devices report into metrics, progress and summary (rank 0)."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        updater: MethodUpdater,
+        metrics: MetricsWriter,
+        trackers: list[Tracker],
+        progress: TrainingProgress,
+        summary: Summary,
+    ) -> None:
+        self.summary = summary
+        self._log_every = config.training.log_every
+        self._tokens_per_iteration = config.training.batch_size * config.model.sequence_length
+        self._updater = updater
+        self._metrics = metrics
+        self._trackers = trackers
+        self._progress = progress
+        self._previous: tuple[int, float] | None = None
+
+    def record(self, steps: list[_Numbers], seconds: list[float]) -> None:
+        """Write one record an iteration."""
+        records = [self._record(step, second) for step, second in zip(steps, seconds, strict=True)]
+        self._write(records)
+        newest = records[-1]
+        iteration, second = self._previous or (steps[0].iteration - 1, 2 * seconds[0] - seconds[-1])
+        rate = (newest["iteration"] - iteration) * self._tokens_per_iteration / max(newest["seconds"] - second, 1e-9)
+        self._previous = (newest["iteration"], newest["seconds"])
+        self._progress.update(newest["iteration"], newest["train_loss"], rate)
+
+    def record_validation(self, iteration: int, loss: float | None) -> None:
+        """Write a validation."""
+        assert loss is not None
+        self._write([{"iteration": iteration, "val_loss": loss}])
+        self._progress.say(f"iteration {iteration}: validation loss {loss:.4f}")
+
+    def _record(self, step: _Numbers, seconds: float) -> Record:
+        assert step.loss is not None
+        record: Record = {
+            "iteration": step.iteration,
+            "train_loss": exact(step.loss),
+            "lr": self._updater.lr(step.iteration),
+            "grad_norm": exact(math.hypot(*step.grad_norms)),
+            "tokens": step.iteration * self._tokens_per_iteration,
+            "seconds": round(seconds, 4),
+        }
+        if step.auxiliary_loss is not None:
+            record["auxiliary_loss"] = exact(step.auxiliary_loss)
+        if step.iteration % self._log_every == 0:
+            record["stage_grad_norms"] = [exact(norm) for norm in step.grad_norms]
+        return record
+
+    def _write(self, records: list[Record]) -> None:
+        self._metrics.write(records)
+        self.summary.see(records)
+        for tracker in self._trackers:
+            tracker.log(records)
+
+
+def _to_device(batch: tuple[Tensor, Tensor], device: torch.device) -> MicroBatch:
+    inputs, targets = batch
+    return inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)

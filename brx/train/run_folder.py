@@ -1,0 +1,84 @@
+"""A run's folder: config.yaml, metrics.jsonl, summary.json, checkpoints/."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from brx.config.loading import dump_config, load_config
+from brx.config.schema import RunConfig
+from brx.errors import UserError
+from brx.train.files import cannot_write, write_text
+
+# What may differ between a run and its continuation, because no number of the trajectory depends on it.
+_MAY_CHANGE = {
+    "pipeline": {"devices", "balance", "recompute", "timeout_s"},
+    "data": {"directory", "max_epochs"},
+    "training": {"stop_after", "checkpoint_every", "keep_checkpoints", "log_every"},
+    "runtime": {"device", "threads", "compile", "deterministic"},
+    "logging": {"tensorboard", "wandb"},
+}
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths of one run.
+
+    Attributes:
+        path: the folder.
+    """
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        """The resolved configuration; reloads to the same run."""
+        return self.path / "config.yaml"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object a line."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def summary(self) -> Path:
+        """Final and best losses, status, times, versions."""
+        return self.path / "summary.json"
+
+    def create(self, config: RunConfig, *, resume: bool) -> None:
+        """Make the folder for a new run, or check that it holds the run to be continued.
+
+        Raises:
+            UserError: the folder holds a run already and `resume` is off, or holds a run of another configuration.
+            RunError: the folder cannot be written to.
+        """
+        if self.config.exists():
+            if not resume:
+                raise UserError(f"{self.path}: holds a run already; continue it with --resume, or choose another --out")
+            self._check_same_run(config)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise cannot_write(self.path, error) from None
+        write_text(self.config, dump_config(config))
+
+    def _check_same_run(self, config: RunConfig) -> None:
+        old, new = load_config(self.config).model_dump(), config.model_dump()
+        for section, values in new.items():
+            for key in {**values, **old[section]}:
+                if key in _MAY_CHANGE.get(section, set()):
+                    continue
+                before, now = old[section].get(key), values.get(key)
+                if before != now:
+                    raise UserError(
+                        f"{self.config}: {section}.{key} was {before!r} and is now {now!r}:"
+                        " a run resumes with its own configuration; choose another --out for a new run"
+                    )
+
+
+def default_folder(config: RunConfig, name: str) -> Path:
+    """runs/<preset>-<method>-p<stages>-s<seed>."""
+    method = config.optimizer.method.replace(":", ".")
+    return Path("runs") / f"{name}-{method}-p{config.pipeline.stages}-s{config.training.seed}"
+
+

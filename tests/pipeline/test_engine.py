@@ -1,0 +1,250 @@
+"""The engine against the naive simulation, against an ordinary training loop, and by a probe of the versions used."""
+
+import math
+
+import pytest
+import torch
+
+from brx.config.loading import apply_overrides
+from brx.model.stage import Stage, initialize, partition, whole_model
+from brx.optim.updater import MethodUpdater
+from brx.pipeline.delay import stage_delay, version_used
+from brx.pipeline.engine import Engine
+from brx.pipeline.versions import StageVersions
+from tests.pipeline.naive import NaivePipeline
+
+BLOCKS, VOCABULARY = 8, 17
+METHODS = {
+    "pipedream": [],
+    "pipedream-lr": ["optimizer.annealing_fraction=0.5"],
+    "nesterov": [],
+    "basis-rotation": ["optimizer.frequency=3"],
+}
+
+
+def make_config(method, stages, stash, iterations=24, *extra):
+    content = {
+        "model": {"blocks": BLOCKS, "width": 8, "heads": 2, "sequence_length": 6},
+        "pipeline": {"stages": stages, "stash": stash},
+        "optimizer": {"method": method, "lr": 0.01},
+        "training": {"iterations": iterations, "batch_size": 2, "clip": 0.5, "warmup_fraction": 0.1},
+    }
+    return apply_overrides(content, [*METHODS.get(method, []), *extra], "test")
+
+
+def make_modules(config, dtype=torch.float32):
+    modules = []
+    for blocks in partition(config.model.blocks, config.pipeline.stages):
+        module = Stage(config.model, VOCABULARY, blocks)
+        initialize(module, config.model.blocks, seed=0)
+        modules.append(module.to(dtype))
+    return modules
+
+
+def make_versions(config, dtype=torch.float32):
+    stages = config.pipeline.stages
+    return [
+        StageVersions(module, k, stage_delay(k, stages), config.pipeline.stash, dtype)
+        for k, module in enumerate(make_modules(config, dtype))
+    ]
+
+
+def micro_batch(t):
+    tokens = torch.randint(VOCABULARY, (2, 7), generator=torch.Generator().manual_seed(t))
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def run_engine(config, iterations, dtype=torch.float32):
+    versions = make_versions(config, dtype)
+    engine = Engine(versions, MethodUpdater(config, versions), micro_batch, clip=config.training.clip)
+    return list(engine.run(1, lambda: iterations)), versions
+
+
+class NaiveUpdate:
+    """Each stage has a torch optimizer of its own over copies of its weights."""
+
+    def __init__(self, config):
+        self.config = config
+        self.optimizers = {}
+
+    def rule(self, newest, gradients, used):
+        return gradients
+
+    def __call__(self, k, newest, gradients, t):
+        if k not in self.optimizers:
+            copies = {name: torch.nn.Parameter(weight.clone()) for name, weight in newest.items()}
+            self.optimizers[k] = copies, self.make(copies)
+        copies, optimizers = self.optimizers[k]
+        for name, copy in copies.items():
+            copy.grad = gradients[name]
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = self.lr(k, t)
+            optimizer.step()
+        return {name: copy.detach().clone() for name, copy in copies.items()}
+
+    def make(self, copies):
+        from brx.optim.basis_rotation import BasisRotation
+
+        method = self.config.optimizer.method
+        if method == "nesterov":
+            return [torch.optim.NAdam(copies.values(), betas=(0.99, 0.999), weight_decay=0.01, decoupled_weight_decay=True)]
+        if method == "basis-rotation":
+            matrices = [c for n, c in copies.items() if c.ndim == 2 and ("attention." in n or "mlp." in n)]
+            rest = [c for c in copies.values() if all(c is not m for m in matrices)]
+            return [BasisRotation(matrices, frequency=3), torch.optim.AdamW(rest, fused=True)]
+        return [torch.optim.AdamW(copies.values(), fused=True)]
+
+    def lr(self, k, t):
+        total, peak = self.config.training.iterations, self.config.optimizer.lr
+        warmup = round(0.1 * total)
+        if t <= warmup:
+            lr = peak * t / warmup
+        else:
+            lr = peak * (0.1 + 0.45 * (1 + math.cos(math.pi * (t - warmup) / (total - warmup))))
+        if self.config.optimizer.method == "pipedream-lr":
+            tau = self.config.pipeline.stages - 1 - k
+            lr /= max(1, tau) ** (1 - min(t / (0.5 * total), 1))
+        return lr
+
+
+@pytest.mark.parametrize("stash", ["stash", "none", "predict"])
+@pytest.mark.parametrize("stages", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("method", METHODS)
+def test_engine_equals_naive_simulation(method, stages, stash):
+    # In float64 the two may only differ by rounding: any wrong version shows at once.
+    iterations = 3 * stages + 4
+    config = make_config(method, stages, stash)
+    results, versions = run_engine(config, iterations, torch.float64)
+    naive = NaivePipeline(make_modules(config, torch.float64), stash, NaiveUpdate(config), config.training.clip)
+    for t in range(1, iterations + 1):
+        naive.step(t, *micro_batch(t))
+    losses = torch.stack([r.loss for r in results])
+    torch.testing.assert_close(losses, torch.tensor(naive.losses, dtype=torch.float64), rtol=1e-9, atol=0)
+    norms = torch.stack([r.grad_norms for r in results])
+    torch.testing.assert_close(norms, torch.tensor(naive.norms, dtype=torch.float64), rtol=1e-6, atol=1e-12)
+    for k, stage in enumerate(versions):
+        for name, weight in stage.live.items():
+            torch.testing.assert_close(weight.detach(), naive.versions[k][-1][name], rtol=0, atol=1e-8)
+
+
+def test_modes_differ():
+    # Otherwise the test above could not tell them apart.
+    losses = {
+        stash: [r.loss.item() for r in run_engine(make_config("pipedream", 4, stash), 16)[0]]
+        for stash in ("stash", "none", "predict")
+    }
+    assert losses["stash"][:2] == losses["none"][:2]
+    assert len({tuple(series) for series in losses.values()}) == 3
+
+
+def test_one_stage_equals_ordinary_training_loop():
+    config = make_config("pipedream", 1, "stash")
+    results, versions = run_engine(config, 12)
+    model = whole_model(config.model, VOCABULARY)
+    initialize(model, BLOCKS, seed=0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.01, fused=True)
+    naive = NaiveUpdate(config)
+    for t, result in enumerate(results, start=1):
+        optimizer.param_groups[0]["lr"] = naive.lr(0, t)
+        loss, _ = model(*micro_batch(t))
+        optimizer.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        assert result.loss == loss.detach()
+        assert result.grad_norms.item() == norm
+    for name, weight in model.named_parameters():
+        assert torch.equal(weight, versions[0].live[name]), name
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 5, 8])
+def test_probe_of_versions_used(stages):
+    # Stamp each version: after update v the final norm or first norm of a stage holds the number v.
+    config = make_config("pipedream", stages, "stash")
+    versions = make_versions(config)
+    used = []
+
+    class StampingUpdater:
+        def correct_gradients(self, stage, iteration):
+            pass
+
+        @torch.no_grad()
+        def step(self, iteration):
+            for stage in versions:
+                _stamp(stage).fill_(iteration)
+
+    for stage in versions:
+        _stamp(stage).data.fill_(0)
+        for slot in stage.ring:
+            slot[_stamp_index(stage)].data.fill_(0)
+        stage.stage.register_forward_pre_hook(
+            lambda module, args, k=stage.index: used.append((k, float(dict(module.named_parameters())[_STAMP[k]][0])))
+        )
+    engine = Engine(versions, StampingUpdater(), micro_batch, clip=1.0)
+    iterations = 3 * stages
+    _STAMP.update({stage.index: _stamp_name(stage) for stage in versions})
+    list(engine.run(1, lambda: iterations))
+    expected = [
+        (k, float(version_used(t, stage_delay(k, stages)))) for t in range(1, iterations + 1) for k in range(stages)
+    ]
+    assert used == expected
+
+
+_STAMP = {}
+
+
+def _stamp_name(stage):
+    return next(name for name in stage.live if name.endswith("attention_norm.bias"))
+
+
+def _stamp_index(stage):
+    return list(stage.live).index(_stamp_name(stage))
+
+
+def _stamp(stage):
+    return stage.live[_stamp_name(stage)]
+
+
+def test_ring_memory_is_the_formula():
+    config = make_config("pipedream", 8, "stash")
+    for stage in make_versions(config):
+        size = sum(weight.nbytes for weight in stage.live.values())
+        assert stage.ring_bytes == ((stage.delay + 1) * size if stage.delay else 0)
+
+
+@pytest.mark.parametrize("stash", ["stash", "none", "predict"])
+def test_bf16_ring_gives_the_same_numbers(stash):
+    config = make_config("pipedream", 4, stash, 24, "runtime.precision=bf16")
+
+    def losses(ring_dtype):
+        versions = [
+            StageVersions(module, k, stage_delay(k, 4), stash, ring_dtype)
+            for k, module in enumerate(make_modules(config))
+        ]
+        engine = Engine(
+            versions,
+            MethodUpdater(config, versions),
+            micro_batch,
+            clip=1.0,
+            autocast=lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+        )
+        return [result.loss.item() for result in engine.run(1, lambda: 12)]
+
+    if stash == "stash":
+        assert losses(torch.bfloat16) == losses(torch.float32)
+    else:
+        # An fp32 ring would be cast in the forward pass, and the backward pass would see that old cast.
+        assert losses(torch.bfloat16) != losses(torch.float32)
+
+
+def test_recomputed_activations_give_the_same_numbers():
+    plain, _ = run_engine(make_config("pipedream", 4, "stash"), 12)
+    config = make_config("pipedream", 4, "stash", 24, "pipeline.recompute=true")
+    versions = []
+    for k, blocks in enumerate(partition(BLOCKS, 4)):
+        stage = Stage(config.model, VOCABULARY, blocks, recompute=True)
+        initialize(stage, BLOCKS, seed=0)
+        versions.append(StageVersions(stage, k, stage_delay(k, 4)))
+    engine = Engine(versions, MethodUpdater(config, versions), micro_batch, clip=0.5)
+    assert [r.loss.item() for r in engine.run(1, lambda: 12)] == [r.loss.item() for r in plain]
