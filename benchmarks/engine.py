@@ -1,0 +1,138 @@
+"""What delay costs in time: one brx iteration at P = 1, 2, 4, 8, 16 against a plain PyTorch loop of the same model.
+
+All variants take turns in one process, so that the ratios hold when the machine's speed drifts.
+
+    python benchmarks/engine.py [--threads 1] [--rounds 12] [--iterations 10]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+from benchmarks.report import Table
+from brx.config.loading import apply_overrides
+from brx.config.schema import RunConfig
+from brx.model.stage import initialize, whole_model
+from brx.optim.updater import MethodUpdater
+from brx.pipeline.engine import Engine, MicroBatch
+from brx.train.loop import build_stages
+
+BLOCKS, WIDTH, SEQUENCE, BATCH, VOCABULARY = 16, 64, 64, 8, 256
+STAGES = (1, 2, 4, 8, 16)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=12, help="turns of each variant")
+    parser.add_argument("--iterations", type=int, default=10, help="iterations in a turn")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+
+    variants: dict[str, Callable[[int], None]] = {"plain loop": plain_loop(config_for(1))}
+    engines = {}
+    for stages in STAGES:
+        engines[stages] = make_engine(config_for(stages))
+        variants[f"brx, P = {stages}"] = engine_runner(engines[stages])
+    times: dict[str, list[float]] = {name: [] for name in variants}
+    for turn in range(options.rounds + 1):
+        for name, run in variants.items():
+            started = time.perf_counter()
+            run(options.iterations)
+            if turn:  # the first turn warms up
+                times[name].append((time.perf_counter() - started) / options.iterations)
+
+    table = Table("engine", ["variant", "ms / iteration (median)", "ratio to plain loop", "ratio to P = 1", "rings / formula"])
+    for name in variants:
+        stages = int(name.rpartition(" ")[2]) if name != "plain loop" else None
+        table.add(
+            name,
+            f"{1e3 * statistics.median(times[name]):.2f}",
+            f"{ratio(times[name], times['plain loop']):.3f}",
+            f"{ratio(times[name], times['brx, P = 1']):.3f}",
+            "" if stages is None else f"{ring_share(engines[stages]):.3f}",
+        )
+    table.write(
+        f"{BLOCKS} blocks, d {WIDTH}, sequence {SEQUENCE}, batch {BATCH}, fp32, fused AdamW, {options.threads} thread(s)"
+    )
+
+
+def ratio(numerator: list[float], denominator: list[float]) -> float:
+    """Median of the ratios turn by turn."""
+    return statistics.median(a / b for a, b in zip(numerator, denominator, strict=True))
+
+
+def config_for(stages: int) -> RunConfig:
+    """The configuration of the measurement."""
+    content = {
+        "model": {"blocks": BLOCKS, "width": WIDTH, "heads": 2, "sequence_length": SEQUENCE},
+        "pipeline": {"stages": stages},
+        "training": {"iterations": 100_000, "batch_size": BATCH},
+    }
+    return apply_overrides(content, [], "benchmark")
+
+
+def micro_batch(t: int) -> MicroBatch:
+    """Random tokens."""
+    tokens = torch.randint(VOCABULARY, (BATCH, SEQUENCE + 1), generator=torch.Generator().manual_seed(t))
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def plain_loop(config: RunConfig) -> Callable[[int], None]:
+    """What one would write without brx: model, backward, clip, fused AdamW."""
+    model = whole_model(config.model, VOCABULARY)
+    initialize(model, BLOCKS, seed=0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01, fused=True)
+
+    def run(iterations: int) -> None:
+        for t in range(iterations):
+            loss, _ = model(*micro_batch(t))
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+
+    return run
+
+
+def make_engine(config: RunConfig) -> Engine:
+    """The delay engine on one device."""
+    stages = build_stages(config, torch.device("cpu"), range(config.pipeline.stages))
+    return Engine(stages, MethodUpdater(config, stages), micro_batch, clip=1.0)
+
+
+def engine_runner(engine: Engine) -> Callable[[int], None]:
+    """Continues the engine's training where the last turn left it."""
+    done = 0
+
+    def run(iterations: int) -> None:
+        nonlocal done
+        last = done + iterations
+        for _ in engine.run(done + 1, lambda: last):
+            pass
+        done = last
+
+    return run
+
+
+def ring_share(engine: Engine) -> float:
+    """Measured bytes of the weight versions, over the formula sum (tau + 1) x stage size.
+
+    The last stage (tau = 0) needs no ring beside its live weights, which are its only version.
+    """
+    formula = held = 0
+    for stage in engine.stages:
+        size = sum(weight.nbytes for weight in stage.live.values())
+        formula += (stage.delay + 1) * size
+        held += stage.ring_bytes if stage.delay else size
+    return held / formula
+
+
+if __name__ == "__main__":
+    main()

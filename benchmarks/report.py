@@ -1,0 +1,57 @@
+"""A benchmark's table: printed, and kept as Markdown and JSON under benchmarks/results/ with the machine it is from."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table as RichTable
+
+RESULTS = Path(__file__).parent / "results"
+
+
+class Table:
+    """Rows of text under named columns.
+
+    Args:
+        name: of the files.
+        columns: their headings.
+    """
+
+    def __init__(self, name: str, columns: list[str]) -> None:
+        self.name = name
+        self.columns = columns
+        self.rows: list[list[str]] = []
+
+    def add(self, *cells: str) -> None:
+        """Add a row."""
+        assert len(cells) == len(self.columns)
+        self.rows.append(list(cells))
+
+    def write(self, title: str) -> None:
+        """Print the table and write it to benchmarks/results/NAME.md and .json."""
+        shown = RichTable(*self.columns, title=title)
+        for row in self.rows:
+            shown.add_row(*row)
+        Console(width=160).print(shown)
+        RESULTS.mkdir(exist_ok=True)
+        lines = [" | ".join(row) for row in [self.columns, ["---"] * len(self.columns), *self.rows]]
+        body = "\n".join(f"| {line} |" for line in lines)
+        machine = describe_machine()
+        (RESULTS / f"{self.name}.md").write_text(f"{title}\n\n{body}\n\n{machine['summary']}\n", encoding="utf-8")
+        content = {"title": title, "machine": machine, "columns": self.columns, "rows": self.rows}
+        (RESULTS / f"{self.name}.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def describe_machine() -> dict[str, str | int]:
+    """Cores, processor or GPU, versions, date."""
+    processor = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
+    cores = os.cpu_count() or 1
+    date = time.strftime("%Y-%m-%d")
+    summary = f"{cores} cores, {processor}, torch {torch.__version__}, Python {platform.python_version()}, {date}"
+    return {"cores": cores, "processor": processor, "torch": torch.__version__, "date": date, "summary": summary}
