@@ -48,7 +48,8 @@ def parse_yaml(text: str, where: str) -> Any:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" (line {mark.line + 1})" if mark else ""
-        raise UserError(f"{where}: not valid YAML: {getattr(error, 'problem', error)}{line}") from None
+        problem = " ".join(str(getattr(error, "problem", error)).split())
+        raise UserError(f"{where}: not valid YAML: {problem}{line}") from None
 
 
 def read_mapping(path: Path) -> dict[str, Any]:

@@ -88,7 +88,9 @@ class NaiveUpdate:
 
         method = self.config.optimizer.method
         if method == "nesterov":
-            return [torch.optim.NAdam(copies.values(), betas=(0.99, 0.999), weight_decay=0.01, decoupled_weight_decay=True)]
+            return [
+                torch.optim.NAdam(copies.values(), betas=(0.99, 0.999), weight_decay=0.01, decoupled_weight_decay=True)
+            ]
         if method == "basis-rotation":
             matrices = [c for n, c in copies.items() if c.ndim == 2 and ("attention." in n or "mlp." in n)]
             rest = [c for c in copies.values() if all(c is not m for m in matrices)]

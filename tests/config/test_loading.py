@@ -1,0 +1,126 @@
+"""Configurations: presets load and round-trip; each mistake is one line that names the file, the key and what is right."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from brx.config.loading import PRESETS, apply_overrides, dump_config, find_config, load_config, parse_yaml
+from brx.config.schema import RunConfig
+from brx.errors import UserError
+
+
+@pytest.mark.parametrize("preset", sorted(path.stem for path in PRESETS.glob("*.yaml")))
+def test_preset_round_trips(preset, tmp_path):
+    config = load_config(preset)
+    path = tmp_path / "config.yaml"
+    path.write_text(dump_config(config))
+    assert load_config(path) == config
+
+
+def test_overrides_win_and_nest():
+    config = load_config("quick", ["optimizer.method=basis-rotation", "optimizer.lr=3e-4", "model.moe.experts=4"])
+    assert (config.optimizer.method, config.optimizer.lr) == ("basis-rotation", 3e-4)
+    assert config.model.moe is not None
+    assert config.model.moe.experts == 4
+
+
+def test_any_torch_optimizer_takes_arguments():
+    config = load_config("quick", ["optimizer={method: 'torch.optim:SGD', lr: 0.1, arguments: {momentum: 0.9}}"])
+    assert config.optimizer.arguments == {"momentum": 0.9}
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("model.bloks=3", "--set model.bloks=3: model.bloks: unknown key, did you mean 'blocks'?"),
+        ("modle.blocks=3", "unknown key, did you mean 'model'?"),
+        ("model.moe.top=3", "model.moe.top: unknown key, did you mean 'top_k'?"),
+        ("optimizer.frequency=3", "optimizer.frequency: unknown key"),
+        ("optimizer.method=basis-rot", "unknown method 'basis-rot', did you mean 'basis-rotation'?"),
+        ("optimizer=pipedream", "--set optimizer=pipedream: optimizer: "),
+        ("optimizer.lr=-1", "optimizer.lr: input should be greater than 0, got -1"),
+        ("training.batch_size=0", "training.batch_size: input should be greater than or equal to 1, got 0"),
+        ("training.batch_size=a", "training.batch_size: input should be a valid integer, got 'a'"),
+        ("training.batch_size=1.5", "training.batch_size: input should be a valid integer"),
+        ("runtime.compile=1", "runtime.compile: input should be a valid boolean, got 1"),
+        ("pipeline.stash=foo", "pipeline.stash: input should be 'stash', 'none' or 'predict', got 'foo'"),
+        ("pipeline.stages=9", "pipeline.stages must be at most model.blocks (8), got 9"),
+        ("pipeline.devices=9", "devices must be at most stages (8), got 9"),
+        ("model.heads=5", "heads must divide width (64), got 5"),
+        ("training.stop_after=2000", "stop_after must be at most iterations (1500), got 2000"),
+        ("model.blocks.x=3", "--set model.blocks.x=3: 'blocks' is a value, not a section"),
+        ("model.blocks", "write it as section.key=value"),
+        ("model.=3", "write it as section.key=value"),
+        ("model.blocks=[", "--set model.blocks=[: not valid YAML"),
+    ],
+)
+def test_wrong_override_is_one_clear_line(override, expected):
+    with pytest.raises(UserError) as caught:
+        load_config("quick", [override])
+    message = str(caught.value)
+    assert expected in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("model: {blocks: 2", "not valid YAML"),
+        ("- 1\n- 2\n", "must hold a mapping of keys to values, got list"),
+        ("training: {seed: 1}\ntraining: {seed: 2}\n", "key 'training' appears twice (line"),
+        ("training: {iterations: 5, iterations: 6}\n", "key 'iterations' appears twice"),
+        ("training: {lr: 1}\n", "training.lr: unknown key"),
+        ("optimizer: {method: 3}\n", "unknown method '3'"),
+    ],
+)
+def test_wrong_file_is_one_clear_line(text, expected, tmp_path):
+    path = tmp_path / "wrong.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError) as caught:
+        load_config(path)
+    message = str(caught.value)
+    assert message.startswith(str(path))
+    assert expected in message
+    assert "\n" not in message
+
+
+def test_binary_file_is_refused(tmp_path):
+    path = tmp_path / "binary.yaml"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UserError, match="not UTF-8"):
+        load_config(path)
+
+
+def test_missing_file_names_the_nearest_preset():
+    with pytest.raises(UserError, match="did you mean 'quick'"):
+        find_config("quik")
+
+
+def test_numbers_are_yaml_1_2():
+    assert parse_yaml("[3e-4, 1e6, 12, 1_000, .5, -2.]", "here") == [3e-4, 1e6, 12, 1000, 0.5, -2.0]
+    assert isinstance(parse_yaml("12", "here"), int)
+
+
+@given(
+    blocks=st.integers(1, 64),
+    stages=st.integers(1, 64),
+    lr=st.floats(1e-8, 1.0),
+    seed=st.integers(0, 2**31),
+)
+def test_any_valid_configuration_round_trips(blocks, stages, lr, seed):
+    content = {
+        "model": {"blocks": blocks},
+        "pipeline": {"stages": min(blocks, stages)},
+        "optimizer": {"method": "basis-rotation", "lr": lr},
+        "training": {"seed": seed},
+    }
+    config = apply_overrides(content, [], "here")
+    assert RunConfig.model_validate(parse_yaml(dump_config(config), "here")) == config
+
+
+@given(st.text(max_size=30))
+def test_any_text_as_override_is_taken_or_refused_in_one_line(text):
+    try:
+        load_config("quick", [text])
+    except UserError as error:
+        assert "\n" not in str(error).replace(text, "")
