@@ -1,0 +1,1 @@
+"""Data: documents into token files (`prepare`), token files into micro-batches (`batches`)."""

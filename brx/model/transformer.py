@@ -27,7 +27,7 @@ class Embedding(nn.Module):
         self.positions = nn.Embedding(config.sequence_length, config.width)
 
     def forward(self, token_ids: Tensor) -> Tensor:
-        x = self.tokens(token_ids) + self.positions.weight[: token_ids.shape[1]]
+        x: Tensor = self.tokens(token_ids) + self.positions.weight[: token_ids.shape[1]]
         # Under autocast the residual stream is bf16 from here on, as are the tensors that devices exchange.
         device_type = x.device.type
         return x.to(torch.get_autocast_dtype(device_type)) if torch.is_autocast_enabled(device_type) else x

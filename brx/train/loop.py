@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from brx.config.schema import RunConfig
-from brx.data import Batches, PreparedData, prepare, validation_set
+from brx.data.batches import Batches, validation_set
+from brx.data.prepare import PreparedData, prepare
 from brx.errors import RunError, UserError
 from brx.model.stage import Stage, initialize, partition
 from brx.optim.updater import MethodUpdater
@@ -74,6 +75,7 @@ class Trainer:
         self.engine = self._build_engine()
         self.iteration = 0
         self.training_seconds = 0.0
+        self._end = 0  # of the segment under way
 
     @property
     def is_writer(self) -> bool:
@@ -132,16 +134,18 @@ class Trainer:
 
     def _segment_end(self, last: int) -> int:
         training = self.config.training
-        following = [self.iteration // every * every + every for every in (training.validation_every, training.checkpoint_every)]
+        following = [
+            self.iteration // every * every + every for every in (training.validation_every, training.checkpoint_every)
+        ]
         return min(last, *following)
 
     def _run_segment(self, end: int, stop: StopSignal, recorder: Recorder | None) -> None:
         """Train to iteration `end`, or to an earlier one if asked to stop on the way."""
-        end_now = end
+        self._end = end
         pending: list[StepResult] = []
         seconds: list[float] = []
         started, before = time.perf_counter(), self.training_seconds
-        for result in self.engine.run(self.iteration + 1, lambda: end_now):
+        for result in self.engine.run(self.iteration + 1, lambda: self._end):
             self.iteration = result.iteration
             pending.append(result)
             seconds.append(before + time.perf_counter() - started)
@@ -149,8 +153,8 @@ class Trainer:
             if stop.requested and self.world.announced_stop() is None and (at_log_point or self.world.num_ranks == 1):
                 self.world.announce_stop(self._stop_iteration())
             if at_log_point or self.world.num_ranks == 1:
-                end_now = min(end, self.world.announced_stop() or end)
-            if at_log_point or self.iteration == end_now:
+                self._end = min(end, self.world.announced_stop() or end)
+            if at_log_point or self.iteration == self._end:
                 self._report(pending, seconds, recorder)
                 pending, seconds = [], []
         self.training_seconds = before + time.perf_counter() - started
@@ -314,7 +318,7 @@ def check_budget(config: RunConfig, data: PreparedData) -> None:
     epochs = needed / data.train.num_tokens
     if epochs > config.data.max_epochs:
         raise UserError(
-            f"data.source {config.data.source}: the run reads {needed:,} tokens and there are {data.train.num_tokens:,}:"
+            f"data.source {config.data.source}: the run reads {needed:,} tokens, there are {data.train.num_tokens:,}:"
             f" {epochs:.2f} epochs; allow it with data.max_epochs={math.ceil(epochs * 100) / 100:.2f}"
         )
 

@@ -80,5 +80,3 @@ def default_folder(config: RunConfig, name: str) -> Path:
     """runs/<preset>-<method>-p<stages>-s<seed>."""
     method = config.optimizer.method.replace(":", ".")
     return Path("runs") / f"{name}-{method}-p{config.pipeline.stages}-s{config.training.seed}"
-
-

@@ -27,17 +27,19 @@ class TensorBoard:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
-            raise UserError("logging.tensorboard: TensorBoard is not installed: pip install 'brx[tensorboard]'") from None
+            raise UserError(
+                "logging.tensorboard: TensorBoard is not installed: pip install 'brx[tensorboard]'"
+            ) from None
         # A resumed run writes the iterations after its checkpoint again: purge_step drops the first writing.
-        self._writer = SummaryWriter(str(folder), purge_step=first_iteration)  # type: ignore[no-untyped-call]
+        self._writer = SummaryWriter(str(folder), purge_step=first_iteration)
 
     def log(self, records: list[Record]) -> None:
         for record in records:
             for key, value in _scalars(record).items():
-                self._writer.add_scalar(key, value, record["iteration"])  # type: ignore[no-untyped-call]
+                self._writer.add_scalar(key, value, record["iteration"])
 
     def close(self) -> None:
-        self._writer.close()  # type: ignore[no-untyped-call]
+        self._writer.close()
 
 
 class WeightsAndBiases:

@@ -1,4 +1,4 @@
-"""Configurations: presets load and round-trip; each mistake is one line that names the file, the key and what is right."""
+"""Configurations: presets load and round-trip; each mistake is one line that names file, key and what is right."""
 
 import pytest
 from hypothesis import given
@@ -120,7 +120,9 @@ def test_any_valid_configuration_round_trips(blocks, stages, lr, seed):
 
 @given(st.text(max_size=30))
 def test_any_text_as_override_is_taken_or_refused_in_one_line(text):
+    message = ""
     try:
         load_config("quick", [text])
     except UserError as error:
-        assert "\n" not in str(error).replace(text, "")
+        message = str(error)
+    assert "\n" not in message.replace(text, "")

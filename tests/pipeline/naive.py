@@ -7,6 +7,7 @@ the backward pass is written out with explicit vector-Jacobian products between 
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import torch
 from torch.func import functional_call
@@ -81,7 +82,7 @@ class NaivePipeline:
             return newest
         gamma = math.exp(-2.0) ** (1.0 / tau)
         average = {name: torch.zeros_like(weight) for name, weight in newest.items()}
-        for before, after in zip(history, history[1:], strict=False):
+        for before, after in pairwise(history):
             for name in average:
                 average[name] = gamma * average[name] + (1 - gamma) * (after[name] - before[name])
         return {name: weight - tau * average[name] for name, weight in newest.items()}

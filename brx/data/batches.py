@@ -1,0 +1,76 @@
+"""Micro-batches: random windows of the token file, each a pure function of (seed, iteration).
+
+Shape legend: B examples, S positions.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from brx.data.token_file import TokenFile
+from brx.data.tokenizers import Tokens
+from brx.errors import UserError
+
+
+class Batches:
+    """The training micro-batches of a run.
+
+    Any iteration's batch can be made without those before it, and depends on nothing but the seed: not on the number
+    of stages or devices, nor on the method.
+
+    Args:
+        file: the training tokens.
+        sequence_length: S.
+        batch_size: B.
+        seed: of the order.
+
+    Raises:
+        UserError: the file is shorter than one window.
+    """
+
+    def __init__(self, file: TokenFile, *, sequence_length: int, batch_size: int, seed: int) -> None:
+        check_length(file, sequence_length)
+        self._tokens = file.tokens
+        self._window = sequence_length + 1
+        self._batch_size = batch_size
+        self._seed = seed
+
+    def batch(self, iteration: int) -> tuple[Tensor, Tensor]:
+        """Token ids and next tokens of micro-batch `iteration`, each (B, S), int64."""
+        generator = np.random.default_rng((self._seed, iteration))
+        starts = generator.integers(len(self._tokens) - self._window + 1, size=self._batch_size)
+        return windows(self._tokens, starts, self._window)
+
+
+def validation_set(
+    file: TokenFile, *, sequence_length: int, examples: int, batch_size: int
+) -> list[tuple[Tensor, Tensor]]:
+    """The fixed validation examples, evenly spread over the file, in batches of at most `batch_size`.
+
+    Raises:
+        UserError: the file is shorter than one window.
+    """
+    check_length(file, sequence_length)
+    starts = np.linspace(0, len(file.tokens) - sequence_length - 1, examples).astype(np.int64)
+    return [
+        windows(file.tokens, starts[place : place + batch_size], sequence_length + 1)
+        for place in range(0, examples, batch_size)
+    ]
+
+
+def windows(tokens: Tokens, starts: NDArray[np.int64], length: int) -> tuple[Tensor, Tensor]:
+    """Windows of `length` tokens at `starts` (B,), as inputs and targets (B, length - 1), int64."""
+    gathered = torch.from_numpy(tokens[starts[:, None] + np.arange(length)].astype(np.int64))
+    return gathered[:, :-1].contiguous(), gathered[:, 1:].contiguous()
+
+
+def check_length(file: TokenFile, sequence_length: int) -> None:
+    """Refuse a file that is shorter than one window."""
+    if file.num_tokens <= sequence_length:
+        raise UserError(
+            f"data.source: {file.sidecar.source}: {file.num_tokens} tokens are too few for model.sequence_length"
+            f" {sequence_length}"
+        )

