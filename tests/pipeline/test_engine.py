@@ -18,7 +18,8 @@ METHODS = {
     "pipedream": [],
     "pipedream-lr": ["optimizer.annealing_fraction=0.5"],
     "nesterov": [],
-    "basis-rotation": ["optimizer.frequency=3"],
+    # The smaller side only: the larger one's covariance starts rank-deficient, and any rounding decides its null space.
+    "basis-rotation": ["optimizer.frequency=3", "optimizer.geometry=unilateral"],
 }
 
 
@@ -94,7 +95,7 @@ class NaiveUpdate:
         if method == "basis-rotation":
             matrices = [c for n, c in copies.items() if c.ndim == 2 and ("attention." in n or "mlp." in n)]
             rest = [c for c in copies.values() if all(c is not m for m in matrices)]
-            return [BasisRotation(matrices, frequency=3), torch.optim.AdamW(rest, fused=True)]
+            return [BasisRotation(matrices, frequency=3, geometry="unilateral"), torch.optim.AdamW(rest, fused=True)]
         return [torch.optim.AdamW(copies.values(), fused=True)]
 
     def lr(self, k, t):
@@ -127,7 +128,9 @@ def test_engine_equals_naive_simulation(method, stages, stash):
     torch.testing.assert_close(norms, torch.tensor(naive.norms, dtype=torch.float64), rtol=1e-6, atol=1e-12)
     for k, stage in enumerate(versions):
         for name, weight in stage.live.items():
-            torch.testing.assert_close(weight.detach(), naive.versions[k][-1][name], rtol=0, atol=1e-8)
+            # Eigenvectors of close eigenvalues magnify rounding; a wrong version would show at 1e-3.
+            tolerance = 1e-6 if method == "basis-rotation" else 1e-8
+            torch.testing.assert_close(weight.detach(), naive.versions[k][-1][name], rtol=0, atol=tolerance)
 
 
 def test_modes_differ():
@@ -181,7 +184,7 @@ def test_probe_of_versions_used(stages):
         for slot in stage.ring:
             slot[_stamp_index(stage)].data.fill_(0)
         stage.stage.register_forward_pre_hook(
-            lambda module, args, k=stage.index: used.append((k, float(dict(module.named_parameters())[_STAMP[k]][0])))
+            lambda module, args, k=stage.index: used.append((k, dict(module.named_parameters())[_STAMP[k]][0].item()))
         )
     engine = Engine(versions, StampingUpdater(), micro_batch, clip=1.0)
     iterations = 3 * stages
