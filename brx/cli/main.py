@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import brx
 from brx.errors import RunError, UserError
 
-COMMANDS = ("train", "config", "data", "plot", "toy", "stages")
+COMMANDS = ("demo", "train", "config", "data", "plot")
 
 DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 

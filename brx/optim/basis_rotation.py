@@ -223,7 +223,7 @@ class _Stack:
         """Raise if a gradient is not finite, naming the parameter."""
         if torch.isfinite(gradient).all():
             return
-        for member, part in zip(self.members, gradient.split(self._sizes), strict=True):
+        for member, part in zip(self.members, torch.split(gradient, self._sizes), strict=True):
             if not torch.isfinite(part).all():
                 raise ValueError(
                     f"the gradient of {member.name} {tuple(member.parameter.shape)} is not finite; nothing was updated"
@@ -231,7 +231,8 @@ class _Stack:
 
     def due(self) -> list[int]:
         """The matrices whose basis is renewed in the coming step."""
-        found, first = [], 0
+        found: list[int] = []
+        first = 0
         for member, size in zip(self.members, self._sizes, strict=True):
             step, frequency = self._state[member.parameter]["step"] + 1, member.group["frequency"]
             if step == 1 or (frequency is not None and step % frequency == 0):
@@ -310,7 +311,7 @@ class _Stack:
 
     def _apply(self, direction: Tensor) -> None:
         """W <- (1 - lr weight_decay) W - lr direction."""
-        for member, part in zip(self.members, direction.split(self._sizes), strict=True):
+        for member, part in zip(self.members, torch.split(direction, self._sizes), strict=True):
             lr, weight_decay = float(member.group["lr"]), member.group["weight_decay"]
             weight = member.parameter if member.parameter.dtype == self.dtype else member.parameter.to(self.dtype)
             weight.mul_(1.0 - lr * weight_decay).add_(part.view_as(weight), alpha=-lr)
@@ -343,7 +344,7 @@ class _Stack:
                     held.copy_(torch.eye(rows, dtype=self.dtype, device=self.device))
             parts.append(held)
         common = self._concatenate(parts)
-        for member, part in zip(self.members, common.split(self._sizes), strict=True):
+        for member, part in zip(self.members, torch.split(common, self._sizes), strict=True):
             self._state[member.parameter][key] = part.view(*member.parameter.shape[:-2], rows, columns)
         return common
 

@@ -5,8 +5,12 @@ All functions take a batch of square matrices (N, n, n). Columns of a basis are 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
+
+NotConverged = torch.linalg.LinAlgError  # type: ignore[attr-defined]
 
 
 def exact_basis(covariance: Tensor) -> tuple[Tensor, int]:
@@ -46,16 +50,16 @@ def followed_basis(covariance: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(is_zero, basis.take_along_dim(columns, dim=-1), followed), order
 
 
-def _each_retried(decompose, matrices: Tensor) -> tuple[Tensor, int]:  # type: ignore[no-untyped-def]
+def _each_retried(decompose: Callable[[Tensor], Tensor], matrices: Tensor) -> tuple[Tensor, int]:
     try:
         return decompose(matrices), 0
-    except torch.linalg.LinAlgError:
+    except NotConverged:
         pass
     found, num_failed = [], 0
     for matrix in matrices:
         try:
             found.append(decompose(matrix.double()).to(matrix.dtype))
-        except torch.linalg.LinAlgError:
+        except NotConverged:
             found.append(torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device))
             num_failed += 1
     return torch.stack(found), num_failed

@@ -1,0 +1,148 @@
+"""Finished (or running) runs as the analyses read them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from brx.config.loading import load_config
+from brx.config.schema import BasisRotationConfig, RunConfig
+from brx.errors import UserError
+from brx.train.metrics import read_metrics
+
+Series = NDArray[np.float64]
+
+# The share of a run's iterations over which its training loss is averaged before anything is read off it.
+SMOOTHING = 0.02
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run's folder, read.
+
+    Attributes:
+        path: the folder.
+        config: its configuration.
+        summary: its summary.json; empty while it is under way.
+        iterations: of the training losses, from 1.
+        train_loss: in nats.
+        seconds: training time at each iteration, without validations and checkpoints.
+        val_iterations: of the validation losses.
+        val_loss: in nats.
+    """
+
+    path: Path
+    config: RunConfig
+    summary: dict[str, Any]
+    iterations: Series
+    train_loss: Series
+    seconds: Series
+    val_iterations: Series
+    val_loss: Series
+
+    @classmethod
+    def load(cls, path: Path) -> Run:
+        """Read a run's folder.
+
+        Raises:
+            UserError: it is none, or has no training loss yet.
+        """
+        if not (path / "config.yaml").is_file():
+            raise UserError(f"{path}: not a run's folder (it has no config.yaml)")
+        summary_path = path / "summary.json"
+        try:
+            summary = json.loads(summary_path.read_text(encoding="utf-8")) if summary_path.is_file() else {}
+        except ValueError as error:
+            raise UserError(f"{summary_path}: not readable: {error}") from None
+        steps, validations = [], []
+        for record in read_metrics(path / "metrics.jsonl"):
+            if "train_loss" in record:
+                steps.append((record["iteration"], record["train_loss"], record["seconds"]))
+            if "val_loss" in record:
+                validations.append((record["iteration"], record["val_loss"]))
+        if not steps:
+            raise UserError(f"{path / 'metrics.jsonl'}: holds no training loss yet")
+        iterations, train_loss, seconds = np.array(steps, dtype=np.float64).T
+        val_iterations, val_loss = np.array(validations, dtype=np.float64).reshape(-1, 2).T
+        config = load_config(path / "config.yaml")
+        return cls(path, config, summary, iterations, train_loss, seconds, val_iterations, val_loss)
+
+    @property
+    def stages(self) -> int:
+        """P."""
+        return self.config.pipeline.stages
+
+    @property
+    def method(self) -> str:
+        """The method with what tells its variants apart, for example `basis-rotation 1st/unilateral`."""
+        optimizer = self.config.optimizer
+        name = optimizer.method
+        if isinstance(optimizer, BasisRotationConfig):
+            if (optimizer.source, optimizer.geometry) != ("2nd", "bilateral"):
+                name += f" {optimizer.source}/{optimizer.geometry}"
+            if optimizer.allocation != "uniform":
+                name += f" {optimizer.allocation}"
+        return name
+
+    @cached_property
+    def smoothed(self) -> Series:
+        """The training loss, averaged at each iteration over the 2 % of the schedule that end there."""
+        return trailing_mean(self.train_loss, max(1, round(SMOOTHING * self.config.training.iterations)))
+
+    @property
+    def iterations_per_second(self) -> float:
+        """Over the whole run."""
+        return float(self.iterations[-1] / self.seconds[-1])
+
+
+def trailing_mean(values: Series, window: int) -> Series:
+    """Mean of the last `window` values at each place; of all there are, near the start."""
+    sums = np.cumsum(np.concatenate([[0.0], values]))
+    stop = np.arange(1, len(values) + 1)
+    start = np.maximum(0, stop - window)
+    means: Series = (sums[stop] - sums[start]) / (stop - start)
+    return means
+
+
+def iterations_to_target(run: Run, target: float) -> float | None:
+    """The iteration from which the smoothed training loss stays at or below `target`.
+
+    Interpolated between iterations; None if the run never gets there.
+    """
+    above = np.flatnonzero(run.smoothed > target)
+    if len(above) == 0:
+        return float(run.iterations[0])
+    last = int(above[-1])
+    if last + 1 == len(run.smoothed):
+        return None
+    before, after = run.smoothed[last], run.smoothed[last + 1]
+    share = (before - target) / (before - after)
+    return float(run.iterations[last] + share * (run.iterations[last + 1] - run.iterations[last]))
+
+
+def common_target(runs: list[Run]) -> float:
+    """The loss that all runs reach: the highest of their final smoothed training losses (rule `slowest-final`)."""
+    return float(max(run.smoothed[-1] for run in runs))
+
+
+def comparability(runs: list[Run]) -> list[str]:
+    """What makes runs incomparable: other data, model, or token budget; a line for each, none if they compare."""
+    found = []
+    first = runs[0]
+    for run in runs[1:]:
+        pairs = {
+            "data fingerprint": (first.summary.get("data_fingerprint"), run.summary.get("data_fingerprint")),
+            "model": (first.config.model, run.config.model),
+            "iterations": (first.config.training.iterations, run.config.training.iterations),
+            "batch size": (first.config.training.batch_size, run.config.training.batch_size),
+        }
+        differing = [name for name, (one, other) in pairs.items() if one != other]
+        if differing:
+            found.append(f"{run.path} and {first.path} differ in {', '.join(differing)}: their losses do not compare")
+    return found
