@@ -1,0 +1,28 @@
+# The README's commands. Each sets up by itself: a virtual environment in .venv with pinned versions.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test lint bench setup
+
+demo: setup  ## train the quick preset with and without delay, draw the curves (minutes)
+	$(BIN)/brx demo
+
+test: setup  ## run the tests
+	$(BIN)/python -m pytest -n 2
+
+lint: setup  ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: setup  ## speed, as ratios measured side by side; tables go to benchmarks/results
+	$(BIN)/python -m benchmarks.engine
+	$(BIN)/python -m benchmarks.optimizers
+
+setup: .venv/ready
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@

@@ -1,0 +1,335 @@
+"""BasisRotation against the naive algorithm, against Adam, and as a torch optimizer; and what it does with bad input."""
+
+import copy
+import io
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import brx.optim.eigenbasis
+from brx.optim import BasisRotation
+from tests.optim.naive_basis_rotation import naive_basis_rotation
+
+STRATEGIES = list(itertools.product(["2nd", "1st"], ["bilateral", "unilateral"]))
+
+
+def random(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def full_rank_gradients(num, *shape, seed=1):
+    # A fixed part makes all eigenvalues distinct; noise keeps every step different.
+    rows, columns = shape[-2:]
+    scales = torch.outer(torch.linspace(3, 1, rows).double(), torch.linspace(2, 1, columns).double())
+    return [scales * random(*shape, seed=seed + place) for place in range(num)]
+
+
+def take_steps(optimizer, parameters, gradient_lists):
+    for gradients in zip(*gradient_lists, strict=True):
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient.clone()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("frequency", [1, 3, 10])
+@pytest.mark.parametrize(("source", "geometry"), STRATEGIES)
+@pytest.mark.parametrize("shape", [(5, 5), (4, 7), (7, 4)])
+def test_equals_naive_algorithm(shape, source, geometry, frequency):
+    # The smaller side has full rank from the first gradient on; the larger one does not, and its null space is
+    # arbitrary, so rectangular matrices are compared where only the smaller one is rotated.
+    if shape[0] != shape[1] and geometry == "bilateral":
+        geometry = "unilateral"
+    weight, gradients = random(*shape), full_rank_gradients(25, *shape)
+    parameter = torch.nn.Parameter(weight.clone())
+    optimizer = BasisRotation(
+        [parameter], lr=0.01, weight_decay=0.1, source=source, geometry=geometry, frequency=frequency
+    )
+    expected = naive_basis_rotation(weight, gradients, 0.01, (0.9, 0.999), 1e-8, 0.1, source, geometry, frequency)
+    for gradient, after in zip(gradients, expected, strict=True):
+        parameter.grad = gradient.clone()
+        optimizer.step()
+        torch.testing.assert_close(parameter.detach(), after, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("source", ["2nd", "1st"])
+@pytest.mark.parametrize("shape", [(4, 7), (7, 4)])
+def test_bilateral_rectangles_equal_naive_algorithm_from_the_same_basis(shape, source, monkeypatch):
+    # Start both from one basis of the larger side (its null space included), then nothing is arbitrary.
+    def basis_of(matrix):
+        noise = torch.diag(torch.linspace(1e-3, 1e-4, matrix.shape[-1]).double())
+        return torch.linalg.eigh(matrix + noise).eigenvectors.flip(-1)
+
+    weight, gradients = random(*shape), full_rank_gradients(25, *shape)
+    monkeypatch.setattr("brx.optim.basis_rotation.exact_basis", lambda c: (basis_of(c), 0))
+    monkeypatch.setattr("brx.optim.basis_rotation.exact_left_basis", lambda m: (basis_of(m @ m.mT), 0))
+    parameter = torch.nn.Parameter(weight.clone())
+    optimizer = BasisRotation([parameter], lr=0.01, source=source, frequency=3, covariance="step")
+    take_steps(optimizer, [parameter], [gradients])
+
+    original = torch.linalg.eigh
+    noisy = lambda matrix: original(matrix + torch.diag(torch.linspace(1e-3, 1e-4, len(matrix)).double()))  # noqa: E731
+    monkeypatch.setattr(torch.linalg, "eigh", noisy)
+    arguments = (0.01, (0.9, 0.999), 1e-8, 0.01, source, "bilateral", 3)
+    expected = naive_basis_rotation(weight, gradients, *arguments, every_step=source == "2nd")[-1]
+    torch.testing.assert_close(parameter.detach(), expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("source", "geometry"), STRATEGIES)
+def test_many_matrices_in_one_stack_equal_each_alone(source, geometry):
+    shapes = [(5, 5), (4, 7), (5, 5), (3, 5, 5)]
+    weights = [random(*shape, seed=place) for place, shape in enumerate(shapes)]
+    gradients = [full_rank_gradients(12, *shape, seed=10 * place) for place, shape in enumerate(shapes)]
+    settings = {"source": source, "geometry": geometry, "frequency": 4}
+    together = [torch.nn.Parameter(weight.clone()) for weight in weights]
+    take_steps(BasisRotation(together, **settings), together, gradients)
+    for parameter, weight, series in zip(together, weights, gradients, strict=True):
+        alone = torch.nn.Parameter(weight.clone())
+        take_steps(BasisRotation([alone], **settings), [alone], [series])
+        torch.testing.assert_close(parameter.detach(), alone.detach(), rtol=0, atol=1e-9)
+
+
+def test_groups_keep_their_own_rate_and_interval():
+    weights = [random(5, 5, seed=place) for place in range(3)]
+    gradients = [full_rank_gradients(12, 5, 5, seed=10 * place) for place in range(3)]
+    options = [{"lr": 0.01, "frequency": 2}, {"lr": 0.03, "frequency": 5}, {"lr": 0.02, "frequency": None}]
+    together = [torch.nn.Parameter(weight.clone()) for weight in weights]
+    groups = [{"params": [parameter], **option} for parameter, option in zip(together, options, strict=True)]
+    take_steps(BasisRotation(groups), together, gradients)
+    for parameter, weight, series, option in zip(together, weights, gradients, options, strict=True):
+        expected = naive_basis_rotation(
+            weight, series, option["lr"], (0.9, 0.999), 1e-8, 0.01, "2nd", "bilateral", option["frequency"] or 10**9
+        )
+        torch.testing.assert_close(parameter.detach(), expected[-1], rtol=0, atol=1e-8)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    rows=st.integers(1, 9),
+    columns=st.integers(1, 9),
+    batch=st.integers(1, 3),
+    strategy=st.sampled_from(STRATEGIES),
+    seed=st.integers(0, 1000),
+)
+def test_basis_stays_orthonormal(rows, columns, batch, strategy, seed):
+    source, geometry = strategy
+    parameter = torch.nn.Parameter(random(batch, rows, columns, dtype=torch.float32))
+    optimizer = BasisRotation([parameter], source=source, geometry=geometry, frequency=2)
+    take_steps(
+        optimizer, [parameter], [[random(batch, rows, columns, seed=seed + k, dtype=torch.float32) for k in range(9)]]
+    )
+    assert torch.isfinite(parameter).all()
+    for side in ("basis_left", "basis_right"):
+        if side in optimizer.state[parameter]:
+            basis = optimizer.state[parameter][side]
+            identity = torch.eye(basis.shape[-1]).expand_as(basis)
+            torch.testing.assert_close(basis.mT @ basis, identity, rtol=0, atol=1e-5)
+
+
+def test_exact_basis_at_every_step_is_adam_on_rotated_parameters():
+    # With a fixed basis, Adam on U^T W V and BasisRotation on W are the same (appendix, "Adam's equivalence").
+    weight, gradients = random(6, 6), full_rank_gradients(20, 6, 6)
+    parameter = torch.nn.Parameter(weight.clone())
+    optimizer = BasisRotation([parameter], lr=0.01, weight_decay=0.0, frequency=None)
+    take_steps(optimizer, [parameter], [gradients])
+    state = optimizer.state[parameter]
+    U, V = state["basis_left"], state["basis_right"]
+    rotated = torch.nn.Parameter(U.T @ weight @ V)
+    adam = torch.optim.Adam([rotated], lr=0.01)
+    take_steps(adam, [rotated], [[U.T @ gradient @ V for gradient in gradients]])
+    torch.testing.assert_close(parameter.detach(), U @ rotated.detach() @ V.T, rtol=0, atol=1e-12)
+
+
+def test_without_rotation_equals_adamw(monkeypatch):
+    identity = lambda matrix: (torch.eye(matrix.shape[-2], dtype=matrix.dtype).expand(len(matrix), -1, -1), 0)  # noqa: E731
+    monkeypatch.setattr("brx.optim.basis_rotation.exact_basis", identity)
+    weight, gradients = (
+        random(6, 4, dtype=torch.float32),
+        [random(6, 4, seed=k, dtype=torch.float32) for k in range(20)],
+    )
+    ours, theirs = torch.nn.Parameter(weight.clone()), torch.nn.Parameter(weight.clone())
+    take_steps(BasisRotation([ours], frequency=None, weight_decay=0.1), [ours], [gradients])
+    take_steps(torch.optim.AdamW([theirs], weight_decay=0.1, foreach=False), [theirs], [gradients])
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize(("source", "geometry"), STRATEGIES)
+@pytest.mark.parametrize("saved_after", [1, 4, 5])
+def test_resumes_bit_exactly(saved_after, source, geometry):
+    shapes = [(5, 5), (4, 7), (2, 5, 5)]
+    weights = [random(*shape, dtype=torch.float32) for shape in shapes]
+    gradients = [[g.float() for g in full_rank_gradients(10, *shape)] for shape in shapes]
+    settings = {"source": source, "geometry": geometry, "frequency": 4}
+    straight = [torch.nn.Parameter(weight.clone()) for weight in weights]
+    take_steps(BasisRotation(straight, **settings), straight, gradients)
+
+    first = [torch.nn.Parameter(weight.clone()) for weight in weights]
+    optimizer = BasisRotation(first, **settings)
+    take_steps(optimizer, first, [series[:saved_after] for series in gradients])
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    second = [torch.nn.Parameter(parameter.detach().clone()) for parameter in first]
+    resumed = BasisRotation(second, **settings)
+    resumed.load_state_dict(torch.load(file, weights_only=True))
+    take_steps(resumed, second, [series[saved_after:] for series in gradients])
+    assert all(torch.equal(one, other) for one, other in zip(straight, second, strict=True))
+
+
+def test_saved_state_holds_only_its_own_matrix():
+    parameters = [torch.nn.Parameter(random(6, 6, seed=k, dtype=torch.float32)) for k in range(8)]
+    optimizer = BasisRotation(parameters)
+    take_steps(optimizer, parameters, [[random(6, 6, dtype=torch.float32)]] * 8)
+    for state in optimizer.state_dict()["state"].values():
+        assert state["basis_left"].untyped_storage().nbytes() == 6 * 6 * 4
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision_parameters_keep_state_in_fp32(dtype):
+    parameter = torch.nn.Parameter(random(6, 4, dtype=dtype))
+    optimizer = BasisRotation([parameter], lr=0.01)
+    take_steps(optimizer, [parameter], [[random(6, 4, seed=k, dtype=dtype) for k in range(5)]])
+    resumed = BasisRotation([parameter])
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for state in (optimizer.state[parameter], resumed.state[parameter]):
+        assert {value.dtype for value in state.values() if isinstance(value, torch.Tensor)} == {torch.float32}
+    assert parameter.dtype == dtype
+    assert torch.isfinite(parameter).all()
+
+
+def test_zero_gradients_only_decay():
+    parameter = torch.nn.Parameter(torch.ones(4, 4))
+    optimizer = BasisRotation([parameter], lr=0.1, weight_decay=0.1, frequency=2)
+    take_steps(optimizer, [parameter], [[torch.zeros(4, 4)] * 6])
+    torch.testing.assert_close(parameter.detach(), torch.full((4, 4), 0.99**6))
+
+
+@pytest.mark.parametrize("shape", [(1, 6), (6, 1), (1, 1)])
+@pytest.mark.parametrize(("source", "geometry"), STRATEGIES)
+def test_one_row_and_one_column(shape, source, geometry):
+    parameter = torch.nn.Parameter(torch.ones(shape))
+    optimizer = BasisRotation([parameter], source=source, geometry=geometry, frequency=2, lr=0.1, weight_decay=0)
+    take_steps(optimizer, [parameter], [[torch.ones(shape)] * 5])
+    assert torch.isfinite(parameter).all()
+    assert (parameter < 1).all()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("at_refresh", [True, False])
+def test_gradient_that_is_not_finite_changes_nothing_and_is_named(bad, at_refresh):
+    named = [(name, torch.nn.Parameter(random(3, 3, seed=k))) for k, name in enumerate(["good", "bad"])]
+    optimizer = BasisRotation(named, frequency=3)
+    steps = 2 if at_refresh else 1
+    take_steps(optimizer, [p for _, p in named], [full_rank_gradients(steps, 3, 3)] * 2)
+    before = copy.deepcopy((optimizer.state_dict(), [p.detach() for _, p in named]))
+    named[1][1].grad[0, 0] = bad
+    with pytest.raises(ValueError, match=r"the gradient of bad \(3, 3\) is not finite"):
+        optimizer.step()
+    torch.testing.assert_close((optimizer.state_dict(), [p.detach() for _, p in named]), before, rtol=0, atol=0)
+
+
+def test_parameters_without_gradient_in_some_steps_are_left_alone():
+    weights = [random(4, 4, seed=k) for k in range(2)]
+    gradients = full_rank_gradients(6, 4, 4)
+    one, other = (torch.nn.Parameter(weight.clone()) for weight in weights)
+    optimizer = BasisRotation([one, other], lr=0.01, frequency=2)
+    for place, gradient in enumerate(gradients):
+        one.grad = gradient.clone()
+        other.grad = gradient.clone() if place % 2 == 0 else None
+        optimizer.step()
+    arguments = (0.01, (0.9, 0.999), 1e-8, 0.01, "2nd", "bilateral", 2)
+    torch.testing.assert_close(one.detach(), naive_basis_rotation(weights[0], gradients, *arguments)[-1])
+    torch.testing.assert_close(other.detach(), naive_basis_rotation(weights[1], gradients[::2], *arguments)[-1])
+
+
+def test_gradient_that_is_not_contiguous():
+    weight, gradients = random(4, 6), full_rank_gradients(5, 6, 4)
+    one, other = torch.nn.Parameter(weight.clone()), torch.nn.Parameter(weight.clone())
+    for parameter, contiguous in ((one, False), (other, True)):
+        optimizer = BasisRotation([parameter])
+        for gradient in gradients:
+            parameter.grad = gradient.T.contiguous() if contiguous else gradient.T
+            optimizer.step()
+    assert torch.equal(one, other)
+
+
+def test_sparse_gradient_is_refused():
+    parameter = torch.nn.Parameter(torch.ones(3, 3))
+    optimizer = BasisRotation([parameter])
+    parameter.grad = torch.eye(3).to_sparse()
+    with pytest.raises(ValueError, match="parameter 0 is sparse"):
+        optimizer.step()
+
+
+def test_vectors_are_refused_with_advice():
+    with pytest.raises(ValueError, match=r"bias has shape \(3,\): give it to torch.optim.AdamW"):
+        BasisRotation([("bias", torch.nn.Parameter(torch.ones(3)))])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"lr": -1.0},
+        {"betas": (1.0, 0.9)},
+        {"eps": -1e-8},
+        {"weight_decay": -0.1},
+        {"source": "3rd"},
+        {"geometry": "both"},
+        {"frequency": 0},
+        {"covariance": "never"},
+    ],
+)
+def test_wrong_hyperparameters_are_refused_by_name(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        BasisRotation([torch.nn.Parameter(torch.ones(2, 2))], **wrong)
+
+
+def test_decomposition_that_fails_is_retried_in_float64_then_counted(monkeypatch):
+    original, calls = torch.linalg.eigh, []
+
+    def failing_in_fp32(matrix):
+        calls.append(matrix.dtype)
+        if matrix.dtype == torch.float32:
+            raise brx.optim.eigenbasis.NotConverged("no")
+        return original(matrix)
+
+    monkeypatch.setattr(torch.linalg, "eigh", failing_in_fp32)
+    parameter = torch.nn.Parameter(torch.ones(3, 3))
+    optimizer = BasisRotation([parameter])
+    take_steps(optimizer, [parameter], [[random(3, 3, dtype=torch.float32)]])
+    assert torch.float64 in calls
+    assert optimizer.num_failed_refreshes == 0
+
+    def failing(matrix):
+        raise brx.optim.eigenbasis.NotConverged("no")
+
+    monkeypatch.setattr(torch.linalg, "eigh", failing)
+    parameter = torch.nn.Parameter(torch.ones(3, 3))
+    optimizer = BasisRotation([parameter])
+    take_steps(optimizer, [parameter], [[random(3, 3, dtype=torch.float32)]])
+    assert optimizer.num_failed_refreshes == 2
+    assert torch.isfinite(parameter).all()
+
+
+def test_closure_scheduler_and_added_group():
+    first, second = (torch.nn.Parameter(random(3, 3, seed=k)) for k in range(2))
+    optimizer = BasisRotation([first], lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+    optimizer.add_param_group({"params": [second], "lr": 0.0})
+
+    def closure():
+        optimizer.zero_grad()
+        loss = first.square().sum() + second.square().sum()
+        loss.backward()
+        return loss
+
+    before = second.detach().clone()
+    losses = []
+    for _ in range(3):
+        losses.append(optimizer.step(closure).item())
+        scheduler.step()
+    assert losses[0] > losses[-1]
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 / 8)
+    assert torch.equal(second, before)
