@@ -1,0 +1,65 @@
+"""A run small enough for a second, on a text file of its own."""
+
+import os
+import subprocess
+import sys
+import time
+
+from brx.config.loading import apply_overrides
+from brx.train.metrics import read_metrics
+
+
+def tiny_config(folder, *overrides):
+    """A run of 30 iterations of a model of 4 blocks, on data in `folder`."""
+    text = folder / "text.txt"
+    if not text.exists():
+        lines = [f"{number}: the quick brown fox jumps over the lazy dog {number * number}" for number in range(6000)]
+        text.write_text("\n".join(lines))
+    content = {
+        "model": {"blocks": 4, "width": 8, "heads": 2, "sequence_length": 16},
+        "data": {"source": str(text), "directory": str(folder / "data"), "validation_fraction": 0.3},
+        "pipeline": {"stages": 4},
+        "optimizer": {"method": "pipedream", "lr": 0.01},
+        "training": {
+            "iterations": 30,
+            "batch_size": 2,
+            "validation_every": 12,
+            "validation_examples": 5,
+            "checkpoint_every": 7,
+            "log_every": 5,
+        },
+        "runtime": {"device": "cpu", "threads": 1},
+    }
+    return apply_overrides(content, overrides, "tiny")
+
+
+def losses(folder):
+    """All that metrics.jsonl says but the times."""
+    return [
+        {key: value for key, value in record.items() if key != "seconds"}
+        for record in read_metrics(folder / "metrics.jsonl")
+    ]
+
+
+def start_brx(*arguments, **kwargs):
+    """The real command in a process (and session) of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "brx", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        **kwargs,
+    )
+
+
+def wait_for_lines(path, number, process, timeout=120):
+    """Wait until a file has at least `number` lines."""
+    end = time.monotonic() + timeout
+    while time.monotonic() < end:
+        if path.exists() and path.read_text().count("\n") >= number:
+            return
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.01)
+    raise AssertionError(f"{path} did not reach {number} lines")

@@ -1,0 +1,211 @@
+"""A run: what it writes, that it resumes value for value after any interruption, and how it fails."""
+
+import json
+import os
+import random
+import signal
+
+import pytest
+import torch
+import yaml
+
+from brx.config.loading import dump_config, load_config
+from brx.errors import RunError, UserError
+from brx.train import checkpoint
+from brx.train.loop import Trainer, train
+from tests.train.helpers import losses, start_brx, tiny_config, wait_for_lines
+
+METHODS = ["pipedream", "pipedream-lr", "nesterov", "basis-rotation"]
+
+
+def test_run_folder_holds_what_it_should(tmp_path):
+    config = tiny_config(tmp_path)
+    assert train(config, tmp_path / "run") == "finished"
+    records = losses(tmp_path / "run")
+    steps = [record for record in records if "train_loss" in record]
+    assert [record["iteration"] for record in steps] == list(range(1, 31))
+    assert set(steps[0]) == {"iteration", "train_loss", "lr", "grad_norm", "tokens"}
+    assert len(steps[4]["stage_grad_norms"]) == 4
+    assert steps[-1]["tokens"] == 30 * 2 * 16
+    assert [record["iteration"] for record in records if "val_loss" in record] == [12, 24, 30]
+    assert steps[-1]["train_loss"] < steps[0]["train_loss"] - 1
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["status"] == "finished"
+    assert summary["final_train_loss"] == steps[-1]["train_loss"]
+    assert summary["best_val_loss"] == min(record["val_loss"] for record in records if "val_loss" in record)
+    assert summary["tokens_per_second"] > 0
+    assert summary["peak_memory_bytes"] > 0
+    assert load_config(tmp_path / "run" / "config.yaml") == config
+    assert [path.name for path in checkpoint.list_checkpoints(tmp_path / "run")] == ["00000028", "00000030"]
+
+
+@pytest.mark.parametrize("stash", ["stash", "none", "predict"])
+@pytest.mark.parametrize("method", METHODS)
+def test_stopped_and_resumed_equals_uninterrupted(method, stash, tmp_path):
+    config = tiny_config(tmp_path, f"optimizer.method={method}", f"pipeline.stash={stash}")
+    train(config, tmp_path / "straight")
+    for stop in (3, 10, 21):
+        stopped = config.model_copy(update={"training": config.training.model_copy(update={"stop_after": stop})})
+        train(stopped, tmp_path / "stopped", resume=True)
+    train(config, tmp_path / "stopped", resume=True)
+    extra = [record for record in losses(tmp_path / "stopped") if record not in losses(tmp_path / "straight")]
+    assert [record["iteration"] for record in extra if "train_loss" in record] == []
+    assert [record for record in losses(tmp_path / "stopped") if record not in extra] == losses(tmp_path / "straight")
+
+
+def test_data_order_and_weights_depend_on_the_seed_alone(tmp_path):
+    first = {}
+    for stages in (1, 2, 4):
+        for method in ("pipedream", "basis-rotation"):
+            config = tiny_config(
+                tmp_path, f"pipeline.stages={stages}", f"optimizer.method={method}", "training.iterations=1"
+            )
+            train(config, tmp_path / f"{stages}{method}")
+            first[stages, method] = losses(tmp_path / f"{stages}{method}")[0]["train_loss"]
+    assert len(set(first.values())) == 1
+    train(tiny_config(tmp_path, "training.seed=1", "training.iterations=1"), tmp_path / "other")
+    assert losses(tmp_path / "other")[0]["train_loss"] not in first.values()
+
+
+@pytest.mark.parametrize("kill_at", [random.Random(place).randint(1, 28) for place in range(3)])
+def test_killed_and_resumed_equals_uninterrupted(kill_at, tmp_path):
+    config = tiny_config(tmp_path, "optimizer.method=basis-rotation", "training.log_every=1")
+    train(config, tmp_path / "straight")
+    path = tmp_path / "config.yaml"
+    path.write_text(dump_config(config))
+    process = start_brx("train", path, "--out", tmp_path / "killed")
+    wait_for_lines(tmp_path / "killed" / "metrics.jsonl", kill_at, process)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    # Whatever a crash can leave behind: a cut line, and a checkpoint half written.
+    with (tmp_path / "killed" / "metrics.jsonl").open("a") as file:
+        file.write('{"iteration": 99, "train_')
+    (tmp_path / "killed" / "checkpoints" / ".00000099.tmp").mkdir(parents=True)
+    train(config, tmp_path / "killed", resume=True)
+    assert losses(tmp_path / "killed") == losses(tmp_path / "straight")
+    assert not list((tmp_path / "killed" / "checkpoints").glob(".*"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_saves_and_exits_130_and_resumes(number, tmp_path):
+    config = tiny_config(tmp_path, "training.iterations=4000", "training.log_every=1", "training.stop_after=1000")
+    path = tmp_path / "config.yaml"
+    path.write_text(dump_config(config))
+    process = start_brx("train", path, "--out", tmp_path / "run")
+    wait_for_lines(tmp_path / "run" / "metrics.jsonl", 5, process)
+    process.send_signal(number)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "continue with --resume" in stderr
+    stopped = losses(tmp_path / "run")[-1]["iteration"]
+    assert checkpoint.list_checkpoints(tmp_path / "run")[-1].name == f"{stopped:08d}"
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "interrupted"
+    shorter = config.model_copy(update={"training": config.training.model_copy(update={"stop_after": stopped + 20})})
+    train(shorter, tmp_path / "run", resume=True)
+    assert losses(tmp_path / "run")[-1]["iteration"] == stopped + 20
+
+
+def test_existing_run_is_not_overwritten(tmp_path):
+    config = tiny_config(tmp_path, "training.iterations=2")
+    train(config, tmp_path / "run")
+    before = (tmp_path / "run" / "metrics.jsonl").read_text()
+    with pytest.raises(UserError, match="holds a run already; continue it with --resume"):
+        train(config, tmp_path / "run")
+    other = tiny_config(tmp_path, "training.iterations=2", "optimizer.lr=0.5")
+    with pytest.raises(UserError, match=r"optimizer\.lr was 0\.01 and is now 0\.5"):
+        train(other, tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == before
+
+
+def test_resuming_a_finished_run_changes_nothing(tmp_path):
+    config = tiny_config(tmp_path, "training.iterations=5")
+    train(config, tmp_path / "run")
+    before = losses(tmp_path / "run")
+    assert train(config, tmp_path / "run", resume=True) == "finished"
+    assert losses(tmp_path / "run") == before
+
+
+def test_loss_that_is_not_finite_stops_the_run(tmp_path, monkeypatch):
+    config = tiny_config(tmp_path)
+    original = Trainer._restore
+
+    monkeypatch.setattr("brx.optim.updater.lr_factor", lambda t, training: 1e30 if t == 17 else 1.0)
+    with pytest.raises(RunError, match=r"iteration 1[89]: the (loss is|gradient norm of stage \d is) (nan|inf)"):
+        train(config, tmp_path / "run")
+    assert [path.name for path in checkpoint.list_checkpoints(tmp_path / "run")] == ["00000007", "00000014"]
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["status"] == "failed"
+    assert "iteration 1" in summary["error"]
+    assert original is Trainer._restore
+
+
+def test_damaged_checkpoint_is_refused(tmp_path):
+    config = tiny_config(tmp_path, "training.stop_after=7")
+    train(config, tmp_path / "run")
+    path = tmp_path / "run" / "checkpoints" / "00000007" / "stage-002.pt"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"stage-002\.pt: damaged"):
+        train(tiny_config(tmp_path), tmp_path / "run", resume=True)
+    path.unlink()
+    with pytest.raises(UserError, match="lacks stage 2"):
+        train(tiny_config(tmp_path), tmp_path / "run", resume=True)
+
+
+def test_checkpoint_loads_with_weights_only(tmp_path):
+    train(tiny_config(tmp_path, "optimizer.method=basis-rotation", "training.stop_after=2"), tmp_path / "run")
+    for path in (tmp_path / "run" / "checkpoints" / "00000002").glob("*.pt"):
+        torch.load(path, weights_only=True)
+
+
+def test_other_data_is_not_resumed_on(tmp_path):
+    train(tiny_config(tmp_path, "training.stop_after=3"), tmp_path / "run")
+    (tmp_path / "text.txt").write_text("\n".join(f"other text {number}" for number in range(20000)))
+    with pytest.raises(UserError, match="was trained on other data"):
+        train(tiny_config(tmp_path), tmp_path / "run", resume=True)
+
+
+def test_run_longer_than_the_data_says_how_many_epochs(tmp_path):
+    with pytest.raises(UserError, match=r"epochs; allow it with data\.max_epochs="):
+        train(tiny_config(tmp_path, "training.iterations=100000"), tmp_path / "run")
+
+
+def test_full_disk_is_one_clear_line(tmp_path):
+    config = tiny_config(tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").symlink_to("/dev/full")
+    with pytest.raises(RunError, match=r"metrics\.jsonl: cannot be written: No space left on device"):
+        train(config, tmp_path / "run")
+
+
+def test_folder_that_cannot_be_made_is_one_clear_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="cannot be written"):
+        train(tiny_config(tmp_path), tmp_path / "file" / "run")
+
+
+@pytest.mark.parametrize(
+    "override", ["runtime.precision=bf16", "runtime.deterministic=true", "pipeline.recompute=true"]
+)
+def test_options_of_the_computation(override, tmp_path):
+    config = tiny_config(tmp_path, override)
+    train(config, tmp_path / "run")
+    assert losses(tmp_path / "run")[-1]["val_loss"] < 4.5
+    torch.use_deterministic_algorithms(False)
+
+
+def test_tensorboard_gets_the_metrics(tmp_path):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    train(tiny_config(tmp_path, "logging.tensorboard=true", "training.iterations=6"), tmp_path / "run")
+    events = accumulator.EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    events.Reload()
+    assert len(events.Scalars("train_loss")) == 6
+    assert "stage_grad_norms/stage_003" in events.Tags()["scalars"]
+
+
+def test_config_written_is_complete(tmp_path):
+    train(tiny_config(tmp_path, "training.iterations=1"), tmp_path / "run")
+    written = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert set(written) == {"model", "data", "pipeline", "optimizer", "training", "runtime", "logging"}
+    assert written["optimizer"]["beta2"] == 0.999
