@@ -20,12 +20,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = build_parser().parse_args(arguments)
     try:
         return int(options.run(options))
-    except UserError as error:
-        print(f"brx: {error}", file=sys.stderr)
-        return USAGE
-    except RunError as error:
-        print(f"brx: {error}", file=sys.stderr)
-        return FAILED
+    except (UserError, RunError) as error:
+        from brx.pipeline.launch import report_error
+
+        if not report_error(error):
+            print(f"brx: {error}", file=sys.stderr)
+        return USAGE if isinstance(error, UserError) else FAILED
     except KeyboardInterrupt:
         print("brx: interrupted", file=sys.stderr)
         return INTERRUPTED

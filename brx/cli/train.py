@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 HELP = "train a GPT under asynchronous-pipeline delay"
@@ -11,6 +12,8 @@ EXAMPLES = """\
   brx train quick --set optimizer.method=basis-rotation    another method
   brx train my.yaml --set pipeline.stages=16 optimizer.lr=3e-4 --out runs/mine
   brx train runs/mine --resume                             continue a run
+  brx train quick --devices 2                              two processes, one a device; the same trajectory
+  torchrun --nnodes 2 --nproc-per-node 8 -m brx train paper-95m       several machines
 """
 
 
@@ -27,19 +30,37 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="override settings, for example model.blocks=16 optimizer.lr=3e-4",
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="the run's folder (default: runs/NAME-METHOD-pP-sSEED)")
+    parser.add_argument("--devices", type=int, metavar="R", help="processes, one a device (sets pipeline.devices)")
     parser.add_argument("--resume", action="store_true", help="continue from the newest checkpoint, if there is one")
 
 
 def run(args: argparse.Namespace) -> int:
     """Train; 0 when the run is finished, 130 when it was stopped and can be resumed."""
     from brx.config.loading import find_config, load_config
+    from brx.pipeline.distributed import DistributedWorld, started_as_one_of_many
+    from brx.pipeline.launch import end_with_launcher, launch
+    from brx.pipeline.world import SingleDevice, World
+    from brx.train.device import choose_device
     from brx.train.loop import train
     from brx.train.run_folder import default_folder
 
     source = Path(args.config)
     is_run = source.is_dir()
-    config = load_config(source / "config.yaml" if is_run else args.config, args.overrides)
+    devices = os.environ["WORLD_SIZE"] if started_as_one_of_many() else args.devices
+    overrides = args.overrides if devices is None else [*args.overrides, f"pipeline.devices={devices}"]
+    config = load_config(source / "config.yaml" if is_run else args.config, overrides)
     out = args.out or (source if is_run else default_folder(config, find_config(args.config).stem))
-    status = train(config, out, resume=args.resume)
-    print(out)
+
+    world: World = SingleDevice()
+    if started_as_one_of_many():
+        end_with_launcher()
+        world = DistributedWorld(config.pipeline.timeout_s)
+    elif config.pipeline.devices > 1:
+        choose_device(config.runtime.device, config.pipeline.devices - 1)  # refuses more than there are
+        resume = ["--resume"] if args.resume else []
+        arguments = ["train", args.config, "--out", str(out), *resume, "--set", *overrides]
+        return launch(arguments, config.pipeline.devices)
+    status = train(config, out, resume=args.resume, world=world)
+    if world.rank == 0:
+        print(out)
     return 0 if status == "finished" else 130

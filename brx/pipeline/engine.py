@@ -14,6 +14,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.profiler import record_function
 
 from brx.errors import RunError
 from brx.pipeline.schedule import asynchronous_1f1b
@@ -29,14 +30,23 @@ class Link(Protocol):
     def send_activation(self, activation: Tensor) -> None:
         """Pass the residual stream (B, S, D) on to the next device."""
 
+    def expect_activation(self) -> None:
+        """Start to receive the next activation, while this device computes."""
+
     def receive_activation(self) -> Tensor:
         """The residual stream (B, S, D) from the previous device."""
 
     def send_gradient(self, gradient: Tensor) -> None:
         """Pass the residual stream's gradient (B, S, D) back to the previous device."""
 
+    def expect_gradient(self) -> None:
+        """Start to receive the next gradient, while this device computes."""
+
     def receive_gradient(self) -> Tensor:
         """The residual stream's gradient (B, S, D) from the next device."""
+
+    def flush(self) -> None:
+        """Wait until everything sent has left."""
 
 
 class Updater(Protocol):
@@ -94,7 +104,7 @@ class Engine:
         Args:
             stages: this device's stages, in pipeline order.
             updater: the method.
-            micro_batch: gives micro-batch t on this device.
+            micro_batch: gives micro-batch t on this device (its tokens count on the first, its targets on the last).
             clip: largest gradient norm of a stage.
             autocast: makes the context of the forward pass.
             rank: r; rank 0 holds the first stage.
@@ -133,12 +143,18 @@ class Engine:
                 reads the results).
         """
         for action in asynchronous_1f1b(self.rank, self.num_ranks, first, last):
-            if action.kind == "F":
-                self._forward(action.micro_batch)
-            elif action.kind == "B":
-                self._backward(action.micro_batch)
-            else:
-                yield self._update(action.micro_batch)
+            more_to_come = action.micro_batch < last()
+            with record_function(str(action)):
+                if action.kind == "F":
+                    self._forward(action.micro_batch, more_to_come)
+                elif action.kind == "B":
+                    self._backward(action.micro_batch, more_to_come)
+                else:
+                    result = self._update(action.micro_batch)
+            if action.kind == "U":
+                yield result
+        if self._link is not None:
+            self._link.flush()
 
     @torch.no_grad()
     def evaluate(self, micro_batches: Sequence[MicroBatch]) -> float | None:
@@ -151,7 +167,7 @@ class Engine:
         for inputs, targets in micro_batches:
             for stage in self.stages:
                 stage.bind_live()
-            x = inputs if self.is_first else self._neighbours.receive_activation()
+            x = inputs if self.is_first else self._neighbours.receive_activation()[: len(inputs)]
             x, _ = self._through_stages(x, targets)
             if self.is_last:
                 total += x.item() * len(inputs)
@@ -159,9 +175,11 @@ class Engine:
                 self._neighbours.send_activation(x)
         return total / sum(len(inputs) for inputs, _ in micro_batches) if self.is_last else None
 
-    def _forward(self, t: int) -> None:
+    def _forward(self, t: int, more_to_come: bool) -> None:
         inputs, targets = self._micro_batch(t)
         received = None if self.is_first else self._neighbours.receive_activation().requires_grad_()
+        if more_to_come and not self.is_first:
+            self._neighbours.expect_activation()
         for stage in self.stages:
             stage.bind(t)
         output, auxiliary_loss = self._through_stages(inputs if received is None else received, targets)
@@ -169,12 +187,14 @@ class Engine:
         if not self.is_last:
             self._neighbours.send_activation(output.detach())
 
-    def _backward(self, t: int) -> None:
+    def _backward(self, t: int, more_to_come: bool) -> None:
         micro_batch = self._in_flight[t]
         for stage in self.stages:
             stage.bind(t)  # for blocks that recompute their activations
             stage.prepare_backward(t)
         gradient = None if self.is_last else self._neighbours.receive_gradient()
+        if more_to_come and not self.is_last:
+            self._neighbours.expect_gradient()
         outputs, gradients = [micro_batch.output], [gradient]
         if micro_batch.auxiliary_loss is not None:
             outputs.append(micro_batch.auxiliary_loss)
@@ -209,7 +229,8 @@ class Engine:
         auxiliary_losses = []
         with self._autocast():
             for stage in self.stages:
-                x, auxiliary_loss = stage.stage(x, targets)
+                with record_function(f"stage {stage.index}"):
+                    x, auxiliary_loss = stage.stage(x, targets)
                 if auxiliary_loss is not None:
                     auxiliary_losses.append(auxiliary_loss)
         return x, torch.stack(auxiliary_losses).sum() if auxiliary_losses else None

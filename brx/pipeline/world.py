@@ -35,14 +35,17 @@ class World(Protocol):
     def broadcast(self, value: T) -> T:
         """Rank 0's value, everywhere."""
 
-    def barrier(self) -> None:
-        """Wait for all."""
+    def barrier(self, *, patient: bool = False) -> None:
+        """Wait for all; `patient`: for hours if need be (while rank 0 prepares the data)."""
 
     def announce_stop(self, iteration: int) -> None:
         """Rank 0: let everybody stop after `iteration`."""
 
     def announced_stop(self) -> int | None:
-        """The iteration that rank 0 announced, if it did; never waits."""
+        """The iteration that rank 0 announced, if it did; never waits for anybody."""
+
+    def close(self) -> None:
+        """Part from the others, all at once."""
 
 
 class SingleDevice:
@@ -65,7 +68,7 @@ class SingleDevice:
     def broadcast(self, value: T) -> T:
         return value
 
-    def barrier(self) -> None:
+    def barrier(self, *, patient: bool = False) -> None:
         return
 
     def announce_stop(self, iteration: int) -> None:
@@ -73,3 +76,6 @@ class SingleDevice:
 
     def announced_stop(self) -> int | None:
         return self._stop
+
+    def close(self) -> None:
+        return

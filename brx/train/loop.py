@@ -51,7 +51,10 @@ def train(config: RunConfig, out: Path, *, resume: bool = False, world: World | 
         UserError: the request cannot be carried out as written.
         RunError: the run failed; its last good checkpoint is kept.
     """
-    return Trainer(config, RunFolder(out), world or SingleDevice()).run(resume=resume)
+    world = world or SingleDevice()
+    status = Trainer(config, RunFolder(out), world).run(resume=resume)
+    world.close()
+    return status
 
 
 class Trainer:
@@ -240,7 +243,7 @@ class Trainer:
         # Rank 0 makes the token files; the others find them.
         if self.is_writer:
             data = prepare(self.config.data)
-        self.world.barrier()
+        self.world.barrier(patient=True)
         if not self.is_writer:
             data = prepare(self.config.data)
         check_budget(self.config, data)
@@ -265,6 +268,9 @@ class Trainer:
         )
 
     def _micro_batches(self) -> Callable[[int], MicroBatch]:
+        if 0 < self.world.rank < self.world.num_ranks - 1:  # sees neither tokens nor targets
+            nothing = torch.empty(0, dtype=torch.int64, device=self.device)
+            return lambda iteration: (nothing, nothing)
         batches = Batches(
             self.data.train,
             sequence_length=self.config.model.sequence_length,

@@ -1,0 +1,169 @@
+"""Tensors between neighbouring devices: non-blocking, and posted before they are needed."""
+
+from __future__ import annotations
+
+from collections import deque
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from brx.errors import RunError
+
+
+class NeighbourLostError(RunError):
+    """Another device closed its connection or stopped answering.
+
+    Attributes:
+        peer: its rank; None if it could be any.
+    """
+
+    def __init__(self, peer: int | None, problem: str) -> None:
+        super().__init__(f"{'a rank' if peer is None else f'rank {peer}'} {problem}")
+        self.peer = peer
+
+
+class NeighbourLink:
+    """Implements `brx.pipeline.engine.Link` over torch.distributed.
+
+    Activations and gradients travel in process groups of their own: with NCCL the operations of one group are run in
+    the order in which they were posted, and a receive posted ahead in one direction would hold up the other.
+
+    Args:
+        rank: of this device.
+        num_ranks: of all.
+        shape: of what is exchanged (B, S, D).
+        dtype: likewise; bf16 where autocast runs.
+        device: where the tensors are.
+        timeout_s: seconds without an answer after which a neighbour counts as lost.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        num_ranks: int,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        device: torch.device,
+        timeout_s: float,
+    ) -> None:
+        previous = rank - 1 if rank > 0 else None
+        following = rank + 1 if rank + 1 < num_ranks else None
+        # A received activation is the input of a graph until its backward pass: one buffer for each micro-batch that
+        # may be in flight here, and one to receive into meanwhile.
+        num_in_flight = num_ranks - rank
+
+        def channel(source: int | None, target: int | None, num_buffers: int) -> _Channel:
+            group = dist.new_group(timeout=timedelta(seconds=timeout_s))
+            needed = num_buffers if source is not None else 0
+            buffers = [torch.empty(shape, dtype=dtype, device=device) for _ in range(needed)]
+            return _Channel(source, target, shape[0], buffers, group, timeout_s)
+
+        self._activations = channel(previous, following, num_in_flight + 1)
+        self._gradients = channel(following, previous, 2)
+
+    def send_activation(self, activation: Tensor) -> None:
+        """Pass the residual stream on to the next device."""
+        self._activations.send(activation)
+
+    def expect_activation(self) -> None:
+        """Start to receive the next activation."""
+        self._activations.expect()
+
+    def receive_activation(self) -> Tensor:
+        """The next activation from the previous device."""
+        return self._activations.receive()
+
+    def send_gradient(self, gradient: Tensor) -> None:
+        """Pass the gradient back to the previous device."""
+        self._gradients.send(gradient)
+
+    def expect_gradient(self) -> None:
+        """Start to receive the next gradient."""
+        self._gradients.expect()
+
+    def receive_gradient(self) -> Tensor:
+        """The next gradient from the next device."""
+        return self._gradients.receive()
+
+    def flush(self) -> None:
+        """Wait until everything sent has left."""
+        self._activations.wait_for_send()
+        self._gradients.wait_for_send()
+
+
+class _Channel:
+    """One direction: a send and a receive in flight at most."""
+
+    def __init__(
+        self,
+        source: int | None,
+        target: int | None,
+        num_examples: int,
+        buffers: list[Tensor],
+        group: dist.ProcessGroup,
+        timeout_s: float,
+    ) -> None:
+        self._source = source
+        self._target = target
+        self._num_examples = num_examples
+        self._free = deque(buffers)
+        self._group = group
+        self._timeout_s = timeout_s
+        self._receiving: tuple[dist.Work, Tensor] | None = None
+        self._sending: tuple[dist.Work, Tensor] | None = None
+
+    def send(self, tensor: Tensor) -> None:
+        assert self._target is not None
+        self.wait_for_send()
+        missing = self._num_examples - len(tensor)
+        if missing:  # the last validation batch may be smaller; messages are all of one size
+            tensor = torch.cat([tensor, tensor.new_zeros(missing, *tensor.shape[1:])])
+        tensor = tensor.contiguous()
+        try:
+            work = dist.isend(tensor, self._target, group=self._group)
+        except RuntimeError as error:
+            raise lost(self._target, error, self._timeout_s) from None
+        assert work is not None
+        self._sending = work, tensor  # the tensor has to outlive the transfer
+
+    def wait_for_send(self) -> None:
+        if self._sending is not None:
+            assert self._target is not None
+            self._wait(self._sending[0], self._target)
+            self._sending = None
+
+    def expect(self) -> None:
+        if self._receiving is not None or self._source is None:
+            return
+        buffer = self._free.popleft()
+        self._free.append(buffer)
+        try:
+            work = dist.irecv(buffer, self._source, group=self._group)
+        except RuntimeError as error:
+            raise lost(self._source, error, self._timeout_s) from None
+        assert work is not None
+        self._receiving = work, buffer
+
+    def receive(self) -> Tensor:
+        assert self._source is not None
+        self.expect()
+        assert self._receiving is not None
+        work, buffer = self._receiving
+        self._wait(work, self._source)
+        self._receiving = None
+        return buffer.detach()
+
+    def _wait(self, work: dist.Work, peer: int) -> None:
+        try:
+            work.wait(timedelta(seconds=self._timeout_s))
+        except RuntimeError as error:
+            raise lost(peer, error, self._timeout_s) from None
+
+
+def lost(peer: int | None, error: RuntimeError, timeout_s: float) -> NeighbourLostError:
+    """What torch.distributed's error says about a peer, in words."""
+    text = str(error).lower()
+    waited = "timed out" in text or "timeout" in text
+    return NeighbourLostError(peer, f"did not answer for {timeout_s:g} s" if waited else "closed its connection")
