@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from brx.errors import UserError
-from brx.pipeline.transport import NeighbourLink
+from brx.pipeline.transport import NeighbourLink, lost
 
 T = TypeVar("T")
 
@@ -82,9 +82,7 @@ class DistributedWorld:
         try:
             dist.barrier(group=self._patient if patient else self._control)
         except RuntimeError as error:
-            raise NeighbourLostError(
-                -1, f"or another one did not arrive: {' '.join(str(error).split())[:150]}"
-            ) from None
+            raise lost(None, error, self._timeout_s) from None
 
     def announce_stop(self, iteration: int) -> None:
         self._store.set("stop", str(iteration))
@@ -107,10 +105,7 @@ class DistributedWorld:
             payload = torch.empty(int(size), dtype=torch.uint8)
             dist.recv(payload, peer, group=self._control)
         except RuntimeError as error:
-            problem = (
-                f"did not answer for {self._timeout_s:g} s" if "imed out" in str(error) else "closed its connection"
-            )
-            raise NeighbourLostError(peer, problem) from None
+            raise lost(peer, error, self._timeout_s) from None
         value: T = pickle.loads(payload.numpy().tobytes())
         return value
 

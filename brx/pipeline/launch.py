@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from brx.errors import RunError, UserError
 from brx.pipeline.transport import NeighbourLostError
@@ -78,8 +79,9 @@ def report_error(error: UserError | RunError) -> bool:
     """In a launched rank: leave the error for the launcher to tell, once; False if there is no launcher."""
     if REPORT not in os.environ:
         return False
-    lost = isinstance(error, NeighbourLostError)
-    content = {"message": str(error), "is_consequence": lost, "lost_peer": error.peer if lost else None}
+    content: dict[str, Any] = {"message": str(error), "is_consequence": False, "lost_peer": None}
+    if isinstance(error, NeighbourLostError):
+        content |= {"is_consequence": True, "lost_peer": error.peer}
     Path(os.environ[REPORT]).write_text(json.dumps(content), encoding="utf-8")
     return True
 
