@@ -61,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
         arguments = ["train", args.config, "--out", str(out), *resume, "--set", *overrides]
         return launch(arguments, config.pipeline.devices)
     status = train(config, out, resume=args.resume, world=world)
+    world.close()
     if world.rank == 0:
         print(out)
     return 0 if status == "finished" else 130

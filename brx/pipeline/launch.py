@@ -151,9 +151,15 @@ def _cause(
             return RunError(f"rank {report.rank} ended with exit code {report.code} (its traceback is above)")
     if not final:
         return None
-    silent = {report.lost_peer for report in failed} - {report.rank for report in failed}
-    blamed = next((report for report in failed if report.lost_peer in silent), failed[0] if failed else None)
-    return RunError(f"{blamed.message}; the last checkpoint is kept") if blamed is not None else None
+    running = [rank for rank, report in enumerate(ended) if report is None]
+    blamed = next((report for report in failed if report.lost_peer in running), failed[0] if failed else None)
+    if blamed is None or blamed.message is None:
+        return None
+    # A rank that waited for all does not know for whom: it is one that has not said anything.
+    message = blamed.message
+    if blamed.lost_peer is None and running:
+        message = message.replace("a rank", f"rank {running[0]}", 1)
+    return RunError(f"{message}; the last checkpoint is kept")
 
 
 def _read(rank: int, process: subprocess.Popen[bytes], path: Path) -> _Report | None:

@@ -51,10 +51,7 @@ def train(config: RunConfig, out: Path, *, resume: bool = False, world: World | 
         UserError: the request cannot be carried out as written.
         RunError: the run failed; its last good checkpoint is kept.
     """
-    world = world or SingleDevice()
-    status = Trainer(config, RunFolder(out), world).run(resume=resume)
-    world.close()
-    return status
+    return Trainer(config, RunFolder(out), world or SingleDevice()).run(resume=resume)
 
 
 class Trainer:
