@@ -8,6 +8,7 @@ basis of the columns is that of F^T.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,31 +21,42 @@ becoming whatever the rounding noise says (which float32 does not tell from an e
 """
 
 
-def renew_eigenbasis(product: Tensor, basis: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+class Renewal(NamedTuple):
+    """What became of a batch of bases.
+
+    Attributes:
+        basis: the new ones (b, m, m), or the old one where the decomposition failed.
+        order: the places (b, m) that the columns had in the old ones.
+        valid: where the decomposition did not fail (b,).
+    """
+
+    basis: Tensor
+    order: Tensor
+    valid: Tensor
+
+
+def power_iteration(product: Tensor, basis: Tensor) -> Renewal:
     """`Power` of algorithm 2: one power iteration from the current basis, orthonormalised, in order of eigenvalue.
 
     Args:
         product: C Q, the covariance times the current basis (b, m, m).
         basis: Q (b, m, m).
-
-    Returns:
-        The new basis, the places (b, m) that its columns had in the old one, and whether it could be renewed (b,);
-        where it could not, the basis and the order are the old ones.
     """
     # The Rayleigh quotients q^T C q come from the product that the iteration needs anyway.
     eigenvalues = (basis * product).sum(dim=-2)
     order = eigenvalues.argsort(dim=-1, descending=True, stable=True)
     largest = eigenvalues.amax(dim=-1)[:, None, None]
-    # The scale does not change Q R but keeps tiny gradients from vanishing; a zero covariance leaves the basis as it is.
-    scale = torch.where(largest > 0, largest, torch.ones_like(largest))
-    iterated = torch.add(product / scale, basis, alpha=RELATIVE_SHIFT)
+    # The scale leaves Q as it is; without it, tiny gradients would vanish. A zero covariance keeps its basis.
+    iterated = torch.add(product / torch.where(largest > 0, largest, 1.0), basis, alpha=RELATIVE_SHIFT)
     renewed = orthonormalize(select_columns(iterated, order))
     valid = renewed.isfinite().flatten(1).all(dim=1)
     unchanged = torch.arange(order.shape[-1], device=order.device)
-    return torch.where(valid[:, None, None], renewed, basis), torch.where(valid[:, None], order, unchanged), valid
+    return Renewal(
+        torch.where(valid[:, None, None], renewed, basis), torch.where(valid[:, None], order, unchanged), valid
+    )
 
 
-def covariance_product(factor: Tensor, basis: Tensor) -> Tensor:
+def factor_product(factor: Tensor, basis: Tensor) -> Tensor:
     """F F^T Q for a factor (b, m, n) and a basis (b, m, m), in the cheaper of the two orders."""
     rows, columns = factor.shape[-2:]
     if columns < rows:
@@ -55,8 +67,8 @@ def covariance_product(factor: Tensor, basis: Tensor) -> Tensor:
 def orthonormalize(matrices: Tensor) -> Tensor:
     """The orthogonal factor of the QR decomposition whose R has a positive diagonal (and so is unique)."""
     orthogonal, triangular = torch.linalg.qr(matrices)
-    signs = torch.where(triangular.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(orthogonal.dtype)
-    return orthogonal * signs[:, None, :]
+    signed: Tensor = orthogonal * _signs(triangular.diagonal(dim1=-2, dim2=-1))[:, None, :]
+    return signed
 
 
 def select_columns(matrices: Tensor, order: Tensor) -> Tensor:
@@ -69,28 +81,28 @@ def select_rows(matrices: Tensor, order: Tensor) -> Tensor:
     return matrices.gather(-2, order[:, :, None].expand_as(matrices))
 
 
-def eigenvectors(covariance: Tensor) -> tuple[Tensor, Tensor]:
-    """Exact eigenvectors of symmetric matrices (b, m, m), largest eigenvalue first; the identity for a zero matrix.
-
-    Returns:
-        The basis, and whether the decomposition succeeded (b,), the identity standing in where it did not.
-    """
+def eigenvectors(covariance: Tensor) -> Renewal:
+    """Exact eigenvectors of symmetric matrices (b, m, m), largest eigenvalue first; the identity for a zero matrix."""
     return _exact_basis(covariance, lambda matrix: torch.linalg.eigh(matrix).eigenvectors.flip(-1))
 
 
-def left_singular_vectors(factor: Tensor) -> tuple[Tensor, Tensor]:
-    """Exact eigenvectors of F F^T for factors (b, m, n), from the singular values of F; otherwise as `eigenvectors`."""
+def left_singular_vectors(factor: Tensor) -> Renewal:
+    """Exact eigenvectors of F F^T for factors (b, m, n), as singular vectors of F; the identity for a zero matrix."""
     return _exact_basis(factor, lambda matrix: torch.linalg.svd(matrix, full_matrices=True).U)
 
 
-def _exact_basis(matrices: Tensor, decompose: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-    bases, successes = [], []
-    for matrix in matrices:
-        basis = torch.eye(matrix.shape[-2], dtype=matrix.dtype, device=matrix.device)
-        decomposed = _try_decompose(matrix, decompose) if matrix.count_nonzero() else basis
-        bases.append(basis if decomposed is None else decomposed)
-        successes.append(decomposed is not None)
-    return torch.stack(bases), torch.tensor(successes, device=matrices.device)
+def _exact_basis(matrices: Tensor, decompose: Callable[[Tensor], Tensor]) -> Renewal:
+    num_matrices, rows = matrices.shape[:2]
+    bases = torch.eye(rows, dtype=matrices.dtype, device=matrices.device).repeat(num_matrices, 1, 1)
+    valid = torch.ones(num_matrices, dtype=torch.bool, device=matrices.device)
+    for place, matrix in enumerate(matrices):
+        if matrix.count_nonzero():
+            decomposed = _try_decompose(matrix, decompose)
+            if decomposed is None:
+                valid[place] = False
+            else:
+                bases[place] = decomposed
+    return Renewal(bases, torch.arange(rows, device=matrices.device).expand(num_matrices, rows), valid)
 
 
 def _try_decompose(matrix: Tensor, decompose: Callable[[Tensor], Tensor]) -> Tensor | None:
@@ -98,10 +110,15 @@ def _try_decompose(matrix: Tensor, decompose: Callable[[Tensor], Tensor]) -> Ten
     for dtype in (matrix.dtype, torch.float64):
         try:
             basis = decompose(matrix.to(dtype)).to(matrix.dtype)
-        except torch.linalg.LinAlgError:
+        except RuntimeError:  # torch.linalg.LinAlgError is one
             continue
         if basis.isfinite().all():
             # LAPACK leaves the signs open: the entry of largest size in a column is made positive.
             peaks = basis.gather(-2, basis.abs().argmax(dim=-2, keepdim=True))
-            return basis * torch.where(peaks < 0, -1.0, 1.0).to(basis.dtype)
+            return basis * _signs(peaks)
     return None
+
+
+def _signs(values: Tensor) -> Tensor:
+    """1 or -1, never 0."""
+    return torch.ones_like(values).copysign(values)

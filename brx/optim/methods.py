@@ -113,6 +113,7 @@ def _basis_rotation(config: RunConfig, stages: Sequence[StageVersions]) -> list[
         geometry=optimizer.geometry,
         frequency=optimizer.frequency,
         covariance=optimizer.covariance,
+        staggered=optimizer.staggered,
     )
     return [rotation, adamw(config, stage_groups(stages, is_rest))]
 

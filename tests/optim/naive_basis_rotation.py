@@ -28,9 +28,11 @@ def naive_basis_rotation(
             if t == 1:
                 Q[side] = torch.linalg.eigh(S).eigenvectors.flip(1)
             else:
-                order = torch.diag(Q[side].T @ S @ Q[side]).argsort(descending=True)
+                eigenvalues = torch.diag(Q[side].T @ S @ Q[side])
+                order = eigenvalues.argsort(descending=True)
                 v = v[order, :] if side == "left" else v[:, order]
-                Q[side] = torch.linalg.qr(S @ Q[side][:, order]).Q
+                shifted = S + 1e-6 * eigenvalues.max() * torch.eye(len(S))
+                Q[side] = torch.linalg.qr(shifted @ Q[side][:, order]).Q
         U, V = Q["left"], Q["right"]
         v = beta2 * v + (1 - beta2) * (U.T @ G @ V) ** 2
         step = (U.T @ M @ V) / (1 - beta1**t) / ((v / (1 - beta2**t)).sqrt() + eps)

@@ -1,4 +1,4 @@
-"""BasisRotation against the naive algorithm, against Adam, and as a torch optimizer; and what it does with bad input."""
+"""BasisRotation against the naive algorithm, against Adam, as a torch optimizer, and with bad input."""
 
 import copy
 import io
@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import brx.optim.eigenbasis
 from brx.optim import BasisRotation
+from brx.optim.eigenbasis import eigenvectors
 from tests.optim.naive_basis_rotation import naive_basis_rotation
 
 STRATEGIES = list(itertools.product(["2nd", "1st"], ["bilateral", "unilateral"]))
@@ -58,22 +58,21 @@ def test_equals_naive_algorithm(shape, source, geometry, frequency):
 @pytest.mark.parametrize("shape", [(4, 7), (7, 4)])
 def test_bilateral_rectangles_equal_naive_algorithm_from_the_same_basis(shape, source, monkeypatch):
     # Start both from one basis of the larger side (its null space included), then nothing is arbitrary.
-    def basis_of(matrix):
-        noise = torch.diag(torch.linspace(1e-3, 1e-4, matrix.shape[-1]).double())
-        return torch.linalg.eigh(matrix + noise).eigenvectors.flip(-1)
-
-    weight, gradients = random(*shape), full_rank_gradients(25, *shape)
-    monkeypatch.setattr("brx.optim.basis_rotation.exact_basis", lambda c: (basis_of(c), 0))
-    monkeypatch.setattr("brx.optim.basis_rotation.exact_left_basis", lambda m: (basis_of(m @ m.mT), 0))
-    parameter = torch.nn.Parameter(weight.clone())
-    optimizer = BasisRotation([parameter], lr=0.01, source=source, frequency=3, covariance="step")
-    take_steps(optimizer, [parameter], [gradients])
-
     original = torch.linalg.eigh
-    noisy = lambda matrix: original(matrix + torch.diag(torch.linspace(1e-3, 1e-4, len(matrix)).double()))  # noqa: E731
-    monkeypatch.setattr(torch.linalg, "eigh", noisy)
+
+    def eigenvectors_with_distinct_values(matrix):
+        return original(matrix + torch.diag(torch.linspace(1e-3, 1e-4, matrix.shape[-1]).double()))
+
+    monkeypatch.setattr(torch.linalg, "eigh", eigenvectors_with_distinct_values)
+    monkeypatch.setattr("brx.optim.basis_rotation.left_singular_vectors", lambda m: eigenvectors(m @ m.mT))
+    weight, gradients = random(*shape), full_rank_gradients(25, *shape)
+    parameter = torch.nn.Parameter(weight.clone())
+    every_step = source == "2nd"
+    covariance = "step" if every_step else "refresh"
+    optimizer = BasisRotation([parameter], lr=0.01, source=source, frequency=3, covariance=covariance)
+    take_steps(optimizer, [parameter], [gradients])
     arguments = (0.01, (0.9, 0.999), 1e-8, 0.01, source, "bilateral", 3)
-    expected = naive_basis_rotation(weight, gradients, *arguments, every_step=source == "2nd")[-1]
+    expected = naive_basis_rotation(weight, gradients, *arguments, every_step=every_step)[-1]
     torch.testing.assert_close(parameter.detach(), expected, rtol=0, atol=1e-6)
 
 
@@ -102,7 +101,7 @@ def test_groups_keep_their_own_rate_and_interval():
         expected = naive_basis_rotation(
             weight, series, option["lr"], (0.9, 0.999), 1e-8, 0.01, "2nd", "bilateral", option["frequency"] or 10**9
         )
-        torch.testing.assert_close(parameter.detach(), expected[-1], rtol=0, atol=1e-8)
+        torch.testing.assert_close(parameter.detach(), expected[-1], rtol=0, atol=1e-7)
 
 
 @settings(max_examples=25, deadline=None)
@@ -121,7 +120,7 @@ def test_basis_stays_orthonormal(rows, columns, batch, strategy, seed):
         optimizer, [parameter], [[random(batch, rows, columns, seed=seed + k, dtype=torch.float32) for k in range(9)]]
     )
     assert torch.isfinite(parameter).all()
-    for side in ("basis_left", "basis_right"):
+    for side in ("left_basis", "right_basis"):
         if side in optimizer.state[parameter]:
             basis = optimizer.state[parameter][side]
             identity = torch.eye(basis.shape[-1]).expand_as(basis)
@@ -135,24 +134,24 @@ def test_exact_basis_at_every_step_is_adam_on_rotated_parameters():
     optimizer = BasisRotation([parameter], lr=0.01, weight_decay=0.0, frequency=None)
     take_steps(optimizer, [parameter], [gradients])
     state = optimizer.state[parameter]
-    U, V = state["basis_left"], state["basis_right"]
+    U, V = state["left_basis"], state["right_basis"]
     rotated = torch.nn.Parameter(U.T @ weight @ V)
     adam = torch.optim.Adam([rotated], lr=0.01)
     take_steps(adam, [rotated], [[U.T @ gradient @ V for gradient in gradients]])
-    torch.testing.assert_close(parameter.detach(), U @ rotated.detach() @ V.T, rtol=0, atol=1e-12)
+    torch.testing.assert_close(parameter.detach(), U @ rotated.detach() @ V.T, rtol=0, atol=1e-8)
 
 
 def test_without_rotation_equals_adamw(monkeypatch):
-    identity = lambda matrix: (torch.eye(matrix.shape[-2], dtype=matrix.dtype).expand(len(matrix), -1, -1), 0)  # noqa: E731
-    monkeypatch.setattr("brx.optim.basis_rotation.exact_basis", identity)
+    # A covariance of zeros leaves the basis at the identity.
+    monkeypatch.setattr("brx.optim.basis_rotation.eigenvectors", lambda covariance: eigenvectors(0 * covariance))
     weight, gradients = (
         random(6, 4, dtype=torch.float32),
         [random(6, 4, seed=k, dtype=torch.float32) for k in range(20)],
     )
     ours, theirs = torch.nn.Parameter(weight.clone()), torch.nn.Parameter(weight.clone())
     take_steps(BasisRotation([ours], frequency=None, weight_decay=0.1), [ours], [gradients])
-    take_steps(torch.optim.AdamW([theirs], weight_decay=0.1, foreach=False), [theirs], [gradients])
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-7)
+    take_steps(torch.optim.AdamW([theirs], weight_decay=0.1, fused=True), [theirs], [gradients])
+    assert torch.equal(ours, theirs)
 
 
 @pytest.mark.parametrize(("source", "geometry"), STRATEGIES)
@@ -183,7 +182,7 @@ def test_saved_state_holds_only_its_own_matrix():
     optimizer = BasisRotation(parameters)
     take_steps(optimizer, parameters, [[random(6, 6, dtype=torch.float32)]] * 8)
     for state in optimizer.state_dict()["state"].values():
-        assert state["basis_left"].untyped_storage().nbytes() == 6 * 6 * 4
+        assert state["left_basis"].untyped_storage().nbytes() == 6 * 6 * 4
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -194,7 +193,7 @@ def test_low_precision_parameters_keep_state_in_fp32(dtype):
     resumed = BasisRotation([parameter])
     resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     for state in (optimizer.state[parameter], resumed.state[parameter]):
-        assert {value.dtype for value in state.values() if isinstance(value, torch.Tensor)} == {torch.float32}
+        assert {value.dtype for value in state.values() if value.is_floating_point()} == {torch.float32}
     assert parameter.dtype == dtype
     assert torch.isfinite(parameter).all()
 
@@ -210,10 +209,10 @@ def test_zero_gradients_only_decay():
 @pytest.mark.parametrize(("source", "geometry"), STRATEGIES)
 def test_one_row_and_one_column(shape, source, geometry):
     parameter = torch.nn.Parameter(torch.ones(shape))
-    optimizer = BasisRotation([parameter], source=source, geometry=geometry, frequency=2, lr=0.1, weight_decay=0)
+    optimizer = BasisRotation([parameter], source=source, geometry=geometry, frequency=2, lr=0.1)
     take_steps(optimizer, [parameter], [[torch.ones(shape)] * 5])
     assert torch.isfinite(parameter).all()
-    assert (parameter < 1).all()
+    assert parameter.sum() < torch.ones(shape).sum()
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -223,11 +222,12 @@ def test_gradient_that_is_not_finite_changes_nothing_and_is_named(bad, at_refres
     optimizer = BasisRotation(named, frequency=3)
     steps = 2 if at_refresh else 1
     take_steps(optimizer, [p for _, p in named], [full_rank_gradients(steps, 3, 3)] * 2)
-    before = copy.deepcopy((optimizer.state_dict(), [p.detach() for _, p in named]))
+    snapshot = lambda: copy.deepcopy((optimizer.state_dict()["state"], [p.detach() for _, p in named]))  # noqa: E731
+    before = snapshot()
     named[1][1].grad[0, 0] = bad
-    with pytest.raises(ValueError, match=r"the gradient of bad \(3, 3\) is not finite"):
+    with pytest.raises(ValueError, match=r"parameter bad of shape \(3, 3\): its gradient has NaN, infinity"):
         optimizer.step()
-    torch.testing.assert_close((optimizer.state_dict(), [p.detach() for _, p in named]), before, rtol=0, atol=0)
+    torch.testing.assert_close(snapshot(), before, rtol=0, atol=0)
 
 
 def test_parameters_without_gradient_in_some_steps_are_left_alone():
@@ -259,12 +259,12 @@ def test_sparse_gradient_is_refused():
     parameter = torch.nn.Parameter(torch.ones(3, 3))
     optimizer = BasisRotation([parameter])
     parameter.grad = torch.eye(3).to_sparse()
-    with pytest.raises(ValueError, match="parameter 0 is sparse"):
+    with pytest.raises(ValueError, match=r"parameter 0 of group 0 of shape \(3, 3\): its gradient is sparse"):
         optimizer.step()
 
 
 def test_vectors_are_refused_with_advice():
-    with pytest.raises(ValueError, match=r"bias has shape \(3,\): give it to torch.optim.AdamW"):
+    with pytest.raises(ValueError, match=r"parameter bias of shape \(3,\).*give this one to torch.optim.AdamW"):
         BasisRotation([("bias", torch.nn.Parameter(torch.ones(3)))])
 
 
@@ -292,7 +292,7 @@ def test_decomposition_that_fails_is_retried_in_float64_then_counted(monkeypatch
     def failing_in_fp32(matrix):
         calls.append(matrix.dtype)
         if matrix.dtype == torch.float32:
-            raise brx.optim.eigenbasis.NotConverged("no")
+            raise torch.linalg.LinAlgError("no")
         return original(matrix)
 
     monkeypatch.setattr(torch.linalg, "eigh", failing_in_fp32)
@@ -303,7 +303,7 @@ def test_decomposition_that_fails_is_retried_in_float64_then_counted(monkeypatch
     assert optimizer.num_failed_refreshes == 0
 
     def failing(matrix):
-        raise brx.optim.eigenbasis.NotConverged("no")
+        raise torch.linalg.LinAlgError("no")
 
     monkeypatch.setattr(torch.linalg, "eigh", failing)
     parameter = torch.nn.Parameter(torch.ones(3, 3))
@@ -333,3 +333,20 @@ def test_closure_scheduler_and_added_group():
     assert losses[0] > losses[-1]
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 / 8)
     assert torch.equal(second, before)
+
+
+def test_staggered_refreshes_are_spread_over_the_interval(monkeypatch):
+    parameters = [torch.nn.Parameter(random(4, 4, seed=k)) for k in range(6)]
+    optimizer = BasisRotation(parameters, frequency=3, staggered=True)
+    due = []
+    original = optimizer._estimate_eigenbasis
+
+    def counting(batch, gradient, first):
+        due[-1] += len(batch.members)
+        original(batch, gradient, first)
+
+    monkeypatch.setattr(optimizer, "_estimate_eigenbasis", counting)
+    for step in range(7):
+        due.append(0)
+        take_steps(optimizer, parameters, [[random(4, 4, seed=step)]] * 6)
+    assert due == [6, 2, 2, 2, 2, 2, 2]

@@ -3,6 +3,8 @@
 import json
 import os
 import random
+import re
+import resource
 import signal
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 import yaml
 
 from brx.config.loading import dump_config, load_config
+from brx.data.prepare import prepare
 from brx.errors import RunError, UserError
 from brx.train import checkpoint
 from brx.train.loop import Trainer, train
@@ -172,11 +175,19 @@ def test_run_longer_than_the_data_says_how_many_epochs(tmp_path):
 
 
 def test_full_disk_is_one_clear_line(tmp_path):
-    config = tiny_config(tmp_path)
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "metrics.jsonl").symlink_to("/dev/full")
-    with pytest.raises(RunError, match=r"metrics\.jsonl: cannot be written: No space left on device"):
-        train(config, tmp_path / "run")
+    # A limit on the size of files stands in for a full disk: config and metrics fit, a checkpoint does not.
+    config = tiny_config(tmp_path, "training.checkpoint_every=3")
+    prepare(config.data)
+    path = tmp_path / "tiny.yaml"
+    path.write_text(dump_config(config))
+    process = start_brx(
+        "train", path, "--out", tmp_path / "run",
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000)),
+    )  # fmt: skip
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert re.fullmatch(r"brx: .*stage-000\.pt: cannot be written: .*", stderr.splitlines()[-1])
+    assert checkpoint.list_checkpoints(tmp_path / "run") == []
 
 
 def test_folder_that_cannot_be_made_is_one_clear_line(tmp_path):
