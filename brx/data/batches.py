@@ -40,7 +40,8 @@ class Batches:
 
     def batch(self, iteration: int) -> tuple[Tensor, Tensor]:
         """Token ids and next tokens of micro-batch `iteration`, each (B, S), int64."""
-        generator = np.random.default_rng((self._seed, iteration))
+        # The iteration as a spawn key, not as part of the entropy: no two (seed, iteration) share a stream.
+        generator = np.random.default_rng(np.random.SeedSequence(self._seed, spawn_key=(iteration,)))
         starts = generator.integers(len(self._tokens) - self._window + 1, size=self._batch_size)
         return windows(self._tokens, starts, self._window)
 

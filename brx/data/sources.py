@@ -3,58 +3,71 @@
 from __future__ import annotations
 
 import glob
+import os
 import re
 import sysconfig
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain
+from collections.abc import Iterator
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from brx.config.schema import DataConfig
-from brx.errors import UserError
+from brx.errors import RunError, UserError
 
 EXTENSIONS = (".txt", ".jsonl", ".parquet")
 # A text file has no documents of its own: it is cut at line ends into pieces of about this many characters.
 TEXT_PIECE = 16_384
 
-_STDLIB_SKIPPED = {"site-packages", "test", "tests", "idlelib", "lib2to3", "encodings", "__pycache__"}
+_STDLIB_SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "encodings", "__pycache__"}
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 # Names under which datasets are known, where the hub files them under their owner.
 _HUB_ALIASES = {"openwebtext": "Skylion007/openwebtext"}
+_HUB_TIMEOUT_S = 10.0
+_ROWS_AT_A_TIME = 256
 
 
-def documents(config: DataConfig) -> Iterator[str]:
-    """The documents of `config.source`, in an order that is the same every time.
+def documents(config: DataConfig, *, skip: int = 0) -> Iterator[str]:
+    """The documents of `config.source` that are not empty, in an order that is the same every time.
+
+    Args:
+        config: source and text field.
+        skip: leave out that many of the first.
 
     Raises:
         UserError: the source is missing, unreadable, or of an unknown kind; names the file or field.
+        RunError: the connection to the Hugging Face Hub broke on the way.
     """
+    return islice(filter(None, _all_documents(config)), skip, None)
+
+
+def _all_documents(config: DataConfig) -> Iterator[str]:
     if config.source == "stdlib":
         return _stdlib()
     files = local_files(config.source)
     if files is None:
-        return _texts(_hub_rows(config.source), config.text_field, config.source)
-    return chain.from_iterable(_file(path, config.text_field) for path in files)
+        return _hub(config.source, config.text_field)
+    return chain.from_iterable(_local_file(path, config.text_field) for path in files)
 
 
 def local_files(source: str) -> list[Path] | None:
     """The files that a path, folder or glob names, sorted; None if it looks like the name of a dataset on the hub.
 
+    A folder stands for the .txt, .jsonl and .parquet files at any depth below it.
+
     Raises:
         UserError: there are none, or one has an unknown extension.
     """
     path = Path(source).expanduser()
-    if path.is_dir():
-        found = sorted(file for file in path.rglob("*") if file.suffix in EXTENSIONS)
+    if path.is_file():
+        found = [path]
+    elif path.is_dir():
+        found = sorted(file for file in path.rglob("*") if file.suffix in EXTENSIONS and file.is_file())
         if not found:
             raise UserError(f"data.source: {source}: the folder holds no {', '.join(EXTENSIONS)} file")
-        return found
-    if glob.has_magic(source):
-        found = [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]
+    elif glob.has_magic(source):
+        found = [Path(name) for name in sorted(glob.glob(str(path), recursive=True)) if Path(name).is_file()]
         if not found:
             raise UserError(f"data.source: {source}: the pattern matches no file")
-    elif path.is_file():
-        found = [path]
     elif _HUB_NAME.fullmatch(source) and path.suffix not in EXTENSIONS:
         return None
     else:
@@ -67,59 +80,89 @@ def local_files(source: str) -> list[Path] | None:
 
 def _stdlib() -> Iterator[str]:
     root = Path(sysconfig.get_paths()["stdlib"])
-    files = [file.relative_to(root) for file in root.rglob("*.py")]
-    for file in sorted(file for file in files if not _STDLIB_SKIPPED.intersection(file.parts)):
-        yield (root / file).read_text(encoding="utf-8", errors="replace")
+    for folder, subfolders, files in os.walk(root):
+        subfolders[:] = sorted(set(subfolders) - _STDLIB_SKIPPED)
+        for name in sorted(files):
+            if name.endswith(".py"):
+                yield Path(folder, name).read_text(encoding="utf-8", errors="replace")
 
 
-def _file(path: Path, text_field: str) -> Iterator[str]:
+def _local_file(path: Path, text_field: str) -> Iterator[str]:
     if path.suffix == ".txt":
-        return _text_pieces(path)
+        yield from _text_pieces(path)
+        return
     kind = "json" if path.suffix == ".jsonl" else "parquet"
     datasets = _import_datasets(f"{path.suffix} files")
-    rows = datasets.load_dataset(kind, data_files=str(path), split="train", streaming=True)
-    return _texts(_readable(rows, path), text_field, str(path))
+    try:
+        yield from _texts(_stream(datasets, kind, data_files=str(path)), text_field, str(path))
+    except UserError:
+        raise
+    except Exception as error:  # json and pyarrow errors, wrapped differently from version to version
+        raise UserError(f"data.source: {path}: cannot be read: {_one_line(error.__cause__ or error)}") from None
 
 
 def _text_pieces(path: Path) -> Iterator[str]:
     try:
-        with path.open(encoding="utf-8") as file:
-            while lines := file.readlines(TEXT_PIECE):
-                yield "".join(lines)
+        with path.open(encoding="utf-8", newline="\n") as file:
+            # The limit on the rest of the line bounds the memory that a file without line ends takes.
+            while piece := file.read(TEXT_PIECE) + file.readline(TEXT_PIECE):
+                if "\0" in piece:
+                    raise UserError(f"data.source: {path}: holds NUL characters: not a text file")
+                yield piece
     except UnicodeDecodeError:
         raise UserError(f"data.source: {path}: not UTF-8 text") from None
     except OSError as error:
         raise UserError(f"data.source: {path}: cannot be read: {error.strerror}") from None
 
 
-def _hub_rows(name: str) -> Iterable[Mapping[str, Any]]:
+def _hub(name: str, text_field: str) -> Iterator[str]:
+    repository = _HUB_ALIASES.get(name, name)
     datasets = _import_datasets("Hugging Face datasets")
     try:
-        rows: Iterable[Mapping[str, Any]] = datasets.load_dataset(
-            _HUB_ALIASES.get(name, name), split="train", streaming=True
-        )
-        return rows
-    except Exception as error:  # the library raises a different one for each way to be unreachable
-        problem = " ".join(str(error).split())[:150]
+        rows = _open_on_hub(datasets, repository)
+    except Exception as error:  # a different one for each way to be unreachable, unknown or unreadable
         raise UserError(
-            f"data.source: {name}: no such file, and the Hugging Face dataset cannot be reached: {problem}"
+            f"data.source: {name}: no such file, and the Hugging Face dataset {repository} cannot be reached:"
+            f" {_one_line(error)}"
+        ) from None
+    try:
+        yield from _texts(rows, text_field, name)
+    except UserError:
+        raise
+    except Exception as error:  # the network, in as many ways
+        raise RunError(
+            f"data.source: {name}: the stream broke off: {_one_line(error)}; prepare again to go on from here"
         ) from None
 
 
-def _readable(rows: Iterable[Mapping[str, Any]], path: Path) -> Iterator[Mapping[str, Any]]:
+def _open_on_hub(datasets: Any, repository: str) -> Any:
+    from huggingface_hub import HfApi
+
+    # Asked first because load_dataset alone tries again for half a minute before it admits that there is no network.
+    HfApi().dataset_info(repository, timeout=_HUB_TIMEOUT_S)
     try:
-        yield from rows
-    except Exception as error:  # json and pyarrow errors, wrapped differently from version to version
-        problem = " ".join(str(error.__cause__ or error).split())[:150]
-        raise UserError(f"data.source: {path}: cannot be read: {problem}") from None
+        return _stream(datasets, repository)
+    except RuntimeError as error:
+        if "scripts" not in str(error):
+            raise
+        # Datasets that consist of a loading script are on the hub a second time, converted.
+        return _stream(datasets, repository, revision="refs/convert/parquet")
 
 
-def _texts(rows: Iterable[Mapping[str, Any]], text_field: str, where: str) -> Iterator[str]:
-    for row in rows:
-        if not isinstance(row.get(text_field), str):
-            fields = ", ".join(name for name, value in row.items() if isinstance(value, str)) or "none"
-            raise UserError(f"data.text_field: {where} has no text in '{text_field}' (fields with text: {fields})")
-        yield row[text_field]
+def _stream(datasets: Any, name: str, **where: str) -> Any:
+    """Rows of the training split as Arrow tables, without downloading or caching the whole."""
+    return datasets.load_dataset(name, split="train", streaming=True, **where).with_format("arrow")
+
+
+def _texts(rows: Any, text_field: str, where: str) -> Iterator[str]:
+    for table in rows.iter(batch_size=_ROWS_AT_A_TIME):
+        if text_field not in table.column_names:
+            fields = ", ".join(sorted(table.column_names))
+            raise UserError(f"data.text_field: {where} has no field '{text_field}'; its fields are {fields}")
+        for text in table[text_field].to_pylist():
+            if not isinstance(text, str):
+                raise UserError(f"data.text_field: {where}: '{text_field}' holds {text!r:.40} where text is expected")
+            yield text
 
 
 def _import_datasets(what: str) -> Any:
@@ -128,4 +171,9 @@ def _import_datasets(what: str) -> Any:
     except ImportError:
         raise UserError(f"data.source: {what} need the datasets package: pip install 'brx[datasets]'") from None
     datasets.disable_progress_bars()
+    datasets.logging.set_verbosity_error()  # its log lines would tear the progress bar; its errors come as exceptions
     return datasets
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]

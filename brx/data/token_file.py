@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from brx.data.tokenizers import Tokens
 from brx.errors import UserError
@@ -17,30 +16,46 @@ from brx.errors import UserError
 DTYPE = np.dtype("<u2")
 
 
-@dataclass(frozen=True)
-class Sidecar:
-    """What a token file holds.
+class Sidecar(BaseModel):
+    """What a token file holds."""
 
-    Attributes:
-        source: where the documents came from.
-        tokenizer: how they were tokenized.
-        num_tokens: how many ids the file holds.
-        num_documents: from how many documents.
-        sha256: of the file.
-    """
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
 
     source: str
+    """Where the documents came from."""
     tokenizer: str
-    num_tokens: int
-    num_documents: int
+    """How they were tokenized."""
+    num_tokens: int = Field(ge=0)
+    """How many ids the file holds."""
+    num_documents: int = Field(ge=0)
+    """From how many documents."""
     sha256: str
+    """Of the file, in hexadecimal."""
 
     def write(self, path: Path) -> None:
         """Write it as JSON beside the token file at `path`."""
         with path.with_suffix(".json").open("w", encoding="utf-8") as file:
-            json.dump(asdict(self), file, indent=2)
+            file.write(self.model_dump_json(indent=2) + "\n")
             file.flush()
             os.fsync(file.fileno())
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read the sidecar of the token file at `path`.
+
+        Raises:
+            UserError: it is missing or is not such a sidecar.
+        """
+        sidecar = path.with_suffix(".json")
+        try:
+            return cls.model_validate_json(sidecar.read_bytes())
+        except OSError as error:
+            raise UserError(f"{sidecar}: cannot be read: {error.strerror}; {_remedy(path)}") from None
+        except ValidationError as error:
+            first = error.errors()[0]
+            key = ".".join(str(part) for part in first["loc"])
+            problem = f"{key}: {first['msg']}" if key else first["msg"]
+            raise UserError(f"{sidecar}: not the sidecar of a token file: {problem}; {_remedy(path)}") from None
 
 
 class TokenFile:
@@ -61,39 +76,46 @@ class TokenFile:
         return self.sidecar.num_tokens
 
     @classmethod
-    def load(cls, path: Path) -> Self:
+    def load(cls, path: Path, *, always_hash: bool = False) -> Self:
         """Map a token file into memory.
 
-        Its SHA-256 is compared with the sidecar's whenever its size or modification time is not that of the last
-        comparison, so that opening a large file again costs nothing.
+        Its size is always compared with the sidecar. Its SHA-256 is compared only when size or modification time are
+        not those of the last comparison (noted in a `.verified` file beside it), so that opening a large file again
+        costs nothing; damage that leaves both unchanged is found with `always_hash`.
 
         Raises:
             UserError: the file or its sidecar is missing, damaged, or not what the sidecar says.
         """
-        sidecar_path = path.with_suffix(".json")
+        sidecar = Sidecar.read(path)
         try:
-            sidecar = Sidecar(**json.loads(sidecar_path.read_text(encoding="utf-8")))
             stat = path.stat()
-        except (OSError, ValueError, TypeError) as error:
-            raise UserError(
-                f"{sidecar_path}: not a readable token file and sidecar ({error}); {_remedy(path)}"
-            ) from None
-        if stat.st_size != sidecar.num_tokens * DTYPE.itemsize:
-            expected = sidecar.num_tokens * DTYPE.itemsize
+        except OSError as error:
+            raise UserError(f"{path}: cannot be read: {error.strerror}; {_remedy(path)}") from None
+        expected = sidecar.num_tokens * DTYPE.itemsize
+        if stat.st_size != expected:
             raise UserError(f"{path}: holds {stat.st_size} bytes, its sidecar says {expected}; {_remedy(path)}")
         note = path.with_suffix(".verified")
         seen = f"{stat.st_size} {stat.st_mtime_ns} {sidecar.sha256}"
-        if not note.is_file() or note.read_text(encoding="utf-8") != seen:
+        if always_hash or _read_note(note) != seen:
             if sha256(path) != sidecar.sha256:
                 raise UserError(f"{path}: its SHA-256 is not the sidecar's; {_remedy(path)}")
             _write_note(note, seen)
-        return cls(np.memmap(path, DTYPE, "r") if stat.st_size else np.empty(0, DTYPE), sidecar)
+        # A plain array over the map: numpy's memmap class costs microseconds at every indexing.
+        tokens = np.asarray(np.memmap(path, DTYPE, "r")) if expected else np.empty(0, DTYPE)
+        return cls(tokens, sidecar)
 
 
 def sha256(path: Path) -> str:
     """SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _read_note(note: Path) -> str | None:
+    try:
+        return note.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None
 
 
 def _write_note(note: Path, seen: str) -> None:
