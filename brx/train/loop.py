@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from brx.config.schema import RunConfig
 from brx.data.batches import Batches, validation_set
+from brx.data.prefetch import Prefetcher
 from brx.data.prepare import PreparedData, prepare
 from brx.errors import RunError, UserError
 from brx.model.stage import Stage, initialize, partition
@@ -70,6 +70,7 @@ class Trainer:
         self.device, self.device_reason = choose_device(config.runtime.device, world.local_rank)
         set_up(config.runtime, self.device, world.num_local_ranks)
         self.data = self._prepare_data()
+        self.prefetcher = self._open_batches()
         self.stages = build_stages(config, self.device, self._own_stages())
         self.updater = MethodUpdater(config, self.stages)
         self.engine = self._build_engine()
@@ -92,6 +93,7 @@ class Trainer:
             self._restore()
         last = self.config.training.last_iteration
         with ExitStack() as stack:
+            stack.enter_context(self.prefetcher)
             stop = stack.enter_context(StopSignal(listen=self.is_writer))
             progress = stack.enter_context(
                 TrainingProgress(self.folder.path.name, last, self.iteration, quiet=not self.is_writer)
@@ -256,7 +258,7 @@ class Trainer:
         return Engine(
             self.stages,
             self.updater,
-            self._micro_batches(),
+            self.prefetcher.batch,
             clip=config.training.clip,
             autocast=autocast(config.runtime, self.device),
             rank=world.rank,
@@ -264,17 +266,17 @@ class Trainer:
             link=world.link(shape, dtype, self.device),
         )
 
-    def _micro_batches(self) -> Callable[[int], MicroBatch]:
-        if 0 < self.world.rank < self.world.num_ranks - 1:  # sees neither tokens nor targets
-            nothing = torch.empty(0, dtype=torch.int64, device=self.device)
-            return lambda iteration: (nothing, nothing)
+    def _open_batches(self) -> Prefetcher:
+        if 0 < self.world.rank < self.world.num_ranks - 1:  # a device in between sees neither tokens nor targets
+            nothing = torch.empty(0, dtype=torch.int64)
+            return Prefetcher(lambda iteration: (nothing, nothing), self.device)
         batches = Batches(
             self.data.train,
             sequence_length=self.config.model.sequence_length,
             batch_size=self.config.training.batch_size,
             seed=self.config.training.seed,
         )
-        return lambda iteration: _to_device(batches.batch(iteration), self.device)
+        return Prefetcher(batches.batch, self.device)
 
     def _validation_batches(self) -> list[MicroBatch]:
         batches = validation_set(

@@ -13,7 +13,10 @@ from brx.errors import UserError
 
 def tokens(num):
     """A file in which each token is its own place."""
-    return TokenFile(np.arange(num, dtype="<u2"), Sidecar("test", "bytes", num, 1, ""))
+    return TokenFile(
+        np.arange(num, dtype="<u2"),
+        Sidecar(source="test", tokenizer="bytes", num_tokens=num, num_documents=1, sha256=""),
+    )
 
 
 @given(num=st.integers(9, 5000), seed=st.integers(0, 2**40), iteration=st.integers(1, 10**7))

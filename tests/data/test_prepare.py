@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from brx.config.schema import DataConfig
-from brx.data import prepare as prepare_module
-from brx.data.prepare import is_validation, prepare, token_folder
+from brx.data import parallel
+from brx.data.parallel import is_validation
+from brx.data.prepare import prepare, token_folder
 from brx.data.sources import documents
 from brx.errors import UserError
 
@@ -97,7 +98,7 @@ def test_budget_stops_at_exactly_so_many_training_tokens(tmp_path):
 
 def test_worker_processes_give_the_same(tmp_path, monkeypatch):
     (tmp_path / "a.txt").write_text("".join(f"{k} words, it's said\n" for k in range(8000)))
-    monkeypatch.setattr(prepare_module, "CHUNK_CHARACTERS", 20_000)
+    monkeypatch.setattr(parallel, "CHUNK_CHARACTERS", 20_000)
     alone = prepare(config_for(tmp_path / "alone", tmp_path / "a.txt", tokenizer="gpt2"), workers=0)
     together = prepare(config_for(tmp_path / "together", tmp_path / "a.txt", tokenizer="gpt2"), workers=2)
     assert contents(alone) == contents(together)
@@ -106,14 +107,14 @@ def test_worker_processes_give_the_same(tmp_path, monkeypatch):
 INTERRUPTED = """
 import sys
 from brx.config.schema import DataConfig
-from brx.data import prepare as module
-module.CHUNK_CHARACTERS, module.CHUNKS_PER_NOTE = 2000, 3
-original = module.tokenize_chunk
+from brx.data import parallel, prepare as module
+parallel.CHUNK_CHARACTERS, module.CHUNKS_PER_COMMIT = 2000, 3
+original = parallel.tokenize_chunk
 def slow(*arguments):
     import time
     time.sleep(0.005)
     return original(*arguments)
-module.tokenize_chunk = slow
+parallel.tokenize_chunk = slow
 module.prepare(DataConfig.model_validate_json(sys.argv[1]))
 """
 
@@ -219,14 +220,14 @@ def broken(tmp_path, kind):
     ("kind", "expected"),
     [
         ("missing", "nowhere.txt: no such file"),
-        ("empty", "too small: 0 documents"),
+        ("empty", "empty.txt: holds no text"),
         ("binary", "binary.txt: not UTF-8 text"),
         ("extension", "a.pdf: unknown kind of file; known are .txt, .jsonl, .parquet"),
         ("folder", "the folder holds no .txt, .jsonl, .parquet file"),
         ("pattern", "the pattern matches no file"),
-        ("field", "has no text in 'text' (fields with text: body)"),
+        ("field", "a.jsonl has no field 'text'; its fields are body, id"),
         ("json", "b.jsonl: cannot be read"),
-        ("tokens", "training tokens, 1,000,000 were asked for"),
+        ("tokens", "1,000,000 training tokens were asked for"),
         ("disk", "tokens need"),
     ],
 )
@@ -238,11 +239,11 @@ def test_mistakes_are_one_clear_line(kind, expected, tmp_path):
 
 
 def test_dataset_that_cannot_be_reached_is_one_clear_line(tmp_path, monkeypatch):
-    datasets = pytest.importorskip("datasets")
+    pytest.importorskip("datasets")
 
     def unreachable(*arguments, **options):
         raise ConnectionError("no network\nat all")
 
-    monkeypatch.setattr(datasets, "load_dataset", unreachable)
-    with pytest.raises(UserError, match=r"openwebtext: .* cannot be reached: no network at all"):
+    monkeypatch.setattr("brx.data.sources._open_on_hub", unreachable)
+    with pytest.raises(UserError, match=r"openwebtext.* cannot be reached: .*no network at all"):
         prepare(config_for(tmp_path, "openwebtext", tokens=10))

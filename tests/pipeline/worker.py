@@ -106,7 +106,7 @@ def synchronous(folder, world):
     optimizer = torch.optim.AdamW(part.parameters(), lr=config.optimizer.lr, weight_decay=0.01, fused=True)
     for t in range(1, config.training.iterations + 1):
         optimizer.param_groups[0]["lr"] = data.updater.lr(t)
-        inputs, targets = data._micro_batches()(t)
+        inputs, targets = data.prefetcher.batch(t)
         optimizer.zero_grad()
         found = []
         if world.rank == 0:
