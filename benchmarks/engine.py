@@ -48,9 +48,8 @@ def main() -> None:
             if turn:  # the first turn warms up
                 times[name].append((time.perf_counter() - started) / options.iterations)
 
-    table = Table(
-        "engine", ["variant", "ms / iteration (median)", "ratio to plain loop", "ratio to P = 1", "rings / formula"]
-    )
+    columns = ["variant", "ms / iteration (median)", "ratio to plain loop", "ratio to P = 1", "rings / formula"]
+    table = Table("engine", columns)
     for name in variants:
         stages = int(name.rpartition(" ")[2]) if name != "plain loop" else None
         table.add(

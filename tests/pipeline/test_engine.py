@@ -1,6 +1,8 @@
 """The engine against the naive simulation, against an ordinary training loop, and by a probe of the versions used."""
 
 import math
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -253,3 +255,12 @@ def test_recomputed_activations_give_the_same_numbers():
         versions.append(StageVersions(stage, k, stage_delay(k, 4)))
     engine = Engine(versions, MethodUpdater(config, versions), micro_batch, clip=0.5)
     assert [r.loss.item() for r in engine.run(1, lambda: 12)] == [r.loss.item() for r in plain]
+
+
+def test_worked_table_of_the_documentation():
+    text = (Path(__file__).parents[2] / "docs" / "semantics.md").read_text()
+    rows = re.findall(r"^\| (\d) \| (\d) \|((?: \d+ \|){7})$", text, flags=re.M)
+    assert len(rows) == 4
+    for stage, delay, versions in rows:
+        assert stage_delay(int(stage), 4) == int(delay)
+        assert [int(v) for v in re.findall(r"\d+", versions)] == [version_used(t, int(delay)) for t in range(1, 8)]

@@ -1,0 +1,186 @@
+"""What several devices gain: the asynchronous pipeline on R processes against one, and against a synchronous one.
+
+Two worker processes (one thread each) take turns at the variants, so that the ratios hold when the machine's speed
+drifts: R = 1 (on rank 0, the other one idle), R = 2 at several P, and torch.distributed.pipelining's synchronous 1F1B
+at several micro-batch counts for the same tokens an update.
+
+    python -m benchmarks.distributed [--rounds 5] [--iterations 16]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+from benchmarks.engine import BATCH, SEQUENCE, VOCABULARY, config_for, micro_batch
+from benchmarks.report import Table
+from brx.model.stage import Stage, initialize, partition
+from brx.optim.updater import MethodUpdater
+from brx.pipeline.distributed import DistributedWorld
+from brx.pipeline.engine import Engine
+from brx.train.loop import build_stages
+
+STAGES = (2, 4, 8, 16)
+MICRO_BATCHES = (1, 2, 4, 8)
+AUTHORS_MS = 168
+"""One process per stage with a recomputed forward pass, P = 16, two cores (measured before this project)."""
+
+
+def main() -> None:
+    """Start the workers, and print what they measured."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each variant")
+    parser.add_argument("--iterations", type=int, default=40, help="iterations in a turn")
+    parser.add_argument("--out", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if "RANK" in os.environ:
+        work(options.rounds, options.iterations, Path(options.out))
+        return
+    with TemporaryDirectory() as folder:
+        out = Path(folder) / "times.json"
+        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "benchmarks.distributed"]
+        given = ["--rounds", str(options.rounds), "--iterations", str(options.iterations), "--out", str(out)]
+        subprocess.run([*command, *given], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        report(json.loads(out.read_text()))
+
+
+def report(times: dict[str, list[float]]) -> None:
+    """Print the table."""
+    one = times["brx, P = 16, R = 1"]
+    synchronous = {name: series for name, series in times.items() if name.startswith("synchronous")}
+    best = min(synchronous.values(), key=statistics.median)
+    table = Table("distributed", ["variant", "ms / iteration (median)", "speed-up over R = 1", "over best synchronous"])
+    for name, series in times.items():
+        table.add(
+            name, f"{1e3 * statistics.median(series):.2f}", f"{gain(series, one):.2f}", f"{gain(series, best):.2f}"
+        )
+    table.write(
+        "16 blocks, d 64, sequence 64, batch 8 an update, fp32, AdamW, one thread a process, gloo; the authors' way"
+        f" (one process a stage, recomputed forward) took {AUTHORS_MS} ms at P = 16 on such a machine"
+    )
+
+
+def gain(series: list[float], reference: list[float]) -> float:
+    """How many times faster than the reference, median turn by turn."""
+    return statistics.median(b / a for a, b in zip(series, reference, strict=True))
+
+
+def work(rounds: int, iterations: int, out: Path) -> None:
+    """What each of the two processes does."""
+    torch.set_num_threads(1)
+    world = DistributedWorld(timeout_s=300)
+    variants: dict[str, Callable[[int], None]] = {"brx, P = 16, R = 1": one_device(16) if world.rank == 0 else nothing}
+    for stages in STAGES:
+        variants[f"brx, P = {stages}, R = 2"] = two_devices(stages, world)
+    for count in MICRO_BATCHES:
+        variants[f"synchronous 1F1B, {count} micro-batches, R = 2"] = synchronous(count, world)
+    times: dict[str, list[float]] = {name: [] for name in variants}
+    for turn in range(rounds + 1):
+        for name, run in variants.items():
+            world.barrier()
+            started = time.perf_counter()
+            run(iterations)
+            world.barrier()
+            if turn:  # the first turn warms up
+                times[name].append((time.perf_counter() - started) / iterations)
+    if world.rank == 0:
+        out.write_text(json.dumps(times))
+    world.close()
+
+
+def nothing(iterations: int) -> None:
+    """Leave the machine to the other process."""
+
+
+def one_device(stages: int) -> Callable[[int], None]:
+    """All stages in this process."""
+    config = config_for(stages)
+    own = build_stages(config, torch.device("cpu"), range(stages))
+    return runner(Engine(own, MethodUpdater(config, own), micro_batch, clip=1.0))
+
+
+def two_devices(stages: int, world: DistributedWorld) -> Callable[[int], None]:
+    """This process's share of the stages."""
+    config = config_for(stages)
+    device = torch.device("cpu")
+    own = build_stages(config, device, partition(stages, world.num_ranks)[world.rank])
+    link = world.link((BATCH, SEQUENCE, config.model.width), torch.float32, device)
+    updater = MethodUpdater(config, own)
+    return runner(Engine(own, updater, micro_batch, clip=1.0, rank=world.rank, num_ranks=world.num_ranks, link=link))
+
+
+def runner(engine: Engine) -> Callable[[int], None]:
+    """Continues the engine's training where the last turn left it."""
+    done = 0
+
+    def run(iterations: int) -> None:
+        nonlocal done
+        last = done + iterations
+        for _ in engine.run(done + 1, lambda: last):
+            pass
+        done = last
+
+    return run
+
+
+class Part(nn.Module):
+    """A stage as torch.distributed.pipelining wants it: one tensor in, one out, the loss outside."""
+
+    def __init__(self, stage: Stage) -> None:
+        super().__init__()
+        self.stage = stage
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.stage.embedding is not None:
+            x = self.stage.embedding(x)
+        for block in self.stage.blocks.values():
+            x, _ = block(x)
+        return self.stage.head(x) if self.stage.head is not None else x
+
+
+def synchronous(count: int, world: DistributedWorld) -> Callable[[int], None]:
+    """torch's synchronous 1F1B over the same blocks, the batch split into `count` micro-batches."""
+    config = config_for(2)
+    stage = Stage(config.model, VOCABULARY, partition(config.model.blocks, 2)[world.rank])
+    initialize(stage, config.model.blocks, seed=0)
+    pipeline_stage = PipelineStage(Part(stage), world.rank, 2, torch.device("cpu"), group=dist.new_group())
+    # 1F1B wants at least as many micro-batches as stages; with a single one there is only one order anyway.
+    kind = Schedule1F1B if count > 1 else ScheduleGPipe
+    schedule = kind(pipeline_stage, count, loss_fn=loss)
+    optimizer = torch.optim.AdamW(stage.parameters(), lr=1e-3, weight_decay=0.01, fused=True)
+
+    def run(iterations: int) -> None:
+        for t in range(iterations):
+            inputs, targets = micro_batch(t)
+            optimizer.zero_grad()
+            if world.rank == 0:
+                schedule.step(inputs)
+            else:
+                schedule.step(target=targets)
+            torch.nn.utils.clip_grad_norm_(stage.parameters(), 1.0)
+            optimizer.step()
+
+    return run
+
+
+def loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross-entropy."""
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+if __name__ == "__main__":
+    main()
