@@ -19,7 +19,7 @@ AHEAD = 4
 class Prefetcher:
     """Fetches micro-batches for a device, and measures how long the training loop waited for them.
 
-    On CUDA a thread assembles the next `AHEAD` ones in pinned memory, and the copy to the device is asynchronous.
+    On CUDA a thread assembles the next `AHEAD` ones in pinned memory, so that the copy to the device is asynchronous.
     Elsewhere there is nothing to overlap with (a thread would compete with the computation), so a micro-batch is made
     when asked for. What is made does not depend on that: a micro-batch is a function of its iteration.
 

