@@ -60,7 +60,7 @@ def main() -> None:
             "" if stages is None else f"{ring_share(engines[stages]):.3f}",
         )
     table.write(
-        f"{BLOCKS} blocks, d {WIDTH}, sequence {SEQUENCE}, batch {BATCH}, fp32, fused AdamW, {options.threads} thread(s)"
+        f"{BLOCKS} blocks, d {WIDTH}, sequence {SEQUENCE}, batch {BATCH}, fp32, AdamW, {options.threads} thread(s)"
     )
 
 
