@@ -8,7 +8,7 @@ demo: setup  ## train the quick preset with and without delay, draw the curves (
 	$(BIN)/brx demo
 
 test: setup  ## run the tests
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 -m "not slow"
 
 lint: setup  ## style and types
 	$(BIN)/ruff check .
@@ -17,6 +17,7 @@ lint: setup  ## style and types
 
 bench: setup  ## speed, as ratios measured side by side; tables go to benchmarks/results
 	$(BIN)/python -m benchmarks.engine
+	$(BIN)/python -m benchmarks.distributed
 	$(BIN)/python -m benchmarks.optimizers
 
 setup: .venv/ready
