@@ -31,6 +31,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="the run's folder (default: runs/NAME-METHOD-pP-sSEED)")
     parser.add_argument("--devices", type=int, metavar="R", help="processes, one a device (sets pipeline.devices)")
+    parser.add_argument("--profile", action="store_true", help="write a profiler trace of a few iterations")
     parser.add_argument("--resume", action="store_true", help="continue from the newest checkpoint, if there is one")
 
 
@@ -57,10 +58,10 @@ def run(args: argparse.Namespace) -> int:
         world = DistributedWorld(config.pipeline.timeout_s)
     elif config.pipeline.devices > 1:
         choose_device(config.runtime.device, config.pipeline.devices - 1)  # refuses more than there are
-        resume = ["--resume"] if args.resume else []
-        arguments = ["train", args.config, "--out", str(out), *resume, "--set", *overrides]
+        flags = [f"--{name}" for name in ("resume", "profile") if getattr(args, name)]
+        arguments = ["train", args.config, "--out", str(out), *flags, "--set", *overrides]
         return launch(arguments, config.pipeline.devices)
-    status = train(config, out, resume=args.resume, world=world)
+    status = train(config, out, resume=args.resume, world=world, profile=args.profile)
     world.close()
     if world.rank == 0:
         print(out)

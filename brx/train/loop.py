@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,15 +28,18 @@ from brx.train import checkpoint
 from brx.train.device import autocast, choose_device, set_up
 from brx.train.interrupt import StopSignal
 from brx.train.metrics import MetricsWriter, Record, exact, truncate_metrics
+from brx.train.profiling import IterationProfiler
 from brx.train.progress import TrainingProgress
 from brx.train.run_folder import RunFolder
-from brx.train.summary import Summary
+from brx.train.summary import Summary, peak_memory
 from brx.train.trackers import Tracker, open_trackers
 
 Status = Literal["finished", "interrupted"]
 
 
-def train(config: RunConfig, out: Path, *, resume: bool = False, world: World | None = None) -> Status:
+def train(
+    config: RunConfig, out: Path, *, resume: bool = False, world: World | None = None, profile: bool = False
+) -> Status:
     """Train, or continue, one run in the folder `out`.
 
     Args:
@@ -43,6 +47,7 @@ def train(config: RunConfig, out: Path, *, resume: bool = False, world: World | 
         out: its folder.
         resume: continue from the newest checkpoint there, if there is one.
         world: the devices; one by default.
+        profile: write a profiler trace of a few iterations into the run's folder.
 
     Returns:
         Whether the run reached its end, or was asked to stop and can be resumed.
@@ -51,7 +56,7 @@ def train(config: RunConfig, out: Path, *, resume: bool = False, world: World | 
         UserError: the request cannot be carried out as written.
         RunError: the run failed; its last good checkpoint is kept.
     """
-    return Trainer(config, RunFolder(out), world or SingleDevice()).run(resume=resume)
+    return Trainer(config, RunFolder(out), world or SingleDevice()).run(resume=resume, profile=profile)
 
 
 class Trainer:
@@ -77,13 +82,14 @@ class Trainer:
         self.iteration = 0
         self.training_seconds = 0.0
         self._end = 0  # of the segment under way
+        self._after_iteration: Callable[[], None] = lambda: None
 
     @property
     def is_writer(self) -> bool:
         """Whether this process writes metrics, summary and progress."""
         return self.world.rank == 0
 
-    def run(self, *, resume: bool) -> Status:
+    def run(self, *, resume: bool, profile: bool = False) -> Status:
         """Train to the last iteration or until asked to stop."""
         if self.is_writer:
             self.folder.create(self.config, resume=resume)
@@ -94,6 +100,9 @@ class Trainer:
         last = self.config.training.last_iteration
         with ExitStack() as stack:
             stack.enter_context(self.prefetcher)
+            if profile:
+                profiler = IterationProfiler(self.folder.path / "profile", self.world.rank)
+                self._after_iteration = stack.enter_context(profiler).step
             stop = stack.enter_context(StopSignal(listen=self.is_writer))
             progress = stack.enter_context(
                 TrainingProgress(self.folder.path.name, last, self.iteration, quiet=not self.is_writer)
@@ -116,8 +125,12 @@ class Trainer:
                     recorder.summary.write("failed", self.iteration, self.training_seconds, str(error))
                 raise
             status: Status = "finished" if self.iteration == last else "interrupted"
-            if recorder is not None:
-                recorder.summary.write(status, self.iteration, self.training_seconds)
+            peaks = self.world.gather(peak_memory(self.device))
+            if recorder is not None and peaks is not None:
+                recorder.summary.write(status, self.iteration, self.training_seconds, peak_memory_bytes=peaks)
+                if profile:
+                    share = self.prefetcher.seconds_waited / max(self.training_seconds, 1e-9)
+                    progress.say(f"profile in {profiler.path.parent}; waited for data {share:.1%} of the time")
                 if status == "interrupted":
                     progress.say(f"stopped after iteration {self.iteration}; continue with --resume")
         return status
@@ -151,6 +164,7 @@ class Trainer:
             self.iteration = result.iteration
             pending.append(result)
             seconds.append(before + time.perf_counter() - started)
+            self._after_iteration()
             at_log_point = self.iteration % self._log_every == 0
             if stop.requested and self.world.announced_stop() is None and (at_log_point or self.world.num_ranks == 1):
                 self.world.announce_stop(self._stop_iteration())

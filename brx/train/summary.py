@@ -52,7 +52,14 @@ class Summary:
             self._train_loss.see(record.get("train_loss"), record["iteration"])
             self._val_loss.see(record.get("val_loss"), record["iteration"])
 
-    def write(self, status: str, iteration: int, training_seconds: float, error: str | None = None) -> None:
+    def write(
+        self,
+        status: str,
+        iteration: int,
+        training_seconds: float,
+        error: str | None = None,
+        peak_memory_bytes: list[int] | None = None,
+    ) -> None:
         """Write the summary.
 
         Args:
@@ -60,6 +67,7 @@ class Summary:
             iteration: the number of updates made.
             training_seconds: time spent training over all sessions, without validations and checkpoints.
             error: what went wrong.
+            peak_memory_bytes: of each rank, as far as they could still be asked.
         """
         training = self._config.training
         tokens_per_iteration = training.batch_size * self._config.model.sequence_length
@@ -79,7 +87,7 @@ class Summary:
             "training_seconds": round(training_seconds, 3),
             "session_wall_seconds": round(time.time() - self._started, 3),
             "tokens_per_second": round(session_tokens / session_seconds, 1) if session_seconds > 0 else None,
-            "peak_memory_bytes": peak_memory(self._device),
+            "peak_memory_bytes": peak_memory_bytes or [peak_memory(self._device)],
             "device": describe_device(self._device),
             "data_fingerprint": self._fingerprint,
             "versions": {"brx": brx.__version__, "torch": torch.__version__, "python": platform.python_version()},

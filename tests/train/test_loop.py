@@ -37,7 +37,7 @@ def test_run_folder_holds_what_it_should(tmp_path):
     assert summary["final_train_loss"] == steps[-1]["train_loss"]
     assert summary["best_val_loss"] == min(record["val_loss"] for record in records if "val_loss" in record)
     assert summary["tokens_per_second"] > 0
-    assert summary["peak_memory_bytes"] > 0
+    assert summary["peak_memory_bytes"][0] > 0
     assert load_config(tmp_path / "run" / "config.yaml") == config
     assert [path.name for path in checkpoint.list_checkpoints(tmp_path / "run")] == ["00000028", "00000030"]
 
@@ -220,3 +220,11 @@ def test_config_written_is_complete(tmp_path):
     written = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     assert set(written) == {"model", "data", "pipeline", "optimizer", "training", "runtime", "logging"}
     assert written["optimizer"]["beta2"] == 0.999
+
+
+def test_profile_names_the_actions_and_the_stages(tmp_path):
+    train(tiny_config(tmp_path), tmp_path / "run", profile=True)
+    trace = json.loads((tmp_path / "run" / "profile" / "rank-0.json").read_text())
+    names = {event.get("name") for event in trace["traceEvents"]}
+    assert {"0F8", "0B8", "0U8", "0F12", "stage 0", "stage 3"} <= names
+    assert "0F13" not in names
