@@ -41,10 +41,10 @@ class IterationProfiler:
         self._profile.step()
 
     def __enter__(self) -> Self:
-        self._profile.__enter__()
+        self._profile.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._profile.__exit__(kind, error, trace)
+        self._profile.stop()
