@@ -38,9 +38,10 @@ class Mixture(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """(B, S, D) to (B, S, D), and the weighted sum of the two auxiliary losses (a scalar)."""
         tokens = x.reshape(-1, x.shape[-1])
-        # Routing in fp32: a rounding of the logits would change which expert is chosen (ST-MoE, section 3.3).
+        # Routing in fp32 at least: a rounding of the logits would change which expert is chosen (ST-MoE, section 3.3).
+        at_least_fp32 = torch.promote_types(tokens.dtype, torch.float32)
         with torch.autocast(x.device.type, enabled=False):
-            logits = F.linear(tokens.float(), self.router.weight.float())  # (N, X)
+            logits = F.linear(tokens.to(at_least_fp32), self.router.weight.to(at_least_fp32))  # (N, X)
         chosen_logits, chosen = logits.topk(self.config.top_k, dim=-1)  # (N, K)
         weights = torch.zeros_like(logits).scatter(1, chosen, chosen_logits.softmax(dim=-1))  # (N, X)
         everywhere = tokens.expand(self.config.experts, *tokens.shape)

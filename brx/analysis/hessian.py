@@ -1,0 +1,103 @@
+"""Products of the training loss's Hessian with vectors, without the Hessian.
+
+H z is the gradient of g . z, where g is the gradient: reverse mode over reverse mode. Forward over reverse, that is
+`torch.func.jvp` of `torch.func.grad`, gives the same numbers but takes longer and more memory here, because the
+forward-mode rules of layer norm and GELU are not fused (benchmarks/hessian.py measures both).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from brx.errors import RunError
+from brx.model.mixture import Mixture
+from brx.model.stage import Stage
+from brx.pipeline.engine import MicroBatch
+
+Vectors = dict[str, Tensor]
+"""One tensor for each parameter, by its name and in its shape."""
+
+TOKENS_PER_PASS = {"cpu": 512, "cuda": 2**15}
+"""A batch of more tokens is split: attention that can be differentiated twice keeps its (S, S) matrices."""
+
+
+def training_loss(model: Stage, parameters: Vectors, batch: MicroBatch) -> Tensor:
+    """What training minimises: mean cross-entropy in nats plus the auxiliary losses of the mixtures of experts."""
+    loss, auxiliary_loss = functional_call(model, parameters, batch)
+    total: Tensor = loss if auxiliary_loss is None else loss + auxiliary_loss
+    return total
+
+
+def gradient(model: Stage, parameters: Vectors, batch: MicroBatch) -> Vectors:
+    """The gradient of the training loss at `parameters`."""
+    leaves = {name: parameter.detach().requires_grad_() for name, parameter in parameters.items()}
+    found = torch.autograd.grad(training_loss(model, leaves, batch), list(leaves.values()))
+    return dict(zip(leaves, found, strict=True))
+
+
+def hessian_vector_product(model: Stage, parameters: Vectors, batch: MicroBatch, vector: Vectors) -> Vectors:
+    """H z for the training loss on one batch.
+
+    Args:
+        model: the whole model; only its structure counts.
+        parameters: where the Hessian is taken; their dtype is that of the arithmetic.
+        batch: token ids and next tokens, each (B, S).
+        vector: z.
+    """
+    num_examples = len(batch[0])
+    total = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
+    for part in _parts(model, batch):
+        product = _product(model, parameters, part, vector)
+        torch._foreach_add_(list(total.values()), product, alpha=len(part[0]) / num_examples)
+    return total
+
+
+def mean_product(
+    model: Stage, parameters: Vectors, batches: Iterable[tuple[int, MicroBatch]], vector: Vectors, where: str
+) -> Vectors:
+    """H z for the mean of the training loss over numbered batches.
+
+    Args:
+        model: the whole model.
+        parameters: where the Hessian is taken.
+        batches: each with its number, for the error message.
+        vector: z.
+        where: the checkpoint's name, for the error message.
+
+    Raises:
+        RunError: a product is not finite; names the batch.
+    """
+    total = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
+    num_batches = 0
+    for number, batch in batches:
+        product = list(hessian_vector_product(model, parameters, batch, vector).values())
+        if not torch.stack([part.abs().max() for part in product]).isfinite().all():
+            raise RunError(f"{where}: the Hessian-vector product of batch {number} is not finite; try --precision fp64")
+        torch._foreach_add_(list(total.values()), product)
+        num_batches += 1
+    torch._foreach_div_(list(total.values()), num_batches)
+    return total
+
+
+def _product(model: Stage, parameters: Vectors, batch: MicroBatch, vector: Vectors) -> list[Tensor]:
+    leaves = {name: parameter.detach().requires_grad_() for name, parameter in parameters.items()}
+    with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no second derivative
+        loss = training_loss(model, leaves, batch)
+        gradients = torch.autograd.grad(loss, list(leaves.values()), create_graph=True)
+        cotangents = [vector[name] for name in leaves]
+        return list(torch.autograd.grad(gradients, list(leaves.values()), cotangents, materialize_grads=True))
+
+
+def _parts(model: Stage, batch: MicroBatch) -> list[MicroBatch]:
+    """The batch in parts of about TOKENS_PER_PASS tokens, whose mean loss, weighted by examples, is the batch's."""
+    inputs, targets = batch
+    # The auxiliary losses of a mixture are not means over examples.
+    if any(isinstance(module, Mixture) for module in model.modules()):
+        return [batch]
+    examples = max(1, TOKENS_PER_PASS.get(inputs.device.type, 512) // inputs.shape[1])
+    return list(zip(torch.split(inputs, examples), torch.split(targets, examples), strict=True))

@@ -1,0 +1,122 @@
+"""`brx hessian-norm`: the (1,1)-norm of the training loss's Hessian, in the original and the rotated coordinates."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+HELP = "measure basis misalignment: the (1,1)-norm of the Hessian at a checkpoint, per parameter"
+EXAMPLES = """\
+  brx hessian-norm runs/quick-basis-rotation-p8-s0                     both coordinates, 200 vectors x 40 batches
+  brx hessian-norm runs/quick-basis-rotation-p8-s0 --rotated --batches-per-vector 4 --by kind
+  brx hessian-norm runs/quick-pipedream-p8-s0 --checkpoint 750 --jobs 2
+  brx hessian-norm runs/quick-pipedream-p8-s0 --rotated --basis-batches 100    a basis estimated on the spot
+
+The paper's 8,000 batches with 200 vectors are read as 200 vectors with 40 batches each. Stopped with Ctrl-C or by a
+crash, the same command continues. The result is kept in RUN/analysis/.
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("run_folder", type=Path, metavar="RUN", help="a run's folder")
+    parser.add_argument("--checkpoint", type=int, metavar="ITERATION", help="which one (default: the newest)")
+    parser.add_argument("--vectors", type=int, default=200, help="Cauchy vectors (default: 200)")
+    parser.add_argument(
+        "--batches-per-vector", type=int, default=40, help="batches that a product is a mean over (default: 40)"
+    )
+    parser.add_argument(
+        "--estimator",
+        choices=["geometric", "median"],
+        default="geometric",
+        help="geometric: unbiased, one pass, memory of the model's size; median: the original one (default: geometric)",
+    )
+    parser.add_argument(
+        "--or-geometric", action="store_true", help="switch to it where the median does not fit on disk"
+    )
+    space = parser.add_mutually_exclusive_group()
+    space.add_argument("--original", action="store_true", help="only the original coordinates")
+    space.add_argument(
+        "--rotated", action="store_true", help="only the rotated ones (default: both, if there is a basis)"
+    )
+    basis = parser.add_mutually_exclusive_group()
+    basis.add_argument("--basis-from", type=Path, metavar="RUN", help="take U and V from another run of the same model")
+    basis.add_argument("--basis-batches", type=int, metavar="N", help="estimate U and V from N batches")
+    parser.add_argument("--by", choices=["stage", "kind", "none"], default="none", help="break the sum down")
+    parser.add_argument("--precision", choices=["fp32", "fp64"], default="fp32", help="of the products (default: fp32)")
+    parser.add_argument("--seed", type=int, default=0, help="of the vectors (default: 0)")
+    parser.add_argument(
+        "--jobs", type=int, default=1, metavar="N", help="processes that share the vectors (default: 1)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure and print; 130 when stopped on the way."""
+    import sys
+
+    from rich.console import Console
+
+    from brx.analysis.norm_measurement import NormSettings, Stopped, measure
+    from brx.analysis.norm_result import Space, result_path
+    from brx.analysis.norm_tables import breakdown_table, norm_table, resolution_warning
+
+    _check_at_least_one(args, "batches_per_vector", "basis_batches", "jobs")
+    settings = NormSettings(
+        vectors=args.vectors,
+        batches_per_vector=args.batches_per_vector,
+        estimator=args.estimator,
+        precision=args.precision,
+        seed=args.seed,
+    )
+    own_basis = args.basis_from is None and args.basis_batches is None
+    rotated = NormSettings(
+        **{
+            **vars(settings),
+            "basis_from": None if args.basis_from is None else str(args.basis_from),
+            "basis_batches": args.basis_batches,
+        }
+    )
+    spaces: list[Space] = ["original"] if not args.rotated else []
+    if args.rotated or not (args.original or (own_basis and not _has_basis(args.run_folder))):
+        spaces.append("rotated")
+    results = []
+    try:
+        for space in spaces:
+            results.append(
+                measure(
+                    args.run_folder,
+                    space,
+                    rotated if space == "rotated" else settings,
+                    iteration=args.checkpoint,
+                    jobs=args.jobs,
+                    or_geometric=args.or_geometric,
+                )
+            )
+    except Stopped as stopped:
+        print(f"brx: {stopped}", file=sys.stderr)
+        return 130
+    console = Console()
+    console.print(norm_table(results))
+    for result in results:
+        if args.by != "none":
+            console.print(breakdown_table(result, args.by))
+        if warning := resolution_warning(result):
+            print(f"brx: warning: {warning}", file=sys.stderr)
+        print(result_path(args.run_folder, result.space, result.iteration))
+    return 0
+
+
+def _has_basis(folder: Path) -> bool:
+    from brx.analysis.runs import Run
+    from brx.config.schema import BasisRotationConfig
+
+    return isinstance(Run.load(folder).config.optimizer, BasisRotationConfig)
+
+
+def _check_at_least_one(args: argparse.Namespace, *names: str) -> None:
+    from brx.errors import UserError
+
+    for name in names:
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise UserError(f"--{name.replace('_', '-')} {value}: must be at least 1")

@@ -1,0 +1,65 @@
+"""Models small enough for their whole Hessian, and small finished runs."""
+
+import torch
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from brx.config.schema import ModelConfig, MoEConfig
+from brx.model.stage import initialize, whole_model
+from brx.train.loop import train
+from tests.train.helpers import tiny_config
+
+VOCABULARY = 7
+KINDS = {"dense": None, "mixture": MoEConfig(experts=3, top_k=2, every=2, load_balance_weight=0.5, router_z_weight=0.1)}
+
+
+def tiny_model(kind, dtype=torch.float64):
+    """A model of about a thousand parameters, its parameters away from their special initial values, and a batch."""
+    config = ModelConfig(blocks=2, width=4, heads=2, sequence_length=5, moe=KINDS[kind])
+    model = whole_model(config, VOCABULARY)
+    initialize(model, config.blocks, seed=0)
+    generator = torch.Generator().manual_seed(1)
+    parameters = {
+        name: (parameter.detach() + 0.5 * torch.randn(parameter.shape, generator=generator)).to(dtype)
+        for name, parameter in model.named_parameters()
+    }
+    inputs, targets = torch.randint(VOCABULARY, (2, 3, 5), generator=generator)
+    return model, parameters, (inputs, targets)
+
+
+def flat(vectors):
+    return torch.cat([value.flatten() for value in vectors.values()])
+
+
+def unflat(vector, like):
+    parts = vector.split([value.numel() for value in like.values()])
+    return {name: part.view_as(value) for part, (name, value) in zip(parts, like.items(), strict=True)}
+
+
+def full_hessian(model, parameters, batch):
+    """The Hessian (d, d), in forward mode over reverse mode.
+
+    Not `torch.func.hessian`: its `jacrev` runs the backward pass under `vmap`, where torch (2.13) differentiates layer
+    norm's weight gradient wrongly. That Hessian is not even symmetric.
+    """
+
+    def loss(vector):
+        loss, auxiliary = functional_call(model, unflat(vector, parameters), batch)
+        return loss if auxiliary is None else loss + auxiliary
+
+    with sdpa_kernel(SDPBackend.MATH):
+        matrix = torch.func.jacfwd(torch.func.grad(loss))(flat(parameters))
+    torch.testing.assert_close(matrix, matrix.T, rtol=1e-9, atol=1e-12)
+    return matrix
+
+
+def random_like(parameters, seed=2):
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(p.shape, generator=generator, dtype=p.dtype) for name, p in parameters.items()}
+
+
+def finished_run(folder, name, *overrides):
+    """A finished run of tiny_config in folder/name, with checkpoints at 7, 14, 21, 28 and 30."""
+    run = folder / name
+    train(tiny_config(folder, "training.keep_checkpoints=9", *overrides), run)
+    return run
