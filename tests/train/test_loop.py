@@ -228,3 +228,16 @@ def test_profile_names_the_actions_and_the_stages(tmp_path):
     names = {event.get("name") for event in trace["traceEvents"]}
     assert {"0F8", "0B8", "0U8", "0F12", "stage 0", "stage 3"} <= names
     assert "0F13" not in names
+
+
+@pytest.mark.parametrize("stash", ["stash", "none"])
+def test_compiled_blocks_give_the_same_losses(stash, tmp_path):
+    # In mode `none` the compiled backward pass has to see the overwritten weights as well.
+    small = ["model.blocks=2", "pipeline.stages=2", f"pipeline.stash={stash}", "training.iterations=8"]
+    for compile_blocks in ("true", "false"):
+        train(tiny_config(tmp_path, *small, f"runtime.compile={compile_blocks}"), tmp_path / compile_blocks)
+    compiled, eager = (
+        [record["train_loss"] for record in losses(tmp_path / folder) if "train_loss" in record]
+        for folder in ("true", "false")
+    )
+    assert compiled == pytest.approx(eager, rel=1e-5)
