@@ -1,0 +1,128 @@
+"""Figures of curvature: oscillation along eigenvectors, and the effective delay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.axes import Axes
+
+from brx.analysis.effective_delay import EffectiveDelay, SlowdownPoint, uniform_effective_delay
+from brx.analysis.oscillation import Oscillation
+from brx.figures.style import figure, line_style, look_of, save
+
+SPACE_LINES = {"original": "-", "rotated": (0, (1, 1))}
+
+
+def draw_oscillation(found: Sequence[Oscillation], path: Path) -> list[Path]:
+    """Projections of the updates: one panel for the dominant eigenvector, one for the random direction.
+
+    Both have the same vertical scale, so that the two directions compare too.
+
+    Returns:
+        The files written (PNG, PDF, caption).
+    """
+    titles = {"dominant": "dominant eigenvector", "random": "random orthogonal direction"}
+    with figure(columns=2) as made:
+        panels = made.subplots(1, 2, sharey=True)
+        lines = []
+        for one in found:
+            look = look_of(one.method)
+            for axes, name in zip(panels, titles, strict=True):
+                track = getattr(one, name)
+                label = f"{look.label}, P = {one.num_stages}"
+                axes.plot(track.projections, color=look.color, linestyle="-", linewidth=0.9, label=label)
+                lines.append(
+                    f"{label}, {titles[name]}: sign changes {track.sign_changes:.0%}, variance {track.variance:.3g}"
+                )
+        for axes, title in zip(panels, titles.values(), strict=True):
+            axes.axhline(0.0, color="black", linewidth=0.5)
+            axes.set_title(title)
+            axes.set_xlabel("iterations after the checkpoint")
+        panels[0].set_ylabel("projection of the update")
+        panels[0].legend()
+        caption = "Projections of the updates w(t) - w(t - 1), from a checkpoint midway.\n" + "\n".join(
+            [*lines, *(f"{one.run}, iteration {one.iteration}: eigenvalue {one.eigenvalue:.4g}" for one in found)]
+        )
+        return save(made, path, caption)
+
+
+def draw_effective_delay(
+    curves: Sequence[tuple[str, str, list[EffectiveDelay]]], points: Sequence[SlowdownPoint], path: Path
+) -> list[Path]:
+    """tau' against the number of stages, and the measured slowdowns against tau'.
+
+    Args:
+        curves: method, coordinates, and tau' for several numbers of stages.
+        points: runs with their slowdown.
+        path: of the figure, without suffix.
+
+    Returns:
+        The files written (PNG, PDF, caption).
+    """
+    with figure(columns=2 if points else 1) as made:
+        panels = made.subplots(1, 2 if points else 1, squeeze=False)[0]
+        _draw_delays(panels[0], curves)
+        if points:
+            _draw_slowdowns(panels[1], points)
+        lines = [
+            f"{look_of(method).label}, {space} coordinates: "
+            + ", ".join(f"P = {one.num_stages}: {one.delay:.3g} +- {one.standard_error:.2g}" for one in delays)
+            for method, space, delays in curves
+        ]
+        lines += [
+            f"{point.run.path}: tau' {point.delay.delay:.3g}, slowdown to loss {point.target:.3f}: "
+            + ("never reached" if point.slowdown is None else f"{point.slowdown:.3g}")
+            for point in points
+        ]
+        return save(made, path, "Effective delay; bars and +-: standard error.\n" + "\n".join(lines))
+
+
+def _draw_delays(axes: Axes, curves: Sequence[tuple[str, str, list[EffectiveDelay]]]) -> None:
+    stages = sorted({one.num_stages for _, _, delays in curves for one in delays})
+    axes.plot(stages, [count - 1 for count in stages], color="black", linewidth=0.6, linestyle="--", label="P - 1")
+    uniform = [uniform_effective_delay(count) for count in stages]
+    axes.plot(stages, uniform, color="black", linewidth=0.6, linestyle=":", label="equal stages")
+    for method, space, delays in curves:
+        look = look_of(method)
+        axes.errorbar(
+            [one.num_stages for one in delays],
+            [one.delay for one in delays],
+            yerr=[one.standard_error for one in delays],
+            color=look.color,
+            marker=look.marker,
+            markersize=3,
+            linestyle=SPACE_LINES[space],
+            label=f"{look.label}, {space}",
+        )
+    axes.set_xlabel("stages P")
+    axes.set_ylabel("effective delay $\\tau'$")
+    axes.set_xticks(stages)
+    axes.legend()
+
+
+def _draw_slowdowns(axes: Axes, points: Sequence[SlowdownPoint]) -> None:
+    for method in dict.fromkeys(point.run.method for point in points):
+        look = look_of(method)
+        reached = [point for point in points if point.run.method == method and point.slowdown is not None]
+        axes.plot(
+            [point.delay.delay for point in reached],
+            [point.slowdown or 0.0 for point in reached],
+            color=look.color,
+            marker=look.marker,
+            markersize=4,
+            linestyle=line_style(2),
+            label=look.label,
+        )
+        for point in reached:
+            axes.annotate(
+                f"P = {point.run.stages}",
+                (point.delay.delay, point.slowdown or 0.0),
+                textcoords="offset points",
+                xytext=(3, 4),
+                fontsize=6,
+            )
+    axes.axhline(1.0, color="black", linewidth=0.5)
+    axes.set_xlabel("effective delay $\\tau'$ of the run")
+    axes.set_ylabel("slowdown in iterations")
+    axes.legend()
