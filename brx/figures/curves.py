@@ -36,7 +36,7 @@ def draw_curves(runs: Sequence[Run], path: Path, *, target: float | None = None)
         axes.set_xlabel("iteration")
         axes.set_ylabel("training loss (nats)")
         settled = np.concatenate([run.smoothed[len(run.smoothed) // 20 :] for run in runs])
-        axes.set_ylim(settled.min() - 0.1, settled.max() + 0.1)
+        axes.set_ylim(settled.min() - 0.1, np.quantile(settled, 0.99) + 0.2)  # a spike must not set the scale
         axes.set_xlim(0, max(run.iterations[-1] for run in runs))
         axes.legend()
         caption = (
