@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import brx
 from brx.errors import RunError, UserError
 
-COMMANDS = ("demo", "train", "config", "data", "plot", "hessian-norm", "effective-delay", "oscillation")
+COMMANDS = ("demo", "train", "config", "data", "plot", "hessian-norm", "effective-delay", "oscillation", "schedule")
 
 DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 

@@ -1,4 +1,6 @@
-"""What a device does, in order: the asynchronous one-forward-one-backward schedule.
+"""What a device does, in order: the asynchronous one-forward-one-backward schedule, and the synchronous ones.
+
+The engine runs the asynchronous one; the synchronous ones are for comparison (`brx schedule`).
 
 Action text follows torch.distributed.pipelining: `2F0` is the forward pass of micro-batch 0 on rank 2, `2B0` its
 backward pass; `2U0` is the update that follows from it.
@@ -45,3 +47,27 @@ def asynchronous_1f1b(rank: int, num_ranks: int, first: int, last: Callable[[], 
         yield Action(rank, "B", iteration)
         yield Action(rank, "U", iteration)
         iteration += 1
+
+
+def gpipe(rank: int, num_ranks: int, num_micro_batches: int, num_steps: int) -> Iterator[Action]:
+    """The synchronous schedule of GPipe (arXiv:1811.06965): all forwards, all backwards, one update a step."""
+    return _synchronous(rank, num_micro_batches, num_steps, ahead=num_micro_batches - 1)
+
+
+def synchronous_1f1b(rank: int, num_ranks: int, num_micro_batches: int, num_steps: int) -> Iterator[Action]:
+    """One forward, one backward, with a flush and one update a step (PipeDream-Flush, arXiv:2006.09503)."""
+    return _synchronous(rank, num_micro_batches, num_steps, ahead=min(num_ranks - 1 - rank, num_micro_batches - 1))
+
+
+def _synchronous(rank: int, num_micro_batches: int, num_steps: int, ahead: int) -> Iterator[Action]:
+    """Each step its own micro-batches, `ahead` forward passes in advance; the update comes after the last of them."""
+    for step in range(num_steps):
+        last = (step + 1) * num_micro_batches
+        forwarded = backwarded = step * num_micro_batches
+        while backwarded < last:
+            while forwarded < min(backwarded + 1 + ahead, last):
+                forwarded += 1
+                yield Action(rank, "F", forwarded)
+            backwarded += 1
+            yield Action(rank, "B", backwarded)
+        yield Action(rank, "U", last)

@@ -20,6 +20,7 @@ from brx.data.prepare import PreparedData, prepare
 from brx.errors import RunError, UserError
 from brx.model.stage import Stage, initialize, partition
 from brx.optim.updater import MethodUpdater
+from brx.pipeline.balance import assign, measure_stage_costs
 from brx.pipeline.delay import stage_delay
 from brx.pipeline.engine import Engine, MicroBatch, StepResult, check_finite
 from brx.pipeline.versions import StageVersions
@@ -263,7 +264,12 @@ class Trainer:
         return data
 
     def _own_stages(self) -> range:
-        return partition(self.config.pipeline.stages, self.world.num_ranks)[self.world.rank]
+        ranges = partition(self.config.pipeline.stages, self.world.num_ranks)
+        if self.config.pipeline.balance == "time" and self.world.num_ranks > 1:
+            # Measured once, on rank 0: all have to agree. The trajectory does not depend on the cut.
+            costs = measure_stage_costs(self.config, self.device) if self.is_writer else []
+            ranges = assign(self.world.broadcast(costs), self.world.num_ranks)
+        return ranges[self.world.rank]
 
     def _build_engine(self) -> Engine:
         config, world = self.config, self.world
