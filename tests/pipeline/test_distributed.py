@@ -89,7 +89,7 @@ def test_resumes_on_another_number_of_devices(tmp_path):
     for devices, stop in ((2, 8), (1, 15), (4, 22), (3, 30)):
         process = start_brx(
             "train", path, "--devices", devices, "--out", tmp_path / "run", "--resume",
-            "--set", f"training.stop_after={stop}",
+            "--set", f"training.stop_after={stop}", f"pipeline.balance={'time' if devices == 2 else 'count'}",
         )  # fmt: skip
         _, stderr = process.communicate(timeout=120)
         assert process.returncode == 0, stderr
