@@ -13,18 +13,15 @@ NOTABLE_SHARE = 0.01
 
 
 def norm_table(results: list[NormResult]) -> Table:
-    """A row a measurement: the norm per parameter with its interval."""
-    table = Table("coordinates", "(1,1)-norm / parameter", "95 % interval", "vectors x batches", "estimator")
+    """A row for each coordinates of one checkpoint: the norm per parameter with its interval."""
+    first = results[0]
+    of = "{vectors} vectors x {batches_per_vector} batches, {estimator}, {precision}".format(**first.settings)
+    table = Table(title=f"{first.run}, iteration {first.iteration}\n(1,1)-norm of the Hessian, {of}")
+    for column in ("coordinates", "norm / parameter", "95 % interval"):
+        table.add_column(column, no_wrap=True)
     for result in results:
         low, high = result.interval
-        settings = result.settings
-        table.add_row(
-            result.space,
-            f"{result.normalized:.4g}",
-            f"{low:.4g} .. {high:.4g}",
-            f"{settings['vectors']} x {settings['batches_per_vector']}",
-            f"{settings['estimator']}, {settings['precision']}",
-        )
+        table.add_row(result.space, f"{result.normalized:.4g}", f"{low:.4g} .. {high:.4g}")
     return table
 
 

@@ -1,7 +1,9 @@
 """A measurement: its file, that it resumes to the same numbers, shares its vectors, and refuses what it cannot do."""
 
 import json
+import os
 import shutil
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -81,6 +83,25 @@ def test_stopped_and_continued_gives_the_same_numbers(run, tmp_path, monkeypatch
     monkeypatch.setattr(norm_measurement, "vector_product", failing(norm_measurement.vector_product, calls, at=None))
     assert same(measure(run, "original", settings), expected)
     assert calls == [0, 1, 2, 3, 4, 4, 5]  # what was saved is not done again
+
+
+def test_ctrl_c_saves_and_the_same_command_continues(run, tmp_path, monkeypatch, capsys):
+    expected = measure(Path(shutil.copytree(run, tmp_path / "straight")), "original", SETTINGS)
+    original = norm_measurement.vector_product
+
+    def interrupted(checkpoint, settings, number):
+        if number == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return original(checkpoint, settings, number)
+
+    monkeypatch.setattr(norm_measurement, "vector_product", interrupted)
+    arguments = ["hessian-norm", str(run), "--original", "--vectors", "6", "--batches-per-vector", "2"]
+    assert main(arguments) == 130
+    assert "stopped after 3 of 6 vectors; the same command continues" in capsys.readouterr().err
+    assert not result_path(run, "original", 30).exists()
+    monkeypatch.undo()
+    assert main(arguments) == 0
+    assert same(NormResult.read(result_path(run, "original", 30)), expected)
 
 
 def failing(original, calls, at):
