@@ -145,8 +145,8 @@ def _too_small(config: DataConfig, written: Written) -> str | None:
     if train.num_documents == 0 or validation.num_documents == 0:
         return (
             f"data.source: {config.source}: too small: {written.documents_read} documents gave {train.num_documents}"
-            f" for training and {validation.num_documents} for validation (data.validation_fraction"
-            f" {config.validation_fraction})"
+            f" for training and {validation.num_documents} for validation"
+            f" (data.validation_fraction {config.validation_fraction}, data.tokens {config.tokens})"
         )
     if config.tokens is not None and train.num_tokens < config.tokens:
         return (

@@ -48,7 +48,7 @@ class PreparationProgress:
         now = time.monotonic()
         if not self._console.is_terminal and now - self._last_line >= PLAIN_LINE_EVERY_S:
             self._last_line = now
-            self._console.print(f"preparing {self._source}: {self._text()}")
+            self._say("preparing", self._text())
 
     @property
     def _train_tokens(self) -> int:
@@ -59,10 +59,13 @@ class PreparationProgress:
         rate = (num_tokens - self._before) / max(time.monotonic() - self._start, 1e-9)
         return f"{num_tokens:,} tokens  {self._written.documents_read:,} documents  {rate:,.0f} tokens/s"
 
+    def _say(self, what: str, text: str) -> None:
+        self._console.print(f"{what} {self._source}: {text}", soft_wrap=True, markup=False)
+
     def __enter__(self) -> Self:
         self._bar.start()
         if self._before:
-            self._console.print(f"preparing {self._source}: going on after {self._before:,} tokens")
+            self._say("preparing", f"going on after {self._before:,} tokens")
         return self
 
     def __exit__(
@@ -70,7 +73,7 @@ class PreparationProgress:
     ) -> None:
         self._bar.stop()
         if error is None:
-            self._console.print(f"prepared {self._source}: {self._text()}")
+            self._say("prepared", self._text())
 
 
 def _num_tokens(written: Written) -> int:

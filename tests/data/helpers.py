@@ -33,9 +33,10 @@ def local_config(tmp_path, documents, **settings):
 
 
 def run_python(code, *arguments, **variables):
-    """Start Python on a piece of code, in a process group of its own."""
+    """Start Python on a piece of code, with pipes to it."""
     return subprocess.Popen(
         [sys.executable, "-c", code, *map(str, arguments)],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -44,6 +44,14 @@ def test_rows_are_documents_and_empty_ones_are_left_out(tmp_path, suffix):
     assert read(path, text_field="content") == [*DOCUMENTS, "last"]
 
 
+@pytest.mark.parametrize("name", ["a.jsonl", "a.txt"])
+@pytest.mark.parametrize("content", ["", "\n\n"])
+def test_an_empty_file_holds_no_documents(tmp_path, name, content):
+    (tmp_path / name).write_text(content)
+    (tmp_path / "b.txt").write_text("text")
+    assert "".join(read(tmp_path)).strip() == "text"
+
+
 def test_a_small_text_file_is_a_document(tmp_path):
     (tmp_path / "a.txt").write_bytes("one\r\ntwo\nthree é".encode())
     assert read(tmp_path / "a.txt") == ["one\r\ntwo\nthree é"]

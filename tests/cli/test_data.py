@@ -1,0 +1,68 @@
+import subprocess
+import sys
+
+import pytest
+
+from brx.cli.main import main
+from tests.data.helpers import texts, write_rows
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    return write_rows(tmp_path / "corpus.jsonl", texts(200))
+
+
+def test_prepare_and_info_through_the_entry_point(tmp_path, corpus, capsys):
+    def brx(*arguments):
+        return subprocess.run(
+            [sys.executable, "-m", "brx.cli.main", "data", *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+
+    options = ["--tokenizer", "gpt2", "--tokens", "3_000", "--workers", "1", "--directory", tmp_path / "data"]
+    prepared = brx("prepare", corpus, *options)
+    assert prepared.returncode == 0, prepared.stderr
+    folder, train, validation, source, fingerprint = prepared.stdout.splitlines()
+    assert folder.startswith(f"{tmp_path}/data/corpus.jsonl-gpt2-")
+    assert train.startswith("train: 3,000 tokens, ")
+    assert validation.startswith("validation: ")
+    assert source == f"source {corpus}, tokenizer gpt2"
+    assert fingerprint.startswith("fingerprint ")
+    assert "prepared" in prepared.stderr
+    assert "tokens/s" in prepared.stderr
+
+    assert main(["data", "prepare", str(corpus), *map(str, options)]) == 0
+    again = capsys.readouterr()
+    assert again.out == prepared.stdout
+    assert again.err == ""
+    assert main(["data", "info", folder]) == 0
+    assert capsys.readouterr().out == prepared.stdout
+
+
+def test_settings_come_from_the_configuration_and_arguments_win(tmp_path, corpus, capsys):
+    config = tmp_path / "config.yaml"
+    config.write_text(f"data: {{source: nowhere.txt, tokens: 2000, directory: '{tmp_path}'}}\n")
+    assert main(["data", "prepare", str(corpus), "--config", str(config), "--set", "data.split_seed=3"]) == 0
+    assert "train: 2,000 tokens" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["prepare", "missing.txt"], "data.source: missing.txt: no such file"),
+        (["prepare", "--tokens", "0"], "data.tokens"),
+        (["prepare", "--tokenizer", "words"], "data.tokenizer"),
+        (["prepare", "--workers", "-1"], "--workers must be at least 0, got -1"),
+        (["info", "missing"], "missing/train.json: cannot be read: No such file or directory"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(tmp_path, monkeypatch, capsys, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    assert main(["data", *arguments]) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert len(err.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []

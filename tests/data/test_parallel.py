@@ -1,0 +1,111 @@
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from brx.config.schema import DataConfig
+from brx.data import parallel
+from brx.data.parallel import is_validation, tokenized
+from brx.errors import RunError
+from tests.data.helpers import run_python, texts
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds processes in /proc")
+
+
+def children(pid):
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "gpt2"])
+def test_processes_give_what_one_gives_in_order(monkeypatch, tokenizer):
+    monkeypatch.setattr(parallel, "CHUNK_CHARACTERS", 500)
+    config = DataConfig(tokenizer=tokenizer)
+    documents = texts(200)
+    alone, together = ([d for c in tokenized(config, documents, workers) for d in c] for workers in (0, 2))
+    assert together == alone
+    assert len(alone) == 200
+    if tokenizer == "bytes":
+        ids = [np.frombuffer(document.tokens, "<u2") for document in alone]
+        assert [bytes(i.astype(np.uint8)) for i in ids] == [text.encode() + b"\0" for text in documents]
+
+
+def test_few_documents_are_in_memory(monkeypatch):
+    monkeypatch.setattr(parallel, "CHUNK_CHARACTERS", 10)
+    read = 0
+
+    def counted():
+        nonlocal read
+        for _ in range(1000):
+            read += 1
+            yield "0123456789"
+
+    chunks = tokenized(DataConfig(), counted(), 2)
+    for number in range(1, 20):
+        next(chunks)
+        assert read - number <= 2 * 2 + 1
+    chunks.close()
+
+
+def test_the_split_is_a_function_of_seed_and_text():
+    documents = texts(5000)
+    held_out = [is_validation(text, 0.1, 0) for text in documents]
+    assert 420 < sum(held_out) < 580  # 500, give or take 3.7 standard deviations
+    assert held_out == [is_validation(text, 0.1, 0) for text in documents]
+    other = [is_validation(text, 0.1, 1) for text in documents]
+    assert sum(a and b for a, b in zip(held_out, other, strict=True)) < 100  # 50 by chance
+    more = [is_validation(text, 0.2, 0) for text in documents]
+    assert all(b or not a for a, b in zip(held_out, more, strict=True))
+    assert [is_validation(text, 0.5, 0) for text in ("a", "b", "c", "d", "e", "f")] == [
+        False,
+        True,
+        False,
+        True,
+        False,
+        False,
+    ]  # on every machine
+
+
+@needs_proc
+def test_a_killed_worker_is_told_in_one_line(monkeypatch):
+    monkeypatch.setattr(parallel, "CHUNK_CHARACTERS", 10)
+    chunks = tokenized(DataConfig(), ("0123456789" for _ in range(10_000)), 1)
+    next(chunks)
+    workers = [pid for pid in children(os.getpid()) if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()]
+    assert workers
+    for pid in workers:
+        os.kill(pid, signal.SIGKILL)
+    with pytest.raises(RunError, match="a tokenizing process was killed"):
+        list(chunks)
+
+
+ENDLESS = """
+from brx.config.schema import DataConfig
+from brx.data.parallel import tokenized
+
+for chunk in tokenized(DataConfig(), iter(lambda: "word " * 1000, None), 2):
+    print("chunk", flush=True)
+"""
+
+
+@needs_proc
+def test_workers_end_with_a_killed_parent():
+    process = run_python(ENDLESS)
+    assert process.stdout.readline() == "chunk\n"
+    workers = children(process.pid)
+    assert len(workers) >= 2
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 10
+    while any(_is_running(pid) for pid in workers) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not any(_is_running(pid) for pid in workers)
+
+
+def _is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
