@@ -51,9 +51,12 @@ class Track:
 
     Attributes:
         projections: one for each iteration.
+        share: the mean square of the projections over that of the updates' norms: how much of the motion is along the
+            direction, whatever the methods' step sizes.
     """
 
     projections: list[float]
+    share: float
 
     @property
     def sign_changes(self) -> float:
@@ -208,14 +211,16 @@ def track_updates(checkpoint: Checkpoint, directions: list[Vectors], num_iterati
     live: Vectors = {name: weight for stage in engine.stages for name, weight in stage.live.items()}
     before = {name: weight.detach().clone() for name, weight in live.items()}
     projections: list[list[float]] = [[] for _ in directions]
+    squared_norms = []
     last = checkpoint.iteration + num_iterations
     for _ in engine.run(checkpoint.iteration + 1, lambda: last):
         update = {name: weight.detach() - before[name] for name, weight in live.items()}
+        squared_norms.append(_dot(update, update))
         for direction, found in zip(directions, projections, strict=True):
             found.append(_dot(direction, update))
         for name, weight in live.items():
             before[name].copy_(weight.detach())
-    return [Track(found) for found in projections]
+    return [Track(found, float(np.square(found).sum() / sum(squared_norms))) for found in projections]
 
 
 def _continue_run(checkpoint: Checkpoint) -> Engine:

@@ -58,18 +58,16 @@ def run(args: argparse.Namespace) -> int:
         )
         for path in args.runs
     ]
-    table = Table("run", "direction", "eigenvalue", "sign changes", "variance")
+    table = Table("run", "direction", "eigenvalue", "sign changes", "variance", "share")
     for one in found:
-        name = Path(one.run).name
-        table.add_row(
-            name,
-            "dominant",
-            f"{one.eigenvalue:.4g}",
-            f"{one.dominant.sign_changes:.0%}",
-            f"{one.dominant.variance:.3g}",
-        )
-        table.add_row(name, "random", "", f"{one.random.sign_changes:.0%}", f"{one.random.variance:.3g}")
+        for direction, track, value in (
+            ("dominant", one.dominant, f"{one.eigenvalue:.4g}"),
+            ("random", one.random, ""),
+        ):
+            numbers = (f"{track.sign_changes:.0%}", f"{track.variance:.3g}", f"{track.share:.2g}")
+            table.add_row(Path(one.run).name, direction, value, *numbers)
     console.print(table)
+    console.print("share: of the updates' squared norms, along the direction", highlight=False)
     if args.out is not None:
         from brx.figures.curvature import draw_oscillation
 

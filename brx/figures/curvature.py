@@ -17,14 +17,14 @@ SPACE_LINES = {"original": "-", "rotated": (0, (1, 1))}
 def draw_oscillation(found: Sequence[Oscillation], path: Path) -> list[Path]:
     """Projections of the updates: one panel for the dominant eigenvector, one for the random direction.
 
-    Both have the same vertical scale, so that the two directions compare too.
+    The panels have vertical scales of their own: updates along a random direction are small.
 
     Returns:
         The files written (PNG, PDF, caption).
     """
     titles = {"dominant": "dominant eigenvector", "random": "random orthogonal direction"}
     with figure(columns=2) as made:
-        panels = made.subplots(1, 2, sharey=True)
+        panels = made.subplots(1, 2)
         lines = []
         for one in found:
             look = look_of(one.method)
@@ -33,12 +33,14 @@ def draw_oscillation(found: Sequence[Oscillation], path: Path) -> list[Path]:
                 label = f"{look.label}, P = {one.num_stages}"
                 axes.plot(track.projections, color=look.color, linestyle="-", linewidth=0.9, label=label)
                 lines.append(
-                    f"{label}, {titles[name]}: sign changes {track.sign_changes:.0%}, variance {track.variance:.3g}"
+                    f"{label}, {titles[name]}: sign changes {track.sign_changes:.0%}, variance {track.variance:.3g},"
+                    f" share of the updates' squared norms {track.share:.2g}"
                 )
         for axes, title in zip(panels, titles.values(), strict=True):
             axes.axhline(0.0, color="black", linewidth=0.5)
             axes.set_title(title)
             axes.set_xlabel("iterations after the checkpoint")
+            axes.ticklabel_format(axis="y", scilimits=(-2, 3))
         panels[0].set_ylabel("projection of the update")
         panels[0].legend()
         caption = "Projections of the updates w(t) - w(t - 1), from a checkpoint midway.\n" + "\n".join(

@@ -11,7 +11,7 @@ from brx.analysis.checkpoints import load_checkpoint
 from brx.analysis.oscillation import Track, dominant_eigenvector, measure_oscillation, orthogonal_to, track_updates
 from brx.cli.main import main
 from brx.errors import RunError, UserError
-from tests.analysis.helpers import flat, random_like
+from tests.analysis.helpers import flat, random_like, unflat
 
 
 def product_with(matrix):
@@ -65,8 +65,16 @@ def test_tracked_updates_are_those_of_the_run(runs, method):
         assert sum(track.projections) == pytest.approx((moved @ flat(direction)).item(), rel=1e-3)
 
 
+def test_share_of_the_motion_along_its_own_direction_is_all_of_it(runs):
+    before, after = (load_checkpoint(runs["pipedream"], iteration) for iteration in (28, 30))
+    moved = flat(after.parameters) - flat(before.parameters)
+    along = unflat(moved / moved.norm(), before.parameters)
+    track = track_updates(before, [along], 2)[0]
+    assert 0.9 < track.share <= 1 + 1e-6  # two updates that are nearly parallel: momentum
+
+
 def test_numbers_of_a_track():
-    track = Track([1.0, -1.0, -2.0, 2.0])
+    track = Track([1.0, -1.0, -2.0, 2.0], 0.5)
     assert track.sign_changes == pytest.approx(2 / 3)
     assert track.variance == pytest.approx(2.5)
 
