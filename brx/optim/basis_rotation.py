@@ -13,6 +13,7 @@ from torch.optim.adamw import adamw
 from torch.optim.optimizer import ParamsT
 
 from brx.optim.eigenbasis import (
+    covariance_product,
     eigenvectors,
     factor_product,
     left_singular_vectors,
@@ -151,7 +152,9 @@ class BasisRotation(Optimizer):
             basis = batch.matrices(f"{side}_basis")
             if batch.options["source"] == "2nd":
                 covariance = batch.matrices(f"{side}_covariance")
-                renewal = eigenvectors(covariance) if first else power_iteration(covariance @ basis, basis)
+                renewal = (
+                    eigenvectors(covariance) if first else power_iteration(covariance_product(covariance, basis), basis)
+                )
             else:
                 factor = _seen_from(side, momentum.lerp(gradient, 1 - beta1))  # M_t, one ahead of `momentum`
                 renewal = (

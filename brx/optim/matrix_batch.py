@@ -70,7 +70,8 @@ class MatrixBatch:
     def gradients(self) -> Tensor:
         """The gradients as (b, m, n), in the precision of the arithmetic."""
         gradients = [member.parameter.grad for member in self.members]
-        stacked = torch.stack([gradient for gradient in gradients if gradient is not None])
+        dense = [gradient.unsqueeze(0) for gradient in gradients if gradient is not None]
+        stacked = torch.cat(dense) if len(dense) > 1 else dense[0]
         return stacked.flatten(0, -3).to(self.state["exp_avg"].dtype)
 
     def update_weights(self, updates: Tensor) -> None:
@@ -96,6 +97,8 @@ def stack_states(states: Sequence[dict[str, Tensor]], blank: dict[str, Tensor]) 
     stacks = {}
     for name, initial in blank.items():
         stack = torch.empty((len(states), *initial.shape), dtype=initial.dtype, device=initial.device)
+        if name.endswith("_basis"):  # column by column: see brx.optim.eigenbasis
+            stack = stack.mT
         for state, view in zip(states, stack.unbind(), strict=True):
             view.copy_(state.get(name, initial))
             state[name] = view
