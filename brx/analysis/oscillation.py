@@ -111,7 +111,7 @@ def measure_oscillation(
     *,
     iteration: int | None = None,
     num_iterations: int = 100,
-    num_batches: int = 8,
+    num_batches: int = 64,
     tolerance: float = 1e-2,
     max_power_iterations: int = 200,
     seed: int = 0,

@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     from rich.table import Table
 
     from brx.analysis.effective_delay import EffectiveDelay, effective_delay, slowdown_points, uniform_effective_delay
-    from brx.analysis.norm_result import results_of
+    from brx.analysis.norm_result import NormResult, results_of
     from brx.analysis.runs import Run, comparability
     from brx.errors import UserError
 
@@ -43,13 +43,16 @@ def run(args: argparse.Namespace) -> int:
 
     fewest_blocks = min(result.num_blocks for _, result in measured)
     stages = args.stages or [2**power for power in range(fewest_blocks.bit_length())]
-    table = Table("run", "coordinates", *(f"P = {count}" for count in stages))
-    curves: list[tuple[str, str, list[EffectiveDelay]]] = []
+    table = Table()
+    for column in ("tau'", *(f"P = {count}" for count in stages)):
+        table.add_column(column, no_wrap=True)
+    curves: list[tuple[NormResult, list[EffectiveDelay]]] = []
     for path, result in measured:
         delays = [effective_delay(result, count) for count in stages]
-        curves.append((result.method, result.space, delays))
-        table.add_row(path.name, result.space, *(f"{one.delay:.3g} ± {one.standard_error:.2g}" for one in delays))
-    table.add_row("equal stages", "", *(f"{uniform_effective_delay(count):.3g}" for count in stages))
+        curves.append((result, delays))
+        cells = [f"{one.delay:.3g}±{one.standard_error:.1g}" for one in delays]
+        table.add_row(f"{path.name}, {result.space}", *cells)
+    table.add_row("equal stages", *(f"{uniform_effective_delay(count):.3g}" for count in stages))
     console = Console()
     console.print(table)
 

@@ -21,7 +21,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--checkpoint", type=int, metavar="ITERATION", help="which one (default: the nearest to the middle of the run)"
     )
     parser.add_argument("--iterations", type=int, default=100, help="training iterations to follow (default: 100)")
-    parser.add_argument("--batches", type=int, default=8, help="batches whose mean loss the Hessian is of (default: 8)")
+    parser.add_argument(
+        "--batches", type=int, default=64, help="batches whose mean loss the Hessian is of (default: 64)"
+    )
     parser.add_argument(
         "--tolerance", type=float, default=1e-2, help="residual at which the power iteration stops (default: 0.01)"
     )

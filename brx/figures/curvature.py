@@ -8,6 +8,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 
 from brx.analysis.effective_delay import EffectiveDelay, SlowdownPoint, uniform_effective_delay
+from brx.analysis.norm_result import NormResult
 from brx.analysis.oscillation import Oscillation
 from brx.figures.style import figure, line_style, look_of, save
 
@@ -50,12 +51,12 @@ def draw_oscillation(found: Sequence[Oscillation], path: Path) -> list[Path]:
 
 
 def draw_effective_delay(
-    curves: Sequence[tuple[str, str, list[EffectiveDelay]]], points: Sequence[SlowdownPoint], path: Path
+    curves: Sequence[tuple[NormResult, list[EffectiveDelay]]], points: Sequence[SlowdownPoint], path: Path
 ) -> list[Path]:
-    """tau' against the number of stages, and the measured slowdowns against tau'.
+    """tau' as a share of the largest delay against the number of stages, and measured slowdowns against tau'.
 
     Args:
-        curves: method, coordinates, and tau' for several numbers of stages.
+        curves: measurements, and tau' of each for several numbers of stages.
         points: runs with their slowdown.
         path: of the figure, without suffix.
 
@@ -68,9 +69,9 @@ def draw_effective_delay(
         if points:
             _draw_slowdowns(panels[1], points)
         lines = [
-            f"{look_of(method).label}, {space} coordinates: "
+            f"{_label(result)} coordinates: "
             + ", ".join(f"P = {one.num_stages}: {one.delay:.3g} +- {one.standard_error:.2g}" for one in delays)
-            for method, space, delays in curves
+            for result, delays in curves
         ]
         lines += [
             f"{point.run.path}: tau' {point.delay.delay:.3g}, slowdown to loss {point.target:.3f}: "
@@ -80,31 +81,37 @@ def draw_effective_delay(
         return save(made, path, "Effective delay; bars and +-: standard error.\n" + "\n".join(lines))
 
 
-def _draw_delays(axes: Axes, curves: Sequence[tuple[str, str, list[EffectiveDelay]]]) -> None:
-    stages = sorted({one.num_stages for _, _, delays in curves for one in delays})
-    axes.plot(stages, [count - 1 for count in stages], color="black", linewidth=0.6, linestyle="--", label="P - 1")
-    uniform = [uniform_effective_delay(count) for count in stages]
-    axes.plot(stages, uniform, color="black", linewidth=0.6, linestyle=":", label="equal stages")
-    for method, space, delays in curves:
-        look = look_of(method)
+def _draw_delays(axes: Axes, curves: Sequence[tuple[NormResult, list[EffectiveDelay]]]) -> None:
+    stages = sorted({one.num_stages for _, delays in curves for one in delays} - {1})
+    equal = [uniform_effective_delay(count) / (count - 1) for count in stages]
+    axes.plot(stages, equal, color="black", linewidth=0.8, linestyle=":", label="equal stages")
+    for result, delays in curves:
+        look = look_of(result.method)
+        delayed = [one for one in delays if one.num_stages > 1]
         axes.errorbar(
-            [one.num_stages for one in delays],
-            [one.delay for one in delays],
-            yerr=[one.standard_error for one in delays],
+            [one.num_stages for one in delayed],
+            [one.delay / (one.num_stages - 1) for one in delayed],
+            yerr=[one.standard_error / (one.num_stages - 1) for one in delayed],
             color=look.color,
             marker=look.marker,
             markersize=3,
-            linestyle=SPACE_LINES[space],
-            label=f"{look.label}, {space}",
+            linestyle=SPACE_LINES[result.space],
+            alpha=0.4 if result.num_stages == 1 else 1.0,
+            label=_label(result),
         )
     axes.set_xlabel("stages P")
-    axes.set_ylabel("effective delay $\\tau'$")
+    axes.set_ylabel("effective delay $\\tau'$ / (P - 1)")
     axes.set_xticks(stages)
-    axes.legend()
+    axes.set_ylim(0.0, 1.0)
+    axes.legend(loc="lower right", fontsize=6)
+
+
+def _label(result: NormResult) -> str:
+    return f"{look_of(result.method).label} (run at P = {result.num_stages}), {result.space}"
 
 
 def _draw_slowdowns(axes: Axes, points: Sequence[SlowdownPoint]) -> None:
-    for method in dict.fromkeys(point.run.method for point in points):
+    for place, method in enumerate(dict.fromkeys(point.run.method for point in points)):
         look = look_of(method)
         reached = [point for point in points if point.run.method == method and point.slowdown is not None]
         axes.plot(
@@ -121,7 +128,7 @@ def _draw_slowdowns(axes: Axes, points: Sequence[SlowdownPoint]) -> None:
                 f"P = {point.run.stages}",
                 (point.delay.delay, point.slowdown or 0.0),
                 textcoords="offset points",
-                xytext=(3, 4),
+                xytext=(-4, 6) if place == 0 else (-4, -10),
                 fontsize=6,
             )
     axes.axhline(1.0, color="black", linewidth=0.5)
