@@ -15,7 +15,8 @@ def test_every_command_has_help_with_examples(command, capsys):
     with pytest.raises(SystemExit) as caught:
         main([command, "--help"])
     assert caught.value.code == 0
-    assert f"examples:\n  brx {command}" in capsys.readouterr().out
+    _, _, examples = capsys.readouterr().out.partition("examples:")
+    assert f"  brx {command}" in examples
 
 
 @pytest.mark.parametrize(
