@@ -84,7 +84,8 @@ def _householder_qr(matrices: Tensor) -> Tensor:
     padded = pad(matrices.mT, (0, 8)).mT
     reflectors, scales = torch.geqrf(padded)
     orthogonal = torch.linalg.householder_product(reflectors, scales)[:, : matrices.shape[-2]]
-    return orthogonal * _signs(reflectors.diagonal(dim1=-2, dim2=-1))[:, None, :]
+    signed: Tensor = orthogonal * _signs(reflectors.diagonal(dim1=-2, dim2=-1))[:, None, :]
+    return signed
 
 
 def _cholesky_qr(matrices: Tensor) -> Tensor:
