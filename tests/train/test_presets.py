@@ -1,0 +1,120 @@
+"""The paper's presets: their sizes, their cuts into stages and devices, and their twins of reduced width at work."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from brx.config.loading import apply_overrides, load_config
+from brx.model.stage import Stage, count_parameters, partition, whole_model
+from brx.train.loop import train
+from tests.train.helpers import losses, tiny_config
+
+# Design: parameters and P; the mixture's size is ours, the paper says 100 M.
+PAPER = {
+    "paper-95m": (95_590_993, 32),
+    "paper-1b": (1_035_004_753, 24),
+    "paper-3b": (3_047_005_777, 32),
+    "paper-moe-100m": (98_266_897, 32),
+}
+
+SCHEDULE = {
+    "paper-95m": (None, 3e-4),
+    "paper-1b": (None, 1e-4),
+    "paper-3b": (82_000, 1e-4),
+    "paper-moe-100m": (None, 3e-4),
+}
+
+
+@pytest.mark.parametrize("preset", PAPER)
+def test_preset_is_the_papers(preset):
+    config = load_config(preset)
+    training = config.training
+    assert (training.batch_size, config.model.sequence_length, training.clip) == (8, 512, 1.0)
+    assert (training.warmup_fraction, training.iterations) == (0.012, 250_000)
+    assert config.optimizer.weight_decay == 0.01
+    assert config.runtime.precision == "bf16"
+    assert (config.data.source, config.data.tokens) == ("openwebtext", 10**9)
+    assert (training.stop_after, config.optimizer.lr) == SCHEDULE[preset]
+    # The data that the preset asks for suffice for the run that it asks for.
+    needed = training.last_iteration * training.batch_size * config.model.sequence_length
+    assert needed <= config.data.max_epochs * config.data.tokens
+
+
+@pytest.mark.parametrize("preset", PAPER)
+def test_preset_has_the_papers_size_however_it_is_cut(preset):
+    num_parameters, num_stages = PAPER[preset]
+    config = load_config(preset)
+    assert config.pipeline.stages == num_stages
+    vocabulary = config.data.vocabulary_size
+    with torch.device("meta"):
+        names = set(dict(whole_model(config.model, vocabulary).named_parameters()))
+        stages = [Stage(config.model, vocabulary, blocks) for blocks in partition(config.model.blocks, num_stages)]
+    assert count_parameters(stages) == num_parameters
+    assert {name for stage in stages for name, _ in stage.named_parameters()} == names
+    for num_ranks in (1, 2, 4, 8):
+        ranks = [[stages[index] for index in own] for own in partition(num_stages, num_ranks)]
+        assert sum(count_parameters(rank) for rank in ranks) == num_parameters
+        for rank, own in enumerate(ranks):
+            assert all((stage.embedding is not None) == (rank == 0 and stage is stages[0]) for stage in own)
+            assert all((stage.head is not None) == (rank == num_ranks - 1 and stage is stages[-1]) for stage in own)
+
+
+def twin(preset, folder, *overrides):
+    """The preset with few heads, bytes, a short sequence and a few iterations; blocks, stages and code path stay."""
+    small = tiny_config(folder).data
+    reduced = [
+        "model.width=8",
+        "model.heads=2",
+        "model.sequence_length=16",
+        f"data.source={json.dumps(small.source)}",
+        f"data.directory={json.dumps(small.directory)}",
+        "data.tokenizer=bytes",
+        "data.tokens=null",
+        "data.validation_fraction=0.3",
+        "training.iterations=6",
+        "training.stop_after=4",
+        "training.batch_size=2",
+        "training.validation_examples=2",
+        "runtime.device=cpu",
+        "runtime.threads=1",
+        "runtime.compile=false",
+    ]
+    return apply_overrides(load_config(preset).model_dump(), [*reduced, *overrides], preset)
+
+
+@pytest.mark.parametrize(
+    ("preset", "overrides"),
+    [
+        ("paper-95m", ["pipeline.stash=none"]),
+        ("paper-95m", ["pipeline.stash=predict", "optimizer.method=basis-rotation"]),
+        ("paper-1b", ["optimizer.method=basis-rotation"]),
+        ("paper-3b", ["pipeline.recompute=true"]),
+        ("paper-3b", ["optimizer={method: basis-rotation, source: 1st, geometry: unilateral}"]),
+        ("paper-moe-100m", []),
+        ("paper-moe-100m", ["optimizer.method=basis-rotation", "pipeline.stash=none"]),
+    ],
+)
+def test_twin_trains(preset, overrides, tmp_path):
+    config = twin(preset, tmp_path, *overrides)
+    assert (config.model.blocks, config.pipeline.stages) == (load_config(preset).model.blocks, PAPER[preset][1])
+    assert config.runtime.precision == "bf16"
+    assert train(config, tmp_path / "run") == "finished"
+    steps = [record for record in losses(tmp_path / "run") if "train_loss" in record]
+    assert [step["iteration"] for step in steps] == [1, 2, 3, 4]
+    # Untrained: the loss of guessing among 256 bytes.
+    assert steps[0]["train_loss"] == pytest.approx(math.log(256), rel=0.05)
+    assert all(math.isfinite(step["train_loss"]) and step["grad_norm"] > 0 for step in steps)
+
+
+def test_compiled_twin_compiles_one_block_for_all(tmp_path):
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    found = {}
+    for compile_blocks in ("true", "false"):
+        train(twin("paper-1b", tmp_path, f"runtime.compile={compile_blocks}"), tmp_path / compile_blocks)
+        found[compile_blocks] = [record.get("train_loss") for record in losses(tmp_path / compile_blocks)]
+    assert found["true"] == pytest.approx(found["false"], rel=1e-2)
+    # 24 blocks, and one graph each for: bf16 weights of a ring; fp32 weights without one; a validation.
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 3
