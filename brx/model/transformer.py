@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from brx.config.schema import ModelConfig
+from brx.model.cross_entropy import head_loss
 from brx.model.mixture import Mixture
 
 MLP_RATIO = 4
@@ -107,6 +108,4 @@ class Head(nn.Module):
 
     def loss(self, x: Tensor, targets: Tensor) -> Tensor:
         """Mean cross-entropy in nats of the targets (B, S), computed in fp32 (float64 for a float64 model)."""
-        logits = self(x)
-        at_least_fp32 = torch.promote_types(logits.dtype, torch.float32)
-        return F.cross_entropy(logits.flatten(0, 1).to(at_least_fp32), targets.flatten())
+        return head_loss(self.norm(x).flatten(0, 1), self.linear.weight, self.linear.bias, targets.flatten())

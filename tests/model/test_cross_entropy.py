@@ -1,0 +1,101 @@
+"""The chunked loss against torch's own on all logits: values, gradients, second derivatives, memory."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from brx.model import cross_entropy
+from brx.model.cross_entropy import head_loss
+
+TOKENS, WIDTH, VOCABULARY = 37, 12, 101
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    """Chunks of 5 tokens, the last one of 2."""
+    monkeypatch.setattr(cross_entropy, "CHUNK_LOGITS", 5 * VOCABULARY)
+
+
+def inputs(dtype=torch.float32):
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(TOKENS, WIDTH), (VOCABULARY, WIDTH), (VOCABULARY,)]
+    tensors = [torch.randn(shape, generator=generator).to(dtype).requires_grad_() for shape in shapes]
+    return tensors, torch.randint(VOCABULARY, (TOKENS,), generator=generator)
+
+
+def reference(tensors, targets):
+    logits = F.linear(*tensors)
+    return F.cross_entropy(logits if logits.dtype == torch.float64 else logits.float(), targets)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_loss_and_gradients_are_those_of_torch(dtype):
+    tensors, targets = inputs(dtype)
+    found, expected = head_loss(*tensors, targets), reference(tensors, targets)
+    torch.testing.assert_close(found, expected)
+    # Upstream of 3: the gradients that were made in the forward pass have to be scaled.
+    torch.testing.assert_close(torch.autograd.grad(3 * found, tensors), torch.autograd.grad(3 * expected, tensors))
+
+
+def test_bf16_autocast_rounds_no_more_than_torch_does():
+    tensors, targets = inputs()
+    exact = torch.autograd.grad(reference([t.double() for t in tensors], targets), tensors)
+    with torch.autocast("cpu", torch.bfloat16):
+        found, expected = head_loss(*tensors, targets), reference(tensors, targets)
+    assert found.dtype == torch.float32
+    # One logit at a time they are equal; only the order of the sums differs.
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+    ours, theirs = torch.autograd.grad(found, tensors), torch.autograd.grad(expected, tensors)
+    for one, other, true in zip(ours, theirs, exact, strict=True):
+        assert one.dtype == torch.float32
+        assert (one - true).norm() <= 1.1 * (other - true).norm()
+
+
+def test_second_derivatives_and_a_second_backward_pass():
+    tensors, targets = inputs(torch.float64)
+    vectors = [torch.randn_like(tensor) for tensor in tensors]
+
+    def product(loss):
+        gradients = torch.autograd.grad(loss, tensors, create_graph=True)
+        return torch.autograd.grad(gradients, tensors, vectors)
+
+    torch.testing.assert_close(product(head_loss(*tensors, targets)), product(reference(tensors, targets)))
+    loss = head_loss(*tensors, targets)
+    first = [gradient.clone() for gradient in torch.autograd.grad(loss, tensors, retain_graph=True)]
+    torch.testing.assert_close(torch.autograd.grad(2 * loss, tensors), tuple(2 * gradient for gradient in first))
+
+
+def test_validation_makes_no_gradients():
+    tensors, targets = inputs()
+    with torch.no_grad(), Largest() as seen:
+        found = head_loss(*tensors, targets)
+    torch.testing.assert_close(found, reference(tensors, targets).detach())
+    assert seen.numel < VOCABULARY * WIDTH
+    assert not found.requires_grad
+
+
+class Largest(TorchDispatchMode):
+    """The number of elements of the largest tensor that any operation makes."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, (list, tuple)) else [out]:
+            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage().data_ptr() not in {
+                arg.untyped_storage().data_ptr() for arg in args if isinstance(arg, torch.Tensor)
+            }:
+                self.numel = max(self.numel, tensor.numel())
+        return out
+
+
+def test_no_tensor_holds_all_logits(monkeypatch):
+    tensors, targets = inputs()
+    sizes = {}
+    for chunk in (5 * VOCABULARY, 10**6):
+        monkeypatch.setattr(cross_entropy, "CHUNK_LOGITS", chunk)
+        with Largest() as seen:
+            head_loss(*tensors, targets).backward()
+        sizes[chunk] = seen.numel
+    assert sizes == {5 * VOCABULARY: VOCABULARY * WIDTH, 10**6: TOKENS * VOCABULARY}
