@@ -10,7 +10,18 @@ from collections.abc import Sequence
 import brx
 from brx.errors import RunError, UserError
 
-COMMANDS = ("demo", "train", "config", "data", "plot", "hessian-norm", "effective-delay", "oscillation", "schedule")
+COMMANDS = (
+    "demo",
+    "train",
+    "sweep",
+    "config",
+    "data",
+    "plot",
+    "hessian-norm",
+    "effective-delay",
+    "oscillation",
+    "schedule",
+)
 
 DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 

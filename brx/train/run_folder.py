@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from brx.config.loading import dump_config, load_config
 from brx.config.schema import RunConfig
@@ -63,17 +64,23 @@ class RunFolder:
         write_text(self.config, dump_config(config))
 
     def _check_same_run(self, config: RunConfig) -> None:
-        old, new = load_config(self.config).model_dump(), config.model_dump()
+        old, new = trajectory_of(load_config(self.config)), trajectory_of(config)
         for section, values in new.items():
             for key in {**values, **old[section]}:
-                if key in _MAY_CHANGE.get(section, set()):
-                    continue
                 before, now = old[section].get(key), values.get(key)
                 if before != now:
                     raise UserError(
                         f"{self.config}: {section}.{key} was {before!r} and is now {now!r}:"
                         " a run resumes with its own configuration; choose another --out for a new run"
                     )
+
+
+def trajectory_of(config: RunConfig, *, with_defaults: bool = True) -> dict[str, dict[str, Any]]:
+    """The settings, by section and key, that decide a run's trajectory; on request only those that are no defaults."""
+    return {
+        section: {key: value for key, value in values.items() if key not in _MAY_CHANGE.get(section, set())}
+        for section, values in config.model_dump(mode="json", exclude_defaults=not with_defaults).items()
+    }
 
 
 def default_folder(config: RunConfig, name: str) -> Path:

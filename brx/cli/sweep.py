@@ -1,0 +1,92 @@
+"""`brx sweep`: run a grid of runs."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from brx.sweep.spec import Sweep
+
+HELP = "run a grid of runs, several at a time; continues where it was left"
+EXAMPLES = """\
+  brx sweep configs/sweeps/cpu/main.yaml --dry-run      list the cells and how long they will take
+  brx sweep configs/sweeps/cpu/main.yaml --jobs 2
+  brx sweep configs/sweeps/paper/main.yaml --launcher ray --address ray://head:10001
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("sweep", type=Path, metavar="SWEEP.yaml", nargs="+", help="sweep files, run in this order")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the cells (default: as the file says)")
+    parser.add_argument("--jobs", type=int, metavar="N", help="cells at a time (default: one a GPU, else one a core)")
+    parser.add_argument("--launcher", choices=["local", "ray"], default="local", help="where cells run")
+    parser.add_argument("--address", help="of a Ray cluster (default: start one on this machine)")
+    parser.add_argument("--dry-run", action="store_true", help="list the cells and estimate the time; run nothing")
+    parser.add_argument("--retry-failed", action="store_true", help="run failed cells again")
+
+
+def run(args: argparse.Namespace) -> int:
+    """0 when all cells are done, 1 when some failed, 130 when interrupted."""
+    from brx.errors import UserError
+    from brx.sweep.spec import Sweep
+
+    if args.jobs is not None and args.jobs < 1:
+        raise UserError(f"--jobs: must be at least 1, got {args.jobs}")
+    sweeps = [Sweep.load(path, args.out) for path in args.sweep]
+    if args.dry_run:
+        for sweep in sweeps:
+            _list(sweep, args.jobs)
+        return 0
+    return max(_run(sweep, args) for sweep in sweeps)
+
+
+def _list(sweep: Sweep, jobs: int | None) -> None:
+    from collections import Counter
+
+    from rich.console import Console
+
+    from brx.sweep.cell_state import state_of
+    from brx.sweep.display import duration
+    from brx.sweep.estimate import remaining_seconds
+    from brx.sweep.local import LocalLauncher
+
+    console = Console(highlight=False)
+    states = {cell.name: state_of(cell) for cell in sweep.cells}
+    for name, state in states.items():
+        console.print(f"{state.value:12}{name}", soft_wrap=True, markup=False)
+    num_jobs = LocalLauncher(jobs, max(cell.config.pipeline.devices for cell in sweep.cells)).num_jobs
+    left = remaining_seconds(sweep.cells, num_jobs, lambda line: Console(stderr=True).print(line, highlight=False))
+    counts = ", ".join(f"{count} {state.value}" for state, count in Counter(states.values()).items())
+    time = (
+        f"about {duration(left)} with {num_jobs} at a time" if left is not None else "too large to time without a GPU"
+    )
+    more = " and repetitions of the chosen ones" if sweep.spec.repeat else ""
+    console.print(f"{sweep.path}: {len(states)} cells{more} in {sweep.out}: {counts}; {time}", soft_wrap=True)
+
+
+def _run(sweep: Sweep, args: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from brx.sweep.display import SweepDisplay
+    from brx.sweep.local import LocalLauncher
+    from brx.sweep.report import choice_table, failure_table, write_choices
+    from brx.sweep.run import run_sweep
+
+    devices = max(cell.config.pipeline.devices for cell in sweep.cells)
+    launcher = LocalLauncher(args.jobs, devices)
+    with SweepDisplay(launcher.num_jobs) as display:
+        outcome = run_sweep(sweep, launcher, display, retry_failed=args.retry_failed)
+    console = Console(highlight=False)
+    if outcome.chosen:
+        assert sweep.spec.choose is not None
+        console.print(choice_table(outcome.chosen, sweep.spec.choose))
+        for path in write_choices(outcome.chosen, sweep):
+            console.print(path, soft_wrap=True)
+    if outcome.failures:
+        console.print(failure_table(outcome.failures))
+        return 1
+    console.print(f"{sweep.path}: all {len(outcome.cells)} cells are done, in {sweep.out}", soft_wrap=True)
+    return 0

@@ -1,0 +1,122 @@
+"""What has become of a cell, read from its folder alone, so that any number of sweeps agree on it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from brx.config.loading import dump_config, load_config
+from brx.errors import UserError
+from brx.sweep.spec import Cell
+from brx.train.files import write_text
+from brx.train.run_folder import RunFolder, trajectory_of
+
+LOG, FAILURE, LOCK = "log.txt", "failed.txt", ".lock"
+
+
+class State(Enum):
+    """Of a cell."""
+
+    WAITING = "waiting"
+    INTERRUPTED = "interrupted"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+
+
+def state_of(cell: Cell) -> State:
+    """The cell's state.
+
+    Raises:
+        UserError: the folder holds another run (a default of brx has changed since).
+    """
+    summary = read_summary(cell.folder)
+    if summary.get("status") == "finished":
+        config = RunFolder(cell.folder).config
+        if trajectory_of(load_config(config)) != trajectory_of(cell.config):
+            raise UserError(
+                f"{config}: differs from what the sweep asks for, in a default of brx; move the folder away"
+            )
+        return State.DONE
+    if is_locked(cell.folder):
+        return State.RUNNING
+    if (cell.folder / FAILURE).is_file():
+        return State.FAILED
+    return State.INTERRUPTED if (cell.folder / "checkpoints").is_dir() else State.WAITING
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """The folder's summary.json; empty if there is none (yet)."""
+    try:
+        content: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content
+
+
+def iterations_done(folder: Path) -> int:
+    """The newest iteration in the folder's metrics, read from the file's end."""
+    try:
+        with (folder / "metrics.jsonl").open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - 16384))
+            lines = file.read().split(b"\n")
+    except OSError:
+        return 0
+    for line in reversed(lines):
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            return int(json.loads(line)["iteration"])
+    return 0
+
+
+def prepare_folder(cell: Cell) -> None:
+    """Write the cell's configuration, from which `brx train FOLDER --resume` starts or continues it."""
+    cell.folder.mkdir(parents=True, exist_ok=True)
+    (cell.folder / FAILURE).unlink(missing_ok=True)
+    path = RunFolder(cell.folder).config
+    if not path.exists():
+        write_text(path, dump_config(cell.config))
+
+
+def record_failure(folder: Path, code: int) -> str:
+    """Note in the folder how its run ended; returns the run's own line."""
+    try:
+        lines = (folder / LOG).read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    except OSError:
+        lines = []
+    said = next((line for line in reversed(lines) if line.startswith("brx: ")), lines[-1] if lines else "")
+    told = f"exit code {code}: {said.removeprefix('brx: ')}"
+    write_text(folder / FAILURE, told + "\n")
+    return told
+
+
+@contextlib.contextmanager
+def lock(folder: Path) -> Iterator[int | None]:
+    """Hold a cell; gives the lock's file descriptor, or None when another process holds it.
+
+    A child that inherits the descriptor keeps the lock, so a run goes on undisturbed when its sweep is killed.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield None
+        else:
+            yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a run is under way in the folder."""
+    if not (folder / LOCK).exists():
+        return False
+    with lock(folder) as held:
+        return held is None

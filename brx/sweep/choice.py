@@ -1,0 +1,70 @@
+"""The choice of a learning rate as the paper makes it: per combination of everything else, the best of the grid."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from brx.sweep.cell_state import read_summary
+from brx.sweep.spec import Cell, Choice, cell_name, value_at
+from brx.train.run_folder import trajectory_of
+
+SEED = "training.seed"
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """One group of cells that differ only in the chosen key and the seed.
+
+    Attributes:
+        group: the other varied values.
+        scores: by value of the key, what it is judged by, averaged over seeds; infinite where a run diverged.
+        best: the value with the lowest score.
+        at_edge: whether it is the first or the last of more than one value, so that a wider grid might do better.
+        cells: those with the best value.
+    """
+
+    group: str
+    scores: dict[float, float]
+    best: float
+    at_edge: bool
+    cells: list[Cell]
+
+
+def choose(cells: Sequence[Cell], rule: Choice) -> list[Chosen]:
+    """Apply the rule to cells that are done or have failed."""
+    groups: dict[str, list[Cell]] = defaultdict(list)
+    for cell in cells:
+        groups[_all_but(cell, rule.over)].append(cell)
+    return [_choose_in(group, rule) for group in groups.values()]
+
+
+def _choose_in(group: list[Cell], rule: Choice) -> Chosen:
+    by_value: dict[float, list[Cell]] = defaultdict(list)
+    for cell in group:
+        by_value[value_at(cell.config.model_dump(mode="json"), rule.over)].append(cell)
+    scores = {value: statistics.fmean(score(cell, rule.by) for cell in by_value[value]) for value in sorted(by_value)}
+    best = min(scores, key=lambda value: scores[value])
+    at_edge = len(scores) > 1 and best in (min(scores), max(scores))
+    varied = {key: value for key, value in group[0].varied.items() if key not in (rule.over, SEED)}
+    return Chosen(cell_name(varied), scores, best, at_edge, by_value[best])
+
+
+def score(cell: Cell, key: str) -> float:
+    """A finished cell's value in its summary; infinite for one that failed, as it does when the loss diverges."""
+    summary = read_summary(cell.folder)
+    value = summary.get(key) if summary.get("status") == "finished" else None
+    return value if isinstance(value, float) and math.isfinite(value) else math.inf
+
+
+def _all_but(cell: Cell, key: str) -> str:
+    """The cell's configuration without the chosen key and the seed."""
+    content = trajectory_of(cell.config)
+    for dotted in (key, SEED):
+        section, _, name = dotted.partition(".")
+        content[section].pop(name, None)
+    return json.dumps(content, sort_keys=True)

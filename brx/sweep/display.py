@@ -1,0 +1,120 @@
+"""What the user sees while a sweep runs: a live table on a terminal, a line a change otherwise."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from brx.sweep.cell_state import State, iterations_done
+from brx.sweep.spec import Cell
+
+REFRESH_S = 2.0
+
+
+class SweepDisplay:
+    """Follows the cells of a sweep, on stderr; use as a context manager.
+
+    Args:
+        num_jobs: how many cells run at a time.
+    """
+
+    def __init__(self, num_jobs: int) -> None:
+        self._console = Console(stderr=True, highlight=False)
+        self._live = Live(console=self._console, auto_refresh=False)
+        self._num_jobs = num_jobs
+        self._states: dict[str, State] = {}
+        self._cells: dict[str, Cell] = {}
+        self._started: dict[str, tuple[float, int]] = {}
+        self._seconds_per_iteration: list[float] = []
+        self._last_refresh = 0.0
+
+    def begin(self, cells: Sequence[Cell]) -> None:
+        """Add cells that wait or are done."""
+        for cell in cells:
+            self._cells[cell.name] = cell
+            self._states.setdefault(cell.name, State.WAITING)
+
+    def changed(self, cell: Cell, state: State, reason: str = "") -> None:
+        """Note a cell's state, and say so where there is no live table."""
+        was_running = self._states.get(cell.name) is State.RUNNING
+        self._states[cell.name] = state
+        if state is State.RUNNING:
+            self._started[cell.name] = (time.monotonic(), iterations_done(cell.folder))
+        elif state is State.DONE and was_running:
+            self._seconds_per_iteration.append(self._pace(cell) or 0.0)
+        if not self._console.is_terminal and (state is not State.DONE or was_running):
+            counts = Counter(self._states.values())
+            self._console.print(
+                f"{state.value}: {cell.name}{f' ({reason})' if reason else ''}"
+                f"  [{counts[State.DONE]} of {len(self._states)} done{self._left()}]",
+                soft_wrap=True,
+                markup=False,
+            )
+
+    def refresh(self) -> None:
+        """Draw the table anew, every few seconds."""
+        now = time.monotonic()
+        if self._console.is_terminal and now - self._last_refresh > REFRESH_S:
+            self._last_refresh = now
+            self._live.update(self._render(), refresh=True)
+
+    def _render(self) -> Group:
+        counts = Counter(self._states.values())
+        table = Table("running", "iteration", "of", "s / iteration", box=None)
+        for name, state in self._states.items():
+            if state is State.RUNNING:
+                cell = self._cells[name]
+                pace = self._pace(cell)
+                last = cell.config.training.last_iteration
+                table.add_row(name, str(iterations_done(cell.folder)), str(last), f"{pace:.3f}" if pace else "")
+        line = ", ".join(f"{counts[state]} {state.value}" for state in State if counts[state])
+        return Group(Text(line + self._left()), table)
+
+    def _pace(self, cell: Cell) -> float | None:
+        """Seconds an iteration since the cell was started here."""
+        if cell.name not in self._started:
+            return None
+        since, first = self._started[cell.name]
+        done = iterations_done(cell.folder) - first
+        return (time.monotonic() - since) / done if done > 0 else None
+
+    def _left(self) -> str:
+        paces = list(self._seconds_per_iteration)
+        remaining = 0
+        for name, state in self._states.items():
+            cell = self._cells[name]
+            if state in (State.RUNNING, State.WAITING):
+                remaining += cell.config.training.last_iteration - iterations_done(cell.folder)
+            if state is State.RUNNING and (pace := self._pace(cell)):
+                paces.append(pace)
+        if not paces or not remaining:
+            return ""
+        return f", {duration(sum(paces) / len(paces) * remaining / self._num_jobs)} left"
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._console.is_terminal:
+            self._live.update(self._render(), refresh=True)
+            self._live.stop()
+
+
+def duration(seconds: float) -> str:
+    """A time span to read: 42 s, 7 min, 3.2 h, 2.1 days."""
+    for unit, size in (("days", 86400.0), ("h", 3600.0)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"

@@ -1,0 +1,111 @@
+"""Runs cells as processes of this machine, several at a time, with threads and GPUs divided among them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import torch
+
+from brx.errors import UserError
+from brx.sweep.cell_state import LOG, State, lock, prepare_folder, record_failure, state_of
+from brx.sweep.spec import Cell
+
+
+@dataclass
+class Job:
+    """A cell that runs.
+
+    Attributes:
+        cell: which.
+        process: its `brx train`.
+        resources: what closes when it has ended (the lock, the log).
+        place: which share of the machine it has.
+    """
+
+    cell: Cell
+    process: subprocess.Popen[bytes]
+    resources: ExitStack
+    place: int
+
+
+class LocalLauncher:
+    """Starts cells in free places.
+
+    Args:
+        num_jobs: how many run at a time; by default one a GPU (or group of them), one a core without.
+        devices_per_cell: GPUs that a cell needs.
+    """
+
+    def __init__(self, num_jobs: int | None, devices_per_cell: int) -> None:
+        self._num_gpus = torch.cuda.device_count()
+        if 0 < self._num_gpus < devices_per_cell:
+            raise UserError(f"pipeline.devices: cells need {devices_per_cell} GPUs each, there are {self._num_gpus}")
+        self._gpus_per_cell = devices_per_cell if self._num_gpus else 0
+        cores = os.cpu_count() or 1
+        fitting = self._num_gpus // devices_per_cell if self._num_gpus else max(1, cores // devices_per_cell)
+        self.num_jobs = num_jobs or fitting
+        self._threads = max(1, cores // (self.num_jobs * devices_per_cell))
+        self.jobs: list[Job] = []
+
+    @property
+    def is_full(self) -> bool:
+        """Whether every place is taken."""
+        return len(self.jobs) >= self.num_jobs
+
+    def start(self, cell: Cell) -> bool:
+        """Start or resume a cell; False if another sweep runs it, or has finished it meanwhile."""
+        with ExitStack() as stack:
+            descriptor = stack.enter_context(lock(cell.folder))
+            if descriptor is None or state_of(cell) is State.DONE:
+                return False
+            prepare_folder(cell)
+            log = stack.enter_context((cell.folder / LOG).open("wb"))
+            place = min(set(range(self.num_jobs)) - {job.place for job in self.jobs})
+            process = subprocess.Popen(
+                [sys.executable, "-m", "brx", "train", str(cell.folder), "--resume"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self._environment(place),
+                pass_fds=(descriptor,),
+                start_new_session=True,  # Ctrl-C reaches it through `interrupt`, once
+            )
+            self.jobs.append(Job(cell, process, stack.pop_all(), place))
+        return True
+
+    def collect(self) -> list[tuple[Cell, State, str]]:
+        """Take the cells that have ended since the last call: each with its state and, if it failed, why."""
+        ended = [job for job in self.jobs if job.process.poll() is not None]
+        self.jobs = [job for job in self.jobs if job not in ended]
+        found = []
+        for job in ended:
+            code = job.process.returncode
+            if code == 0:
+                found.append((job.cell, State.DONE, ""))
+            elif code == 130:
+                found.append((job.cell, State.INTERRUPTED, ""))
+            else:
+                found.append((job.cell, State.FAILED, record_failure(job.cell.folder, code)))
+            job.resources.close()
+        return found
+
+    def interrupt(self) -> None:
+        """Ask all cells to save and end, and wait until they have."""
+        for job in self.jobs:
+            job.process.send_signal(signal.SIGINT)
+        for job in self.jobs:
+            job.process.wait()
+
+    def _environment(self, place: int) -> dict[str, str]:
+        environment = {**os.environ, "OMP_NUM_THREADS": str(self._threads)}
+        if self._gpus_per_cell:
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+            names = visible.split(",") if visible else [str(index) for index in range(self._num_gpus)]
+            first = place * self._gpus_per_cell % self._num_gpus
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(names[first : first + self._gpus_per_cell])
+        return environment

@@ -1,0 +1,209 @@
+"""Sweep files: a base preset, a grid and exclusions that expand into cells, each of them one run."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from brx.config.loading import find_config, load_yaml_as, read_mapping, validate
+from brx.config.schema import RunConfig, Section
+from brx.errors import UserError
+from brx.train.run_folder import trajectory_of
+
+Value = bool | int | float | str | None
+Settings = dict[str, Any]
+"""Dotted keys of a run's configuration and their values."""
+
+# How a key is written in a cell's name; other keys are written as they end.
+SHORT_NAMES = {
+    "model.blocks": "b",
+    "model.width": "d",
+    "pipeline.stages": "p",
+    "optimizer.lr": "lr",
+    "optimizer.frequency": "f",
+    "optimizer.compensation": "lambda",
+    "training.iterations": "t",
+    "training.seed": "s",
+}
+SILENT_KEYS = {"optimizer.method", "optimizer.source", "optimizer.geometry", "optimizer.allocation", "pipeline.stash"}
+"""Keys whose values speak for themselves in a name."""
+
+
+class Choice(Section):
+    """Which value of a key is reported, as the paper does with learning rates."""
+
+    over: str = "optimizer.lr"
+    """The key whose best value is taken, separately for each combination of the others (seeds aside)."""
+    by: Literal["final_val_loss", "best_val_loss", "final_train_loss"] = "final_val_loss"
+    """What is lowest for the best value (averaged over seeds)."""
+
+
+class Repeat(Section):
+    """More runs of chosen cells, usually other seeds."""
+
+    set: dict[str, list[Value]] = Field({"training.seed": [1, 2]}, min_length=1)
+    """Dotted keys and the further values."""
+    where: dict[str, Value | list[Value]] = Field(default_factory=dict)
+    """Only cells that have one of these values for each of these keys."""
+
+
+class SweepSpec(Section):
+    """A sweep file."""
+
+    base: str
+    """A preset's name, or a run's YAML file."""
+    out: str | None = None
+    """Folder of the cells (default: runs/NAME of the sweep file). Sweeps may share one: equal cells run once."""
+    set: dict[str, Value] = Field(default_factory=dict)
+    """Dotted keys that differ from the base in all cells."""
+    grid: dict[str, list[Value | dict[str, Value]]] = Field(min_length=1)
+    """Axes: either a dotted key and its values, or any name and a list of mappings of dotted keys to values."""
+    exclude: list[dict[str, Value | list[Value]]] = Field(default_factory=list)
+    """Cells to leave out: those that have one of the listed values for each key of an entry."""
+    choose: Choice | None = None
+    """What to choose among the cells when they are done."""
+    repeat: Repeat | None = None
+    """What to run again at the chosen values."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a sweep.
+
+    Attributes:
+        name: the varied values.
+        varied: the dotted keys that this cell sets in addition to the sweep's base.
+        config: the run.
+        folder: where it is, or will be.
+    """
+
+    name: str
+    varied: Mapping[str, Any]
+    config: RunConfig
+    folder: Path
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A sweep file, read and checked.
+
+    Attributes:
+        path: the file.
+        spec: its content.
+        out: the folder of its cells.
+        cells: of the grid, without repetitions.
+    """
+
+    path: Path
+    spec: SweepSpec
+    out: Path
+    cells: list[Cell]
+
+    @classmethod
+    def load(cls, path: Path, out: Path | None = None) -> Sweep:
+        """Read a sweep file and expand its grid.
+
+        Raises:
+            UserError: the file or a cell of it is not right; names the file, the key, and the cell.
+        """
+        spec = load_yaml_as(path, SweepSpec)
+        folder = out or (Path(spec.out) if spec.out else Path("runs") / path.stem)
+        base = read_mapping(find_config(spec.base))
+        cells = [_cell(path, spec, base, folder, varied) for varied in _combinations(path, spec)]
+        included = [cell for cell in cells if not any(matches(cell.config, entry) for entry in spec.exclude)]
+        if not included:
+            raise UserError(f"{path}: exclude: leaves no cell of the grid's {len(cells)}")
+        return cls(path, spec, folder, list({cell.folder: cell for cell in included}.values()))
+
+    def repetitions(self, chosen: list[Cell]) -> list[Cell]:
+        """The further cells that `repeat` asks for, of those chosen."""
+        repeat = self.spec.repeat
+        if repeat is None:
+            return []
+        base = read_mapping(find_config(self.spec.base))
+        return [
+            _cell(self.path, self.spec, base, self.out, {**cell.varied, **dict(zip(repeat.set, values, strict=True))})
+            for cell in chosen
+            if matches(cell.config, repeat.where)
+            for values in itertools.product(*repeat.set.values())
+        ]
+
+
+def matches(config: RunConfig, condition: Mapping[str, Any]) -> bool:
+    """Whether a run has, for each dotted key, the value or one of the listed values."""
+    content = config.model_dump(mode="json")
+    for key, wanted in condition.items():
+        options = wanted if isinstance(wanted, list) else [wanted]
+        if value_at(content, key) not in options:
+            return False
+    return True
+
+
+def value_at(content: Mapping[str, Any], key: str) -> Any:
+    """The value at a dotted key of nested mappings; None where there is none."""
+    found: Any = content
+    for part in key.split("."):
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return found
+
+
+def identity(config: RunConfig) -> str:
+    """Eight hexadecimal digits of everything that decides a run's trajectory.
+
+    Defaults are left out, so that a setting that is added to brx later leaves the names of older runs valid.
+    """
+    text = json.dumps(trajectory_of(config, with_defaults=False), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def _combinations(path: Path, spec: SweepSpec) -> Iterator[Settings]:
+    axes: list[list[Settings]] = []
+    for axis, values in spec.grid.items():
+        if not values:
+            raise UserError(f"{path}: grid.{axis}: needs at least one value")
+        kinds = {isinstance(value, dict) for value in values}
+        if len(kinds) > 1:
+            raise UserError(f"{path}: grid.{axis}: either all values or all mappings of dotted keys, not both")
+        axes.append([dict(value) if isinstance(value, dict) else {axis: value} for value in values])
+    for combination in itertools.product(*axes):
+        yield {key: value for settings in combination for key, value in settings.items()}
+
+
+def _cell(path: Path, spec: SweepSpec, base: Mapping[str, Any], out: Path, varied: Settings) -> Cell:
+    content: dict[str, Any] = json.loads(json.dumps(base))
+    for key, value in {**spec.set, **varied}.items():
+        *sections, last = key.split(".")
+        section = content
+        for part in sections:
+            if section.get(part) is None:
+                section[part] = {}
+            section = section[part]
+            if not isinstance(section, dict):
+                raise UserError(f"{path}: {key}: '{part}' is a value, not a section")
+        section[last] = value
+    name = cell_name(varied)
+    config = validate(content, RunConfig, f"{path}: cell {name}")
+    if "training.seed" not in varied:
+        name += f"-s{config.training.seed}"
+    digest = identity(config)
+    found = next(iter(sorted(out.glob(f"*--{digest}"))), None)
+    return Cell(name, varied, config, found or out / f"{name}--{digest}")
+
+
+def cell_name(varied: Mapping[str, Any]) -> str:
+    """The varied values in one word, for example `basis-rotation-p32-lr0.001-s0`."""
+    parts = []
+    for key, value in varied.items():
+        if value is None:
+            continue
+        shown = f"{value:g}" if isinstance(value, float) else str(value).replace(":", ".").replace("/", ".")
+        short = SHORT_NAMES.get(key, "" if key in SILENT_KEYS else key.rpartition(".")[2])
+        parts.append(f"{short}{shown}" if short else shown)
+    return "-".join(parts)
