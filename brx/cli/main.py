@@ -16,6 +16,7 @@ COMMANDS = (
     "sweep",
     "config",
     "data",
+    "plan",
     "plot",
     "hessian-norm",
     "effective-delay",

@@ -83,25 +83,37 @@ def _by_chunks(
     """The mean loss and, if wanted, its gradients with respect to x (as x), weight and bias (at least fp32)."""
     precision = _at_least_fp32(x.dtype)
     total = x.new_zeros((), dtype=precision)
-    x_gradient = torch.empty_like(x)
-    weight_gradient = torch.zeros_like(weight, dtype=precision) if with_gradients else weight
-    bias_gradient = torch.zeros_like(bias, dtype=precision)
+    gradients = []
+    if with_gradients:
+        gradients = [torch.empty_like(x), *(torch.zeros_like(tensor, dtype=precision) for tensor in (weight, bias))]
     length = chunk_length(len(weight))
     for start in range(0, len(x), length):
-        chunk, wanted = x[start : start + length], targets[start : start + length, None]
-        logits = F.linear(chunk, weight, bias).to(precision)
-        normalizer = logits.logsumexp(dim=1, keepdim=True)
-        total += (normalizer - logits.gather(1, wanted)).sum()
-        if not with_gradients:
-            continue
-        # d loss / d logits = (softmax - one-hot) / N, in the logits' own memory.
-        by_logits = logits.sub_(normalizer).exp_()
-        by_logits.scatter_add_(1, wanted, by_logits.new_full((1, 1), -1.0).expand_as(wanted)).div_(len(x))
-        bias_gradient += by_logits.sum(dim=0)
-        by_logits = by_logits.to(x.dtype)
-        torch.mm(by_logits, weight, out=x_gradient[start : start + length])
-        weight_gradient += by_logits.T @ chunk
-    return total / len(x), [x_gradient, weight_gradient, bias_gradient]
+        chunk = x[start : start + length]
+        chunk_loss, by_logits = _softmax_loss(F.linear(chunk, weight, bias), targets[start : start + length, None])
+        total += chunk_loss
+        if with_gradients:
+            by_logits.div_(len(x))  # of the mean
+            gradients[2] += by_logits.sum(dim=0)
+            by_logits = by_logits.to(x.dtype)
+            torch.mm(by_logits, weight, out=gradients[0][start : start + length])
+            gradients[1] += by_logits.T @ chunk
+        del by_logits  # before there is another one
+    return total / len(x), gradients
+
+
+def _softmax_loss(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """The sum of the losses, and its gradient with respect to the logits (N, V): softmax minus one-hot.
+
+    Works in the logits' own memory, if they are in fp32: torch's logsumexp alone would take twice as much again.
+    """
+    logits = logits.to(_at_least_fp32(logits.dtype))
+    wanted = logits.gather(1, targets)
+    largest = logits.amax(dim=1, keepdim=True)
+    exponentials = logits.sub_(largest).exp_()
+    normalizer = exponentials.sum(dim=1, keepdim=True)
+    by_logits = exponentials.div_(normalizer)
+    by_logits.scatter_add_(1, targets, by_logits.new_full((1, 1), -1.0).expand_as(targets))
+    return (normalizer.log() + largest - wanted).sum(), by_logits
 
 
 def _at_least_fp32(dtype: torch.dtype) -> torch.dtype:

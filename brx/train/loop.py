@@ -28,6 +28,7 @@ from brx.pipeline.world import SingleDevice, World
 from brx.train import checkpoint
 from brx.train.device import autocast, choose_device, set_up
 from brx.train.interrupt import StopSignal
+from brx.train.memory_check import check_memory
 from brx.train.metrics import MetricsWriter, Record, exact, truncate_metrics
 from brx.train.profiling import IterationProfiler
 from brx.train.progress import TrainingProgress
@@ -75,9 +76,14 @@ class Trainer:
         self.world = world
         self.device, self.device_reason = choose_device(config.runtime.device, world.local_rank)
         set_up(config.runtime, self.device, world.num_local_ranks)
+        # What needs no data is refused before hours go into preparing it.
+        if config.data.tokens is not None:
+            check_budget(config, config.data.tokens)
+        ranges = self._stage_ranges()
+        self.planned_memory = check_memory(config, self.device, world, ranges)
         self.data = self._prepare_data()
         self.prefetcher = self._open_batches()
-        self.stages = build_stages(config, self.device, self._own_stages())
+        self.stages = build_stages(config, self.device, ranges[world.rank])
         self.updater = MethodUpdater(config, self.stages)
         self.engine = self._build_engine()
         self.iteration = 0
@@ -260,16 +266,17 @@ class Trainer:
         self.world.barrier(patient=True)
         if not self.is_writer:
             data = prepare(self.config.data)
-        check_budget(self.config, data)
+        check_budget(self.config, data.train.num_tokens)
         return data
 
-    def _own_stages(self) -> range:
+    def _stage_ranges(self) -> list[range]:
+        """The stages of each rank."""
         ranges = partition(self.config.pipeline.stages, self.world.num_ranks)
         if self.config.pipeline.balance == "time" and self.world.num_ranks > 1:
             # Measured once, on rank 0: all have to agree. The trajectory does not depend on the cut.
             costs = measure_stage_costs(self.config, self.device) if self.is_writer else []
             ranges = assign(self.world.broadcast(costs), self.world.num_ranks)
-        return ranges[self.world.rank]
+        return ranges
 
     def _build_engine(self) -> Engine:
         config, world = self.config, self.world
@@ -333,17 +340,21 @@ def build_stages(config: RunConfig, device: torch.device, own: range) -> list[St
     return stages
 
 
-def check_budget(config: RunConfig, data: PreparedData) -> None:
+def check_budget(config: RunConfig, num_tokens: int) -> None:
     """Refuse a run that would read its training tokens more often than allowed.
+
+    Args:
+        config: the run.
+        num_tokens: the training tokens that there are.
 
     Raises:
         UserError: says how many epochs the budget means.
     """
     needed = config.training.last_iteration * config.training.batch_size * config.model.sequence_length
-    epochs = needed / data.train.num_tokens
+    epochs = needed / num_tokens
     if epochs > config.data.max_epochs:
         raise UserError(
-            f"data.source {config.data.source}: the run reads {needed:,} tokens, there are {data.train.num_tokens:,}:"
+            f"data.source {config.data.source}: the run reads {needed:,} tokens, there are {num_tokens:,}:"
             f" {epochs:.2f} epochs; allow it with data.max_epochs={math.ceil(epochs * 100) / 100:.2f}"
         )
 

@@ -1,0 +1,125 @@
+"""What a model takes, from closed forms and without building it: parameters, activations, multiplications.
+
+Shape legend: N tokens in a micro-batch (B S), D width, S positions, H heads, V vocabulary, X experts, K of them for a
+token.
+"""
+
+from __future__ import annotations
+
+import math
+
+from brx.config.schema import ModelConfig
+from brx.model.cross_entropy import CHUNK_LOGITS
+from brx.model.transformer import MLP_RATIO
+
+Shapes = dict[str, tuple[int, ...]]
+"""Shapes of parameters, by name."""
+
+FP32 = 4
+"""Bytes."""
+
+
+def has_mixture(model: ModelConfig, block: int) -> bool:
+    """Whether the block's MLP is a mixture of experts."""
+    return model.moe is not None and block % model.moe.every == model.moe.every - 1
+
+
+def stage_shapes(model: ModelConfig, vocabulary_size: int, blocks: range) -> Shapes:
+    """The parameters of a stage with these blocks."""
+    width = model.width
+    shapes: Shapes = {}
+    if blocks.start == 0:
+        shapes["embedding.tokens.weight"] = (vocabulary_size, width)
+        shapes["embedding.positions.weight"] = (model.sequence_length, width)
+    for block in blocks:
+        shapes |= {f"blocks.{block}.{name}": shape for name, shape in _block_shapes(model, block).items()}
+    if blocks.stop == model.blocks:
+        shapes |= {"head.norm.weight": (width,), "head.norm.bias": (width,)}
+        shapes |= {"head.linear.weight": (vocabulary_size, width), "head.linear.bias": (vocabulary_size,)}
+    return shapes
+
+
+def _block_shapes(model: ModelConfig, block: int) -> Shapes:
+    width, hidden = model.width, MLP_RATIO * model.width
+    shapes: Shapes = {
+        f"{norm}.{kind}": (width,) for norm in ("attention_norm", "mlp_norm") for kind in ("weight", "bias")
+    }
+    for name in ("query", "key", "value", "projection"):
+        shapes[f"attention.{name}.weight"] = (width, width)
+    shapes["attention.projection.bias"] = (width,)
+    experts: tuple[int, ...] = ()
+    if has_mixture(model, block):
+        assert model.moe is not None
+        experts = (model.moe.experts,)
+        shapes["mlp.router.weight"] = (model.moe.experts, width)
+    shapes["mlp.expand.weight"], shapes["mlp.expand.bias"] = (*experts, hidden, width), (*experts, hidden)
+    shapes["mlp.contract.weight"], shapes["mlp.contract.bias"] = (*experts, width, hidden), (*experts, width)
+    return shapes
+
+
+def num_elements(shapes: Shapes) -> int:
+    """Number of parameters."""
+    return sum(math.prod(shape) for shape in shapes.values())
+
+
+def block_activation_bytes(model: ModelConfig, block: int, batch_size: int, *, bf16: bool, device_type: str) -> int:
+    """Bytes that a block's forward pass keeps for its backward pass, uncompiled.
+
+    In units of N D: the inputs of the two norms, of query, key and value (one tensor), of attention (three), of the
+    projection, of the MLP, of its GELU (4) and of its second matrix (4). That is 16, all of the activations' dtype.
+
+    CUDA's autocast runs layer norms in fp32: it keeps their inputs in fp32, and each of query, key and value a bf16
+    copy of its input. A compiled block keeps less, as it computes norms and GELU again instead.
+    """
+    tokens, width = batch_size * model.sequence_length, model.width
+    element = 2 if bf16 else FP32
+    per_token = 16 * width * element
+    if bf16 and device_type == "cuda":
+        per_token += 2 * width * (FP32 - element) + 2 * width * element
+    per_token += 4 * FP32 + model.heads * FP32  # mean and deviation of two norms; attention's log-sum-exp
+    if has_mixture(model, block):
+        assert model.moe is not None
+        # Every expert sees every token: X times GELU's and the second matrix's inputs, and X outputs to be mixed.
+        per_token += (model.moe.experts - 1) * 2 * MLP_RATIO * width * element + model.moe.experts * width * element
+        per_token += (FP32 if bf16 else 0) * width  # the router's input in fp32
+    return tokens * per_token
+
+
+def head_bytes(model: ModelConfig, vocabulary_size: int, batch_size: int, *, bf16: bool) -> int:
+    """Bytes that the head and the loss need at their worst beside weights and gradients.
+
+    All logits at once: log-softmax, its gradient and the logits' gradient in fp32. In chunks: one chunk in fp32 (and in
+    bf16 if autocast runs), and a partial product of the weight's gradient. With autocast, also the weight in bf16.
+    """
+    tokens, width = batch_size * model.sequence_length, model.width
+    element = 2 if bf16 else FP32
+    normed = 2 * tokens * width * element
+    weight = vocabulary_size * width
+    if tokens * vocabulary_size <= CHUNK_LOGITS:
+        return 3 * tokens * vocabulary_size * FP32 + normed + (2 * weight if bf16 else 0)
+    chunk = CHUNK_LOGITS * (FP32 + (element if bf16 else 0))
+    return chunk + weight * element + normed + (2 * weight if bf16 else 0)
+
+
+def stage_forward_flops(model: ModelConfig, vocabulary_size: int, blocks: range, batch_size: int) -> int:
+    """Floating-point operations of a stage's forward pass over a micro-batch, by the usual convention.
+
+    Two per weight and token in matrix products, and 4 S D per token for attention, without a discount for causality
+    (PaLM, arXiv:2204.02311, appendix B). Of a mixture, the K experts that a token is sent to count.
+    """
+    tokens, width = batch_size * model.sequence_length, model.width
+    per_token = 0
+    for block in blocks:
+        mlp = 2 * MLP_RATIO * width**2
+        if has_mixture(model, block):
+            assert model.moe is not None
+            mlp = model.moe.top_k * mlp + model.moe.experts * width
+        per_token += 2 * (4 * width**2 + mlp) + 4 * model.sequence_length * width
+    if blocks.stop == model.blocks:
+        per_token += 2 * vocabulary_size * width
+    return tokens * per_token
+
+
+def training_flops(model: ModelConfig, vocabulary_size: int, batch_size: int) -> int:
+    """Of an iteration of the whole model: a forward pass, and twice as much for the backward pass."""
+    return 3 * stage_forward_flops(model, vocabulary_size, range(model.blocks), batch_size)

@@ -1,0 +1,278 @@
+"""What a run will need, before it starts: memory of every rank and multiplications, from closed forms.
+
+The memory of a rank peaks at one of two moments: when the loss is computed, with all activations there, or when the
+optimizer steps, with all gradients there. What is always there: weights, optimizer state, rings. On CPUs the sums are
+checked against measured peaks (tests/train/test_plan.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from brx.config import schema
+from brx.config.schema import RunConfig
+from brx.model.cross_entropy import CHUNK_LOGITS
+from brx.model.sizes import (
+    FP32,
+    Shapes,
+    block_activation_bytes,
+    head_bytes,
+    num_elements,
+    stage_forward_flops,
+    stage_shapes,
+)
+from brx.model.stage import is_rotated, partition
+from brx.optim.basis_rotation import BATCH_BYTES
+from brx.pipeline.delay import stage_delay
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """The memory of one rank, in bytes but for the first three.
+
+    Attributes:
+        rank: r.
+        stages: the virtual stages that it holds.
+        num_parameters: of these stages.
+        weights: the live weights, fp32.
+        gradients: fp32.
+        moments: the optimizer's moments.
+        rotation: bases and covariances.
+        rings: the older weight versions, with what weight prediction keeps.
+        activations: of all micro-batches in flight, with the buffers of what is exchanged with neighbours.
+        logits: the head's and the loss's working memory (last rank).
+        update: the working memory of an update.
+        peak: the largest sum of what is there at one time.
+    """
+
+    rank: int
+    stages: range
+    num_parameters: int
+    weights: int
+    gradients: int
+    moments: int
+    rotation: int
+    rings: int
+    activations: int
+    logits: int
+    update: int
+    peak: int
+
+
+def plan_memory(config: RunConfig, device_type: str, ranges: Sequence[range] | None = None) -> list[RankMemory]:
+    """The memory of every rank.
+
+    Args:
+        config: the run.
+        device_type: `cuda`, `cpu` or `mps`: autocast keeps other activations on CUDA, and optimizers other batches.
+        ranges: the stages of each rank; by default an even cut into `pipeline.devices` runs.
+    """
+    ranges = ranges or partition(config.pipeline.stages, config.pipeline.devices)
+    return [_rank_memory(config, device_type, rank, own, len(ranges)) for rank, own in enumerate(ranges)]
+
+
+def smallest_num_ranks(config: RunConfig, device_type: str, device_memory: float) -> int | None:
+    """The smallest R all of whose ranks fit; None if even R = P does not."""
+    for num_ranks in range(1, config.pipeline.stages + 1):
+        if fits(plan_memory(config, device_type, partition(config.pipeline.stages, num_ranks)), device_memory):
+            return num_ranks
+    return None
+
+
+def fits(ranks: list[RankMemory], device_memory: float) -> bool:
+    """Whether every rank's peak is within the memory of its device."""
+    return max(rank.peak for rank in ranks) <= device_memory
+
+
+def what_would_fit(config: RunConfig, device_type: str, device_memory: float) -> list[str]:
+    """Changes of the configuration that would make it fit, as overrides: alone if that is enough, else with devices."""
+    found: list[str] = []
+    for change in _changes(config):
+        overrides = [f"{section}.{key}={str(value).lower()}" for section, key, value in change]
+        changed = config
+        for section, key, value in change:
+            updated = getattr(changed, section).model_copy(update={key: value})
+            changed = changed.model_copy(update={section: updated})
+        if change and fits(plan_memory(changed, device_type), device_memory):
+            return [*found, " ".join(overrides)]
+        smallest = smallest_num_ranks(changed, device_type, device_memory)
+        if smallest is not None and not found:
+            found.append(" ".join([f"pipeline.devices={smallest}", *overrides]))
+    return found
+
+
+def _changes(config: RunConfig) -> Iterator[list[tuple[str, str, Any]]]:
+    """What may be changed besides the number of devices, in order of what it costs."""
+    yield []
+    recompute: list[tuple[str, str, Any]] = []
+    if config.pipeline.stash == "stash" and not config.pipeline.recompute:
+        recompute = [("pipeline", "recompute", True)]
+        yield recompute
+    for halvings in range(1, config.training.batch_size.bit_length()):
+        yield [*recompute, ("training", "batch_size", config.training.batch_size >> halvings)]
+
+
+def _rank_memory(config: RunConfig, device_type: str, rank: int, own: range, num_ranks: int) -> RankMemory:
+    model, batch, bf16 = config.model, config.training.batch_size, config.runtime.precision == "bf16"
+    vocabulary = config.data.vocabulary_size
+    blocks = partition(model.blocks, config.pipeline.stages)
+    by_stage = {index: stage_shapes(model, vocabulary, blocks[index]) for index in own}
+    shapes = {name: shape for stage in by_stage.values() for name, shape in stage.items()}
+    is_last = rank == num_ranks - 1
+    element = 2 if bf16 else FP32
+    boundary = batch * model.sequence_length * model.width * element
+
+    casts = 0
+    if bf16:  # autocast's copies of fp32 matrices; those of a bf16 ring are used as they are
+        cast_stages = own if not _halves_rings(config) else [index for index in own if _delay(config, index) == 0]
+        casts = sum(element * _num_matrix_elements(by_stage[index]) for index in cast_stages)
+    own_blocks = [block for index in own for block in blocks[index]]
+    by_block = [block_activation_bytes(model, block, batch, bf16=bf16, device_type=device_type) for block in own_blocks]
+    in_flight = num_ranks - rank
+    kept = len(own_blocks) * boundary if config.pipeline.recompute else sum(by_block)
+    recomputed = max(by_block) if config.pipeline.recompute else 0
+    activations = in_flight * (kept + casts)
+    if num_ranks > 1:  # received activations and gradients, and what is being sent
+        activations += ((in_flight + 1) * (rank > 0) + 2 * (not is_last) + 2) * boundary
+    others = activations - kept - casts  # once the backward pass has used up its own
+
+    num_parameters = num_elements(shapes)
+    weights = gradients = FP32 * num_parameters
+    moments, rotation = optimizer_bytes(config, shapes)
+    rings = sum(_ring_bytes(config, _delay(config, index), stage) for index, stage in by_stage.items())
+    logits = head_bytes(model, vocabulary, batch, bf16=bf16) if is_last else 0
+    update = _update_bytes(config, by_stage, device_type)
+    # In chunks, the loss makes the head's gradients before all others.
+    is_chunked = batch * model.sequence_length * vocabulary > CHUNK_LOGITS
+    early_gradients = FP32 * (model.width + 1) * vocabulary if is_last and is_chunked else 0
+    backward = recomputed + 6 * boundary  # gradients of activations within a block
+    peak = (
+        weights
+        + moments
+        + rotation
+        + rings
+        + max(
+            activations + max(logits, backward) + early_gradients,
+            others + gradients + update,
+        )
+    )
+    return RankMemory(
+        rank, own, num_parameters, weights, gradients, moments, rotation, rings, activations, logits, update, peak
+    )
+
+
+def optimizer_bytes(config: RunConfig, shapes: Shapes) -> tuple[int, int]:
+    """Bytes of the method's moments, and of its rotation matrices, for these parameters."""
+    optimizer = config.optimizer
+    moments = 2 * FP32 * num_elements(shapes)
+    if isinstance(optimizer, schema.BasisRotationConfig):
+        copies = 2 if optimizer.source == "2nd" else 1  # the bases, and the covariances that they come from
+        return moments, copies * FP32 * sum(_basis_elements(shape, optimizer.geometry) for shape in _matrices(shapes))
+    if isinstance(optimizer, schema.SoapConfig):
+        return moments, 2 * FP32 * sum(_basis_elements(shape, "bilateral") for shape in _matrices(shapes))
+    if isinstance(optimizer, schema.MuonConfig):  # one moment for a matrix
+        return moments - FP32 * sum(math.prod(shape) for shape in _matrices(shapes)), 0
+    if isinstance(optimizer, schema.ScionConfig):
+        return moments // 2, 0
+    return moments, 0
+
+
+def method_flops(config: RunConfig, shapes: Shapes) -> float:
+    """Operations of the method's own matrix products, an iteration on average.
+
+    A rotation U^T G V takes 2 m n (m + n): one for the gradient and one for the update; at a refresh two more for the
+    momentum, the covariances 2 m n (m + n), and for each side a product and a QR decomposition, about 7 m^3.
+    """
+    optimizer = config.optimizer
+    if not isinstance(optimizer, schema.BasisRotationConfig | schema.SoapConfig):
+        return 0.0
+    geometry = optimizer.geometry if isinstance(optimizer, schema.BasisRotationConfig) else "bilateral"
+    total = 0.0
+    for *lead, rows, columns in _matrices(shapes):
+        sides = _sides(rows, columns, geometry)
+        product = 2 * rows * columns * sum(sides)
+        refresh = 3 * product + 7 * sum(side**3 for side in sides)
+        total += math.prod(lead) * (2 * product + refresh / optimizer.frequency)
+    return total
+
+
+def rank_flops(config: RunConfig, own: range) -> float:
+    """Operations of one rank in an iteration: forward and backward pass, recomputation, and the method's own."""
+    vocabulary = config.data.vocabulary_size
+    parts = partition(config.model.blocks, config.pipeline.stages)
+    blocks = range(parts[own.start].start, parts[own.stop - 1].stop)
+    forward = stage_forward_flops(config.model, vocabulary, blocks, config.training.batch_size)
+    shapes = stage_shapes(config.model, vocabulary, blocks)
+    return (4 if config.pipeline.recompute else 3) * forward + method_flops(config, shapes)
+
+
+def synchronous_bubble(num_ranks: int, num_micro_batches: int) -> float:
+    """The share of time in which the ranks of a synchronous pipeline wait: (R - 1) / (M + R - 1), GPipe or 1F1B."""
+    return (num_ranks - 1) / (num_micro_batches + num_ranks - 1)
+
+
+def _ring_bytes(config: RunConfig, delay: int, shapes: Shapes) -> int:
+    if delay == 0:
+        return 0
+    num_matrix_elements = sum(math.prod(shape) for shape in _matrices(shapes))
+    num_other_elements = num_elements(shapes) - num_matrix_elements
+    matrix_bytes = 2 if _halves_rings(config) else FP32
+    ring = (delay + 1) * (matrix_bytes * num_matrix_elements + FP32 * num_other_elements)
+    predictor = 2 * FP32 * num_elements(shapes) if config.pipeline.stash == "predict" else 0
+    return ring + predictor
+
+
+def _update_bytes(config: RunConfig, by_stage: dict[int, Shapes], device_type: str) -> int:
+    """Temporary tensors of an update: of the largest batch of equal matrices, or of the largest stage."""
+    largest_stage = max(FP32 * num_elements(stage) for stage in by_stage.values())
+    if isinstance(config.optimizer, schema.BasisRotationConfig):
+        return _rotation_update_bytes(config.optimizer, by_stage, device_type)
+    predicts = config.pipeline.stash == "predict"
+    if isinstance(config.optimizer, schema.NesterovConfig):
+        return 2 * largest_stage
+    return largest_stage if predicts else 0
+
+
+def _rotation_update_bytes(optimizer: schema.BasisRotationConfig, by_stage: dict[int, Shapes], device_type: str) -> int:
+    counts: dict[tuple[int, ...], int] = {}
+    for stage in by_stage.values():
+        for shape in _matrices(stage):
+            counts[shape] = counts.get(shape, 0) + 1
+    largest = 0
+    for shape, count in counts.items():
+        size = FP32 * math.prod(shape)
+        members = min(count, max(1, BATCH_BYTES.get(device_type, BATCH_BYTES["cuda"]) // size))
+        basis = FP32 * _basis_elements(shape, optimizer.geometry)
+        # The gradients, the momentum, the rotated gradient, two steps of a product; a covariance's product and its QR.
+        largest = max(largest, members * (4 * size + 2 * basis))
+    return largest
+
+
+def _delay(config: RunConfig, stage: int) -> int:
+    return stage_delay(stage, config.pipeline.stages)
+
+
+def _halves_rings(config: RunConfig) -> bool:
+    """Whether the rings hold matrices in bf16 (see brx.train.loop.build_stages)."""
+    return config.runtime.precision == "bf16" and config.optimizer.method != "delay-compensation"
+
+
+def _num_matrix_elements(shapes: Shapes) -> int:
+    return sum(math.prod(shape) for shape in _matrices(shapes))
+
+
+def _matrices(shapes: Shapes) -> Iterator[tuple[int, ...]]:
+    """Shapes of the weight matrices of attention and MLP."""
+    return (shape for name, shape in shapes.items() if is_rotated(name))
+
+
+def _basis_elements(shape: tuple[int, ...], geometry: str) -> int:
+    *lead, rows, columns = shape
+    return math.prod(lead) * sum(side**2 for side in _sides(rows, columns, geometry))
+
+
+def _sides(rows: int, columns: int, geometry: str) -> tuple[int, ...]:
+    return (rows, columns) if geometry == "bilateral" else (min(rows, columns),)
