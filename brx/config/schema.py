@@ -182,7 +182,8 @@ class DelayCompensationConfig(OptimizerSection):
     method: Literal["delay-compensation"]
     """The method's name."""
     compensation: float = Field(0.5, ge=0, le=1)
-    """lambda in g + lambda g*g*(w_now - w_used); the paper tries 0.04, 0.1, 0.5 and 1.0."""
+    """lambda in g + lambda g*g*(w_now - w_used); the paper tries 0.04, 0.1, 0.5 and 1.0. w_used are the weights that
+    the backward pass used: with `pipeline.stash: none` these are the newest ones, and nothing is left to correct."""
 
 
 class SoapConfig(OptimizerSection):
@@ -201,19 +202,28 @@ class MuonConfig(OptimizerSection):
     """The method's name."""
     momentum: float = Field(0.95, ge=0, lt=1)
     """Muon's momentum (its rest-of-the-model AdamW uses beta1, beta2)."""
+    adjust_lr: Literal["match_rms_adamw", "original"] = "match_rms_adamw"
+    """How the step on an (m, n) matrix is scaled: `match_rms_adamw` by 0.2 sqrt(max(m, n)), so that one learning rate
+    suits Muon and AdamW alike (arXiv:2502.16982); `original` by sqrt(max(1, m / n)), which wants a larger one."""
 
 
-class ScionConfig(OptimizerSection):
-    """Scion (arXiv:2502.07529): spectral steps for the matrices, its own sign rule for the rest."""
+class ScionConfig(Section):
+    """Scion (arXiv:2502.07529): a step of fixed size in a norm chosen for each kind of parameter."""
 
     method: Literal["scion"]
     """The method's name."""
+    lr: float = Field(1e-3, gt=0)
+    """Peak learning rate; the length of a step is this times the radius."""
     momentum: float = Field(0.1, gt=0, le=1)
     """Weight of the newest gradient in Scion's average."""
     scale: float = Field(50.0, gt=0)
-    """Radius of the spectral ball, relative to the learning rate."""
+    """Radius for the matrices of attention and MLP, in the spectral norm (the authors' value for nanoGPT)."""
     rest_scale: float = Field(3000.0, gt=0)
-    """Radius of the sign rule for embeddings, head, biases and norms."""
+    """Radius for embeddings, head and router, under the sign rule (the authors' value for nanoGPT)."""
+    vector_scale: float = Field(1.0, gt=0)
+    """Radius for biases and norms, in the root mean square; the authors' nanoGPT has none of them."""
+    constrained: bool = True
+    """Stay within the radius by w <- (1 - lr) w, as Scion does; false is the unconstrained Scion."""
 
 
 class CustomConfig(Section):
@@ -225,6 +235,15 @@ class CustomConfig(Section):
     """Peak learning rate."""
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of its constructor, other than params and lr."""
+
+    @model_validator(mode="after")
+    def _arguments_leave_the_parameters_to_brx(self) -> Self:
+        for key in ("params", "lr"):
+            if key in self.arguments:
+                raise ValueError(
+                    f"arguments must not hold {key}: " + ("set optimizer.lr" if key == "lr" else "brx does")
+                )
+        return self
 
 
 def _method_tag(value: Any) -> str:

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torch.optim import Optimizer
+import torch
 
 from brx.config.schema import RunConfig
+from brx.errors import RunError
+from brx.optim.groups import check_each_parameter_once
 from brx.optim.methods import find_method
 from brx.optim.schedule import lr_factor
 from brx.pipeline.versions import StageVersions
 
 StageOptimizerState = list[dict[str, Any]]
-"""For each of the method's optimizers: `state` by parameter name, and `group` with the group's own values."""
+"""For each of the method's optimizers: `state` by parameter name, and `groups` with the groups' own values by kind."""
 
 
 class MethodUpdater:
@@ -23,9 +25,9 @@ class MethodUpdater:
         self.config = config
         self.method = find_method(config)
         self.optimizers = self.method.optimizers(config, stages)
-        _check_each_parameter_once(self.optimizers, stages)
+        check_each_parameter_once(self.optimizers, stages)
         self._peak_lr = {
-            (place, group["stage"]): group["lr"]
+            (place, group["stage"], _kind(group)): group["lr"]
             for place, optimizer in enumerate(self.optimizers)
             for group in optimizer.param_groups
         }
@@ -34,9 +36,10 @@ class MethodUpdater:
         """The learning rate of a stage without delay."""
         return self.config.optimizer.lr * lr_factor(iteration, self.config.training)
 
+    @torch.no_grad()
     def correct_gradients(self, stage: StageVersions, iteration: int) -> None:
         """Apply the method's gradient rule, if it has one, to a stage's gradients."""
-        if self.method.gradient_rule is None:
+        if self.method.gradient_rule is None or stage.delay == 0:
             return
         with_gradient = [
             (live.grad, live, used)
@@ -47,24 +50,32 @@ class MethodUpdater:
         self.method.gradient_rule(self.config, gradients, newest, used_weights)
 
     def step(self, iteration: int) -> None:
-        """Set the stages' learning rates for this iteration and take the optimizers' steps."""
+        """Set the stages' learning rates for this iteration and take the optimizers' steps.
+
+        Raises:
+            RunError: an optimizer refuses a gradient; no weight of its parameters was changed.
+        """
         factor = lr_factor(iteration, self.config.training)
         for place, optimizer in enumerate(self.optimizers):
             for group in optimizer.param_groups:
                 divisor = self.method.lr_divisor(self.config, group["delay"], iteration)
-                group["lr"] = self._peak_lr[place, group["stage"]] * factor / divisor
-            optimizer.step()
+                group["lr"] = self._peak_lr[place, group["stage"], _kind(group)] * factor / divisor
+            try:
+                optimizer.step()
+            except ValueError as error:
+                raise RunError(f"iteration {iteration}: {error}") from None
 
     def stage_state(self, stage: StageVersions) -> StageOptimizerState:
         """The optimizer state of one stage, by parameter name."""
         saved = []
         for optimizer in self.optimizers:
             packed = optimizer.state_dict()
-            entry: dict[str, Any] = {"state": {}, "group": {}}
+            entry: dict[str, Any] = {"state": {}, "groups": {}}
             for group in packed["param_groups"]:
                 if group["stage"] == stage.index:
-                    entry["group"] = {key: value for key, value in group.items() if key not in _NOT_SAVED}
-                    entry["state"] = {
+                    own = {key: value for key, value in group.items() if key not in _NOT_SAVED}
+                    entry["groups"][_kind(group)] = own
+                    entry["state"] |= {
                         name: packed["state"][number]
                         for name, number in zip(group["param_names"], group["params"], strict=True)
                         if number in packed["state"]
@@ -83,17 +94,16 @@ class MethodUpdater:
             packed["state"] = {}
             for group in packed["param_groups"]:
                 entry = states[group["stage"]][place]
-                group.update(entry["group"])
+                group.update(entry["groups"][_kind(group)])
                 for name, number in zip(group["param_names"], group["params"], strict=True):
                     if name in entry["state"]:
                         packed["state"][number] = entry["state"][name]
             optimizer.load_state_dict(packed)
 
 
-_NOT_SAVED = ("params", "param_names", "stage", "delay")
+_NOT_SAVED = ("params", "param_names", "stage", "delay", "kind")
 
 
-def _check_each_parameter_once(optimizers: Sequence[Optimizer], stages: Sequence[StageVersions]) -> None:
-    taken = [name for optimizer in optimizers for group in optimizer.param_groups for name in group["param_names"]]
-    expected = [name for stage in stages for name in stage.live]
-    assert sorted(taken) == sorted(expected), "every parameter belongs to exactly one optimizer"
+def _kind(group: dict[str, Any]) -> str:
+    """What tells a group from the others of its stage in the same optimizer."""
+    return str(group.get("kind", "all"))

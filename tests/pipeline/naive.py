@@ -38,7 +38,7 @@ class NaivePipeline:
     def __init__(self, stages, stash, update, clip):
         self.modules = stages
         self.stash = stash
-        self.update = update  # (stage index, newest weights, gradients, used weights, iteration) -> new weights
+        self.update = update  # (stage index, newest weights, gradients, iteration) -> new weights; has .rule
         self.clip = clip
         self.versions = [[_clone(dict(stage.named_parameters()))] for stage in stages]
         self.losses = []
@@ -56,19 +56,19 @@ class NaivePipeline:
                 x = x.detach().requires_grad_()
             with OverwrittenWeights(used, seen):
                 output, _ = functional_call(module, used, (x, targets))
-            records.append((used, x, output))
+            records.append((used, seen, x, output))
             x = output
         self.losses.append(x.item())
         gradient, norms, updates = None, [], []
         for k in reversed(range(num_stages)):
-            used, entered, output = records[k]
+            used, seen, entered, output = records[k]
             wanted = list(used.values()) + ([entered] if k > 0 else [])
             found = torch.autograd.grad(output, wanted, gradient)
             gradients = {name: g.clone() for name, g in zip(used, found, strict=False)}
             gradient = found[-1]
-            updates.append((k, used, gradients))
-        for k, used, gradients in reversed(updates):
-            gradients = self.update.rule(self.versions[k][-1], gradients, used)
+            updates.append((k, seen, gradients))
+        for k, seen, gradients in reversed(updates):
+            gradients = self.update.rule(self.versions[k][-1], gradients, seen)
             norm = math.sqrt(sum(float(g.double().square().sum()) for g in gradients.values()))
             norms.append(norm)
             scale = min(1.0, self.clip / (norm + 1e-6))

@@ -18,7 +18,12 @@ from brx.train import checkpoint
 from brx.train.loop import Trainer, train
 from tests.train.helpers import losses, start_brx, tiny_config, wait_for_lines
 
-METHODS = ["pipedream", "pipedream-lr", "nesterov", "basis-rotation"]
+METHODS = ["pipedream", "pipedream-lr", "nesterov", "basis-rotation", "delay-compensation", "soap", "muon", "scion"]
+CUSTOM = {
+    "torch.optim:SGD": "{momentum: 0.9}",
+    "torch.optim:Adagrad": "{}",
+    "pytorch_optimizer:Lion": "{betas: [0.9, 0.99]}",
+}
 
 
 def test_run_folder_holds_what_it_should(tmp_path):
@@ -43,9 +48,13 @@ def test_run_folder_holds_what_it_should(tmp_path):
 
 
 @pytest.mark.parametrize("stash", ["stash", "none", "predict"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*METHODS, *CUSTOM])
 def test_stopped_and_resumed_equals_uninterrupted(method, stash, tmp_path):
-    config = tiny_config(tmp_path, f"optimizer.method={method}", f"pipeline.stash={stash}")
+    lr = 0.001 if method == "scion" else 0.01
+    arguments = [f"optimizer.arguments={CUSTOM[method]}"] if method in CUSTOM else []
+    config = tiny_config(
+        tmp_path, f"optimizer.method={method}", f"optimizer.lr={lr}", f"pipeline.stash={stash}", *arguments
+    )
     train(config, tmp_path / "straight")
     for stop in (3, 10, 21):
         stopped = config.model_copy(update={"training": config.training.model_copy(update={"stop_after": stop})})

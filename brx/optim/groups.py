@@ -1,0 +1,94 @@
+"""Which parameters an optimizer is given: one group per stage, and matrices that come as a stack one by one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from brx.model.stage import is_rotated
+from brx.pipeline.versions import StageVersions
+
+Group = dict[str, Any]
+"""A torch parameter group: named parameters of one stage, with the keys `stage`, `delay`, and `kind` where a stage has
+several groups in one optimizer."""
+
+_PLACE_IN_STACK = re.compile(r"\[\d+\]$")
+
+
+def stage_groups(stages: Sequence[StageVersions], select: Callable[[str], bool] = lambda name: True) -> list[Group]:
+    """One parameter group per stage with the parameters that `select` picks by name; stages with none are left out."""
+    groups = []
+    for stage in stages:
+        named = [(name, parameter) for name, parameter in stage.live.items() if select(name)]
+        if named:
+            groups.append({"params": named, "stage": stage.index, "delay": stage.delay})
+    return groups
+
+
+def is_rest(name: str) -> bool:
+    """Whether a parameter is none of the matrices of attention and MLP."""
+    return not is_rotated(name)
+
+
+@dataclass
+class StackViews:
+    """Stand-ins for the members of stacked parameters (X, ...), for optimizers that take matrices one at a time.
+
+    A stand-in shares the memory of its stack's weights, so that the optimizer updates the model itself; just before a
+    step it is handed its share of the stack's gradient.
+    """
+
+    members: list[tuple[Tensor, Tensor, int]]
+    """Stand-in, stack, place in the stack."""
+
+    @classmethod
+    def split(cls, groups: list[Group], num_dimensions: Callable[[str], int]) -> StackViews:
+        """Replace the stacks in `groups`, in place, by stand-ins of their members, named `NAME[PLACE]`.
+
+        Args:
+            groups: their parameters are named.
+            num_dimensions: of one member, by the parameter's name; a parameter with one more is a stack.
+        """
+        views = cls([])
+        for group in groups:
+            split: list[tuple[str, Tensor]] = []
+            for name, parameter in group["params"]:
+                if parameter.ndim == num_dimensions(name):
+                    split.append((name, parameter))
+                    continue
+                members = [(view, parameter, place) for place, view in enumerate(parameter.detach().unbind())]
+                split += [(f"{name}[{place}]", view) for view, _, place in members]
+                views.members += members
+            group["params"] = split
+        return views
+
+    def attach(self, optimizer: Optimizer) -> Optimizer:
+        """Let the optimizer's steps see the gradients."""
+        if self.members:
+            optimizer.register_step_pre_hook(lambda *_: self._share_gradients())
+            optimizer.register_step_post_hook(lambda *_: self._drop_gradients())
+        return optimizer
+
+    def _share_gradients(self) -> None:
+        for view, stack, place in self.members:
+            view.grad = None if stack.grad is None else stack.grad[place]
+
+    def _drop_gradients(self) -> None:
+        for view, _, _ in self.members:
+            view.grad = None
+
+
+def check_each_parameter_once(optimizers: Sequence[Optimizer], stages: Sequence[StageVersions]) -> None:
+    """Every parameter belongs to exactly one optimizer, whole or as all members of its stack."""
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    names = [name for group in groups for name in group["param_names"]]
+    live = {name: parameter for stage in stages for name, parameter in stage.live.items()}
+    assert len(set(names)) == len(names), "a parameter belongs to two optimizers"
+    assert {_PLACE_IN_STACK.sub("", name) for name in names} == set(live), "a parameter belongs to no optimizer"
+    num_given = sum(parameter.numel() for group in groups for parameter in group["params"])
+    assert num_given == sum(parameter.numel() for parameter in live.values()), "a stack is not given whole"
