@@ -1,5 +1,6 @@
 """A run: what it writes, that it resumes value for value after any interruption, and how it fails."""
 
+import itertools
 import json
 import os
 import random
@@ -47,8 +48,10 @@ def test_run_folder_holds_what_it_should(tmp_path):
     assert [path.name for path in checkpoint.list_checkpoints(tmp_path / "run")] == ["00000028", "00000030"]
 
 
-@pytest.mark.parametrize("stash", ["stash", "none", "predict"])
-@pytest.mark.parametrize("method", [*METHODS, *CUSTOM])
+@pytest.mark.parametrize(
+    ("method", "stash"),
+    [*itertools.product(METHODS, ["stash", "none", "predict"]), *((name, "stash") for name in CUSTOM)],
+)
 def test_stopped_and_resumed_equals_uninterrupted(method, stash, tmp_path):
     lr = 0.001 if method == "scion" else 0.01
     arguments = [f"optimizer.arguments={CUSTOM[method]}"] if method in CUSTOM else []
