@@ -50,12 +50,14 @@ class TrainingProgress:
         remaining = (now - self._start) / (iteration - self._first) * (self._total - iteration)
         self._console.print(
             f"{self._label}: iteration {iteration}/{self._total}  loss {loss:.3f}"
-            f"  {tokens_per_second:,.0f} tokens/s  {remaining:.0f} s left"
+            f"  {tokens_per_second:,.0f} tokens/s  {remaining:.0f} s left",
+            soft_wrap=True,
+            markup=False,
         )
 
     def say(self, message: str) -> None:
         """Print a line above the bar."""
-        self._console.print(f"{self._label}: {message}")
+        self._console.print(f"{self._label}: {message}", soft_wrap=True, markup=False)
 
     def __enter__(self) -> Self:
         self._bar.start()
