@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any, Literal, overload
@@ -48,7 +49,8 @@ class BasisRotation(Optimizer):
     matrices in its last two, each with its own bases (the experts of a mixture). The arithmetic is float64 for float64
     parameters and float32 for all others.
 
-    A matrix is due at its first update and at every update t with t mod frequency = 0. The first time, its basis is
+    A matrix is due at its first update and at every update t that is, or has passed since the last one, a multiple of
+    the frequency (for an integer: t mod frequency = 0). The first time, its basis is
     exact (`eigh`; singular vectors for source "1st"; the identity for a zero gradient), later it takes one power
     iteration and QR. Where a decomposition fails, in float64 too, the old basis stays and `num_failed_refreshes` grows.
 
@@ -60,7 +62,7 @@ class BasisRotation(Optimizer):
         weight_decay: decoupled, as in AdamW.
         source: "2nd": eigenvectors of the averages of G G^T and G^T G; "1st": of M M^T and M^T M (no extra moments).
         geometry: "bilateral" rotates both sides, "unilateral" only the smaller one (m < n: U, else V).
-        frequency: updates between two refreshes; None for never again after the first.
+        frequency: updates between two refreshes; 9.5 for 9 and 10 in turn; None for never again after the first.
         covariance: whether G G^T enters its average at a "refresh" only (algorithm 2) or at every "step".
         staggered: spreads the refreshes of a group's parameters over the interval, for even step times.
 
@@ -82,7 +84,7 @@ class BasisRotation(Optimizer):
         *,
         source: Literal["2nd", "1st"] = "2nd",
         geometry: Literal["bilateral", "unilateral"] = "bilateral",
-        frequency: int | None = 10,
+        frequency: float | None = 10,
         covariance: Literal["refresh", "step"] = "refresh",
         staggered: bool = False,
     ) -> None:
@@ -238,7 +240,7 @@ class BasisRotation(Optimizer):
             shared = tuple(group[option] for option in SHARED_OPTIONS)
             for place, parameter in enumerate(group["params"]):
                 # Within the group, so that every pipeline stage has refreshes as even as all stages together.
-                phase = place * (group["frequency"] or 0) // len(group["params"]) if group["staggered"] else 0
+                phase = int(place * (group["frequency"] or 0) / len(group["params"])) if group["staggered"] else 0
                 num_updates = int(self.state[parameter].get("step", 0))
                 key = (parameter.shape, parameter.dtype, parameter.device, shared)
                 alike.setdefault(key, []).append(Member(parameter, group, phase, num_updates))
@@ -327,9 +329,11 @@ def rotate_out(batch: MatrixBatch, matrices: Tensor) -> Tensor:
 
 def _first_and_due(member: Member) -> tuple[bool, bool]:
     """Whether the next update is the first one, and whether the basis is renewed before it (algorithm 1, line 5)."""
-    first = member.num_updates == 0
-    frequency = member.group["frequency"]
-    return first, first or (frequency is not None and (member.num_updates + 1 + member.phase) % frequency == 0)
+    first, frequency = member.num_updates == 0, member.group["frequency"]
+    if first or frequency is None:
+        return first, first
+    update = member.num_updates + 1 + member.phase
+    return False, update // frequency > (update - 1) // frequency
 
 
 def _sides(geometry: str, shape: torch.Size) -> tuple[Side, ...]:
@@ -382,7 +386,7 @@ def _check_options(group: Group) -> None:
         if group[option] not in choices:
             raise ValueError(f"Invalid {option}={group[option]!r}: must be one of {', '.join(map(repr, choices))}")
     frequency = group["frequency"]
-    if frequency is not None and not (isinstance(frequency, int) and frequency >= 1):
-        raise ValueError(f"Invalid frequency={frequency!r}: must be an integer >= 1, or None for never again")
+    if frequency is not None and not (isinstance(frequency, (int, float)) and 1 <= frequency < math.inf):
+        raise ValueError(f"Invalid frequency={frequency!r}: must be a number >= 1, or None for never again")
     if group["covariance"] == "step" and group["source"] == "1st":
         raise ValueError('Invalid covariance="step" with source="1st", which has no covariance: leave it at "refresh"')

@@ -16,6 +16,7 @@ from brx.config import schema
 from brx.config.schema import RunConfig
 from brx.errors import UserError
 from brx.model.stage import is_rotated
+from brx.optim.allocation import refresh_intervals
 from brx.optim.basis_rotation import BasisRotation
 from brx.optim.custom import make_optimizer
 from brx.optim.groups import Group, StackViews, is_rest, stage_groups
@@ -58,15 +59,15 @@ def basis_rotation(config: RunConfig, stages: Stages) -> list[Optimizer]:
     """BasisRotation for the matrices, AdamW for the rest."""
     optimizer = config.optimizer
     assert isinstance(optimizer, schema.BasisRotationConfig)
+    intervals = refresh_intervals(config.pipeline.stages, optimizer.frequency, optimizer.allocation)
     rotation = BasisRotation(
-        stage_groups(stages, is_rotated),
+        [{**group, "frequency": intervals[group["stage"]]} for group in stage_groups(stages, is_rotated)],
         lr=optimizer.lr,
         betas=(optimizer.beta1, optimizer.beta2),
         eps=optimizer.eps,
         weight_decay=optimizer.weight_decay,
         source=optimizer.source,
         geometry=optimizer.geometry,
-        frequency=optimizer.frequency,
         covariance=optimizer.covariance,
         staggered=optimizer.staggered,
     )

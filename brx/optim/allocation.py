@@ -1,0 +1,69 @@
+"""How often each stage renews its basis: the paper's appendix "Stage-aware basis rotation implementation"."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from brx.pipeline.delay import stage_delay
+
+Allocation = Literal["uniform", "stage-aware", "reversed", "stage-aware-exact", "reversed-exact"]
+
+
+def refresh_intervals(num_stages: int, frequency: int, allocation: Allocation) -> list[float | None]:
+    """Iterations between two refreshes, by stage; None for never again after the first.
+
+    - `uniform`: the same for all stages.
+    - `stage-aware`: the larger a stage's delay, the more often; the paper's rule, rounded down to whole iterations.
+    - `reversed`: the same intervals in the opposite order.
+    - `stage-aware-exact`, `reversed-exact`: the rule without rounding, scaled so that the refreshes of all stages
+      together are as many as under `uniform`. An interval of 9.5 means 9 and 10 in turn.
+
+    Args:
+        num_stages: P.
+        frequency: f_0, the interval under `uniform`.
+        allocation: the rule.
+    """
+    delays = [stage_delay(stage, num_stages) for stage in range(num_stages)]
+    mid = num_stages // 2 - 1
+    if allocation == "uniform" or mid < 1:  # up to three stages the rule divides by zero
+        return [frequency] * num_stages
+    shares = [_share(delay, mid) for delay in delays]
+    if allocation.startswith("reversed"):
+        shares.reverse()
+    if allocation.endswith("exact"):
+        rates = _within_one(shares, num_stages / frequency)
+        return [1 / rate if rate else None for rate in rates]
+    return [max(1, _floor(frequency / share)) if share else None for share in shares]
+
+
+def refreshes_per_iteration(intervals: list[float | None]) -> float:
+    """The budget: how many stages are renewed in an iteration, on average."""
+    return sum(1 / interval for interval in intervals if interval is not None)
+
+
+def _share(delay: int, mid: int) -> float:
+    """1 - n / mid: how many times as often as under `uniform` a stage is renewed.
+
+    At n = mid that is zero and at n > mid negative: never.
+    """
+    n = mid - delay if delay > mid else mid + 1 - delay
+    return max(0.0, (mid - n) / mid)
+
+
+def _floor(interval: float) -> int:
+    # 10 / (1 - 14 / 15) is 150, whatever its rounding says.
+    return math.floor(interval + 1e-9)
+
+
+def _within_one(shares: list[float], budget: float) -> list[float]:
+    """Rates in proportion to the shares with the given sum; what exceeds one an iteration goes to the others."""
+    rates = [0.0] * len(shares)
+    open_stages = [stage for stage, share in enumerate(shares) if share]
+    while open_stages:
+        scale = (budget - sum(rates)) / sum(shares[stage] for stage in open_stages)
+        full = [stage for stage in open_stages if shares[stage] * scale >= 1]
+        for stage in full or open_stages:
+            rates[stage] = 1.0 if full else shares[stage] * scale
+        open_stages = [stage for stage in open_stages if stage not in full] if full else []
+    return rates
