@@ -17,6 +17,8 @@ COMMANDS = (
     "config",
     "data",
     "plan",
+    "methods",
+    "memory",
     "plot",
     "hessian-norm",
     "effective-delay",

@@ -30,9 +30,10 @@ def load_optimizer_class(name: str) -> type[Optimizer]:
         ) from None
     found = getattr(module, class_name, None)
     if not (isinstance(found, type) and issubclass(found, Optimizer)):
-        known = [key for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, Optimizer)]
-        close = difflib.get_close_matches(class_name, known, n=1)
-        hint = f"; did you mean {close[0]}?" if close else f" (there: {', '.join(known) or 'none'})"
+        there = [key for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, Optimizer)]
+        by_lower = {key.lower(): key for key in there}
+        close = difflib.get_close_matches(class_name.lower(), by_lower, n=1)
+        hint = f"; did you mean {by_lower[close[0]]}?" if close else f" (there: {', '.join(there) or 'none'})"
         problem = f"is no torch.optim.Optimizer of {module_name}"
         raise UserError(f"{where}: {class_name} {problem}{hint}")
     closure = inspect.signature(found.step).parameters.get("closure")

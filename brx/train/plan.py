@@ -26,6 +26,7 @@ from brx.model.sizes import (
 )
 from brx.model.stage import is_rotated, partition
 from brx.optim.basis_rotation import BATCH_BYTES
+from brx.optim.overhead import basis_elements, overhead_elements, rotated_sides
 from brx.pipeline.delay import stage_delay
 
 
@@ -169,10 +170,10 @@ def optimizer_bytes(config: RunConfig, shapes: Shapes) -> tuple[int, int]:
     optimizer = config.optimizer
     moments = 2 * FP32 * num_elements(shapes)
     if isinstance(optimizer, schema.BasisRotationConfig):
-        copies = 2 if optimizer.source == "2nd" else 1  # the bases, and the covariances that they come from
-        return moments, copies * FP32 * sum(_basis_elements(shape, optimizer.geometry) for shape in _matrices(shapes))
+        elements = sum(overhead_elements(s, optimizer.source, optimizer.geometry) for s in _matrices(shapes))
+        return moments, FP32 * elements
     if isinstance(optimizer, schema.SoapConfig):
-        return moments, 2 * FP32 * sum(_basis_elements(shape, "bilateral") for shape in _matrices(shapes))
+        return moments, 2 * FP32 * sum(basis_elements(shape, "bilateral") for shape in _matrices(shapes))
     if isinstance(optimizer, schema.MuonConfig):  # one moment for a matrix
         return moments - FP32 * sum(math.prod(shape) for shape in _matrices(shapes)), 0
     if isinstance(optimizer, schema.ScionConfig):
@@ -192,7 +193,7 @@ def method_flops(config: RunConfig, shapes: Shapes) -> float:
     geometry = optimizer.geometry if isinstance(optimizer, schema.BasisRotationConfig) else "bilateral"
     total = 0.0
     for *lead, rows, columns in _matrices(shapes):
-        sides = _sides(rows, columns, geometry)
+        sides = rotated_sides(rows, columns, geometry)
         product = 2 * rows * columns * sum(sides)
         refresh = 3 * product + 7 * sum(side**3 for side in sides)
         total += math.prod(lead) * (2 * product + refresh / optimizer.frequency)
@@ -245,7 +246,7 @@ def _rotation_update_bytes(optimizer: schema.BasisRotationConfig, by_stage: dict
     for shape, count in counts.items():
         size = FP32 * math.prod(shape)
         members = min(count, max(1, BATCH_BYTES.get(device_type, BATCH_BYTES["cuda"]) // size))
-        basis = FP32 * _basis_elements(shape, optimizer.geometry)
+        basis = FP32 * basis_elements(shape, optimizer.geometry)
         # The gradients, the momentum, the rotated gradient, two steps of a product; a covariance's product and its QR.
         largest = max(largest, members * (4 * size + 2 * basis))
     return largest
@@ -267,12 +268,3 @@ def _num_matrix_elements(shapes: Shapes) -> int:
 def _matrices(shapes: Shapes) -> Iterator[tuple[int, ...]]:
     """Shapes of the weight matrices of attention and MLP."""
     return (shape for name, shape in shapes.items() if is_rotated(name))
-
-
-def _basis_elements(shape: tuple[int, ...], geometry: str) -> int:
-    *lead, rows, columns = shape
-    return math.prod(lead) * sum(side**2 for side in _sides(rows, columns, geometry))
-
-
-def _sides(rows: int, columns: int, geometry: str) -> tuple[int, ...]:
-    return (rows, columns) if geometry == "bilateral" else (min(rows, columns),)
