@@ -32,7 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--throughput",
         metavar="FLOPS",
-        help=f"of each device: FLOP/s as measured (120T), or a device's name ({UTILIZATION:.0%} of its peak)",
+        help=f"of each device: FLOP/s as measured (120T), or a device's name ({UTILIZATION:.0%}% of its peak)",
     )
 
 
