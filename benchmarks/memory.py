@@ -55,6 +55,7 @@ def _train(config: RunConfig, device: torch.device, iterations: int) -> None:
         lambda iteration: (tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()),
         clip=config.training.clip,
         autocast=autocast(config.runtime, device),
+        takes_update_norms=lambda iteration: config.logging.update_norms,
     )
     for _ in engine.run(1, lambda: iterations):
         pass

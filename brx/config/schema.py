@@ -328,6 +328,8 @@ class LoggingConfig(Section):
     """Write TensorBoard event files into the run folder (extra: tensorboard)."""
     wandb: str | None = None
     """Weights & Biases project to log to; null for none (extra: wandb)."""
+    update_norms: bool = True
+    """At log points, the norm of each stage's update; needs room for a copy of the weights in these iterations."""
 
 
 class RunConfig(Section):

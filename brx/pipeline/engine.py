@@ -18,6 +18,7 @@ from torch.profiler import record_function
 
 from brx.errors import RunError
 from brx.pipeline.schedule import asynchronous_1f1b
+from brx.pipeline.stopwatch import Stopwatch
 from brx.pipeline.versions import StageVersions
 
 MicroBatch = tuple[Tensor, Tensor]
@@ -68,12 +69,16 @@ class StepResult:
         loss: mean cross-entropy of the delayed forward pass in nats (last device only).
         auxiliary_loss: this device's sum of the mixtures' auxiliary losses (mixture models only).
         grad_norms: gradient norm of each of this device's stages before clipping.
+        update_norms: norm of each stage's update, in the iterations in which the engine was asked to take it.
+        update_time: of the method's step on all of this device's stages.
     """
 
     iteration: int
     loss: Tensor | None
     auxiliary_loss: Tensor | None
     grad_norms: Tensor
+    update_norms: Tensor | None
+    update_time: Stopwatch
 
 
 @dataclass
@@ -99,6 +104,7 @@ class Engine:
         rank: int = 0,
         num_ranks: int = 1,
         link: Link | None = None,
+        takes_update_norms: Callable[[int], bool] = lambda iteration: False,
     ) -> None:
         """
         Args:
@@ -110,6 +116,7 @@ class Engine:
             rank: r; rank 0 holds the first stage.
             num_ranks: R.
             link: to the neighbours; needed when there are any.
+            takes_update_norms: in which iterations to take the norms of the updates, which needs a copy of the weights.
         """
         assert (link is None) == (num_ranks == 1)
         self.stages = list(stages)
@@ -120,6 +127,7 @@ class Engine:
         self._clip = clip
         self._autocast = autocast
         self._link = link
+        self._takes_update_norms = takes_update_norms
         self._in_flight: dict[int, _InFlight] = {}
 
     @property
@@ -211,19 +219,27 @@ class Engine:
             stage.collect_gradients(t)
             self._updater.correct_gradients(stage, t)
             norms.append(clip_gradients(list(stage.live.values()), self._clip))
-        auxiliary_loss = micro_batch.auxiliary_loss
-        result = StepResult(
-            iteration=t,
-            loss=micro_batch.output.detach() if self.is_last else None,
-            auxiliary_loss=None if auxiliary_loss is None else auxiliary_loss.detach(),
-            grad_norms=torch.stack(norms),
-        )
-        if result.grad_norms.device.type == "cpu":
-            check_finite(t, result.loss, result.grad_norms, self.stages[0].index)
-        self._updater.step(t)
+        grad_norms = torch.stack(norms)
+        loss = micro_batch.output.detach() if self.is_last else None
+        if grad_norms.device.type == "cpu":
+            check_finite(t, loss, grad_norms, self.stages[0].index)
+        update_norms, update_time = self._step(t)
         for stage in self.stages:
             stage.record_update(t)
-        return result
+        auxiliary_loss = None if micro_batch.auxiliary_loss is None else micro_batch.auxiliary_loss.detach()
+        return StepResult(t, loss, auxiliary_loss, grad_norms, update_norms, update_time)
+
+    def _step(self, t: int) -> tuple[Tensor | None, Stopwatch]:
+        """Let the method update all stages; the norms of the updates, if wanted, and the time."""
+        before = []
+        if self._takes_update_norms(t):
+            before = [[weight.detach().clone() for weight in stage.live.values()] for stage in self.stages]
+        stopwatch = Stopwatch(self.stages[0].device)
+        stopwatch.start()
+        self._updater.step(t)
+        stopwatch.stop()
+        norms = [distance(list(stage.live.values()), old) for stage, old in zip(self.stages, before, strict=False)]
+        return torch.stack(norms) if norms else None, stopwatch
 
     def _through_stages(self, x: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
         auxiliary_losses = []
@@ -250,6 +266,14 @@ def clip_gradients(parameters: Sequence[Tensor], largest: float) -> Tensor:
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
     torch._foreach_mul_(gradients, torch.clamp(largest / (norm + 1e-6), max=1.0))
+    return norm
+
+
+@torch.no_grad()
+def distance(weights: Sequence[Tensor], others: list[Tensor]) -> Tensor:
+    """The norm of the difference of two sets of tensors; overwrites the second."""
+    torch._foreach_sub_(others, list(weights))
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(others)))
     return norm
 
 

@@ -132,6 +132,11 @@ class StageVersions:
             self._predictor.restore(self._newest, state["average_step"])
 
     @property
+    def device(self) -> torch.device:
+        """Where the live weights are."""
+        return self._newest[0].device
+
+    @property
     def ring_bytes(self) -> int:
         """Memory of the ring in bytes; (tau + 1) x stage size, and nothing at tau = 0."""
         return sum(parameter.nbytes for slot in self.ring for parameter in slot)

@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,12 +28,13 @@ from brx.train import checkpoint
 from brx.train.device import autocast, choose_device, set_up
 from brx.train.interrupt import StopSignal
 from brx.train.memory_check import check_memory
-from brx.train.metrics import MetricsWriter, Record, exact, truncate_metrics
+from brx.train.metrics import MetricsWriter, truncate_metrics
 from brx.train.profiling import IterationProfiler
 from brx.train.progress import TrainingProgress
+from brx.train.recorder import Recorder, merge, to_numbers
 from brx.train.run_folder import RunFolder
 from brx.train.summary import Summary, peak_memory
-from brx.train.trackers import Tracker, open_trackers
+from brx.train.trackers import open_trackers
 
 Status = Literal["finished", "interrupted"]
 
@@ -123,7 +123,8 @@ class Trainer:
                 for tracker in trackers:
                     stack.callback(tracker.close)
                 summary = Summary(self.folder, self.config, self.data.fingerprint, self.device, self.iteration)
-                recorder = Recorder(self.config, self.updater, metrics, trackers, progress, summary)
+                recorder = Recorder(self.config, self.updater.lr, metrics, trackers, progress, summary)
+                recorder.start(self.iteration, self.training_seconds)
                 progress.say(f"device {self.device} ({self.device_reason})")
             try:
                 self._train(last, stop, recorder)
@@ -132,9 +133,9 @@ class Trainer:
                     recorder.summary.write("failed", self.iteration, self.training_seconds, str(error))
                 raise
             status: Status = "finished" if self.iteration == last else "interrupted"
-            peaks = self.world.gather(peak_memory(self.device))
-            if recorder is not None and peaks is not None:
-                recorder.summary.write(status, self.iteration, self.training_seconds, peak_memory_bytes=peaks)
+            memory = self.world.gather((peak_memory(self.device), self.planned_memory.peak))
+            if recorder is not None and memory is not None:
+                recorder.summary.write(status, self.iteration, self.training_seconds, memory=memory)
                 if profile:
                     share = self.prefetcher.seconds_waited / max(self.training_seconds, 1e-9)
                     progress.say(f"profile in {profiler.path.parent}; waited for data {share:.1%} of the time")
@@ -198,12 +199,13 @@ class Trainer:
         return self.iteration + 2 * self._log_every
 
     def _report(self, pending: list[StepResult], seconds: list[float], recorder: Recorder | None) -> None:
-        mine = [_to_numbers(result) for result in pending]
+        mine = [to_numbers(result) for result in pending]
         for numbers in mine:  # on a GPU this is where the host first sees them
             check_finite(numbers.iteration, numbers.loss, torch.tensor(numbers.grad_norms), self.stages[0].index)
-        everybody = self.world.gather(mine)
+        everybody = self.world.gather((mine, peak_memory(self.device)))
         if recorder is not None and everybody is not None:
-            recorder.record([_merge(list(parts)) for parts in zip(*everybody, strict=True)], seconds)
+            steps = [merge(list(parts)) for parts in zip(*(numbers for numbers, _ in everybody), strict=True)]
+            recorder.record(steps, seconds, max(peak for _, peak in everybody))
 
     def _validate(self, recorder: Recorder | None) -> None:
         loss = self.engine.evaluate(self._validation_batches())
@@ -291,6 +293,7 @@ class Trainer:
             rank=world.rank,
             num_ranks=world.num_ranks,
             link=world.link(shape, dtype, self.device),
+            takes_update_norms=lambda t: config.logging.update_norms and t % config.training.log_every == 0,
         )
 
     def _open_batches(self) -> Prefetcher:
@@ -357,96 +360,6 @@ def check_budget(config: RunConfig, num_tokens: int) -> None:
             f"data.source {config.data.source}: the run reads {needed:,} tokens, there are {num_tokens:,}:"
             f" {epochs:.2f} epochs; allow it with data.max_epochs={math.ceil(epochs * 100) / 100:.2f}"
         )
-
-
-@dataclass(frozen=True)
-class _Numbers:
-    """A StepResult on the host."""
-
-    iteration: int
-    loss: float | None
-    auxiliary_loss: float | None
-    grad_norms: list[float]
-
-
-def _to_numbers(result: StepResult) -> _Numbers:
-    return _Numbers(
-        result.iteration,
-        None if result.loss is None else result.loss.item(),
-        None if result.auxiliary_loss is None else result.auxiliary_loss.item(),
-        result.grad_norms.tolist(),
-    )
-
-
-def _merge(parts: list[_Numbers]) -> _Numbers:
-    """One iteration as all devices saw it."""
-    auxiliary_losses = [part.auxiliary_loss for part in parts if part.auxiliary_loss is not None]
-    return _Numbers(
-        parts[0].iteration,
-        parts[-1].loss,
-        sum(auxiliary_losses) if auxiliary_losses else None,
-        [norm for part in parts for norm in part.grad_norms],
-    )
-
-
-class Recorder:
-    """Turns what the devices report into metrics, progress and summary (rank 0)."""
-
-    def __init__(
-        self,
-        config: RunConfig,
-        updater: MethodUpdater,
-        metrics: MetricsWriter,
-        trackers: list[Tracker],
-        progress: TrainingProgress,
-        summary: Summary,
-    ) -> None:
-        self.summary = summary
-        self._log_every = config.training.log_every
-        self._tokens_per_iteration = config.training.batch_size * config.model.sequence_length
-        self._updater = updater
-        self._metrics = metrics
-        self._trackers = trackers
-        self._progress = progress
-        self._previous: tuple[int, float] | None = None
-
-    def record(self, steps: list[_Numbers], seconds: list[float]) -> None:
-        """Write one record an iteration."""
-        records = [self._record(step, second) for step, second in zip(steps, seconds, strict=True)]
-        self._write(records)
-        newest = records[-1]
-        iteration, second = self._previous or (steps[0].iteration - 1, 2 * seconds[0] - seconds[-1])
-        rate = (newest["iteration"] - iteration) * self._tokens_per_iteration / max(newest["seconds"] - second, 1e-9)
-        self._previous = (newest["iteration"], newest["seconds"])
-        self._progress.update(newest["iteration"], newest["train_loss"], rate)
-
-    def record_validation(self, iteration: int, loss: float | None) -> None:
-        """Write a validation."""
-        assert loss is not None
-        self._write([{"iteration": iteration, "val_loss": loss}])
-        self._progress.say(f"iteration {iteration}: validation loss {loss:.4f}")
-
-    def _record(self, step: _Numbers, seconds: float) -> Record:
-        assert step.loss is not None
-        record: Record = {
-            "iteration": step.iteration,
-            "train_loss": exact(step.loss),
-            "lr": self._updater.lr(step.iteration),
-            "grad_norm": exact(math.hypot(*step.grad_norms)),
-            "tokens": step.iteration * self._tokens_per_iteration,
-            "seconds": round(seconds, 4),
-        }
-        if step.auxiliary_loss is not None:
-            record["auxiliary_loss"] = exact(step.auxiliary_loss)
-        if step.iteration % self._log_every == 0:
-            record["stage_grad_norms"] = [exact(norm) for norm in step.grad_norms]
-        return record
-
-    def _write(self, records: list[Record]) -> None:
-        self._metrics.write(records)
-        self.summary.see(records)
-        for tracker in self._trackers:
-            tracker.log(records)
 
 
 def _to_device(batch: tuple[Tensor, Tensor], device: torch.device) -> MicroBatch:

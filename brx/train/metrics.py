@@ -12,7 +12,11 @@ from brx.train.files import cannot_write, write_text
 
 Record = dict[str, Any]
 """`iteration`, then either a training step (`train_loss` in nats, `lr`, `grad_norm`, `tokens`, `seconds`) or a
-validation (`val_loss` in nats)."""
+validation (`val_loss` in nats). A step at a log point has more: `stage_grad_norms`, `stage_update_norms`, and those of
+`MEASURED`."""
+
+MEASURED = frozenset({"seconds", "tokens_per_second", "mfu", "update_seconds", "refresh_seconds", "peak_memory_bytes"})
+"""Keys whose values are times, rates and memory: the only ones that differ between two runs of one configuration."""
 
 
 class MetricsWriter:

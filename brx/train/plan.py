@@ -229,12 +229,13 @@ def _ring_bytes(config: RunConfig, delay: int, shapes: Shapes) -> int:
 def _update_bytes(config: RunConfig, by_stage: dict[int, Shapes], device_type: str) -> int:
     """Temporary tensors of an update: of the largest batch of equal matrices, or of the largest stage."""
     largest_stage = max(FP32 * num_elements(stage) for stage in by_stage.values())
+    # For the norms of the updates, the weights before.
+    before = sum(FP32 * num_elements(stage) for stage in by_stage.values()) if config.logging.update_norms else 0
     if isinstance(config.optimizer, schema.BasisRotationConfig):
-        return _rotation_update_bytes(config.optimizer, by_stage, device_type)
-    predicts = config.pipeline.stash == "predict"
+        return before + _rotation_update_bytes(config.optimizer, by_stage, device_type)
     if isinstance(config.optimizer, schema.NesterovConfig):
-        return 2 * largest_stage
-    return largest_stage if predicts else 0
+        return before + 2 * largest_stage
+    return max(before, largest_stage if config.pipeline.stash == "predict" else 0)
 
 
 def _rotation_update_bytes(optimizer: schema.BasisRotationConfig, by_stage: dict[int, Shapes], device_type: str) -> int:

@@ -17,7 +17,7 @@ _MAY_CHANGE = {
     "data": {"directory", "max_epochs"},
     "training": {"stop_after", "checkpoint_every", "keep_checkpoints", "log_every"},
     "runtime": {"device", "threads", "compile", "deterministic"},
-    "logging": {"tensorboard", "wandb"},
+    "logging": {"tensorboard", "wandb", "update_norms"},
 }
 
 

@@ -14,6 +14,7 @@ import torch
 
 import brx
 from brx.config.schema import RunConfig
+from brx.train.efficiency import Utilization
 from brx.train.files import write_json
 from brx.train.metrics import Record, read_metrics
 from brx.train.run_folder import RunFolder
@@ -28,6 +29,10 @@ class Summary:
         fingerprint: of its data.
         device: what computes.
         first_iteration: iterations done before this session.
+
+    Attributes:
+        utilization: tells the MFU of a rate.
+        refresh_seconds: what a refresh of the basis adds to an update, as far as it is known.
     """
 
     def __init__(
@@ -39,6 +44,8 @@ class Summary:
         self._device = device
         self._first_iteration = first_iteration
         self._started = time.time()
+        self.utilization = Utilization(config, device)
+        self.refresh_seconds: float | None = None
         self._train_loss = _Best()
         self._val_loss = _Best()
         self._first_seconds = 0.0
@@ -58,7 +65,7 @@ class Summary:
         iteration: int,
         training_seconds: float,
         error: str | None = None,
-        peak_memory_bytes: list[int] | None = None,
+        memory: list[tuple[int, int]] | None = None,
     ) -> None:
         """Write the summary.
 
@@ -67,12 +74,13 @@ class Summary:
             iteration: the number of updates made.
             training_seconds: time spent training over all sessions, without validations and checkpoints.
             error: what went wrong.
-            peak_memory_bytes: of each rank, as far as they could still be asked.
+            memory: of each rank, the measured and the planned peak in bytes, if they could still be asked.
         """
         training = self._config.training
         tokens_per_iteration = training.batch_size * self._config.model.sequence_length
         session_seconds = training_seconds - self._first_seconds
         session_tokens = (iteration - self._first_iteration) * tokens_per_iteration
+        rate = session_tokens / session_seconds if session_seconds > 0 else None
         content = {
             "status": status,
             "error": error,
@@ -86,8 +94,12 @@ class Summary:
             "tokens": iteration * tokens_per_iteration,
             "training_seconds": round(training_seconds, 3),
             "session_wall_seconds": round(time.time() - self._started, 3),
-            "tokens_per_second": round(session_tokens / session_seconds, 1) if session_seconds > 0 else None,
-            "peak_memory_bytes": peak_memory_bytes or [peak_memory(self._device)],
+            "tokens_per_second": None if rate is None else round(rate, 1),
+            "model_flops_per_second": None if rate is None else round(rate * self.utilization.flops_per_token),
+            "mfu": None if rate is None else self.utilization.mfu(rate),
+            "refresh_seconds": self.refresh_seconds,
+            "peak_memory_bytes": [measured for measured, _ in memory] if memory else [peak_memory(self._device)],
+            "planned_memory_bytes": [planned for _, planned in memory] if memory else None,
             "device": describe_device(self._device),
             "data_fingerprint": self._fingerprint,
             "versions": {"brx": brx.__version__, "torch": torch.__version__, "python": platform.python_version()},

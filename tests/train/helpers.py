@@ -6,7 +6,7 @@ import sys
 import time
 
 from brx.config.loading import apply_overrides
-from brx.train.metrics import read_metrics
+from brx.train.metrics import MEASURED, read_metrics
 
 
 def tiny_config(folder, *overrides):
@@ -34,9 +34,9 @@ def tiny_config(folder, *overrides):
 
 
 def losses(folder):
-    """All that metrics.jsonl says but the times."""
+    """All that metrics.jsonl says but what was measured (times, rates, memory)."""
     return [
-        {key: value for key, value in record.items() if key != "seconds"}
+        {key: value for key, value in record.items() if key not in MEASURED}
         for record in read_metrics(folder / "metrics.jsonl")
     ]
 

@@ -17,6 +17,7 @@ from brx.data.prepare import prepare
 from brx.errors import RunError, UserError
 from brx.train import checkpoint
 from brx.train.loop import Trainer, train
+from brx.train.metrics import read_metrics
 from tests.train.helpers import losses, start_brx, tiny_config, wait_for_lines
 
 METHODS = ["pipedream", "pipedream-lr", "nesterov", "basis-rotation", "delay-compensation", "soap", "muon", "scion"]
@@ -35,6 +36,8 @@ def test_run_folder_holds_what_it_should(tmp_path):
     assert [record["iteration"] for record in steps] == list(range(1, 31))
     assert set(steps[0]) == {"iteration", "train_loss", "lr", "grad_norm", "tokens"}
     assert len(steps[4]["stage_grad_norms"]) == 4
+    assert len(steps[9]["stage_update_norms"]) == 4
+    assert ["stage_update_norms" in step for step in steps] == [step["iteration"] % 5 == 0 for step in steps]
     assert steps[-1]["tokens"] == 30 * 2 * 16
     assert [record["iteration"] for record in records if "val_loss" in record] == [12, 24, 30]
     assert steps[-1]["train_loss"] < steps[0]["train_loss"] - 1
@@ -43,7 +46,12 @@ def test_run_folder_holds_what_it_should(tmp_path):
     assert summary["final_train_loss"] == steps[-1]["train_loss"]
     assert summary["best_val_loss"] == min(record["val_loss"] for record in records if "val_loss" in record)
     assert summary["tokens_per_second"] > 0
-    assert summary["peak_memory_bytes"][0] > 0
+    assert summary["peak_memory_bytes"][0] > summary["planned_memory_bytes"][0] > 0
+    assert summary["mfu"] is None  # the peak of a CPU is not known
+    assert summary["model_flops_per_second"] > 0
+    measured = list(read_metrics(tmp_path / "run" / "metrics.jsonl"))[4]
+    assert measured.keys() >= {"tokens_per_second", "update_seconds", "peak_memory_bytes"}
+    assert "refresh_seconds" not in measured
     assert load_config(tmp_path / "run" / "config.yaml") == config
     assert [path.name for path in checkpoint.list_checkpoints(tmp_path / "run")] == ["00000028", "00000030"]
 

@@ -88,6 +88,7 @@ RUNS = [
     ["data.tokenizer=gpt2", "training.batch_size=16"],
     ["optimizer.method=nesterov"],
     ["optimizer.method=basis-rotation"],
+    ["optimizer.method=basis-rotation", "logging.update_norms=false", "training.batch_size=1"],
     ["optimizer={method: basis-rotation, source: 1st, geometry: unilateral}", "runtime.precision=bf16"],
 ]
 
