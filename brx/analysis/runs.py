@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from brx.analysis.curves_file import read_curves
 from brx.config.loading import load_config
-from brx.config.schema import BasisRotationConfig, RunConfig
+from brx.config.schema import BasisRotationConfig, DelayCompensationConfig, RunConfig
 from brx.errors import UserError
-from brx.train.metrics import read_metrics
 
 Series = NDArray[np.float64]
 
@@ -60,18 +61,8 @@ class Run:
             summary = json.loads(summary_path.read_text(encoding="utf-8")) if summary_path.is_file() else {}
         except ValueError as error:
             raise UserError(f"{summary_path}: not readable: {error}") from None
-        steps, validations = [], []
-        for record in read_metrics(path / "metrics.jsonl"):
-            if "train_loss" in record:
-                steps.append((record["iteration"], record["train_loss"], record["seconds"]))
-            if "val_loss" in record:
-                validations.append((record["iteration"], record["val_loss"]))
-        if not steps:
-            raise UserError(f"{path / 'metrics.jsonl'}: holds no training loss yet")
-        iterations, train_loss, seconds = np.array(steps, dtype=np.float64).T
-        val_iterations, val_loss = np.array(validations, dtype=np.float64).reshape(-1, 2).T
         config = load_config(path / "config.yaml")
-        return cls(path, config, summary, iterations, train_loss, seconds, val_iterations, val_loss)
+        return cls(path, config, summary, *read_curves(path))
 
     @property
     def stages(self) -> int:
@@ -89,6 +80,28 @@ class Run:
             if optimizer.allocation != "uniform":
                 name += f" {optimizer.allocation}"
         return name
+
+    @property
+    def variant(self) -> str:
+        """The method, and what else about it differs from its usual form."""
+        optimizer, parts = self.config.optimizer, [self.method]
+        if isinstance(optimizer, BasisRotationConfig) and optimizer.frequency != 10:
+            parts.append(f"refresh every {optimizer.frequency}")
+        if isinstance(optimizer, DelayCompensationConfig):
+            parts.append(f"lambda {optimizer.compensation:g}")
+        if self.config.pipeline.stash != "stash":
+            parts.append({"none": "no stashing", "predict": "weight prediction"}[self.config.pipeline.stash])
+        return ", ".join(parts)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run reached its last iteration."""
+        return self.summary.get("status") == "finished"
+
+    @property
+    def final_val_loss(self) -> float:
+        """The newest validation loss; infinite before the first."""
+        return float(self.val_loss[-1]) if len(self.val_loss) else math.inf
 
     @cached_property
     def smoothed(self) -> Series:

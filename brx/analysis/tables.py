@@ -1,10 +1,17 @@
-"""Tables of runs for the terminal."""
+"""Tables of runs: for the terminal, and as rows to be written in any format."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.table import Table
 
+from brx.analysis.results import Group
 from brx.analysis.runs import Run, iterations_to_target
+from brx.analysis.slowdown import Reduction, Slowdown
+
+Rows = tuple[list[str], list[list[str]]]
+"""Headings, and cells by row."""
 
 
 def loss_table(runs: list[Run], target: float) -> Table:
@@ -22,3 +29,44 @@ def loss_table(runs: list[Run], target: float) -> Table:
             "never" if reached is None else f"{reached:.0f}",
         )
     return table
+
+
+def slowdown_rows(found: Sequence[Slowdown]) -> Rows:
+    """A row a method and number of stages."""
+    columns = ["method", "P", "slowdown", "iterations", "reference P", "its iterations", "lr", "reference lr", "seeds"]
+    rows = [
+        [
+            one.group.variant,
+            str(one.group.stages),
+            one.text,
+            f"{'> ' if one.is_censored else ''}{one.reached.mean:.0f}",
+            str(one.reference.stages),
+            f"{'> ' if one.reference_reached.is_censored else ''}{one.reference_reached.mean:.0f}",
+            rate_text(one.group),
+            rate_text(one.reference),
+            str(len(one.group.runs)),
+        ]
+        for one in found
+    ]
+    return columns, rows
+
+
+def reduction_rows(found: Sequence[Reduction]) -> Rows:
+    """A row a method and number of stages."""
+    columns = ["method", "P", "best baseline", "its final loss", "iterations saved"]
+    rows = [
+        [
+            one.group.variant,
+            str(one.group.stages),
+            one.baseline.method,
+            f"{one.baseline.final_loss:.3f}",
+            "never gets there" if one.share is None else f"{one.share:.1%}",
+        ]
+        for one in found
+    ]
+    return columns, rows
+
+
+def rate_text(group: Group) -> str:
+    """The chosen learning rate; with a star when it is the lowest or highest of those tried."""
+    return f"{group.lr:g}{'*' if group.is_at_edge else ''}"

@@ -73,6 +73,12 @@ def look_of(method: str) -> Look:
     return METHOD_LOOKS.get(method, Look(method, _COLORS["red"], "o"))
 
 
+def sequence_color(place: int, count: int) -> tuple[float, float, float, float]:
+    """Colour of one of `count` ordered things, light to dark, told apart by colour-blind readers too."""
+    shade: tuple[float, float, float, float] = mpl.colormaps["viridis_r"](0.1 + 0.85 * place / max(1, count - 1))
+    return shade
+
+
 def line_style(stages: int) -> str | tuple[int, tuple[float, float]]:
     """Solid for P = 1, dashed for more."""
     return _NO_DELAY if stages == 1 else _DELAY

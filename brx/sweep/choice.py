@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections import defaultdict
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 
 from brx.sweep.cell_state import read_summary
 from brx.sweep.spec import Cell, Choice, cell_name, value_at
-from brx.train.run_folder import trajectory_of
+from brx.train.run_folder import settings_key
 
 SEED = "training.seed"
 
@@ -39,7 +38,7 @@ def choose(cells: Sequence[Cell], rule: Choice) -> list[Chosen]:
     """Apply the rule to cells that are done or have failed."""
     groups: dict[str, list[Cell]] = defaultdict(list)
     for cell in cells:
-        groups[_all_but(cell, rule.over)].append(cell)
+        groups[settings_key(cell.config, without=(rule.over, SEED))].append(cell)
     return [_choose_in(group, rule) for group in groups.values()]
 
 
@@ -59,12 +58,3 @@ def score(cell: Cell, key: str) -> float:
     summary = read_summary(cell.folder)
     value = summary.get(key) if summary.get("status") == "finished" else None
     return value if isinstance(value, float) and math.isfinite(value) else math.inf
-
-
-def _all_but(cell: Cell, key: str) -> str:
-    """The cell's configuration without the chosen key and the seed."""
-    content = trajectory_of(cell.config)
-    for dotted in (key, SEED):
-        section, _, name = dotted.partition(".")
-        content[section].pop(name, None)
-    return json.dumps(content, sort_keys=True)

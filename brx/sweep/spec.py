@@ -15,7 +15,7 @@ from pydantic import Field
 from brx.config.loading import find_config, load_yaml_as, read_mapping, validate
 from brx.config.schema import RunConfig, Section
 from brx.errors import UserError
-from brx.train.run_folder import trajectory_of
+from brx.train.run_folder import settings_key
 
 Value = bool | int | float | str | None
 Settings = dict[str, Any]
@@ -155,12 +155,8 @@ def value_at(content: Mapping[str, Any], key: str) -> Any:
 
 
 def identity(config: RunConfig) -> str:
-    """Eight hexadecimal digits of everything that decides a run's trajectory.
-
-    Defaults are left out, so that a setting that is added to brx later leaves the names of older runs valid.
-    """
-    text = json.dumps(trajectory_of(config, with_defaults=False), sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
+    """Eight hexadecimal digits of everything that decides a run's trajectory."""
+    return hashlib.sha256(settings_key(config).encode()).hexdigest()[:8]
 
 
 def _combinations(path: Path, spec: SweepSpec) -> Iterator[Settings]:
@@ -177,17 +173,7 @@ def _combinations(path: Path, spec: SweepSpec) -> Iterator[Settings]:
 
 
 def _cell(path: Path, spec: SweepSpec, base: Mapping[str, Any], out: Path, varied: Settings) -> Cell:
-    content: dict[str, Any] = json.loads(json.dumps(base))
-    for key, value in {**spec.set, **varied}.items():
-        *sections, last = key.split(".")
-        section = content
-        for part in sections:
-            if section.get(part) is None:
-                section[part] = {}
-            section = section[part]
-            if not isinstance(section, dict):
-                raise UserError(f"{path}: {key}: '{part}' is a value, not a section")
-        section[last] = value
+    content = set_values(base, {**spec.set, **varied}, str(path))
     name = cell_name(varied)
     config = validate(content, RunConfig, f"{path}: cell {name}")
     if "training.seed" not in varied:
@@ -195,6 +181,26 @@ def _cell(path: Path, spec: SweepSpec, base: Mapping[str, Any], out: Path, varie
     digest = identity(config)
     found = next(iter(sorted(out.glob(f"*--{digest}"))), None)
     return Cell(name, varied, config, found or out / f"{name}--{digest}")
+
+
+def set_values(content: Mapping[str, Any], settings: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """A copy of nested mappings with dotted keys set.
+
+    Raises:
+        UserError: a dotted key leads through a value; starts with `where`.
+    """
+    copy: dict[str, Any] = json.loads(json.dumps(content))
+    for key, value in settings.items():
+        *sections, last = key.split(".")
+        section = copy
+        for part in sections:
+            if section.get(part) is None:
+                section[part] = {}
+            section = section[part]
+            if not isinstance(section, dict):
+                raise UserError(f"{where}: {key}: '{part}' is a value, not a section")
+        section[last] = value
+    return copy
 
 
 def cell_name(varied: Mapping[str, Any]) -> str:

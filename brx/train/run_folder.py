@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,6 +83,22 @@ def trajectory_of(config: RunConfig, *, with_defaults: bool = True) -> dict[str,
         section: {key: value for key, value in values.items() if key not in _MAY_CHANGE.get(section, set())}
         for section, values in config.model_dump(mode="json", exclude_defaults=not with_defaults).items()
     }
+
+
+def settings_key(config: RunConfig, *, without: Iterable[str] = ()) -> str:
+    """A text that is equal for runs whose trajectories are decided by the same settings.
+
+    Defaults are left out, so that a setting that is added to brx later leaves the keys of older runs as they are.
+
+    Args:
+        config: a run.
+        without: dotted keys that may differ, for example `training.seed`.
+    """
+    content = trajectory_of(config, with_defaults=False)
+    for dotted in without:
+        section, _, name = dotted.partition(".")
+        content.get(section, {}).pop(name, None)
+    return json.dumps({section: values for section, values in content.items() if values}, sort_keys=True)
 
 
 def default_folder(config: RunConfig, name: str) -> Path:

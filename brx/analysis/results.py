@@ -1,0 +1,158 @@
+"""A folder of runs, searchable by settings: which runs are the seeds of one experiment at its chosen learning rate."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from brx.analysis.runs import Run, Series
+from brx.config.loading import find_config, read_mapping, validate
+from brx.config.schema import RunConfig
+from brx.errors import UserError
+from brx.sweep.spec import set_values
+from brx.train.run_folder import settings_key
+
+RATE, SEED = "optimizer.lr", "training.seed"
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in nothing but the seed, at the learning rate that was chosen for them.
+
+    Attributes:
+        runs: by seed.
+        scores: final validation loss of every learning rate that was tried, averaged over the seeds they share.
+    """
+
+    runs: tuple[Run, ...]
+    scores: Mapping[float, float]
+
+    @property
+    def config(self) -> RunConfig:
+        """The configuration of the first seed."""
+        return self.runs[0].config
+
+    @property
+    def method(self) -> str:
+        """The method with what tells its variants apart."""
+        return self.runs[0].method
+
+    @property
+    def variant(self) -> str:
+        """The method, and what else about it differs from its usual form."""
+        return self.runs[0].variant
+
+    @property
+    def stages(self) -> int:
+        """P."""
+        return self.runs[0].stages
+
+    @property
+    def lr(self) -> float:
+        """The chosen learning rate."""
+        return self.config.optimizer.lr
+
+    @property
+    def is_at_edge(self) -> bool:
+        """Whether the chosen learning rate is the lowest or highest of those tried."""
+        return len(self.scores) > 1 and self.lr in (min(self.scores), max(self.scores))
+
+    @cached_property
+    def smoothed(self) -> Series:
+        """Smoothed training losses (seeds, iterations), as long as the shortest run."""
+        length = min(len(run.smoothed) for run in self.runs)
+        return np.stack([run.smoothed[:length] for run in self.runs])
+
+    @property
+    def iterations(self) -> Series:
+        """Iterations of `smoothed`."""
+        return self.runs[0].iterations[: self.smoothed.shape[1]]
+
+    @property
+    def final_losses(self) -> list[float]:
+        """Smoothed training loss of each seed at its end."""
+        return [float(run.smoothed[-1]) for run in self.runs]
+
+    @property
+    def final_loss(self) -> float:
+        """Their mean."""
+        return statistics.fmean(self.final_losses)
+
+
+def group_runs(runs: Iterable[Run]) -> list[Group]:
+    """Sort runs into experiments and choose each one's learning rate: the lowest final validation loss.
+
+    Rates are compared over the seeds that all of them have. Runs that did not finish are left out if another rate did.
+    """
+    by_experiment: dict[str, dict[float, dict[int, Run]]] = defaultdict(lambda: defaultdict(dict))
+    for run in runs:
+        by_rate = by_experiment[settings_key(run.config, without=(RATE, SEED))]
+        by_rate[run.config.optimizer.lr][run.config.training.seed] = run
+    return [_choose(by_rate) for by_rate in by_experiment.values()]
+
+
+def _choose(by_rate: Mapping[float, Mapping[int, Run]]) -> Group:
+    finished: dict[float, Mapping[int, Run]] = {
+        rate: {seed: run for seed, run in by_seed.items() if run.is_finished} for rate, by_seed in by_rate.items()
+    }
+    usable = {rate: by_seed for rate, by_seed in sorted(finished.items()) if by_seed} or dict(by_rate)
+    shared = set.intersection(*(set(by_seed) for by_seed in usable.values())) or {min(min(s) for s in usable.values())}
+    scores = {
+        rate: statistics.fmean(by_seed[seed].final_val_loss for seed in shared)
+        for rate, by_seed in usable.items()
+        if shared <= set(by_seed)
+    }
+    best = min(scores, key=lambda rate: scores[rate])
+    return Group(tuple(run for _, run in sorted(usable[best].items())), scores)
+
+
+class Results:
+    """The groups of one or more folders of runs.
+
+    Args:
+        folders: each a run, or a folder that holds runs.
+    """
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self.runs = [Run.load(path) for path in find_runs(folders)]
+        self.groups = group_runs(self.runs)
+        self._by_key = {settings_key(group.config, without=(RATE, SEED)): group for group in self.groups}
+
+    def find(self, base: RunConfig) -> Group | None:
+        """The runs of this configuration, whatever their seeds, at their chosen learning rate."""
+        return self._by_key.get(settings_key(base, without=(RATE, SEED)))
+
+
+def find_runs(folders: Sequence[Path]) -> list[Path]:
+    """The run folders among `folders` and directly below them, that have losses.
+
+    Raises:
+        UserError: one of them is no folder, or there is no run in any.
+    """
+    found = []
+    for folder in folders:
+        if not folder.is_dir():
+            raise UserError(f"{folder}: no such folder")
+        candidates = [folder] if (folder / "config.yaml").is_file() else sorted(folder.iterdir())
+        found += [path for path in candidates if _has_losses(path)]
+    if not found:
+        raise UserError(f"{', '.join(map(str, folders))}: no run with losses there")
+    return found
+
+
+def preset_with(preset: str, settings: Mapping[str, Any]) -> RunConfig:
+    """A preset with dotted keys set."""
+    path = find_config(preset)
+    return validate(set_values(read_mapping(path), settings, str(path)), RunConfig, str(path))
+
+
+def _has_losses(path: Path) -> bool:
+    losses = any((path / name).is_file() for name in ("metrics.jsonl", "curves.npz"))
+    return losses and (path / "config.yaml").is_file()

@@ -1,0 +1,72 @@
+"""`brx slowdown`: what delay costs each method, in iterations."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+HELP = "how many times the iterations each method needs under delay to reach a loss"
+EXAMPLES = """\
+  brx slowdown results/cpu                                  every method and P found there, relative to P = 1
+  brx slowdown runs/a runs/b --target 2.5 --format csv
+  brx slowdown results/cpu --all-targets figures/slowdown-all-targets
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUNS", help="runs, or folders that hold runs")
+    target = parser.add_mutually_exclusive_group()
+    target.add_argument("--target", type=float, metavar="LOSS", help="training loss to reach, in nats")
+    target.add_argument(
+        "--target-rule",
+        choices=["slowest-final"],
+        default="slowest-final",
+        help="slowest-final (default): the loss that all of them reach in the end",
+    )
+    parser.add_argument(
+        "--reference-stages", type=int, default=1, metavar="P", help="stages to compare to (default: 1)"
+    )
+    parser.add_argument("--format", choices=["table", "csv", "json", "markdown"], default="table")
+    parser.add_argument("--all-targets", type=Path, metavar="FIGURE", help="draw slowdown against target, too")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the slowdowns, and the iterations saved over the best baseline."""
+    import sys
+
+    from brx.analysis.formats import format_table
+    from brx.analysis.results import Results
+    from brx.analysis.runs import comparability
+    from brx.analysis.slowdown import reductions, slowdowns, slowest_final, without_reference
+    from brx.analysis.tables import reduction_rows, slowdown_rows
+    from brx.errors import UserError
+    from brx.figures.slowdown import draw_all_targets
+
+    results = Results(args.runs)
+    for line in comparability(results.runs):
+        print(f"brx: note: {line}", file=sys.stderr)
+    groups = results.groups
+    alone = without_reference(groups, args.reference_stages)
+    for group in alone:
+        print(
+            f"brx: note: {group.runs[0].path}: no run of the same settings at P = {args.reference_stages}:"
+            " it has no slowdown",
+            file=sys.stderr,
+        )
+    compared = [group for group in groups if group not in alone]
+    if not any(group.stages != args.reference_stages for group in compared):
+        raise UserError(f"RUNS: nothing to compare: no method has runs at P = {args.reference_stages} and at another P")
+    target = args.target if args.target is not None else slowest_final(compared)
+    how = "given" if args.target is not None else "slowest-final: all of them reach it"
+    if args.format == "table":
+        print(f"target: smoothed training loss {target:.4f} ({how})")
+    print(format_table(*slowdown_rows(slowdowns(compared, target, args.reference_stages)), args.format))
+    saved = reductions(compared)
+    if saved and args.format == "table":
+        print("iterations saved over the best of PipeDream, PipeDream-LR and Nesterov, at its final loss")
+        print(format_table(*reduction_rows(saved), args.format))
+    if args.all_targets is not None:
+        for path in draw_all_targets(compared, args.all_targets, args.reference_stages):
+            print(path, file=sys.stderr)
+    return 0

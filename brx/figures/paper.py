@@ -1,0 +1,361 @@
+"""The paper's figures, one function each, under the paper's own labels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from brx.analysis.results import Group
+from brx.analysis.runs import SMOOTHING
+from brx.analysis.scales import COMPENSATIONS, FREQUENCIES, MAIN, SEVEN, STRATEGIES, Experiments
+from brx.analysis.slowdown import slowest_final
+from brx.errors import UserError
+from brx.figures.panels import (
+    Curve,
+    curve_of,
+    draw_against_time,
+    draw_curves,
+    draw_final_losses,
+    draw_slowdown,
+    draw_validation,
+    row_of_axes,
+)
+from brx.figures.style import figure, look_of, save, sequence_color
+
+PANEL_IN = 2.3
+
+
+@dataclass(frozen=True)
+class PaperFigure:
+    """One figure.
+
+    Attributes:
+        name: on the command line and of the files.
+        label: in the paper's source.
+        caption: what it shows.
+        size: panels across and down.
+        draw: fills it; leaves panels without runs empty.
+    """
+
+    name: str
+    label: str
+    caption: str
+    size: tuple[int, int]
+    draw: Callable[[Experiments, Figure], None]
+
+
+FIGURES: dict[str, PaperFigure] = {}
+
+
+def paper_figure(name: str, label: str, caption: str, *, across: int, down: int = 1) -> Any:
+    """Enter a drawing function into the catalogue."""
+
+    def enter(draw: Callable[[Experiments, Figure], None]) -> Callable[[Experiments, Figure], None]:
+        FIGURES[name] = PaperFigure(name, label, caption, (across, down), draw)
+        return draw
+
+    return enter
+
+
+def draw_paper_figure(name: str, experiments: Experiments, folder: Path) -> tuple[list[Path], list[str]]:
+    """Draw one of the paper's figures into a folder.
+
+    Returns:
+        The files written, and what was missing: a line each, with the sweep that makes it.
+
+    Raises:
+        UserError: none of its runs exist.
+    """
+    paper = FIGURES[name]
+    found = experiments.fresh()
+    across, down = paper.size
+    with figure(width=PANEL_IN * across, height=2.0 * down) as made:
+        paper.draw(found, made)
+        if not found.used:
+            raise UserError(f"figure {name}: none of its runs are in {found.folder}; {_makers(found.missing)}")
+        return save(made, folder / name, _caption(paper, found)), found.missing
+
+
+def _caption(paper: PaperFigure, found: Experiments) -> str:
+    lines = [
+        f"{paper.caption} (The paper's {paper.label}.)",
+        f"Training losses are means over the last {SMOOTHING:.0%} of the iterations; bands: range over seeds;"
+        " learning rates: lowest final validation loss of the grid (* at its edge).",
+    ]
+    for group in found.used:
+        edge = "*" if group.is_at_edge else ""
+        names = ", ".join(run.path.name for run in group.runs)
+        lines.append(f"{group.variant}, P = {group.stages}, lr {group.lr:g}{edge}: {names}")
+    lines += [f"not there: {line}" for line in found.missing]
+    return "\n".join(lines)
+
+
+def _makers(missing: Sequence[str]) -> str:
+    return "make them with " + ", ".join(sorted({line.rpartition(": ")[2] for line in missing}))
+
+
+def _present(groups: Sequence[Group | None]) -> list[Group]:
+    return [group for group in groups if group is not None]
+
+
+def _curves(
+    experiments: Experiments, methods: Sequence[str], stages: int, sweep: str = "", **found: Any
+) -> list[Curve]:
+    """A curve a method at P stages."""
+    groups = [experiments.find(method, stages, sweep or experiments.sweep_of(method), **found) for method in methods]
+    return [curve_of(group) for group in _present(groups)]
+
+
+def _depth_curves(experiments: Experiments, method: str, depths: Sequence[int]) -> list[Curve]:
+    """A curve a number of stages, from light to dark."""
+    found = [experiments.find(method, depth, experiments.sweep_of(method)) for depth in depths]
+    colors = {depth: sequence_color(place, len(depths)) for place, depth in enumerate(depths)}
+    return [curve_of(group, f"P = {group.stages}", color=colors[group.stages]) for group in _present(found)]
+
+
+def _fill(axes: Any, curves: list[Curve], title: str, draw: Callable[..., None] = draw_curves) -> None:
+    """Draw curves into a panel; say so in it where there are none."""
+    if curves:
+        draw(axes, curves, title=title)
+    else:
+        axes.set_title(title)
+        axes.text(0.5, 0.5, "not run", ha="center", va="center", transform=axes.transAxes, color="grey")
+
+
+@paper_figure(
+    "teaser", "fig:teaser", "Delay slows training down, and basis rotation takes most of that back.", across=2
+)
+def _teaser(experiments: Experiments, made: Figure) -> None:
+    left, right = row_of_axes(made, 2, share_y=True)
+    _fill(left, _depth_curves(experiments, "pipedream", experiments.scale.depths), "(a) PipeDream")
+    deepest = experiments.scale.deepest
+    _fill(right, _curves(experiments, ("pipedream", "basis-rotation"), deepest), f"(b) P = {deepest}")
+
+
+@paper_figure(
+    "main", "fig:result-main", "Methods against the number of stages for one model; (c-e) slowdown.", across=5
+)
+def _main(experiments: Experiments, made: Figure) -> None:
+    panels = row_of_axes(made, 5)
+    by_method = _by_method(experiments, MAIN)
+    if by_method:
+        draw_final_losses(panels[0], by_method, title="(a) final loss")
+    deepest = experiments.scale.deepest
+    _fill(panels[1], _curves(experiments, MAIN, deepest), f"(b) P = {deepest}")
+    _fill_slowdowns(experiments, MAIN[1:], panels[2:])
+
+
+def _by_method(experiments: Experiments, methods: Sequence[str]) -> dict[str, list[Group]]:
+    found = {
+        method: _present([experiments.find(method, P, experiments.sweep_of(method)) for P in experiments.scale.depths])
+        for method in methods
+    }
+    return {method: groups for method, groups in found.items() if groups}
+
+
+def _fill_slowdowns(experiments: Experiments, methods: Sequence[str], panels: Sequence[Any]) -> None:
+    """Each method at P = 1 and at the deepest pipeline, to the loss that all of them reach."""
+    deepest = experiments.scale.deepest
+    pairs = {
+        method: [experiments.find(method, stages, experiments.sweep_of(method)) for stages in (1, deepest)]
+        for method in methods
+    }
+    complete = {method: _present(pair) for method, pair in pairs.items() if len(_present(pair)) == 2}
+    if complete:
+        target = slowest_final([group for pair in complete.values() for group in pair])
+    for method, axes in zip(methods, panels, strict=True):
+        if method in complete:
+            draw_slowdown(axes, *complete[method], target)
+        else:
+            _fill(axes, [], look_of(method).label)
+
+
+@paper_figure("block-scaling", "fig:result-main-blockscaling", "Deeper models, one block a stage.", across=3)
+def _block_scaling(experiments: Experiments, made: Figure) -> None:
+    _fill_block_scaling(experiments, MAIN[1:], row_of_axes(made, 3, share_y=True))
+
+
+def _fill_block_scaling(experiments: Experiments, methods: Sequence[str], panels: Sequence[Any]) -> None:
+    sizes = experiments.scale.blocks
+    for method, axes in zip(methods, panels, strict=True):
+        curves = []
+        for place, blocks in enumerate(sizes):
+            group = experiments.find(method, blocks, "block-scaling", settings={"model.blocks": blocks})
+            if group is not None:
+                color = sequence_color(place, len(sizes))
+                curves.append(curve_of(group, f"{blocks} blocks, P = {blocks}", color=color))
+        _fill(axes, curves, look_of(method).label)
+
+
+@paper_figure("width", "fig:result-main-1b", "P = 24, (a) the smaller and (b) the larger model.", across=2)
+def _width(experiments: Experiments, made: Figure) -> None:
+    left, right = row_of_axes(made, 2)
+    scale = experiments.scale
+    _fill(left, _curves(experiments, MAIN, 24, "width", settings=scale.narrow), "(a) smaller model")
+    wide = _curves(experiments, MAIN, 24, "width", preset=scale.wide_preset, settings=scale.wide)
+    _fill(right, wide, "(b) larger model")
+
+
+@paper_figure("strategies", "fig:result-rotation", "Estimation strategies of basis rotation.", across=1)
+def _strategies(experiments: Experiments, made: Figure) -> None:
+    deepest = experiments.scale.deepest
+    (axes,) = row_of_axes(made, 1)
+    _fill(axes, _curves(experiments, ("pipedream-lr", *STRATEGIES), deepest), f"P = {deepest}")
+
+
+@paper_figure(
+    "efficiency", "fig:result-main-efficiency",
+    "(a) loss against device time (one device; seeds of one machine), (b) refresh intervals, (c) stage-aware refreshes.",
+    across=3,
+)  # fmt: skip
+def _efficiency(experiments: Experiments, made: Figure) -> None:
+    panels = row_of_axes(made, 3)
+    deepest = experiments.scale.deepest
+    _fill(panels[0], _curves(experiments, MAIN, deepest), f"(a) P = {deepest}", draw_against_time)
+    _fill(panels[1], _frequency_curves(experiments), f"(b) P = {deepest}")
+    _fill(panels[2], _allocation_curves(experiments, ("uniform", "stage-aware")), f"(c) P = {deepest}")
+
+
+def _frequency_curves(experiments: Experiments) -> list[Curve]:
+    deepest = experiments.scale.deepest
+    curves = _curves(experiments, ("pipedream-lr",), deepest)
+    for place, frequency in enumerate(FREQUENCIES):
+        settings = {"optimizer.frequency": frequency}
+        group = experiments.find("basis-rotation", deepest, "frequency", settings=settings)
+        if group is not None:
+            color = sequence_color(place, len(FREQUENCIES))
+            curves.append(curve_of(group, f"every {frequency} iterations", color=color))
+    return curves
+
+
+def _allocation_curves(experiments: Experiments, allocations: Sequence[str]) -> list[Curve]:
+    found = [
+        experiments.find("basis-rotation", experiments.scale.deepest, sweep, settings={"optimizer.allocation": one})
+        for one in allocations
+        for sweep in ("main" if one == "uniform" else "stage-aware",)
+    ]
+    return [curve_of(group) for group in _present(found)]
+
+
+@paper_figure(
+    "weight-stashing", "fig:result-weightstashing",
+    "Without weight stashing: (a) all methods, (b, c) with and without.", across=3,
+)  # fmt: skip
+def _weight_stashing(experiments: Experiments, made: Figure) -> None:
+    panels = row_of_axes(made, 3)
+    deepest = experiments.scale.deepest
+    without = {"pipeline.stash": "none"}
+    _fill(
+        panels[0], _curves(experiments, MAIN, deepest, "stashing", settings=without), f"(a) no stashing, P = {deepest}"
+    )
+    for axes, method, letter in zip(panels[1:], ("pipedream-lr", "basis-rotation"), "bc", strict=True):
+        curves = _curves(experiments, (method,), deepest)
+        curves = [curve_of(curve.group, "stashing") for curve in curves]
+        group = experiments.find(method, deepest, "stashing", settings=without)
+        curves += [curve_of(group, "no stashing", linestyle="--")] if group is not None else []
+        _fill(axes, curves, f"({letter}) {look_of(method).label}")
+
+
+@paper_figure("all-stages", "fig:result-appendix-optmain", "All methods at every number of stages.", across=3, down=2)
+def _all_stages(experiments: Experiments, made: Figure) -> None:
+    panels = made.subplots(2, 3, squeeze=False, sharey=True).ravel()
+    for axes, stages in zip(panels, experiments.scale.depths, strict=True):
+        _fill(axes, _curves(experiments, MAIN, stages), f"P = {stages}")
+
+
+@paper_figure("slowdown-all", "fig:result-appendix-slowdown", "Slowdown of seven methods.", across=4, down=2)
+def _slowdown_all(experiments: Experiments, made: Figure) -> None:
+    panels = made.subplots(2, 4, squeeze=False, sharey=True).ravel()
+    panels[-1].remove()
+    _fill_slowdowns(experiments, SEVEN, panels[:-1])
+
+
+@paper_figure(
+    "block-scaling-all", "fig:result-appendix-blockscaling", "Deeper models, one block a stage, seven methods.",
+    across=4, down=2,
+)  # fmt: skip
+def _block_scaling_all(experiments: Experiments, made: Figure) -> None:
+    panels = made.subplots(2, 4, squeeze=False, sharey=True).ravel()
+    panels[-1].remove()
+    _fill_block_scaling(experiments, SEVEN, panels[:-1])
+
+
+@paper_figure("weight-prediction", "fig:result-appendix-pipemare", "With PipeMare's weight prediction.", across=1)
+def _weight_prediction(experiments: Experiments, made: Figure) -> None:
+    deepest = experiments.scale.deepest
+    (axes,) = row_of_axes(made, 1)
+    settings = {"pipeline.stash": "predict"}
+    _fill(axes, _curves(experiments, MAIN, deepest, "prediction", settings=settings), f"P = {deepest}")
+
+
+@paper_figure(
+    "strategies-all-stages", "fig:result-appendix-optrotated", "Estimation strategies at every number of stages.",
+    across=3, down=2,
+)  # fmt: skip
+def _strategies_all_stages(experiments: Experiments, made: Figure) -> None:
+    panels = made.subplots(2, 3, squeeze=False, sharey=True).ravel()
+    for axes, stages in zip(panels, experiments.scale.depths, strict=True):
+        _fill(axes, _curves(experiments, ("pipedream-lr", *STRATEGIES), stages), f"P = {stages}")
+
+
+@paper_figure(
+    "reversed",
+    "fig:reverse-stage-wise-frequency",
+    "Refreshes given to stages by delay, evenly, and inversely.",
+    across=1,
+)
+def _reversed(experiments: Experiments, made: Figure) -> None:
+    (axes,) = row_of_axes(made, 1)
+    curves = _allocation_curves(experiments, ("uniform", "stage-aware", "reversed"))
+    _fill(axes, curves, f"P = {experiments.scale.deepest}")
+
+
+@paper_figure("validation", "fig:result-appendix-val", "(a) training and (b) validation loss.", across=2)
+def _validation(experiments: Experiments, made: Figure) -> None:
+    left, right = row_of_axes(made, 2, share_y=True)
+    deepest = experiments.scale.deepest
+    curves = _curves(experiments, SEVEN, deepest)
+    _fill(left, curves, f"(a) training, P = {deepest}")
+    _fill(right, curves, f"(b) validation, P = {deepest}", draw_validation)
+
+
+@paper_figure("delay-compensation", "fig:result-appendix-dc", "Delay compensation.", across=3)
+def _delay_compensation(experiments: Experiments, made: Figure) -> None:
+    for axes, stages in zip(row_of_axes(made, 3, share_y=True), (8, 16, 32), strict=True):
+        curves = _curves(experiments, ("pipedream", "basis-rotation"), stages)
+        for place, strength in enumerate(COMPENSATIONS):
+            settings = {"optimizer.compensation": strength}
+            group = experiments.find("delay-compensation", stages, "delay-compensation", settings=settings)
+            if group is not None:
+                color = sequence_color(place, len(COMPENSATIONS))
+                curves.append(curve_of(group, rf"DC, $\lambda$ = {strength:g}", color=color))
+        _fill(axes, curves, f"P = {stages}")
+
+
+@paper_figure("preconditioned", "tab:result-preconditioned-slowdown", "Preconditioned methods.", across=1)
+def _preconditioned(experiments: Experiments, made: Figure) -> None:
+    deepest = experiments.scale.deepest
+    (axes,) = row_of_axes(made, 1)
+    methods = ("pipedream-lr", "nesterov", "muon", "scion", "soap", "basis-rotation")
+    _fill(axes, _curves(experiments, methods, deepest), f"P = {deepest}")
+
+
+@paper_figure("3b", "fig:result-appendix-3b", "The 3B model.", across=1)
+def _huge(experiments: Experiments, made: Figure) -> None:
+    preset = experiments.scale.huge_preset
+    if preset is None:
+        raise UserError("figure 3b: only at the paper's scale: brx sweep configs/sweeps/paper/3b.yaml")
+    (axes,) = row_of_axes(made, 1)
+    _fill(axes, _curves(experiments, MAIN, 32, "3b", preset=preset), "3B, P = 32")
+
+
+@paper_figure("moe", "fig:result-appendix-moe", "A mixture-of-experts model.", across=1)
+def _moe(experiments: Experiments, made: Figure) -> None:
+    deepest = experiments.scale.deepest
+    (axes,) = row_of_axes(made, 1)
+    curves = _curves(experiments, MAIN, deepest, "moe", preset=experiments.scale.moe_preset)
+    _fill(axes, curves, f"mixture of experts, P = {deepest}")
