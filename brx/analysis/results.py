@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 
 from brx.analysis.runs import Run, Series
-from brx.config.loading import find_config, read_mapping, validate
+from brx.config.loading import find_config, read_mapping, set_values, validate
 from brx.config.schema import RunConfig
 from brx.errors import UserError
-from brx.sweep.spec import set_values
 from brx.train.run_folder import settings_key
 
 RATE, SEED = "optimizer.lr", "training.seed"
@@ -150,9 +149,9 @@ def find_runs(folders: Sequence[Path]) -> list[Path]:
 def preset_with(preset: str, settings: Mapping[str, Any]) -> RunConfig:
     """A preset with dotted keys set."""
     path = find_config(preset)
-    return validate(set_values(read_mapping(path), settings, str(path)), RunConfig, str(path))
+    return validate(set_values(read_mapping(path), settings, f"{path}:"), RunConfig, str(path))
 
 
 def _has_losses(path: Path) -> bool:
-    losses = any((path / name).is_file() for name in ("metrics.jsonl", "curves.npz"))
-    return losses and (path / "config.yaml").is_file()
+    files = [path / "metrics.jsonl", path / "curves.npz"]
+    return (path / "config.yaml").is_file() and any(file.is_file() and file.stat().st_size for file in files)

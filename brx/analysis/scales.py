@@ -150,10 +150,16 @@ class Experiments:
         group = self._results.find(preset_with(preset or self.scale.preset, wanted))
         if group is None:
             extra = "".join(f", {key} = {value}" for key, value in (settings or {}).items())
-            self.missing.append(f"{method} at P = {stages}{extra}: brx sweep {self.scale.sweep(sweep)}")
+            line = f"{method} at P = {stages}{extra}: brx sweep {self.scale.sweep(sweep)}"
+            self.missing += [] if line in self.missing else [line]
         elif group not in self.used:
             self.used.append(group)
         return group
+
+    @property
+    def makers(self) -> str:
+        """The commands that make what was missing."""
+        return ", ".join(sorted({line.rpartition(": ")[2] for line in self.missing}))
 
     def sweep_of(self, method: str) -> str:
         """The sweep that a method's plain runs come from."""

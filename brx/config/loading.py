@@ -13,7 +13,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from brx.config.schema import RunConfig
+from brx.config.schema import RunConfig, method_tag
 from brx.errors import UserError
 
 PRESETS = Path(__file__).resolve().parents[2] / "configs"
@@ -101,16 +101,40 @@ def find_config(name: str | Path) -> Path:
 
 def apply_overrides(content: Mapping[str, Any], overrides: Sequence[str], where: str) -> RunConfig:
     """Check `content` together with `a.b=value` overrides; overrides win."""
-    merged: dict[str, Any] = _copy(content)
+    settings: dict[str, Any] = {}
     origins: dict[tuple[str, ...], str] = {}
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals or not all(key.split(".")):
             raise UserError(f"--set {override}: write it as section.key=value, for example optimizer.lr=3e-4")
-        parts = tuple(key.split("."))
-        _assign(merged, parts, parse_yaml(text, f"--set {override}"), override)
-        origins[parts] = f"--set {override}"
-    return validate(merged, RunConfig, where, origins)
+        settings[key] = parse_yaml(text, f"--set {override}")
+        origins[tuple(key.split("."))] = f"--set {override}"
+    return validate(set_values(content, settings, "--set"), RunConfig, where, origins)
+
+
+def set_values(content: Mapping[str, Any], settings: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """A copy of a configuration's content with dotted keys set.
+
+    Where `optimizer.method` is set, the content's other keys of the optimizer are kept as far as that method knows them.
+
+    Raises:
+        UserError: a dotted key leads through a value; starts with `where`.
+    """
+    copy: dict[str, Any] = _copy(content)
+    if "optimizer.method" in settings and isinstance(copy.get("optimizer"), dict):
+        known = _known_keys(RunConfig, ["optimizer", method_tag(settings["optimizer.method"])])
+        copy["optimizer"] = {key: value for key, value in copy["optimizer"].items() if key in known}
+    for key, value in settings.items():
+        *sections, last = key.split(".")
+        section = copy
+        for part in sections:
+            if section.get(part) is None:
+                section[part] = {}
+            section = section[part]
+            if not isinstance(section, dict):
+                raise UserError(f"{where} {key}: '{part}' is a value, not a section")
+        section[last] = value
+    return copy
 
 
 def dump_config(config: BaseModel) -> str:
@@ -147,6 +171,7 @@ def _explain(error: ErrorDetails, model: type[BaseModel], where: str, origins: M
         known = _known_keys(model, location[:-1])
         return f"{prefix}unknown key{_nearest(location[-1], known)} (known here: {', '.join(known)})"
     if error["type"] == "union_tag_invalid":
+        prefix = f"{origins.get(('optimizer', 'method'), where)}: optimizer: "
         known = [tag.strip(" '") for tag in str(error.get("ctx", {}).get("expected_tags", "")).split(",")]
         tag = str(error.get("ctx", {}).get("tag"))
         known = [name for name in known if name != "custom"]
@@ -166,7 +191,7 @@ def _known_keys(model: type[BaseModel], location: Sequence[str]) -> list[str]:
             candidates = [member for member in candidates if _tag_of(member) == part]
         else:
             candidates = _models_in(candidates[0].model_fields[part].annotation)
-    return list(candidates[0].model_fields)
+    return [key for candidate in candidates for key in candidate.model_fields]
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:
@@ -183,16 +208,6 @@ def _tag_of(model: type[BaseModel]) -> str:
 def _nearest(word: str, known: Sequence[str]) -> str:
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     return f", did you mean '{close[0]}'?" if close else ""
-
-
-def _assign(tree: dict[str, Any], parts: tuple[str, ...], value: Any, override: str) -> None:
-    for part in parts[:-1]:
-        if tree.get(part) is None:
-            tree[part] = {}
-        tree = tree[part]
-        if not isinstance(tree, dict):
-            raise UserError(f"--set {override}: '{part}' is a value, not a section")
-    tree[parts[-1]] = value
 
 
 def _copy(content: Mapping[str, Any]) -> dict[str, Any]:

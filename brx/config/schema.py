@@ -247,7 +247,8 @@ class CustomConfig(Section):
         return self
 
 
-def _method_tag(value: Any) -> str:
+def method_tag(value: Any) -> str:
+    """The section of a method, or of a mapping that names one: `custom` for `package.module:Class`."""
     method = value.get("method", "pipedream") if isinstance(value, dict) else getattr(value, "method", value)
     return "custom" if isinstance(method, str) and ":" in method else str(method)
 
@@ -262,7 +263,7 @@ OptimizerConfig = Annotated[
     | Annotated[MuonConfig, Tag("muon")]
     | Annotated[ScionConfig, Tag("scion")]
     | Annotated[CustomConfig, Tag("custom")],
-    Discriminator(_method_tag),
+    Discriminator(method_tag),
 ]
 
 

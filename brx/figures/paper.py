@@ -28,6 +28,8 @@ from brx.figures.style import figure, look_of, save, sequence_color
 
 PANEL_IN = 2.3
 
+Draw = Callable[[Experiments, Figure], None]
+
 
 @dataclass(frozen=True)
 class PaperFigure:
@@ -45,27 +47,27 @@ class PaperFigure:
     label: str
     caption: str
     size: tuple[int, int]
-    draw: Callable[[Experiments, Figure], None]
+    draw: Draw
 
 
 FIGURES: dict[str, PaperFigure] = {}
 
 
-def paper_figure(name: str, label: str, caption: str, *, across: int, down: int = 1) -> Any:
+def paper_figure(name: str, label: str, caption: str, *, across: int, down: int = 1) -> Callable[[Draw], Draw]:
     """Enter a drawing function into the catalogue."""
 
-    def enter(draw: Callable[[Experiments, Figure], None]) -> Callable[[Experiments, Figure], None]:
+    def enter(draw: Draw) -> Draw:
         FIGURES[name] = PaperFigure(name, label, caption, (across, down), draw)
         return draw
 
     return enter
 
 
-def draw_paper_figure(name: str, experiments: Experiments, folder: Path) -> tuple[list[Path], list[str]]:
+def draw_paper_figure(name: str, experiments: Experiments, folder: Path) -> tuple[list[Path], Experiments]:
     """Draw one of the paper's figures into a folder.
 
     Returns:
-        The files written, and what was missing: a line each, with the sweep that makes it.
+        The files written, and the experiments with what was used and what was missing.
 
     Raises:
         UserError: none of its runs exist.
@@ -76,8 +78,8 @@ def draw_paper_figure(name: str, experiments: Experiments, folder: Path) -> tupl
     with figure(width=PANEL_IN * across, height=2.0 * down) as made:
         paper.draw(found, made)
         if not found.used:
-            raise UserError(f"figure {name}: none of its runs are in {found.folder}; {_makers(found.missing)}")
-        return save(made, folder / name, _caption(paper, found)), found.missing
+            raise UserError(f"figure {name}: none of its runs are in {found.folder}; make them with {found.makers}")
+        return save(made, folder / name, _caption(paper, found)), found
 
 
 def _caption(paper: PaperFigure, found: Experiments) -> str:
@@ -92,10 +94,6 @@ def _caption(paper: PaperFigure, found: Experiments) -> str:
         lines.append(f"{group.variant}, P = {group.stages}, lr {group.lr:g}{edge}: {names}")
     lines += [f"not there: {line}" for line in found.missing]
     return "\n".join(lines)
-
-
-def _makers(missing: Sequence[str]) -> str:
-    return "make them with " + ", ".join(sorted({line.rpartition(": ")[2] for line in missing}))
 
 
 def _present(groups: Sequence[Group | None]) -> list[Group]:
@@ -126,9 +124,7 @@ def _fill(axes: Any, curves: list[Curve], title: str, draw: Callable[..., None] 
         axes.text(0.5, 0.5, "not run", ha="center", va="center", transform=axes.transAxes, color="grey")
 
 
-@paper_figure(
-    "teaser", "fig:teaser", "Delay slows training down, and basis rotation takes most of that back.", across=2
-)
+@paper_figure("teaser", "fig:teaser", "Delay slows training down; basis rotation takes most of that back.", across=2)
 def _teaser(experiments: Experiments, made: Figure) -> None:
     left, right = row_of_axes(made, 2, share_y=True)
     _fill(left, _depth_curves(experiments, "pipedream", experiments.scale.depths), "(a) PipeDream")
@@ -169,7 +165,8 @@ def _fill_slowdowns(experiments: Experiments, methods: Sequence[str], panels: Se
         target = slowest_final([group for pair in complete.values() for group in pair])
     for method, axes in zip(methods, panels, strict=True):
         if method in complete:
-            draw_slowdown(axes, *complete[method], target)
+            undelayed, delayed = complete[method]
+            draw_slowdown(axes, undelayed, delayed, target)
         else:
             _fill(axes, [], look_of(method).label)
 
@@ -209,7 +206,7 @@ def _strategies(experiments: Experiments, made: Figure) -> None:
 
 @paper_figure(
     "efficiency", "fig:result-main-efficiency",
-    "(a) loss against device time (one device; seeds of one machine), (b) refresh intervals, (c) stage-aware refreshes.",
+    "(a) loss against device time (one device), (b) refresh intervals, (c) stage-aware refreshes.",
     across=3,
 )  # fmt: skip
 def _efficiency(experiments: Experiments, made: Figure) -> None:
@@ -269,7 +266,7 @@ def _all_stages(experiments: Experiments, made: Figure) -> None:
 
 @paper_figure("slowdown-all", "fig:result-appendix-slowdown", "Slowdown of seven methods.", across=4, down=2)
 def _slowdown_all(experiments: Experiments, made: Figure) -> None:
-    panels = made.subplots(2, 4, squeeze=False, sharey=True).ravel()
+    panels = list(made.subplots(2, 4, squeeze=False, sharey=True).ravel())
     panels[-1].remove()
     _fill_slowdowns(experiments, SEVEN, panels[:-1])
 
@@ -279,7 +276,7 @@ def _slowdown_all(experiments: Experiments, made: Figure) -> None:
     across=4, down=2,
 )  # fmt: skip
 def _block_scaling_all(experiments: Experiments, made: Figure) -> None:
-    panels = made.subplots(2, 4, squeeze=False, sharey=True).ravel()
+    panels = list(made.subplots(2, 4, squeeze=False, sharey=True).ravel())
     panels[-1].remove()
     _fill_block_scaling(experiments, SEVEN, panels[:-1])
 
@@ -305,7 +302,7 @@ def _strategies_all_stages(experiments: Experiments, made: Figure) -> None:
 @paper_figure(
     "reversed",
     "fig:reverse-stage-wise-frequency",
-    "Refreshes given to stages by delay, evenly, and inversely.",
+    "Refreshes shared by delay, evenly, and inversely.",
     across=1,
 )
 def _reversed(experiments: Experiments, made: Figure) -> None:

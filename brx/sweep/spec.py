@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from brx.config.loading import find_config, load_yaml_as, read_mapping, validate
+from brx.config.loading import find_config, load_yaml_as, read_mapping, set_values, validate
 from brx.config.schema import RunConfig, Section
 from brx.errors import UserError
 from brx.train.run_folder import settings_key
@@ -173,7 +172,7 @@ def _combinations(path: Path, spec: SweepSpec) -> Iterator[Settings]:
 
 
 def _cell(path: Path, spec: SweepSpec, base: Mapping[str, Any], out: Path, varied: Settings) -> Cell:
-    content = set_values(base, {**spec.set, **varied}, str(path))
+    content = set_values(base, {**spec.set, **varied}, f"{path}:")
     name = cell_name(varied)
     config = validate(content, RunConfig, f"{path}: cell {name}")
     if "training.seed" not in varied:
@@ -181,26 +180,6 @@ def _cell(path: Path, spec: SweepSpec, base: Mapping[str, Any], out: Path, varie
     digest = identity(config)
     found = next(iter(sorted(out.glob(f"*--{digest}"))), None)
     return Cell(name, varied, config, found or out / f"{name}--{digest}")
-
-
-def set_values(content: Mapping[str, Any], settings: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """A copy of nested mappings with dotted keys set.
-
-    Raises:
-        UserError: a dotted key leads through a value; starts with `where`.
-    """
-    copy: dict[str, Any] = json.loads(json.dumps(content))
-    for key, value in settings.items():
-        *sections, last = key.split(".")
-        section = copy
-        for part in sections:
-            if section.get(part) is None:
-                section[part] = {}
-            section = section[part]
-            if not isinstance(section, dict):
-                raise UserError(f"{where}: {key}: '{part}' is a value, not a section")
-        section[last] = value
-    return copy
 
 
 def cell_name(varied: Mapping[str, Any]) -> str:

@@ -48,7 +48,7 @@ def test_any_torch_optimizer_takes_arguments():
         ("pipeline.devices=9", "devices must be at most stages (8), got 9"),
         ("model.heads=5", "heads must divide width (64), got 5"),
         ("training.stop_after=2000", "stop_after must be at most iterations (1500), got 2000"),
-        ("model.blocks.x=3", "--set model.blocks.x=3: 'blocks' is a value, not a section"),
+        ("model.blocks.x=3", "--set model.blocks.x: 'blocks' is a value, not a section"),
         ("model.blocks", "write it as section.key=value"),
         ("model.=3", "write it as section.key=value"),
         ("model.blocks=[", "--set model.blocks=[: not valid YAML"),

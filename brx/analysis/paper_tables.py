@@ -1,0 +1,144 @@
+"""The paper's tables, from the runs of a scale; each gives headings and rows of texts, and what was missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from brx.analysis.results import Group
+from brx.analysis.scales import MAIN, METHODS, SEVEN, Experiments, Settings
+from brx.analysis.slowdown import reductions, slowdowns, slowest_final
+from brx.analysis.tables import Rows, rate_text
+
+PRECONDITIONED = ("pipedream-lr", "nesterov", "muon", "scion", "soap", "basis-rotation")
+
+# What the paper prints, at its own scale (its tables of slowdown, and figure "Performance of different methods").
+PAPER_SLOWDOWNS = {
+    "pipedream-lr": "5.43 or 4.24",
+    "nesterov": "4.24",
+    "basis-rotation 1st/unilateral": "2.55",
+    "basis-rotation 1st/bilateral": "1.77",
+    "basis-rotation 2nd/unilateral": "1.66",
+    "basis-rotation": "1.27",
+    "muon": "1.53",
+    "scion": "2.10",
+    "soap": "1.34",
+}
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """One table.
+
+    Attributes:
+        name: on the command line and of the files.
+        label: in the paper's source; empty where the paper has only a sentence.
+        title: what it shows.
+        rows: makes it.
+    """
+
+    name: str
+    label: str
+    title: str
+    rows: Callable[[Experiments], Rows]
+
+
+def slowdown_table(methods: Sequence[str], experiments: Experiments) -> Rows:
+    """Slowdown of methods at the deepest pipeline, to the loss that all of them reach at both ends."""
+    deepest = experiments.scale.deepest
+    groups = []
+    for method in methods:
+        pair = [experiments.find(method, P, experiments.sweep_of(method)) for P in (1, deepest)]
+        groups += [group for group in pair if group is not None and None not in pair]
+    columns = ["method", f"slowdown at P = {deepest}", "seeds", "lr at P = 1", f"lr at P = {deepest}", "the paper's"]
+    if not groups:
+        return columns, []
+    target = slowest_final(groups)
+    columns.append("target loss")
+    rows = [
+        [
+            found.group.method,
+            found.text,
+            str(len(found.group.runs)),
+            rate_text(found.reference),
+            rate_text(found.group),
+            PAPER_SLOWDOWNS.get(found.group.method, ""),
+            f"{target:.3f}",
+        ]
+        for found in slowdowns(groups, target)
+    ]
+    order = list(methods)
+    return columns, sorted(rows, key=lambda row: order.index(row[0]))
+
+
+def final_loss_table(experiments: Experiments) -> Rows:
+    """Final training loss of every method at every number of stages: mean, and range over seeds."""
+    depths = experiments.scale.depths
+    columns = ["method", *(f"P = {depth}" for depth in depths)]
+    rows = []
+    for method in METHODS:
+        if method == "delay-compensation":
+            continue
+        groups = [experiments.find(method, depth, experiments.sweep_of(method)) for depth in depths]
+        if any(groups):
+            rows.append([method, *("" if group is None else final_loss_text(group) for group in groups)])
+    return columns, rows
+
+
+def reduction_table(experiments: Experiments) -> Rows:
+    """Iterations that basis rotation saves over the best baseline, as the paper's headline numbers put it."""
+    columns = ["model", "P", "method", "best baseline", "iterations saved", "the paper's"]
+    scale = experiments.scale
+    cases: list[tuple[str, int, str, str | None, Settings, str]] = [
+        ("main", scale.deepest, "main", None, {}, ""),
+        ("smaller", 24, "width", None, scale.narrow, "62.4%"),
+        ("larger", 24, "width", scale.wide_preset, scale.wide, "76.8%"),
+        ("mixture of experts", scale.deepest, "moe", scale.moe_preset, {}, "46.8%"),
+    ]
+    rows = []
+    for model, stages, sweep, preset, settings, printed in cases:
+        found = [experiments.find(m, stages, sweep, preset=preset, settings=settings) for m in MAIN]
+        for one in reductions([group for group in found if group is not None]):
+            saved = "never gets there" if one.share is None else f"{one.share:.1%}"
+            rows.append([model, str(stages), one.group.variant, one.baseline.variant, saved, printed])
+    return columns, rows
+
+
+def rate_table(experiments: Experiments) -> Rows:
+    """The chosen learning rates with the final validation loss of every one tried."""
+    columns = ["method", "P", "chosen", "at the edge", "final validation loss of each"]
+    rows = []
+    for method in METHODS:
+        for depth in experiments.scale.depths:
+            group = None
+            if method != "delay-compensation":
+                group = experiments.find(method, depth, experiments.sweep_of(method))
+            if group is not None:
+                scores = ", ".join(f"{rate:g}: {score:.3f}" for rate, score in group.scores.items())
+                rows.append([method, str(depth), f"{group.lr:g}", "yes" if group.is_at_edge else "", scores])
+    return columns, rows
+
+
+def final_loss_text(group: Group) -> str:
+    """Mean final loss, and its range over seeds where there are several."""
+    losses = group.final_losses
+    spread = f" [{min(losses):.3f}, {max(losses):.3f}]" if len(losses) > 1 else ""
+    return f"{group.final_loss:.3f}{spread}"
+
+
+TABLES = {
+    table.name: table
+    for table in (
+        PaperTable("final-loss", "fig:result-main-numstages", "Final training loss", final_loss_table),
+        PaperTable(
+            "slowdown", "tab:result-rotation-slowdown", "Slowdown by method and estimation strategy",
+            lambda experiments: slowdown_table(SEVEN, experiments),
+        ),
+        PaperTable(
+            "preconditioned", "tab:result-preconditioned-slowdown", "Slowdown of preconditioned methods",
+            lambda experiments: slowdown_table(PRECONDITIONED, experiments),
+        ),
+        PaperTable("reduction", "", "Iterations saved over the best baseline, at its final loss", reduction_table),
+        PaperTable("learning-rates", "", "Learning rates, chosen by the final validation loss", rate_table),
+    )
+}  # fmt: skip

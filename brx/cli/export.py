@@ -1,0 +1,35 @@
+"""`brx export`: runs in a form small enough to keep."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+HELP = "copy runs in compact form (config, summary, loss curves), to be committed or shared"
+EXAMPLES = """\
+  brx export runs/cpu --to results/cpu
+  brx export runs/a runs/b --to results/mine
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUNS", help="runs, or folders that hold runs")
+    parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="folder that gets a folder a run")
+    parser.add_argument("--unfinished", action="store_true", help="runs that have not ended, too")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Copy, and say how many."""
+    from brx.analysis.curves_file import export
+    from brx.analysis.results import find_runs
+    from brx.sweep.cell_state import read_summary
+
+    found = find_runs(args.runs)
+    chosen = [path for path in found if args.unfinished or read_summary(path).get("status") == "finished"]
+    for path in chosen:
+        export(path, args.to / path.name)
+    print(f"{args.to}: {len(chosen)} runs")
+    if len(chosen) < len(found):
+        print(f"{len(found) - len(chosen)} unfinished ones left out (--unfinished takes them)")
+    return 0
