@@ -13,20 +13,25 @@ from brx.config.schema import MoEConfig
 
 
 class Experts(nn.Module):
-    """One linear map per expert, batched: weight (X, out, in) and bias (X, out)."""
+    """One linear map per expert: weight (X, out, in) and bias (X, out)."""
 
     def __init__(self, num_experts: int, inputs: int, outputs: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(num_experts, outputs, inputs))
         self.bias = nn.Parameter(torch.empty(num_experts, outputs))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(X, N, in) to (X, N, out)."""
-        return torch.baddbmm(self.bias.unsqueeze(1), x, self.weight.transpose(1, 2))
+    def forward(self, x: Tensor, counts: list[int]) -> Tensor:
+        """(A, in) to (A, out): the first counts[0] rows by the first expert, the next by the second, and so on."""
+        # Views of the parameters, not copies: a pipeline without stashing overwrites them before the backward pass.
+        parts = zip(x.split(counts), self.weight.unbind(), self.bias.unbind(), strict=True)
+        return torch.cat([F.linear(part, weight, bias) for part, weight, bias in parts])
 
 
 class Mixture(nn.Module):
-    """Each token goes to its top-k experts, weighted by the router's probabilities renormalised over them."""
+    """Each token goes to its top-k experts, weighted by the router's probabilities renormalised over them.
+
+    No token is dropped, however many an expert gets.
+    """
 
     def __init__(self, width: int, hidden: int, config: MoEConfig) -> None:
         super().__init__()
@@ -43,15 +48,29 @@ class Mixture(nn.Module):
         with torch.autocast(x.device.type, enabled=False):
             logits = F.linear(tokens.to(at_least_fp32), self.router.weight.to(at_least_fp32))  # (N, X)
         chosen_logits, chosen = logits.topk(self.config.top_k, dim=-1)  # (N, K)
-        weights = torch.zeros_like(logits).scatter(1, chosen, chosen_logits.softmax(dim=-1))  # (N, X)
-        everywhere = tokens.expand(self.config.experts, *tokens.shape)
-        outputs = self.contract(F.gelu(self.expand(everywhere)))  # (X, N, D)
-        mixed = torch.einsum("nx,xnd->nd", weights.to(outputs.dtype), outputs)
-        return mixed.view_as(x), self._auxiliary_loss(logits, chosen)
+        outputs = self._through_experts(tokens, chosen)  # (N, K, D)
+        weights = chosen_logits.softmax(dim=-1).to(outputs.dtype)
+        mixed = (weights.unsqueeze(1) @ outputs).view_as(x)
+        return mixed, self._auxiliary_loss(logits, chosen)
+
+    @torch.compiler.disable
+    def _through_experts(self, tokens: Tensor, chosen: Tensor) -> Tensor:
+        """What the chosen experts (N, K) make of each token (N, D), as (N, K, D).
+
+        The N K assignments are sorted by expert, so that each expert computes on its own tokens only. How many those
+        are changes at every step, and torch.compile would compile anew each time: this part is left as it is.
+        """
+        num_tokens, top_k = chosen.shape
+        order = chosen.flatten().argsort(stable=True)
+        counts = torch.bincount(chosen.flatten(), minlength=self.config.experts).tolist()
+        # A permutation of copies, rather than rows picked K times: its gradient needs no atomic additions.
+        copies = tokens.unsqueeze(1).expand(-1, top_k, -1).reshape(num_tokens * top_k, -1)
+        outputs = self.contract(F.gelu(self.expand(copies[order], counts)), counts)
+        return outputs[order.argsort()].view(num_tokens, top_k, -1)
 
     def _auxiliary_loss(self, logits: Tensor, chosen: Tensor) -> Tensor:
         num_experts = self.config.experts
-        share = F.one_hot(chosen, num_experts).float().mean(dim=(0, 1))  # of the tokens, by expert
+        share = F.one_hot(chosen, num_experts).to(logits.dtype).mean(dim=(0, 1))  # of the assignments, by expert
         probability = logits.softmax(dim=-1).mean(dim=0)
         load_balance = num_experts * (share * probability).sum()
         router_z = logits.logsumexp(dim=-1).square().mean()

@@ -79,8 +79,9 @@ def block_activation_bytes(model: ModelConfig, block: int, batch_size: int, *, b
     per_token += 4 * FP32 + model.heads * FP32  # mean and deviation of two norms; attention's log-sum-exp
     if has_mixture(model, block):
         assert model.moe is not None
-        # Every expert sees every token: X times GELU's and the second matrix's inputs, and X outputs to be mixed.
-        per_token += (model.moe.experts - 1) * 2 * MLP_RATIO * width * element + model.moe.experts * width * element
+        # For each of a token's K experts: the inputs of both matrices and of GELU, and the output to be mixed.
+        routed = model.moe.top_k * (2 + 2 * MLP_RATIO) * width * element
+        per_token += routed - 2 * MLP_RATIO * width * element
         per_token += (FP32 if bf16 else 0) * width  # the router's input in fp32
     return tokens * per_token
 

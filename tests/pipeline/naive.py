@@ -55,15 +55,19 @@ class NaivePipeline:
             if k > 0:
                 x = x.detach().requires_grad_()
             with OverwrittenWeights(used, seen):
-                output, _ = functional_call(module, used, (x, targets))
-            records.append((used, seen, x, output))
+                output, auxiliary_loss = functional_call(module, used, (x, targets))
+            records.append((used, seen, x, output, auxiliary_loss))
             x = output
         self.losses.append(x.item())
         gradient, norms, updates = None, [], []
         for k in reversed(range(num_stages)):
-            used, seen, entered, output = records[k]
+            used, seen, entered, output, auxiliary_loss = records[k]
             wanted = list(used.values()) + ([entered] if k > 0 else [])
-            found = torch.autograd.grad(output, wanted, gradient)
+            outputs, upstream = [output], [gradient]
+            if auxiliary_loss is not None:
+                outputs.append(auxiliary_loss)
+                upstream.append(None)
+            found = torch.autograd.grad(outputs, wanted, upstream)
             gradients = {name: g.clone() for name, g in zip(used, found, strict=False)}
             gradient = found[-1]
             updates.append((k, seen, gradients))

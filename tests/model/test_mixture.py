@@ -1,0 +1,149 @@
+"""The mixture of experts against every expert on every token, and its losses against their formulas."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from brx.config.schema import MoEConfig
+from brx.model.mixture import Mixture
+
+WIDTH, HIDDEN = 6, 10
+
+
+def make_mixture(experts=5, top_k=2, dtype=torch.float64, **losses):
+    mixture = Mixture(WIDTH, HIDDEN, MoEConfig(experts=experts, top_k=top_k, **losses)).to(dtype)
+    generator = torch.Generator().manual_seed(0)
+    for parameter in mixture.parameters():
+        parameter.data.normal_(0.0, 0.5, generator=generator)
+    return mixture
+
+
+def make_tokens(batch=3, positions=7, dtype=torch.float64, seed=1):
+    return torch.randn(batch, positions, WIDTH, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(
+        dtype
+    )
+
+
+def dense(mixture, x):
+    """All experts on all tokens, one token at a time; the parameters by name."""
+    weights = dict(mixture.named_parameters())
+    top_k = mixture.config.top_k
+    outputs = []
+    for token in x.flatten(0, 1):
+        logits = weights["router.weight"] @ token
+        chosen = logits.argsort(descending=True)[:top_k]
+        share = torch.exp(logits[chosen]) / torch.exp(logits[chosen]).sum()
+        every = [
+            contract @ F.gelu(expand @ token + expand_bias) + contract_bias
+            for expand, expand_bias, contract, contract_bias in zip(
+                weights["expand.weight"],
+                weights["expand.bias"],
+                weights["contract.weight"],
+                weights["contract.bias"],
+                strict=True,
+            )
+        ]
+        outputs.append(sum(part * every[expert] for part, expert in zip(share, chosen, strict=True)))
+    return torch.stack(outputs).view_as(x)
+
+
+@pytest.mark.parametrize(("experts", "top_k"), [(5, 2), (2, 1), (3, 3), (8, 2)])
+@pytest.mark.parametrize("shape", [(3, 7), (1, 1)])
+def test_equals_dense_computation(experts, top_k, shape):
+    mixture, x = make_mixture(experts, top_k), make_tokens(*shape)
+    assert_equals_dense(mixture, x)
+
+
+@pytest.mark.parametrize("expert", [0, 4])
+def test_when_all_tokens_go_to_one_expert(expert):
+    mixture, x = make_mixture(top_k=1), make_tokens().abs()
+    with torch.no_grad():
+        mixture.router.weight[expert] += 10.0
+    assert_equals_dense(mixture, x)
+    mixture(x)[0].sum().backward()
+    idle = [place for place in range(5) if place != expert]
+    assert mixture.expand.weight.grad[idle].abs().max() == 0
+
+
+def assert_equals_dense(mixture, x):
+    found, expected = [], []
+    for compute, gradients in ((lambda m, t: m(t)[0], found), (dense, expected)):
+        given = x.clone().requires_grad_()
+        y = compute(mixture, given)
+        direction = torch.linspace(-1, 2, y.numel(), dtype=y.dtype).view_as(y)
+        gradients += [y.detach(), *torch.autograd.grad(y, [given, *mixture.parameters()], direction)]
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+
+
+def test_losses_are_their_formulas():
+    # Switch Transformer, equation 4, and ST-MoE, equation 5, token by token.
+    mixture, x = make_mixture(load_balance_weight=0.7, router_z_weight=0.3), make_tokens()
+    logits = (x.flatten(0, 1) @ mixture.router.weight.T).detach()
+    num_tokens, experts = logits.shape
+    assigned, probability, z = [0] * experts, [0.0] * experts, 0.0
+    for row in logits:
+        normalizer = sum(math.exp(value) for value in row)
+        z += math.log(normalizer) ** 2
+        for place in sorted(range(experts), key=lambda expert: -row[expert])[:2]:
+            assigned[place] += 1
+        for place in range(experts):
+            probability[place] += math.exp(row[place]) / normalizer
+    balance = experts * sum(
+        (count / (2 * num_tokens)) * (total / num_tokens) for count, total in zip(assigned, probability, strict=True)
+    )
+    _, loss = mixture(x)
+    assert loss.item() == pytest.approx(0.7 * balance + 0.3 * z / num_tokens, rel=1e-12)
+
+
+def test_losses_reach_the_router_alone_and_spread_the_tokens():
+    mixture, x = make_mixture(load_balance_weight=1.0, router_z_weight=0.0), make_tokens(8, 16).abs()
+    with torch.no_grad():
+        mixture.router.weight[0] += 1.0
+
+    def largest_share():
+        chosen = (x.flatten(0, 1) @ mixture.router.weight.T).topk(2).indices
+        return chosen.flatten().bincount(minlength=5).max().item() / chosen.numel()
+
+    before = largest_share()
+    for _ in range(100):
+        gradients = torch.autograd.grad(mixture(x)[1], list(mixture.parameters()), allow_unused=True)
+        assert [gradient is not None for gradient in gradients] == [True, False, False, False, False]
+        mixture.router.weight.data.sub_(gradients[0], alpha=0.5)
+    assert before > 0.45
+    assert largest_share() < 0.3
+
+
+def test_autocast_routes_as_fp32_does():
+    mixture, x = make_mixture(dtype=torch.float32), make_tokens(dtype=torch.float32)
+    expected, loss = mixture(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found, same_loss = mixture(x)
+    assert found.dtype == torch.bfloat16
+    assert torch.equal(loss, same_loss)
+    torch.testing.assert_close(found.float(), expected, rtol=0.05, atol=0.05)
+
+
+def test_gradients_are_the_same_every_time():
+    mixture, x = make_mixture(dtype=torch.float32), make_tokens(16, 16, dtype=torch.float32)
+    runs = []
+    for _ in range(3):
+        given = x.clone().requires_grad_()
+        y, loss = mixture(given)
+        runs.append(torch.autograd.grad(y.square().sum() + loss, [given, *mixture.parameters()]))
+    for run in runs[1:]:
+        assert all(torch.equal(one, other) for one, other in zip(runs[0], run, strict=True))
+
+
+def test_compiled_mixture_does_not_compile_anew_for_other_routings():
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    mixture = make_mixture(dtype=torch.float32)
+    compiled = torch.compile(mixture, backend="eager")
+    for seed in range(6):
+        x = make_tokens(dtype=torch.float32, seed=seed)
+        for one, other in zip(compiled(x), mixture(x), strict=True):
+            torch.testing.assert_close(one, other)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2
