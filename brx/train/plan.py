@@ -235,7 +235,8 @@ def _update_bytes(config: RunConfig, by_stage: dict[int, Shapes], device_type: s
         return before + _rotation_update_bytes(config.optimizer, by_stage, device_type)
     if isinstance(config.optimizer, schema.NesterovConfig):
         return before + 2 * largest_stage
-    return max(before, largest_stage if config.pipeline.stash == "predict" else 0)
+    corrects = config.pipeline.stash == "predict" or isinstance(config.optimizer, schema.DelayCompensationConfig)
+    return max(before, largest_stage if corrects else 0)
 
 
 def _rotation_update_bytes(optimizer: schema.BasisRotationConfig, by_stage: dict[int, Shapes], device_type: str) -> int:
