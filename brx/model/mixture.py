@@ -23,7 +23,7 @@ class Experts(nn.Module):
     def forward(self, x: Tensor, counts: list[int]) -> Tensor:
         """(A, in) to (A, out): the first counts[0] rows by the first expert, the next by the second, and so on."""
         # Views of the parameters, not copies: a pipeline without stashing overwrites them before the backward pass.
-        parts = zip(x.split(counts), self.weight.unbind(), self.bias.unbind(), strict=True)
+        parts = zip(x.split_with_sizes(counts), self.weight.unbind(), self.bias.unbind(), strict=True)
         return torch.cat([F.linear(part, weight, bias) for part, weight, bias in parts])
 
 
@@ -48,12 +48,12 @@ class Mixture(nn.Module):
         with torch.autocast(x.device.type, enabled=False):
             logits = F.linear(tokens.to(at_least_fp32), self.router.weight.to(at_least_fp32))  # (N, X)
         chosen_logits, chosen = logits.topk(self.config.top_k, dim=-1)  # (N, K)
-        outputs = self._through_experts(tokens, chosen)  # (N, K, D)
+        outputs: Tensor = self._through_experts(tokens, chosen)  # (N, K, D)
         weights = chosen_logits.softmax(dim=-1).to(outputs.dtype)
         mixed = (weights.unsqueeze(1) @ outputs).view_as(x)
         return mixed, self._auxiliary_loss(logits, chosen)
 
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _through_experts(self, tokens: Tensor, chosen: Tensor) -> Tensor:
         """What the chosen experts (N, K) make of each token (N, D), as (N, K, D).
 
@@ -65,7 +65,7 @@ class Mixture(nn.Module):
         counts = torch.bincount(chosen.flatten(), minlength=self.config.experts).tolist()
         # A permutation of copies, rather than rows picked K times: its gradient needs no atomic additions.
         copies = tokens.unsqueeze(1).expand(-1, top_k, -1).reshape(num_tokens * top_k, -1)
-        outputs = self.contract(F.gelu(self.expand(copies[order], counts)), counts)
+        outputs: Tensor = self.contract(F.gelu(self.expand(copies[order], counts)), counts)
         return outputs[order.argsort()].view(num_tokens, top_k, -1)
 
     def _auxiliary_loss(self, logits: Tensor, chosen: Tensor) -> Tensor:
