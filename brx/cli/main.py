@@ -26,6 +26,7 @@ COMMANDS = (
     "hessian-norm",
     "effective-delay",
     "oscillation",
+    "toy",
     "schedule",
 )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 
 import torch
@@ -19,7 +18,7 @@ class DelayedDescent:
         loss: the function, of a vector.
         start: w(0); float64 is best.
         optimizer: makes the optimizer of the point.
-        delay: tau, in updates; may be changed between updates.
+        delay: tau, in updates; the first tau updates take the gradient at the start.
 
     Attributes:
         path: all points so far, w(0) first.
@@ -41,12 +40,6 @@ class DelayedDescent:
         self._optimizer.step()
         self.path.append(self.point.detach().clone())
         return self.path[-1]
-
-    def branch(self, delay: int) -> DelayedDescent:
-        """A copy that goes on from here, optimizer state included, with another delay."""
-        branched = copy.deepcopy(self)
-        branched.delay = delay
-        return branched
 
     def until(self, reached: Callable[[Tensor], bool], most: int) -> int | None:
         """Update until a point satisfies `reached`; how many updates that took, None if more than `most`."""

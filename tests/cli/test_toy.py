@@ -1,0 +1,64 @@
+"""`brx toy`: figures, numbers, and mistakes."""
+
+import json
+
+import pytest
+
+from brx.cli.main import main
+from brx.config.loading import PRESETS, read_mapping
+
+
+def write(path, landscape, **changes):
+    content = read_mapping(PRESETS / "toy" / f"{landscape}.yaml") | changes
+    path.write_text("\n".join(f"{key}: {value}" for key, value in content.items()))
+    return str(path)
+
+
+def test_quadratic(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = write(tmp_path / "mine.yaml", "quadratic", other_starts=2)
+    assert main(["toy", "quadratic", config]) == 0
+    shown = capsys.readouterr().out
+    assert "Adam, aligned: 14 updates, with delay 14 updates, slowdown 1.00" in shown
+    for suffix in (".png", ".pdf", ".txt"):
+        assert (tmp_path / "figures" / f"toy-mine{suffix}").stat().st_size > 0
+    numbers = json.loads((tmp_path / "results" / "toy" / "mine.json").read_text())
+    assert len(numbers["runs"]) == 8
+    assert numbers["config"]["beta2"] == 0.1
+
+
+def test_spiral(tmp_path, capsys):
+    changes = {"start_radius": 1.4, "end_radius": 1.3, "measurements": 20}
+    config = write(tmp_path / "mine.yaml", "spiral-small-steps", **changes)
+    where = ["--out", str(tmp_path / "a" / "figure"), "--json", str(tmp_path / "b" / "numbers.json")]
+    assert main(["toy", "spiral", config, *where]) == 0
+    assert "Spearman correlation" in capsys.readouterr().out
+    assert (tmp_path / "a" / "figure.png").stat().st_size > 0
+    numbers = json.loads((tmp_path / "b" / "numbers.json").read_text())
+    assert len(numbers["angles"]) == len(numbers["updates_with_delay"]) == 20
+
+
+@pytest.mark.parametrize(
+    ("landscape", "changes", "expected"),
+    [
+        ("quadratic", {"lr": -1.0}, "lr: input should be greater than 0, got -1.0"),
+        ("quadratic", {"dealy": 2}, "dealy: unknown key, did you mean 'delay'?"),
+        ("quadratic", {"eigenvalues": [1.0]}, "eigenvalues: "),
+        ("quadratic", {"start": [0.0, 0.0]}, "start: has a loss of 0"),
+        ("spiral", {"delay": 0}, "delay: input should be greater than or equal to 1, got 0"),
+        ("spiral", {"end_radius": 10.0}, "end_radius must be less than start_radius (10.0), got 10.0"),
+        ("spiral", {"most_updates": 5}, "most_updates: must be at least 20"),
+    ],
+)
+def test_mistakes_exit_2_with_one_line(landscape, changes, expected, tmp_path, capsys):
+    config = write(tmp_path / "wrong.yaml", landscape, **changes)
+    assert main(["toy", landscape, config]) == 2
+    error = capsys.readouterr().err
+    assert f"{config}: " in error
+    assert expected in error
+    assert error.count("\n") == 1
+
+
+def test_missing_configuration(tmp_path, capsys):
+    assert main(["toy", "spiral", str(tmp_path / "none.yaml")]) == 2
+    assert "none.yaml: cannot be read" in capsys.readouterr().err
