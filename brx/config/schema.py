@@ -176,6 +176,14 @@ class BasisRotationConfig(OptimizerSection):
     staggered: bool = False
     """Refresh a share of the matrices at each step, for even step times (not the paper's algorithm)."""
 
+    @model_validator(mode="after")
+    def _first_source_has_no_covariance(self) -> Self:
+        if self.source == "1st" and self.covariance == "step":
+            raise ValueError(
+                "covariance: step needs source: 2nd (source 1st takes the momentum, which has no covariance)"
+            )
+        return self
+
 
 class DelayCompensationConfig(OptimizerSection):
     """AdamW on gradients corrected to first order for the weights' change (arXiv:1609.08326)."""

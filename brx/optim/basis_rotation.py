@@ -96,7 +96,9 @@ class BasisRotation(Optimizer):
     @property
     def num_failed_refreshes(self) -> int:
         """How often a matrix kept its old basis because its decomposition failed."""
-        return sum(int(state["num_failed_refreshes"].sum()) for state in self.state.values())
+        stacks = self.state.values() if self._batches is None else [batch.state for batch in self._batches]
+        counts = [state["num_failed_refreshes"].sum() for state in stacks if state]
+        return int(torch.stack(counts).sum()) if counts else 0
 
     @overload
     def step(self, closure: None = None) -> None: ...

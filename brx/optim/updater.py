@@ -9,6 +9,7 @@ import torch
 
 from brx.config.schema import RunConfig
 from brx.errors import RunError
+from brx.optim.basis_rotation import BasisRotation
 from brx.optim.groups import check_each_parameter_once
 from brx.optim.methods import find_method
 from brx.optim.schedule import lr_factor
@@ -64,6 +65,11 @@ class MethodUpdater:
                 optimizer.step()
             except ValueError as error:
                 raise RunError(f"iteration {iteration}: {error}") from None
+
+    @property
+    def num_failed_refreshes(self) -> int:
+        """How often, so far, a basis stayed as it was because its decomposition failed; waits for a GPU."""
+        return sum(one.num_failed_refreshes for one in self.optimizers if isinstance(one, BasisRotation))
 
     def stage_state(self, stage: StageVersions) -> StageOptimizerState:
         """The optimizer state of one stage, by parameter name."""

@@ -199,7 +199,8 @@ class Trainer:
         return self.iteration + 2 * self._log_every
 
     def _report(self, pending: list[StepResult], seconds: list[float], recorder: Recorder | None) -> None:
-        mine = [to_numbers(result) for result in pending]
+        failed_refreshes = self.updater.num_failed_refreshes
+        mine = [to_numbers(result, failed_refreshes) for result in pending]
         for numbers in mine:  # on a GPU this is where the host first sees them
             check_finite(numbers.iteration, numbers.loss, torch.tensor(numbers.grad_norms), self.stages[0].index)
         everybody = self.world.gather((mine, peak_memory(self.device)))

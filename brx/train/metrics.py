@@ -12,8 +12,8 @@ from brx.train.files import cannot_write, write_text
 
 Record = dict[str, Any]
 """`iteration`, then either a training step (`train_loss` in nats, `lr`, `grad_norm`, `tokens`, `seconds`) or a
-validation (`val_loss` in nats). A step at a log point has more: `stage_grad_norms`, `stage_update_norms`, and those of
-`MEASURED`."""
+validation (`val_loss` in nats). A step at a log point has more: `stage_grad_norms`, `stage_update_norms`, those of
+`MEASURED`, and `failed_refreshes`, the number so far of bases that stayed as they were, once there has been one."""
 
 MEASURED = frozenset({"seconds", "tokens_per_second", "mfu", "update_seconds", "refresh_seconds", "peak_memory_bytes"})
 """Keys whose values are times, rates and memory: the only ones that differ between two runs of one configuration."""

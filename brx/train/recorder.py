@@ -25,10 +25,16 @@ class StepNumbers:
     grad_norms: list[float]
     update_norms: list[float]
     update_seconds: float
+    failed_refreshes: int
 
 
-def to_numbers(result: StepResult) -> StepNumbers:
-    """Fetch a result from its device; waits for a GPU."""
+def to_numbers(result: StepResult, failed_refreshes: int) -> StepNumbers:
+    """Fetch a result from its device; waits for a GPU.
+
+    Args:
+        result: of an iteration.
+        failed_refreshes: how many there have been when it was fetched.
+    """
     return StepNumbers(
         result.iteration,
         None if result.loss is None else result.loss.item(),
@@ -36,6 +42,7 @@ def to_numbers(result: StepResult) -> StepNumbers:
         result.grad_norms.tolist(),
         [] if result.update_norms is None else result.update_norms.tolist(),
         result.update_time.seconds(),
+        failed_refreshes,
     )
 
 
@@ -49,6 +56,7 @@ def merge(parts: list[StepNumbers]) -> StepNumbers:
         [norm for part in parts for norm in part.grad_norms],
         [norm for part in parts for norm in part.update_norms],
         max(part.update_seconds for part in parts),
+        sum(part.failed_refreshes for part in parts),
     )
 
 
@@ -134,6 +142,8 @@ class Recorder:
             record["auxiliary_loss"] = exact(step.auxiliary_loss)
         if step.iteration % self._log_every == 0:
             record["stage_grad_norms"] = [exact(norm) for norm in step.grad_norms]
+            if step.failed_refreshes:
+                record["failed_refreshes"] = step.failed_refreshes
         if step.update_norms:
             record["stage_update_norms"] = [exact(norm) for norm in step.update_norms]
         return record

@@ -205,6 +205,22 @@ def test_zero_gradients_only_decay():
     torch.testing.assert_close(parameter.detach(), torch.full((4, 4), 0.99**6))
 
 
+@pytest.mark.parametrize(("source", "geometry"), STRATEGIES)
+def test_zero_gradients_in_between_leave_the_basis_orthonormal(source, geometry):
+    parameter = torch.nn.Parameter(random(4, 6, dtype=torch.float32))
+    optimizer = BasisRotation([parameter], lr=0.01, source=source, geometry=geometry, frequency=2)
+    zero, some = torch.zeros(4, 6), [random(4, 6, seed=k, dtype=torch.float32) for k in range(3)]
+    before = parameter.detach().clone()
+    take_steps(optimizer, [parameter], [[zero, zero, *some, zero, zero, zero, *some]])
+    assert not torch.equal(parameter, before)
+    assert torch.isfinite(parameter).all()
+    assert optimizer.num_failed_refreshes == 0
+    for side in ("left_basis", "right_basis"):
+        if side in optimizer.state[parameter]:
+            basis = optimizer.state[parameter][side]
+            torch.testing.assert_close(basis.T @ basis, torch.eye(len(basis)), rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("shape", [(1, 6), (6, 1), (1, 1)])
 @pytest.mark.parametrize(("source", "geometry"), STRATEGIES)
 def test_one_row_and_one_column(shape, source, geometry):
@@ -215,13 +231,15 @@ def test_one_row_and_one_column(shape, source, geometry):
     assert parameter.sum() < torch.ones(shape).sum()
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-@pytest.mark.parametrize("at_refresh", [True, False])
-def test_gradient_that_is_not_finite_changes_nothing_and_is_named(bad, at_refresh):
-    named = [(name, torch.nn.Parameter(random(3, 3, seed=k))) for k, name in enumerate(["good", "bad"])]
-    optimizer = BasisRotation(named, frequency=3)
-    steps = 2 if at_refresh else 1
-    take_steps(optimizer, [p for _, p in named], [full_rank_gradients(steps, 3, 3)] * 2)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e30])  # the square of the last is infinite
+@pytest.mark.parametrize("steps_before", [1, 2], ids=["ordinary step", "refresh"])
+@pytest.mark.parametrize(("source", "geometry"), STRATEGIES)
+def test_gradient_that_is_not_finite_changes_nothing_and_is_named(source, geometry, steps_before, bad, dtype):
+    named = [(name, torch.nn.Parameter(random(3, 3, seed=k, dtype=dtype))) for k, name in enumerate(["good", "bad"])]
+    optimizer = BasisRotation(named, source=source, geometry=geometry, frequency=3)
+    gradients = [gradient.to(dtype) for gradient in full_rank_gradients(steps_before, 3, 3)]
+    take_steps(optimizer, [p for _, p in named], [gradients] * 2)
     snapshot = lambda: copy.deepcopy((optimizer.state_dict()["state"], [p.detach() for _, p in named]))  # noqa: E731
     before = snapshot()
     named[1][1].grad[0, 0] = bad

@@ -76,6 +76,19 @@ def test_stopped_and_resumed_equals_uninterrupted(method, stash, tmp_path):
     assert [record for record in losses(tmp_path / "stopped") if record not in extra] == losses(tmp_path / "straight")
 
 
+def test_decompositions_that_fail_are_counted_in_the_metrics(tmp_path, monkeypatch):
+    def failing(matrix):
+        raise torch.linalg.LinAlgError("no")
+
+    monkeypatch.setattr(torch.linalg, "eigh", failing)
+    overrides = ["optimizer.method=basis-rotation", "training.iterations=10", "training.checkpoint_every=5"]
+    train(tiny_config(tmp_path, *overrides), tmp_path / "run")
+    steps = [record for record in losses(tmp_path / "run") if "train_loss" in record]
+    counts = {record["iteration"]: record.get("failed_refreshes") for record in steps}
+    # At the first update only: both sides of 6 matrices in each of 4 blocks; later refreshes need no decomposition.
+    assert [counts[iteration] for iteration in (4, 5, 10)] == [None, 48, 48]
+
+
 def test_data_order_and_weights_depend_on_the_seed_alone(tmp_path):
     first = {}
     for stages in (1, 2, 4):
