@@ -28,6 +28,7 @@ COMMANDS = (
     "oscillation",
     "toy",
     "schedule",
+    "stages",
 )
 
 DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130

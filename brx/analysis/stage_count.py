@@ -1,0 +1,101 @@
+"""How many pipeline stages a model needs at least (the paper's appendix on the number of stages).
+
+Assumed there: mixed precision with AdamW, activations recomputed from each block's start, stashed weights kept on the
+CPU, no parallelism but the pipeline's, and no memory for embedding and head.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from brx.errors import UserError
+
+GB = 10**9
+BYTES_PER_PARAMETER = 16
+"""Half-precision weight and gradient (2 + 2); master weight and both moments in full precision (4 + 4 + 4)."""
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A Transformer.
+
+    Attributes:
+        name: for the table.
+        hidden: embedding dimension h.
+        heads: attention heads a.
+        params_per_block: W.
+        blocks: L.
+    """
+
+    name: str
+    hidden: int
+    heads: int
+    params_per_block: float
+    blocks: int
+
+
+@dataclass(frozen=True)
+class StageCount:
+    """The least number of stages.
+
+    Attributes:
+        stages: P.
+        block_fits: whether a device holds a block; if not, `stages` is only a lower bound, two devices for each.
+    """
+
+    stages: int
+    block_fits: bool
+
+    def __str__(self) -> str:
+        return str(self.stages) if self.block_fits else f">= {self.stages}"
+
+
+LLAMAS = (
+    ModelShape("Llama 3.2 1B", 2048, 32, 67e6, 16),
+    ModelShape("Llama 3.2 3B", 3072, 24, 113e6, 28),
+    ModelShape("LLaMA 1-7B", 4096, 32, 202e6, 32),
+    ModelShape("LLaMA 1-13B", 5120, 40, 317e6, 40),
+    ModelShape("LLaMA 1-33B", 6656, 52, 535e6, 60),
+    ModelShape("LLaMA 1-65B", 8192, 64, 810e6, 80),
+    ModelShape("Llama 3.1 405B", 16384, 128, 3.19e9, 126),
+)
+"""The models of the paper's table, with W as printed there."""
+
+DEVICES = {"RTX3070": 8.0, "RTX3080": 16.0, "RTX3090": 24.0, "A6000": 48.0, "A100": 80.0}
+"""The devices of the paper's table, with their memory in GB as printed there."""
+
+
+def block_memory(model: ModelShape, sequence_length: int, batch_size: int) -> float:
+    """M_block = 16 W + 34 s b h + 5 b a s^2 in bytes: parameters with optimizer state, and activations.
+
+    The activations of a block are those of Korthikanti et al. (arXiv:2205.05198).
+    """
+    parameters = BYTES_PER_PARAMETER * model.params_per_block
+    linear = 34 * sequence_length * batch_size * model.hidden
+    attention = 5 * batch_size * model.heads * sequence_length**2
+    return parameters + linear + attention
+
+
+def stage_count(model: ModelShape, device_bytes: float, sequence_length: int = 4096, batch_size: int = 1) -> StageCount:
+    """P = ceil(L / N) where N blocks fit on a device; at least 2 L where none does.
+
+    Raises:
+        UserError: a size is not positive.
+    """
+    sizes = {
+        "--hidden": model.hidden,
+        "--heads": model.heads,
+        "--params-per-block": model.params_per_block,
+        "--blocks": model.blocks,
+        "--memory": device_bytes,
+        "--sequence-length": sequence_length,
+        "--batch-size": batch_size,
+    }
+    for name, size in sizes.items():
+        if not (size > 0 and math.isfinite(size)):
+            raise UserError(f"{name} must be more than 0, got {size:g}")
+    fitting = math.floor(device_bytes / block_memory(model, sequence_length, batch_size))
+    if fitting == 0:
+        return StageCount(2 * model.blocks, block_fits=False)
+    return StageCount(math.ceil(model.blocks / fitting), block_fits=True)
