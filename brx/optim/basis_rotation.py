@@ -23,15 +23,21 @@ from brx.optim.eigenbasis import (
     select_rows,
 )
 from brx.optim.matrix_batch import Group, MatrixBatch, Member, stack_states
+from brx.optim.products import Precision, product
 
 Side = Literal["left", "right"]
 
 BATCH_BYTES = {"cpu": 2**20, "cuda": 2**28}
 """Size of weights at which a batch is full: a core's cache on the CPU, enough to fill the device elsewhere."""
 
-CHOICES = {"source": ("2nd", "1st"), "geometry": ("bilateral", "unilateral"), "covariance": ("refresh", "step")}
+CHOICES = {
+    "source": ("2nd", "1st"),
+    "geometry": ("bilateral", "unilateral"),
+    "covariance": ("refresh", "step"),
+    "rotation_precision": ("highest", "tf32", "bf16"),
+}
 
-SHARED_OPTIONS = ("betas", "eps", "source", "geometry", "covariance")
+SHARED_OPTIONS = ("betas", "eps", *CHOICES)
 """What the members of a batch have in common, beside shape, precision and device."""
 
 
@@ -65,6 +71,8 @@ class BasisRotation(Optimizer):
         frequency: updates between two refreshes; 9.5 for 9 and 10 in turn; None for never again after the first.
         covariance: whether G G^T enters its average at a "refresh" only (algorithm 2) or at every "step".
         staggered: spreads the refreshes of a group's parameters over the interval, for even step times.
+        rotation_precision: of the two rotations of a step ("highest", "tf32" or "bf16" in two parts; see
+            `brx.optim.products`); refreshes and states keep the precision of the arithmetic.
 
     Options may differ by group. The state of a parameter: `step`; `exp_avg` and `exp_avg_sq`, both in the rotated
     space; `left_basis` and `right_basis` (U, V), `left_covariance` and `right_covariance`, as far as the options ask
@@ -87,11 +95,13 @@ class BasisRotation(Optimizer):
         frequency: float | None = 10,
         covariance: Literal["refresh", "step"] = "refresh",
         staggered: bool = False,
+        rotation_precision: Precision = "highest",
     ) -> None:
         self._batches: list[MatrixBatch] | None = None
         options = {"source": source, "geometry": geometry, "frequency": frequency, "covariance": covariance}
         common = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        super().__init__(params, {**common, **options, "staggered": staggered})
+        execution = {"staggered": staggered, "rotation_precision": rotation_precision}
+        super().__init__(params, {**common, **options, **execution})
 
     @property
     def num_failed_refreshes(self) -> int:
@@ -127,8 +137,9 @@ class BasisRotation(Optimizer):
                     self._accumulate_covariances(part, part_gradient)
                 if due:
                     self._estimate_eigenbasis(part, part_gradient, first)
-            rotated_update = self._rotated_adam(batch, rotate_in(batch, gradient))
-            batch.update_weights(rotate_out(batch, rotated_update))
+            precision = batch.options["rotation_precision"]
+            rotated_update = self._rotated_adam(batch, rotate_in(batch, gradient, precision))
+            batch.update_weights(rotate_out(batch, rotated_update, precision))
             for member in batch.members:
                 member.num_updates += 1
         return loss
@@ -311,21 +322,21 @@ class BasisRotation(Optimizer):
                 yield group, parameter
 
 
-def rotate_in(batch: MatrixBatch, matrices: Tensor) -> Tensor:
+def rotate_in(batch: MatrixBatch, matrices: Tensor, precision: Precision = "highest") -> Tensor:
     """U^T A V for A (b, m, n)."""
     if "right_basis" in batch.state:
-        matrices = matrices @ batch.matrices("right_basis")
+        matrices = product(matrices, batch.matrices("right_basis"), precision)
     if "left_basis" in batch.state:
-        matrices = batch.matrices("left_basis").mT @ matrices
+        matrices = product(batch.matrices("left_basis").mT, matrices, precision)
     return matrices
 
 
-def rotate_out(batch: MatrixBatch, matrices: Tensor) -> Tensor:
+def rotate_out(batch: MatrixBatch, matrices: Tensor, precision: Precision = "highest") -> Tensor:
     """U A V^T for A (b, m, n)."""
     if "right_basis" in batch.state:
-        matrices = matrices @ batch.matrices("right_basis").mT
+        matrices = product(matrices, batch.matrices("right_basis").mT, precision)
     if "left_basis" in batch.state:
-        matrices = batch.matrices("left_basis") @ matrices
+        matrices = product(batch.matrices("left_basis"), matrices, precision)
     return matrices
 
 

@@ -70,6 +70,7 @@ def basis_rotation(config: RunConfig, stages: Stages) -> list[Optimizer]:
         geometry=optimizer.geometry,
         covariance=optimizer.covariance,
         staggered=optimizer.staggered,
+        rotation_precision=optimizer.rotation_precision,
     )
     return [rotation, adamw(config, stage_groups(stages, is_rest))]
 

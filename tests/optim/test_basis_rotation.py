@@ -297,6 +297,7 @@ def test_vectors_are_refused_with_advice():
         {"geometry": "both"},
         {"frequency": 0},
         {"covariance": "never"},
+        {"rotation_precision": "fp8"},
     ],
 )
 def test_wrong_hyperparameters_are_refused_by_name(wrong):
@@ -368,3 +369,36 @@ def test_staggered_refreshes_are_spread_over_the_interval(monkeypatch):
         due.append(0)
         take_steps(optimizer, parameters, [[random(4, 4, seed=step)]] * 6)
     assert due == [6, 2, 2, 2, 2, 2, 2]
+
+
+@pytest.mark.parametrize(("source", "geometry"), STRATEGIES)
+@pytest.mark.parametrize(("precision", "bound"), [("tf32", 4 * 2**-11), ("bf16", 2 * 2**-16)])
+def test_rotation_precision_stays_within_its_error_and_spares_the_basis(precision, bound, source, geometry):
+    # One step from the same state: the update differs by the rotations' rounding, the state by the gradient's alone.
+    weight, gradients = random(24, 40, dtype=torch.float32), full_rank_gradients(11, 24, 40)
+    updates, states = {}, {}
+    for choice in ("highest", precision):
+        parameter = torch.nn.Parameter(weight.clone())
+        options = {"source": source, "geometry": geometry, "frequency": 5, "eps": 1e-2, "weight_decay": 0.0}
+        optimizer = BasisRotation([parameter], lr=1.0, **options)
+        take_steps(optimizer, [parameter], [[gradient.float() for gradient in gradients[:10]]])
+        before = parameter.detach().clone()
+        optimizer.param_groups[0]["rotation_precision"] = choice
+        take_steps(optimizer, [parameter], [[gradients[10].float()]])
+        updates[choice] = parameter.detach() - before
+        states[choice] = optimizer.state[parameter]
+    error = torch.linalg.norm(updates[precision] - updates["highest"]) / torch.linalg.norm(updates["highest"])
+    assert bound / 200 < error < bound
+    for name, value in states["highest"].items():
+        if name.endswith(("basis", "covariance")):
+            assert torch.equal(value, states[precision][name]), name
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_rotation_precision_keeps_the_basis_orthonormal(precision):
+    parameter = torch.nn.Parameter(random(24, 40, dtype=torch.float32))
+    optimizer = BasisRotation([parameter], lr=1e-3, frequency=2, rotation_precision=precision)
+    take_steps(optimizer, [parameter], [[random(24, 40, seed=k, dtype=torch.float32) for k in range(40)]])
+    for side in ("left_basis", "right_basis"):
+        basis = optimizer.state[parameter][side]
+        torch.testing.assert_close(basis.T @ basis, torch.eye(len(basis)), rtol=0, atol=1e-5)

@@ -1,0 +1,76 @@
+"""Products of fp32 matrices in the reduced precisions of a GPU's matrix units, with the same rounding on any device.
+
+Shape legend: b matrices (m, k) and (k, n).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Precision = Literal["highest", "tf32", "bf16"]
+
+FP32_MANTISSA_BITS, TF32_MANTISSA_BITS = 23, 10
+
+
+def product(left: Tensor, right: Tensor, precision: Precision) -> Tensor:
+    """The product (b, m, n) of (b, m, k) and (b, k, n), accumulated in fp32; float64 matrices stay in float64.
+
+    With A and B the matrices of absolute values, an entry is wrong by at most about
+
+    - `highest`: k 2^-24 AB;
+    - `tf32`: 2^-10 AB (both factors are rounded to 10 bits);
+    - `bf16`: 3 x 2^-16 AB: each factor is the sum of two bf16 numbers, and three of the four products are taken
+      (arXiv:1904.06376).
+
+    On CUDA these run on the matrix units (bf16: torch >= 2.8). Elsewhere the same roundings are made by hand: not
+    faster, but it shows what they would do to a training.
+    """
+    if precision == "highest" or left.dtype == torch.float64:
+        return left @ right
+    on_cuda = left.device.type == "cuda"
+    if precision == "tf32":
+        if on_cuda:
+            with tf32():
+                return left @ right
+        return round_to_tf32(left) @ round_to_tf32(right)
+    (left_high, left_low), (right_high, right_low) = _halves(left), _halves(right)
+    multiply = _bf16_product_on_cuda if on_cuda else _bf16_product
+    small = multiply(left_low, right_high) + multiply(left_high, right_low)
+    return small + multiply(left_high, right_high)
+
+
+@contextmanager
+def tf32() -> Iterator[None]:
+    """Let CUDA's fp32 products use TF32."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def round_to_tf32(matrices: Tensor) -> Tensor:
+    """Round fp32 numbers to 10 bits of mantissa, ties away from zero."""
+    dropped = FP32_MANTISSA_BITS - TF32_MANTISSA_BITS
+    bits = matrices.contiguous().view(torch.int32)
+    return ((bits + (1 << (dropped - 1))) >> dropped << dropped).view(torch.float32)
+
+
+def _halves(matrices: Tensor) -> tuple[Tensor, Tensor]:
+    """Two bf16 matrices whose sum is the fp32 one to 16 bits."""
+    high = matrices.to(torch.bfloat16)
+    return high, (matrices - high).to(torch.bfloat16)
+
+
+def _bf16_product(left: Tensor, right: Tensor) -> Tensor:
+    return left.float() @ right.float()
+
+
+def _bf16_product_on_cuda(left: Tensor, right: Tensor) -> Tensor:
+    return torch.bmm(left, right, out_dtype=torch.float32)

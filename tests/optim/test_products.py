@@ -1,0 +1,57 @@
+"""Products in reduced precision against float64, entry by entry: within the promised bounds, and not far below."""
+
+import pytest
+import torch
+
+from brx.optim.products import product, round_to_tf32, tf32
+
+
+def matrices(seed, *shape):
+    generator = torch.Generator().manual_seed(seed)
+    # Sizes over six orders of magnitude, as gradients have.
+    scales = 10.0 ** (6 * torch.rand(shape, generator=generator) - 3)
+    return torch.randn(shape, generator=generator) * scales
+
+
+@pytest.mark.parametrize(("precision", "bound"), [("highest", 40 * 2**-24), ("tf32", 2**-10), ("bf16", 3 * 2**-16)])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_error_is_within_the_bound(precision, bound, transposed):
+    left, right = matrices(0, 3, 20, 40), matrices(1, 3, 40, 30)
+    if transposed:  # as bases are: column by column in memory
+        left = left.mT.contiguous().mT
+    exact = left.double() @ right.double()
+    error = (product(left, right, precision).double() - exact).abs()
+    relative = error / (left.double().abs() @ right.double().abs())
+    # Beside the rounding of the factors, the accumulation in fp32.
+    assert relative.max() < bound + 40 * 2**-24
+    if precision != "highest":
+        assert relative.max() > bound / 20
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_float64_stays_exact(precision):
+    left, right = matrices(0, 2, 4, 5).double(), matrices(1, 2, 5, 6).double()
+    assert torch.equal(product(left, right, precision), left @ right)
+
+
+def test_tf32_has_ten_bits_of_mantissa():
+    numbers = torch.tensor([1.0, 1 + 2**-10, 1 + 2**-11, 1 + 2**-12, -(1 + 2**-12), 3.0e38, 0.0])
+    expected = torch.tensor([1.0, 1 + 2**-10, 1 + 2**-10, 1.0, -1.0, 3.0e38, 0.0])
+    torch.testing.assert_close(round_to_tf32(numbers), expected, rtol=2**-11, atol=0)
+    assert round_to_tf32(numbers)[:5].tolist() == expected[:5].tolist()
+
+
+def test_tf32_is_allowed_only_inside():
+    before = torch.get_float32_matmul_precision()
+    with tf32():
+        assert torch.get_float32_matmul_precision() == "high"
+    assert torch.get_float32_matmul_precision() == before
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize(("precision", "bound"), [("tf32", 2**-10), ("bf16", 3 * 2**-16)])
+def test_gpu_rounds_alike(precision, bound):
+    left, right = matrices(0, 3, 20, 40).cuda(), matrices(1, 3, 40, 30).cuda()
+    exact = left.double() @ right.double()
+    relative = (product(left, right, precision).double() - exact).abs() / (left.double().abs() @ right.double().abs())
+    assert relative.max() < 1.1 * bound + 40 * 2**-24
