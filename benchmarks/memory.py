@@ -3,11 +3,13 @@
 On CUDA the measured peak is that of the allocator. On CPUs it is the largest sum of live allocations of torch's CPU
 allocator, as torch.profiler records each of them (resident memory would count Python, libraries and malloc's reserves).
 
-    python -m benchmarks.memory [--tiny]
+    python -m benchmarks.memory paper-95m --stages 1 32 [--set KEY=VALUE ...] [--out results/gpu]
 """
 
 from __future__ import annotations
 
+import argparse
+import gc
 import json
 import tempfile
 from pathlib import Path
@@ -15,15 +17,43 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.report import Table
+from brx.config.loading import load_config
 from brx.config.schema import RunConfig
 from brx.optim.updater import MethodUpdater
 from brx.pipeline.engine import Engine
-from brx.train.device import autocast
+from brx.train.device import autocast, choose_device
 from brx.train.loop import build_stages
+from brx.train.plan import plan_memory
+
+METHODS = ("pipedream", "basis-rotation")
 
 
-def measured_peak(config: RunConfig, device: torch.device, iterations: int = 3) -> int:
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config", help="a preset or a file")
+    parser.add_argument("--stages", type=int, nargs="+", default=[1, 32], metavar="P")
+    parser.add_argument("--set", dest="overrides", nargs="+", action="extend", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the table")
+    options = parser.parse_args()
+    table = Table("memory", ["method", "P", "planned GB", "measured GB", "planned / measured"])
+    for method in METHODS:
+        for stages in options.stages:
+            overrides = [*options.overrides, f"optimizer.method={method}", f"pipeline.stages={stages}"]
+            config = load_config(options.config, overrides)
+            device, _ = choose_device(config.runtime.device)
+            (planned,) = plan_memory(config, device.type)
+            measured = measured_peak(config, device)
+            numbers = (f"{planned.peak / 1e9:.3f}", f"{measured / 1e9:.3f}", f"{planned.peak / measured:.3f}")
+            table.add(method, str(stages), *numbers)
+    note = "Planned: the closed forms of brx plan, for uncompiled blocks; compiled ones keep fewer activations."
+    table.write(f"Peak memory of {options.config} on one device, 11 iterations", note, folder=options.out)
+
+
+def measured_peak(config: RunConfig, device: torch.device, iterations: int = 11) -> int:
     """Largest number of bytes that tensors held at one time, from building the stages to the last iteration (R = 1)."""
+    gc.collect()  # what came before
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         _train(config, device, iterations)
@@ -59,3 +89,7 @@ def _train(config: RunConfig, device: torch.device, iterations: int) -> None:
     )
     for _ in engine.run(1, lambda: iterations):
         pass
+
+
+if __name__ == "__main__":
+    main()

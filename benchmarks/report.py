@@ -41,16 +41,16 @@ class Table:
         console = Console(width=160)
         console.print(shown, *notes, sep="\n", highlight=False)
 
-    def write(self, title: str, *notes: str) -> None:
-        """Print the table with its notes and write both to benchmarks/results/NAME.md and .json."""
+    def write(self, title: str, *notes: str, folder: Path = RESULTS) -> None:
+        """Print the table with its notes and write both to FOLDER/NAME.md and .json."""
         self.show(title, *notes)
-        RESULTS.mkdir(exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         lines = [" | ".join(row) for row in [self.columns, ["---"] * len(self.columns), *self.rows]]
         body = "\n\n".join(["\n".join(f"| {line} |" for line in lines), *notes])
         machine = describe_machine()
-        (RESULTS / f"{self.name}.md").write_text(f"{title}\n\n{body}\n\n{machine['summary']}\n", encoding="utf-8")
+        (folder / f"{self.name}.md").write_text(f"{title}\n\n{body}\n\n{machine['summary']}\n", encoding="utf-8")
         content = {"title": title, "machine": machine, "columns": self.columns, "rows": self.rows, "notes": notes}
-        (RESULTS / f"{self.name}.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        (folder / f"{self.name}.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def describe_machine() -> dict[str, str | int]:

@@ -246,11 +246,13 @@ def _rotation_update_bytes(optimizer: schema.BasisRotationConfig, by_stage: dict
             counts[shape] = counts.get(shape, 0) + 1
     largest = 0
     for shape, count in counts.items():
-        size = FP32 * math.prod(shape)
-        members = min(count, max(1, BATCH_BYTES.get(device_type, BATCH_BYTES["cuda"]) // size))
-        basis = FP32 * basis_elements(shape, optimizer.geometry)
-        # The gradients, the momentum, the rotated gradient, two steps of a product; a covariance's product and its QR.
-        largest = max(largest, members * (4 * size + 2 * basis))
+        *lead, rows, columns = shape
+        size = math.prod(shape)
+        members = min(count, max(1, BATCH_BYTES.get(device_type, BATCH_BYTES["cuda"]) // (FP32 * size)))
+        side = math.prod(lead) * max(rotated_sides(rows, columns, optimizer.geometry)) ** 2
+        # At a refresh: gradients, momentum, both moments anew, their way through a product, the update. For the side
+        # under way: the product with the basis, its padded copy, reflectors, the orthogonal factor, its columns sorted.
+        largest = max(largest, FP32 * members * (7 * size + 5 * side))
     return largest
 
 

@@ -87,9 +87,12 @@ RUNS = [
     ["data.tokenizer=gpt2", "training.batch_size=2"],
     ["data.tokenizer=gpt2", "training.batch_size=16"],
     ["optimizer.method=nesterov"],
-    ["optimizer.method=basis-rotation"],
-    ["optimizer.method=basis-rotation", "logging.update_norms=false", "training.batch_size=1"],
-    ["optimizer={method: basis-rotation, source: 1st, geometry: unilateral}", "runtime.precision=bf16"],
+    ["optimizer={method: basis-rotation, frequency: 2}"],
+    ["optimizer={method: basis-rotation, frequency: 2}", "logging.update_norms=false", "training.batch_size=1"],
+    [
+        "optimizer={method: basis-rotation, frequency: 2, source: 1st, geometry: unilateral}",
+        "runtime.precision=bf16",
+    ],
     ["optimizer.method=delay-compensation"],
     ["optimizer.method=soap"],
     ["optimizer.method=muon"],
@@ -102,7 +105,7 @@ RUNS = [
 def test_peak_is_within_ten_percent_of_the_measured_one(overrides):
     config = small(*overrides)
     (planned,) = plan_memory(config, "cpu")
-    assert planned.peak == pytest.approx(measured_peak(config, torch.device("cpu")), rel=0.1)
+    assert planned.peak == pytest.approx(measured_peak(config, torch.device("cpu"), iterations=3), rel=0.1)
 
 
 @pytest.mark.parametrize(
