@@ -249,10 +249,11 @@ def _rotation_update_bytes(optimizer: schema.BasisRotationConfig, by_stage: dict
         *lead, rows, columns = shape
         size = math.prod(shape)
         members = min(count, max(1, BATCH_BYTES.get(device_type, BATCH_BYTES["cuda"]) // (FP32 * size)))
-        side = math.prod(lead) * max(rotated_sides(rows, columns, optimizer.geometry)) ** 2
-        # At a refresh: gradients, momentum, both moments anew, their way through a product, the update. For the side
-        # under way: the product with the basis, its padded copy, reflectors, the orthogonal factor, its columns sorted.
-        largest = max(largest, FP32 * members * (7 * size + 5 * side))
+        sides = rotated_sides(rows, columns, optimizer.geometry)
+        side = math.prod(lead) * max(sides) ** 2
+        # At a refresh: gradients, momentum, both moments anew, their way through the products with the bases. For the
+        # side under way: the product with its basis, a padded copy, reflectors, the orthogonal factor, sorted columns.
+        largest = max(largest, FP32 * members * ((3 + 2 * len(sides)) * size + 5 * side))
     return largest
 
 
