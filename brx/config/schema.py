@@ -172,8 +172,8 @@ class BasisRotationConfig(OptimizerSection):
     covariance: Literal["refresh", "step"] = "refresh"
     """Accumulate the covariances at refreshes only (the paper) or at every step (the authors' code)."""
     rotation_precision: Literal["highest", "tf32", "bf16"] = "highest"
-    """Products of the rotations: fp32, TF32, or bf16 in two parts (16 bits). Faster on a GPU's matrix units; a CPU makes
-    the same roundings, slower, to see what they do to a training. Refreshes and the bases are fp32 always."""
+    """Products of the rotations: fp32, TF32, or bf16 in two parts (16 bits). Faster on a GPU's matrix units; a CPU
+    makes the same roundings, slower, to see what they do to a training. Refreshes and bases are fp32 always."""
     staggered: bool = False
     """Refresh a share of the matrices at each step, for even step times (not the paper's algorithm)."""
 

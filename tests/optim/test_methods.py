@@ -181,6 +181,15 @@ def test_every_entry_is_complete(method):
         "nesterov optimizer.momentum_decay=0.1",
         "nesterov optimizer.beta1=0.9",
         "pipedream-lr optimizer.annealing_fraction=1.0",
+        "basis-rotation optimizer.source=1st",
+        "basis-rotation optimizer.geometry=bilateral",  # make_config has unilateral
+        "basis-rotation optimizer.frequency=3",
+        "basis-rotation optimizer.covariance=step",
+        "basis-rotation optimizer.allocation=stage-aware",
+        "basis-rotation optimizer.allocation=reversed",
+        "basis-rotation optimizer.rotation_precision=tf32",
+        "basis-rotation optimizer.rotation_precision=bf16",
+        "basis-rotation optimizer.staggered=true",
         *(
             f"{method} optimizer.{key}"
             for method in ("pipedream", "basis-rotation", "soap", "muon")
@@ -190,9 +199,11 @@ def test_every_entry_is_complete(method):
 )
 def test_every_option_changes_the_run(option):
     method, override = option.split()
+    common = ["optimizer.lr=0.001", *(["optimizer.frequency=2"] if method == "basis-rotation" else [])]
+    stages = 4 if "allocation" in override else 3
     weights = []
     for overrides in ([], [override]):
-        _, versions = run_engine(make_config(method, 3, "stash", 24, "optimizer.lr=0.001", *overrides), 6)
+        _, versions = run_engine(make_config(method, stages, "stash", 24, *common, *overrides), 6)
         weights.append(torch.cat([w.detach().flatten() for stage in versions for w in stage.live.values()]))
     assert not torch.equal(*weights)
 
