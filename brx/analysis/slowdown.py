@@ -74,8 +74,8 @@ class Slowdown:
 
 
 def slowest_final(groups: Sequence[Group]) -> float:
-    """The lowest loss that all groups reach: the highest of their final smoothed training losses (mean over seeds)."""
-    return max(group.final_loss for group in groups)
+    """The lowest loss that all runs reach: the highest of their final smoothed training losses."""
+    return max(loss for group in groups for loss in group.final_losses)
 
 
 def reached(group: Group, target: float) -> Reached:

@@ -115,7 +115,7 @@ def apply_overrides(content: Mapping[str, Any], overrides: Sequence[str], where:
 def set_values(content: Mapping[str, Any], settings: Mapping[str, Any], where: str) -> dict[str, Any]:
     """A copy of a configuration's content with dotted keys set.
 
-    Where `optimizer.method` is set, the content's other keys of the optimizer are kept as far as that method knows them.
+    Where `optimizer.method` is set, other keys of the optimizer are kept as far as that method knows them.
 
     Raises:
         UserError: a dotted key leads through a value; starts with `where`.

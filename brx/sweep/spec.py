@@ -119,7 +119,8 @@ class Sweep:
         included = [cell for cell in cells if not any(matches(cell.config, entry) for entry in spec.exclude)]
         if not included:
             raise UserError(f"{path}: exclude: leaves no cell of the grid's {len(cells)}")
-        return cls(path, spec, folder, list({cell.folder: cell for cell in included}.values()))
+        distinct = {identity(cell.config): cell for cell in reversed(included)}  # of equal cells, the first one's name
+        return cls(path, spec, folder, list(reversed(distinct.values())))
 
     def repetitions(self, chosen: list[Cell]) -> list[Cell]:
         """The further cells that `repeat` asks for, of those chosen."""

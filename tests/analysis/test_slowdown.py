@@ -1,0 +1,160 @@
+"""Slowdown on made-up loss curves whose crossings are known."""
+
+import json
+
+import numpy as np
+import pytest
+
+from brx.analysis.curves_file import export
+from brx.analysis.results import Results, group_runs
+from brx.analysis.runs import Run
+from brx.analysis.slowdown import reductions, slowdowns, slowest_final
+from brx.cli.main import main
+from brx.config.loading import dump_config
+from brx.train.summary import write_json
+from tests.train.helpers import tiny_config
+
+ITERATIONS = 400
+
+
+def write_run(folder, name, *overrides, crosses_3_at, val_loss=1.0, status="finished"):
+    """A run whose training loss falls on a line from 4, through 3 at the given iteration, and stays at its end."""
+    config = tiny_config(folder, f"training.iterations={ITERATIONS}", *overrides)
+    path = folder / "runs" / name
+    path.mkdir(parents=True)
+    (path / "config.yaml").write_text(dump_config(config))
+    lines = [
+        {"iteration": t, "train_loss": 4.0 - t / crosses_3_at, "seconds": 0.5 * t} for t in range(1, ITERATIONS + 1)
+    ]
+    lines.append({"iteration": ITERATIONS, "val_loss": val_loss})
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_json(path / "summary.json", {"status": status, "data_fingerprint": "f"})
+    return Run.load(path)
+
+
+def lag(run):
+    """How far the smoothing shifts a falling line: half its window, 2 % of the iterations."""
+    return (round(0.02 * ITERATIONS) - 1) / 2
+
+
+def test_ratio_is_that_of_the_crossings(tmp_path):
+    fast = write_run(tmp_path, "p1", "pipeline.stages=1", crosses_3_at=50)
+    slow = write_run(tmp_path, "p4", "pipeline.stages=4", crosses_3_at=200)
+    (found,) = slowdowns(group_runs([fast, slow]), 3.0)
+    assert found.ratio == pytest.approx((200 + lag(slow)) / (50 + lag(fast)), rel=1e-9)
+    assert not found.is_censored
+    assert found.low is None
+
+
+def test_a_run_that_never_gets_there_is_a_lower_bound_not_dropped(tmp_path):
+    fast = write_run(tmp_path, "p1", "pipeline.stages=1", crosses_3_at=50)
+    never = write_run(tmp_path, "p4", "pipeline.stages=4", crosses_3_at=4000)
+    (found,) = slowdowns(group_runs([fast, never]), 3.0)
+    assert found.is_censored
+    assert found.text.startswith("> ")
+    assert found.ratio == pytest.approx(ITERATIONS / (50 + lag(fast)))
+
+
+def test_a_reference_that_never_gets_there_gives_no_ratio(tmp_path):
+    never = write_run(tmp_path, "p1", "pipeline.stages=1", crosses_3_at=4000)
+    slow = write_run(tmp_path, "p4", "pipeline.stages=4", crosses_3_at=100)
+    (found,) = slowdowns(group_runs([never, slow]), 3.0)
+    assert found.ratio is None
+    assert found.text == "reference never reaches it"
+
+
+def test_interval_covers_the_mean_over_seeds(tmp_path):
+    runs = [
+        write_run(tmp_path, f"p{P}s{seed}", f"pipeline.stages={P}", f"training.seed={seed}", crosses_3_at=P * 30 + seed)
+        for P in (1, 4)
+        for seed in range(3)
+    ]
+    (found,) = slowdowns(group_runs(runs), 3.0)
+    assert found.ratio == pytest.approx((121 + lag(runs[0])) / (31 + lag(runs[0])))
+    assert found.low < found.ratio < found.high
+    # Every resample has equal seeds, so no ratio leaves the range of the single seeds' ratios.
+    singles = [(120 + s + lag(runs[0])) / (30 + s + lag(runs[0])) for s in range(3)]
+    assert min(singles) <= found.low
+    assert found.high <= max(singles)
+
+
+def test_target_is_the_loss_that_all_reach(tmp_path):
+    runs = [write_run(tmp_path, f"p{P}", f"pipeline.stages={P}", crosses_3_at=50 * P) for P in (1, 2, 4)]
+    groups = group_runs(runs)
+    target = slowest_final(groups)
+    assert target == pytest.approx(4.0 - (ITERATIONS - lag(runs[2])) / 200)
+    assert not any(found.is_censored for found in slowdowns(groups, target))
+
+
+def test_learning_rate_is_the_one_with_the_lowest_validation_loss(tmp_path):
+    runs = [
+        write_run(tmp_path, f"lr{lr}", f"optimizer.lr={lr}", crosses_3_at=50, val_loss=val_loss, status=status)
+        for lr, val_loss, status in ((0.001, 2.0, "finished"), (0.01, 1.5, "finished"), (0.1, 0.5, "failed"))
+    ]
+    (group,) = group_runs(runs)
+    assert group.lr == 0.01
+    assert group.scores == {0.001: 2.0, 0.01: 1.5}
+    assert group.is_at_edge
+
+
+def test_rates_are_compared_over_the_seeds_they_share(tmp_path):
+    write_run(tmp_path, "a", "optimizer.lr=0.001", "training.seed=0", crosses_3_at=50, val_loss=2.0)
+    write_run(tmp_path, "b", "optimizer.lr=0.01", "training.seed=0", crosses_3_at=50, val_loss=1.9)
+    write_run(tmp_path, "c", "optimizer.lr=0.01", "training.seed=1", crosses_3_at=50, val_loss=9.0)
+    (group,) = Results([tmp_path / "runs"]).groups
+    assert (group.lr, len(group.runs)) == (0.01, 2)
+
+
+def test_reduction_is_against_the_best_baseline_at_its_final_loss(tmp_path):
+    runs = [
+        write_run(tmp_path, method, f"optimizer.method={method}", crosses_3_at=at)
+        for method, at in (("pipedream", 300), ("nesterov", 200), ("basis-rotation", 100))
+    ]
+    (found,) = reductions(group_runs(runs))
+    assert found.baseline.method == "nesterov"
+    # The baseline's final smoothed loss, 4 - (400 - lag) / 200, is reached by the other at half that, plus its own lag.
+    assert found.share == pytest.approx(1 - ((ITERATIONS - lag(runs[0])) / 2 + lag(runs[0])) / ITERATIONS)
+
+
+def test_compact_runs_read_like_the_originals(tmp_path):
+    run = write_run(tmp_path, "a", crosses_3_at=70)
+    export(run.path, tmp_path / "compact")
+    again = Run.load(tmp_path / "compact")
+    np.testing.assert_array_equal(again.iterations, run.iterations)
+    np.testing.assert_array_equal(again.train_loss, run.train_loss.astype(np.float32))
+    np.testing.assert_allclose(again.seconds, run.seconds, rtol=1e-6)
+    np.testing.assert_array_equal(again.val_loss, run.val_loss)
+    assert again.config == run.config
+    assert again.summary == run.summary
+
+
+@pytest.mark.parametrize("form", ["table", "csv", "json", "markdown"])
+def test_command_in_every_format(tmp_path, capsys, form):
+    write_run(tmp_path, "p1", "pipeline.stages=1", crosses_3_at=50)
+    write_run(tmp_path, "p4", "pipeline.stages=4", crosses_3_at=200)
+    assert main(["slowdown", str(tmp_path / "runs"), "--target", "3", "--format", form]) == 0
+    out = capsys.readouterr().out
+    assert f"{(200 + 3.5) / (50 + 3.5):.2f}" in out
+    if form == "json":
+        assert json.loads(out)[0]["method"] == "pipedream"
+
+
+def test_all_targets_figure(tmp_path, capsys):
+    write_run(tmp_path, "p1", "pipeline.stages=1", crosses_3_at=50)
+    write_run(tmp_path, "p4", "pipeline.stages=4", crosses_3_at=200)
+    assert main(["slowdown", str(tmp_path / "runs"), "--all-targets", str(tmp_path / "figure")]) == 0
+    assert (tmp_path / "figure.png").stat().st_size > 5000
+
+
+def test_incomparable_runs_are_told(tmp_path, capsys):
+    write_run(tmp_path, "p1", "pipeline.stages=1", crosses_3_at=50)
+    write_run(tmp_path, "p4", "pipeline.stages=4", "model.width=16", crosses_3_at=200)
+    assert main(["slowdown", str(tmp_path / "runs")]) == 2
+    error = capsys.readouterr().err
+    assert "differ in model" in error
+    assert "nothing to compare" in error
+
+
+def test_no_runs_is_one_line(tmp_path, capsys):
+    assert main(["slowdown", str(tmp_path)]) == 2
+    assert "no run with losses there" in capsys.readouterr().err

@@ -1,0 +1,138 @@
+"""Sweeps with real processes: done cells are skipped, killed ones resume, failed ones are told, none runs twice."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from brx.cli.main import main
+from brx.sweep.cell_state import State, lock, state_of
+from brx.sweep.choice import choose
+from brx.sweep.spec import Sweep
+from brx.train.loop import train
+from tests.sweep.helpers import write_sweep
+from tests.train.helpers import losses, start_brx, wait_for_lines
+
+
+def states(path):
+    return [state_of(cell) for cell in Sweep.load(path).cells]
+
+
+def test_cells_equal_runs_by_hand_and_are_skipped_the_second_time(tmp_path, capsys):
+    path = write_sweep(tmp_path)
+    assert main(["sweep", str(path), "--jobs", "2"]) == 0
+    assert states(path) == [State.DONE] * 4
+    cell = Sweep.load(path).cells[1]
+    train(cell.config, tmp_path / "by-hand")
+    assert losses(cell.folder) == losses(tmp_path / "by-hand")
+
+    before = [(cell.folder / "metrics.jsonl").stat().st_mtime_ns for cell in Sweep.load(path).cells]
+    assert main(["sweep", str(path)]) == 0
+    assert [(cell.folder / "metrics.jsonl").stat().st_mtime_ns for cell in Sweep.load(path).cells] == before
+    assert "all 4 cells are done" in capsys.readouterr().out
+
+
+def test_a_failed_cell_is_recorded_and_the_rest_goes_on(tmp_path, capsys):
+    grid = {"optimizer.lr": [1e30, 0.01]}
+    path = write_sweep(tmp_path, grid=grid)
+    assert main(["sweep", str(path), "--jobs", "1"]) == 1
+    assert states(path) == [State.FAILED, State.DONE]
+    failed = Sweep.load(path).cells[0].folder / "failed.txt"
+    assert "lower optimizer.lr" in failed.read_text()
+    assert "failed cell" in capsys.readouterr().out
+
+    failed.write_text("exit code 1: left alone\n")
+    assert main(["sweep", str(path)]) == 1  # not tried again unless asked to
+    assert failed.read_text() == "exit code 1: left alone\n"
+    assert main(["sweep", str(path), "--retry-failed"]) == 1
+    assert "lower optimizer.lr" in failed.read_text()
+
+
+def test_interrupted_and_killed_sweeps_continue_to_the_same_numbers(tmp_path):
+    grid = {"pipeline.stages": [4, 2]}
+    path = write_sweep(tmp_path, grid=grid, set={"training.iterations": 400, "training.checkpoint_every": 20})
+    cells = Sweep.load(path).cells
+
+    process = start_brx("sweep", path, "--jobs", "1")
+    wait_for_lines(cells[0].folder / "metrics.jsonl", 40, process)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130
+    assert states(path) == [State.INTERRUPTED, State.WAITING]
+
+    process = start_brx("sweep", path, "--jobs", "1")
+    wait_for_lines(cells[0].folder / "metrics.jsonl", 120, process)
+    os.killpg(process.pid, signal.SIGKILL)  # the sweep alone: its cell is in a session of its own and goes on
+    process.wait(60)
+    assert state_of(cells[0]) in (State.RUNNING, State.DONE)
+
+    assert main(["sweep", str(path), "--jobs", "1"]) == 0
+    assert states(path) == [State.DONE] * 2
+    for cell in cells:
+        train(cell.config, tmp_path / "by-hand" / cell.name)
+        assert losses(cell.folder) == losses(tmp_path / "by-hand" / cell.name)
+
+
+def test_two_sweeps_at_once_run_no_cell_twice(tmp_path):
+    path = write_sweep(tmp_path)
+    processes = [start_brx("sweep", path, "--jobs", "1") for _ in range(2)]
+    lines = []
+    for process in processes:
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors
+        lines += [line for line in errors.splitlines() if line.startswith("running: ")]
+    assert states(path) == [State.DONE] * 4
+    assert len(lines) == len({line.split()[1] for line in lines}) == 4
+
+
+def test_the_lock_is_held_by_one(tmp_path):
+    with lock(tmp_path) as first, lock(tmp_path) as second:
+        assert first is not None
+        assert second is None
+    with lock(tmp_path) as again:
+        assert again is not None
+
+
+def test_choice_and_repetitions(tmp_path, capsys):
+    grid = {"pipeline.stages": [4, 1], "optimizer.lr": [1e-4, 0.01, 1e30]}
+    repeat = {"set": {"training.seed": [1]}, "where": {"pipeline.stages": 4}}
+    path = write_sweep(tmp_path, grid=grid, choose={"over": "optimizer.lr"}, repeat=repeat)
+    assert main(["sweep", str(path), "--jobs", "2"]) == 1  # 1e30 diverges
+    sweep = Sweep.load(path)
+    chosen = choose(sweep.cells, sweep.spec.choose)
+    assert [one.best for one in chosen] == [0.01, 0.01]
+    assert [one.at_edge for one in chosen] == [False, False]
+    assert [one.scores[1e30] for one in chosen] == [float("inf")] * 2
+    text = (tmp_path / "cells" / "choice-sweep.csv").read_text()
+    assert "p4,0.01," in text
+    assert "p4,1e+30,failed,," in text
+    seeds = sorted(folder.name for folder in (tmp_path / "cells").glob("*-s1--*"))
+    assert [name.partition("--")[0] for name in seeds] == ["p4-lr0.01-s1"]
+
+
+def test_a_choice_at_the_edge_is_flagged(tmp_path, capsys):
+    path = write_sweep(tmp_path, grid={"optimizer.lr": [1e-4, 0.01]}, choose={})
+    assert main(["sweep", str(path), "--jobs", "2"]) == 0
+    assert "at the edge: widen the grid" in (tmp_path / "cells" / "choice-sweep.csv").read_text()
+    assert "at the edge" in capsys.readouterr().out.replace("\n", " ")
+
+
+def test_dry_run_lists_cells_and_time_and_runs_nothing(tmp_path, capsys):
+    path = write_sweep(tmp_path)
+    started = time.monotonic()
+    assert main(["sweep", str(path), "--dry-run", "--jobs", "2"]) == 0
+    assert time.monotonic() - started < 60
+    out = capsys.readouterr().out
+    assert out.count("waiting") == 5
+    assert "4 cells" in out
+    assert "with 2 at a time" in out
+    assert not (tmp_path / "cells").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [(["--jobs", "0"], "--jobs: must be at least 1, got 0")],
+)
+def test_bad_arguments(tmp_path, capsys, arguments, expected):
+    assert main(["sweep", str(write_sweep(tmp_path)), *arguments]) == 2
+    assert expected in capsys.readouterr().err
