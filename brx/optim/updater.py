@@ -72,19 +72,21 @@ class MethodUpdater:
         return sum(one.num_failed_refreshes for one in self.optimizers if isinstance(one, BasisRotation))
 
     def stage_state(self, stage: StageVersions) -> StageOptimizerState:
-        """The optimizer state of one stage, by parameter name."""
+        """The optimizer state of one stage, by parameter name; on the CPU, so that saving takes no device memory.
+
+        A copy, and of this stage alone: the states of a BasisRotation are views of whole batches.
+        """
         saved = []
         for optimizer in self.optimizers:
-            packed = optimizer.state_dict()
             entry: dict[str, Any] = {"state": {}, "groups": {}}
-            for group in packed["param_groups"]:
+            for group in optimizer.param_groups:
                 if group["stage"] == stage.index:
                     own = {key: value for key, value in group.items() if key not in _NOT_SAVED}
                     entry["groups"][_kind(group)] = own
                     entry["state"] |= {
-                        name: packed["state"][number]
-                        for name, number in zip(group["param_names"], group["params"], strict=True)
-                        if number in packed["state"]
+                        name: {key: _on_cpu(value) for key, value in optimizer.state[parameter].items()}
+                        for name, parameter in zip(group["param_names"], group["params"], strict=True)
+                        if parameter in optimizer.state
                     }
             saved.append(entry)
         return saved
@@ -105,6 +107,12 @@ class MethodUpdater:
                     if name in entry["state"]:
                         packed["state"][number] = entry["state"][name]
             optimizer.load_state_dict(packed)
+
+
+def _on_cpu(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to("cpu", copy=True)
+    return [_on_cpu(entry) for entry in value] if isinstance(value, list) else value
 
 
 _NOT_SAVED = ("params", "param_names", "stage", "delay", "kind")

@@ -77,6 +77,7 @@ class Trainer:
         self.device, self.device_reason = choose_device(config.runtime.device, world.local_rank)
         set_up(config.runtime, self.device, world.num_local_ranks)
         # What needs no data is refused before hours go into preparing it.
+        self._autocast = autocast(config.runtime, self.device)
         if config.data.tokens is not None:
             check_budget(config, config.data.tokens)
         ranges = self._stage_ranges()
@@ -254,10 +255,11 @@ class Trainer:
             )
         optimizer_states = {}
         for stage in self.stages:
-            state = checkpoint.read_stage(newest, stage.index, self.device)
+            # By way of the CPU: a second copy of everything might not fit on the device.
+            state = checkpoint.read_stage(newest, stage.index, torch.device("cpu"))
             stage.load_state_dict(state["versions"])
             optimizer_states[stage.index] = state["optimizer"]
-            torch.set_rng_state(state["rng"].cpu())
+            torch.set_rng_state(state["rng"])
         self.updater.load_stage_states(optimizer_states)
         self.iteration = manifest["iteration"]
         self.training_seconds = manifest["training_seconds"]
@@ -290,7 +292,7 @@ class Trainer:
             self.updater,
             self.prefetcher.batch,
             clip=config.training.clip,
-            autocast=autocast(config.runtime, self.device),
+            autocast=self._autocast,
             rank=world.rank,
             num_ranks=world.num_ranks,
             link=world.link(shape, dtype, self.device),

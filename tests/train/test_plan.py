@@ -18,7 +18,7 @@ from brx.pipeline.schedule import synchronous_1f1b
 from brx.pipeline.timeline import bubble_share, timeline
 from brx.pipeline.versions import StageVersions
 from brx.pipeline.world import SingleDevice
-from brx.train import memory_check
+from brx.train import loop, memory_check
 from brx.train.loop import build_stages, train
 from brx.train.plan import (
     fits,
@@ -203,6 +203,23 @@ def test_run_that_cannot_fit_is_refused_in_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(memory_check, "free_memory", lambda device: needed)
     found = memory_check.check_memory(config, torch.device("cpu"), SingleDevice(), [range(4)])
     assert found.peak == needed
+
+
+def test_bf16_where_there_is_none_is_refused_in_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla V100")
+    monkeypatch.setattr(loop, "choose_device", lambda *_: (torch.device("cuda"), "told so"))
+    monkeypatch.setattr(loop, "set_up", lambda *_: None)
+    with pytest.raises(UserError, match=r"^runtime\.precision: bf16 is not supported by Tesla V100; use fp32$"):
+        train(tiny_config(tmp_path, "runtime.precision=bf16"), tmp_path / "run")
+    assert not (tmp_path / "data").exists()
+
+
+def test_budget_beyond_the_tokens_asked_for_is_refused_before_they_are_prepared(tmp_path):
+    config = tiny_config(tmp_path, "data.tokens=1000", "training.iterations=100")
+    with pytest.raises(UserError, match=r"the run reads 3,200 tokens, there are 1,000: 3\.20 epochs; allow it with"):
+        train(config, tmp_path / "run")
+    assert not (tmp_path / "data").exists()
 
 
 def test_host_memory_is_known_here():
