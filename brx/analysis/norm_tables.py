@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal
 
 from rich.table import Table
@@ -12,17 +14,33 @@ from brx.analysis.norm_result import NormResult, by_stage
 NOTABLE_SHARE = 0.01
 
 
-def norm_table(results: list[NormResult]) -> Table:
-    """A row for each coordinates of one checkpoint: the norm per parameter with its interval."""
-    first = results[0]
-    of = "{vectors} vectors x {batches_per_vector} batches, {estimator}, {precision}".format(**first.settings)
-    table = Table(title=f"{first.run}, iteration {first.iteration}\n(1,1)-norm of the Hessian, {of}")
-    for column in ("coordinates", "norm / parameter", "95 % interval"):
-        table.add_column(column, no_wrap=True)
+def norm_rows(results: Sequence[NormResult]) -> tuple[list[str], list[list[str]]]:
+    """A row a measurement: columns and rows, for `formats.format_table`."""
+    columns = ["run", "P", "iteration", "coordinates", "norm / parameter", "95 % interval", "how"]
+    rows = []
     for result in results:
         low, high = result.interval
-        table.add_row(result.space, f"{result.normalized:.4g}", f"{low:.4g} .. {high:.4g}")
-    return table
+        rows.append(
+            [
+                Path(result.run).name,
+                str(result.num_stages),
+                str(result.iteration),
+                result.space + _basis_of(result),
+                f"{result.normalized:.4g}",
+                f"{low:.4g} .. {high:.4g}",
+                "{vectors} x {batches_per_vector}, {estimator}, {precision}".format(**result.settings),
+            ]
+        )
+    return columns, rows
+
+
+def _basis_of(result: NormResult) -> str:
+    """Whose basis rotated coordinates are of, where it is not the checkpoint's own."""
+    if result.settings.get("basis_from"):
+        return f" (basis of {Path(result.settings['basis_from']).name})"
+    if result.settings.get("basis_batches"):
+        return f" (basis from {result.settings['basis_batches']} batches)"
+    return ""
 
 
 def breakdown_table(result: NormResult, by: Literal["stage", "kind"]) -> Table:

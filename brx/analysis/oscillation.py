@@ -6,6 +6,7 @@ each update w(t) - w(t - 1) on the two directions, which stay fixed.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,6 +27,8 @@ from brx.train.checkpoint import read_stage
 from brx.train.device import autocast, choose_device
 from brx.train.files import write_json
 from brx.train.loop import build_stages
+
+DIRECTIONS = ("dominant", "random")
 
 
 @dataclass(frozen=True)
@@ -99,11 +102,25 @@ class Oscillation:
     def write(self, path: Path) -> None:
         """Keep it, with its numbers."""
         content = asdict(self)
-        for name in ("dominant", "random"):
+        for name in DIRECTIONS:
             track: Track = getattr(self, name)
             content[name] |= {"sign_changes": track.sign_changes, "variance": track.variance}
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, content)
+
+    @classmethod
+    def read(cls, path: Path) -> Oscillation:
+        """Read a file that `write` made.
+
+        Raises:
+            UserError: it is not one.
+        """
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            tracks = {name: Track(content[name]["projections"], content[name]["share"]) for name in DIRECTIONS}
+            return cls(**content | tracks)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{path}: not a result of oscillation ({error}); remove it and measure again") from None
 
 
 def measure_oscillation(
@@ -168,6 +185,18 @@ def measure_oscillation(
     )
     found.write(run_path / "analysis" / f"oscillation-{checkpoint.iteration:08d}.json")
     return found
+
+
+def measured_oscillation(run_path: Path) -> Oscillation:
+    """What has been measured of a run before, at its latest such checkpoint.
+
+    Raises:
+        UserError: nothing has.
+    """
+    found = sorted((run_path / "analysis").glob("oscillation-*.json"))
+    if not found:
+        raise UserError(f"{run_path}: has no measured oscillation; run `brx oscillation {run_path}` first")
+    return Oscillation.read(found[-1])
 
 
 def dominant_eigenvector(

@@ -62,8 +62,8 @@ LLAMAS = (
 )
 """The models of the paper's table, with W as printed there."""
 
-DEVICES = {"RTX3070": 8.0, "RTX3080": 16.0, "RTX3090": 24.0, "A6000": 48.0, "A100": 80.0}
-"""The devices of the paper's table, with their memory in GB as printed there."""
+DEVICES_GB = (8.0, 16.0, 24.0, 48.0, 80.0)
+"""Memory of the paper's devices as printed there: RTX3070, RTX3080, RTX3090, A6000, A100."""
 
 
 def block_memory(model: ModelShape, sequence_length: int, batch_size: int) -> float:

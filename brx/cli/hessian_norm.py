@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from brx.analysis.norm_result import NormResult
 
 HELP = "measure basis misalignment: the (1,1)-norm of the Hessian at a checkpoint, per parameter"
 EXAMPLES = """\
@@ -11,6 +16,7 @@ EXAMPLES = """\
   brx hessian-norm runs/quick-basis-rotation-p8-s0 --rotated --batches-per-vector 4 --by kind
   brx hessian-norm runs/quick-pipedream-p8-s0 --checkpoint 750 --jobs 2
   brx hessian-norm runs/quick-pipedream-p8-s0 --rotated --basis-batches 100    a basis estimated on the spot
+  brx hessian-norm results/curvature/* --measured --out figures/hessian-norm   what was measured before
 
 The paper's 8,000 batches with 200 vectors are read as 200 vectors with 40 batches each. Stopped with Ctrl-C or by a
 crash, the same command continues. The result is kept in RUN/analysis/.
@@ -19,7 +25,7 @@ crash, the same command continues. The result is kept in RUN/analysis/.
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("run_folder", type=Path, metavar="RUN", help="a run's folder")
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folders of runs")
     parser.add_argument("--checkpoint", type=int, metavar="ITERATION", help="which one (default: the newest)")
     parser.add_argument("--vectors", type=int, default=200, help="Cauchy vectors (default: 200)")
     parser.add_argument(
@@ -48,6 +54,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--jobs", type=int, default=1, metavar="N", help="processes that share the vectors (default: 1)"
     )
+    parser.add_argument(
+        "--measured", action="store_true", help="measure nothing: show what lies in RUN/analysis (needs no checkpoint)"
+    )
+    parser.add_argument("--format", choices=["table", "markdown", "csv", "json"], default="table", help="of the norms")
+    parser.add_argument("--out", type=Path, help="draw the figure, at this path without suffix")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -56,9 +67,37 @@ def run(args: argparse.Namespace) -> int:
 
     from rich.console import Console
 
-    from brx.analysis.norm_measurement import NormSettings, Stopped, measure
-    from brx.analysis.norm_result import Space, result_path
-    from brx.analysis.norm_tables import breakdown_table, norm_table, resolution_warning
+    from brx.analysis.formats import format_table
+    from brx.analysis.norm_measurement import Stopped
+    from brx.analysis.norm_result import result_path
+    from brx.analysis.norm_tables import breakdown_table, norm_rows, resolution_warning
+
+    try:
+        results = _measured(args) if args.measured else _measure(args)
+    except Stopped as stopped:
+        print(f"brx: {stopped}", file=sys.stderr)
+        return 130
+    print(format_table(*norm_rows(results), args.format))
+    console = Console()
+    for result in results:
+        if args.by != "none":
+            console.print(breakdown_table(result, args.by))
+        if warning := resolution_warning(result):
+            print(f"brx: warning: {Path(result.run).name}, {warning}", file=sys.stderr)
+        if args.format == "table" and not args.measured:
+            print(result_path(Path(result.run), result.space, result.iteration))
+    if args.out is not None:
+        from brx.figures.curvature import draw_norms
+
+        for written in draw_norms(results, args.out):
+            print(written, file=sys.stderr if args.format != "table" else sys.stdout)
+    return 0
+
+
+def _measure(args: argparse.Namespace) -> list[NormResult]:
+    """One measurement for each run and coordinates, made now or read again if it has been."""
+    from brx.analysis.norm_measurement import NormSettings, measure
+    from brx.analysis.norm_result import Space
 
     _check_at_least_one(args, "batches_per_vector", "basis_batches", "jobs")
     settings = NormSettings(
@@ -68,23 +107,18 @@ def run(args: argparse.Namespace) -> int:
         precision=args.precision,
         seed=args.seed,
     )
+    basis_from = None if args.basis_from is None else str(args.basis_from)
+    rotated = replace(settings, basis_from=basis_from, basis_batches=args.basis_batches)
     own_basis = args.basis_from is None and args.basis_batches is None
-    rotated = NormSettings(
-        **{
-            **vars(settings),
-            "basis_from": None if args.basis_from is None else str(args.basis_from),
-            "basis_batches": args.basis_batches,
-        }
-    )
-    spaces: list[Space] = ["original"] if not args.rotated else []
-    if args.rotated or not (args.original or (own_basis and not _has_basis(args.run_folder))):
-        spaces.append("rotated")
     results = []
-    try:
+    for run_folder in args.runs:
+        spaces: list[Space] = ["original"] if not args.rotated else []
+        if args.rotated or not (args.original or (own_basis and not _has_basis(run_folder))):
+            spaces.append("rotated")
         for space in spaces:
             results.append(
                 measure(
-                    args.run_folder,
+                    run_folder,
                     space,
                     rotated if space == "rotated" else settings,
                     iteration=args.checkpoint,
@@ -92,18 +126,19 @@ def run(args: argparse.Namespace) -> int:
                     or_geometric=args.or_geometric,
                 )
             )
-    except Stopped as stopped:
-        print(f"brx: {stopped}", file=sys.stderr)
-        return 130
-    console = Console()
-    console.print(norm_table(results))
-    for result in results:
-        if args.by != "none":
-            console.print(breakdown_table(result, args.by))
-        if warning := resolution_warning(result):
-            print(f"brx: warning: {warning}", file=sys.stderr)
-        print(result_path(args.run_folder, result.space, result.iteration))
-    return 0
+    return results
+
+
+def _measured(args: argparse.Namespace) -> list[NormResult]:
+    """What has been measured of these runs before, at the latest checkpoint."""
+    from brx.analysis.norm_result import results_of
+    from brx.errors import UserError
+
+    left_out = "rotated" if args.original else "original" if args.rotated else None
+    results = [one for path in args.runs for space, one in results_of(path).items() if space != left_out]
+    if not results:
+        raise UserError(f"{args.runs[0]}: has no measured norms; run `brx hessian-norm {args.runs[0]}` first")
+    return results
 
 
 def _has_basis(folder: Path) -> bool:

@@ -9,6 +9,7 @@ HELP = "project a run's updates on the Hessian's dominant eigenvector and on a r
 EXAMPLES = """\
   brx oscillation runs/quick-pipedream-p8-s0 runs/quick-basis-rotation-p8-s0 --out figures/oscillation
   brx oscillation runs/quick-pipedream-p8-s0 --checkpoint 1000 --iterations 200
+  brx oscillation results/curvature/*-p8 --measured --out figures/oscillation     what was measured before
 """
 
 
@@ -31,6 +32,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--power-iterations", type=int, default=200, metavar="N", help="or stops after N iterations (default: 200)"
     )
     parser.add_argument("--seed", type=int, default=0, help="of start vector and random direction (default: 0)")
+    parser.add_argument(
+        "--measured", action="store_true", help="measure nothing: show what lies in RUN/analysis (needs no checkpoint)"
+    )
     parser.add_argument("--out", type=Path, help="draw the figure, at this path without suffix")
 
 
@@ -39,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    from brx.analysis.oscillation import measure_oscillation
+    from brx.analysis.oscillation import measure_oscillation, measured_oscillation
     from brx.errors import UserError
 
     for name in ("iterations", "batches", "power_iterations"):
@@ -48,7 +52,9 @@ def run(args: argparse.Namespace) -> int:
     console = Console()
     notes = Console(stderr=True, highlight=False)
     found = [
-        measure_oscillation(
+        measured_oscillation(path)
+        if args.measured
+        else measure_oscillation(
             path,
             iteration=args.checkpoint,
             num_iterations=args.iterations,

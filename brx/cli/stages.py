@@ -25,14 +25,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--memory", type=float, nargs="+", metavar="GB", help="of devices (default: the paper's)")
     parser.add_argument("--sequence-length", type=int, default=4096, metavar="S", help="default: 4096")
     parser.add_argument("--batch-size", type=int, default=1, metavar="B", help="of a micro-batch (default: 1)")
-    parser.add_argument("--format", choices=["table", "csv", "markdown"], default="table", help="default: table")
+    parser.add_argument("--format", choices=["table", "markdown", "csv", "json"], default="table")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the table."""
     import sys
 
-    from brx.analysis.stage_count import DEVICES, GB, LLAMAS, ModelShape, stage_count
+    from brx.analysis.formats import format_table
+    from brx.analysis.stage_count import DEVICES_GB, GB, LLAMAS, ModelShape, stage_count
     from brx.errors import UserError
 
     missing = [f"--{name.replace('_', '-')}" for name in MODEL_OPTIONS if getattr(args, name) is None]
@@ -41,18 +42,14 @@ def run(args: argparse.Namespace) -> int:
     models: Sequence[ModelShape] = LLAMAS
     if not missing:
         models = [ModelShape("model", args.hidden, args.heads, args.params_per_block, args.blocks)]
-    devices = (
-        {f"{name} ({memory:g} GB)": memory for name, memory in DEVICES.items()}
-        if args.memory is None
-        else {f"{memory:g} GB": memory for memory in args.memory}
-    )
-    header = ["model", "h", "a", "W", "L", *devices]
+    memories = DEVICES_GB if args.memory is None else args.memory
+    header = ["model", "h", "a", "W", "L", *(f"{memory:g} GB" for memory in memories)]
     rows = []
     for model in models:
-        counts = [stage_count(model, GB * memory, args.sequence_length, args.batch_size) for memory in devices.values()]
+        counts = [stage_count(model, GB * memory, args.sequence_length, args.batch_size) for memory in memories]
         sizes = (str(model.hidden), str(model.heads), _short(model.params_per_block), str(model.blocks))
         rows.append([model.name, *sizes, *map(str, counts)])
-    _print(header, rows, args.format)
+    print(format_table(header, rows, args.format))
     if any(cell.startswith(">=") for row in rows for cell in row):
         print("brx: note: >=: the device does not hold a whole block, so that each needs at least two", file=sys.stderr)
     if missing and args.memory is None and (args.sequence_length, args.batch_size) == (4096, 1):
@@ -61,28 +58,6 @@ def run(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     return 0
-
-
-def _print(header: list[str], rows: list[list[str]], form: str) -> None:
-    import csv
-    import sys
-
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-
-    if form == "csv":
-        csv.writer(sys.stdout, lineterminator="\n").writerows([header, *rows])
-    elif form == "markdown":
-        for row in [header, ["---"] + ["---:"] * (len(header) - 1), *rows]:
-            print(f"| {' | '.join(row)} |")
-    else:
-        table = Table(box=SIMPLE_HEAD, padding=0, collapse_padding=True)
-        for place, name in enumerate(header):
-            table.add_column(name.replace(" (", "\n("), justify="left" if place == 0 else "right", no_wrap=True)
-        for row in rows:
-            table.add_row(*row)
-        Console().print(table)
 
 
 def _short(number: float) -> str:

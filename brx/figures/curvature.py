@@ -1,4 +1,4 @@
-"""Figures of curvature: oscillation along eigenvectors, and the effective delay."""
+"""Figures of curvature: oscillation along eigenvectors, norms of the Hessian, and the effective delay."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from matplotlib.axes import Axes
 
 from brx.analysis.effective_delay import EffectiveDelay, SlowdownPoint, uniform_effective_delay
 from brx.analysis.norm_result import NormResult
+from brx.analysis.norm_tables import norm_rows
 from brx.analysis.oscillation import Oscillation
-from brx.figures.style import figure, line_style, look_of, save
+from brx.figures.style import COLUMN_WIDTH_IN, figure, line_style, look_of, save
 
 SPACE_LINES = {"original": "-", "rotated": (0, (1, 1))}
 
@@ -48,6 +49,46 @@ def draw_oscillation(found: Sequence[Oscillation], path: Path) -> list[Path]:
             [*lines, *(f"{one.run}, iteration {one.iteration}: eigenvalue {one.eigenvalue:.4g}" for one in found)]
         )
         return save(made, path, caption)
+
+
+def draw_norms(results: Sequence[NormResult], path: Path) -> list[Path]:
+    """The (1,1)-norm per parameter of each run, in both coordinates, with 95 % intervals; logarithmic.
+
+    Returns:
+        The files written (PNG, PDF, caption).
+    """
+    runs = list(dict.fromkeys(result.run for result in results))
+    with figure(width=max(COLUMN_WIDTH_IN, 1.0 * len(runs) + 0.8)) as made:
+        axes = made.subplots()
+        for space, face in (("original", "white"), ("rotated", "black")):
+            shown = [result for result in results if result.space == space]
+            places = [runs.index(result.run) + (-0.12 if space == "original" else 0.12) for result in shown]
+            for place, result in zip(places, shown, strict=True):
+                look = look_of(result.method)
+                low, high = result.interval
+                errors = [[result.normalized - low], [high - result.normalized]]
+                axes.errorbar(
+                    place,
+                    result.normalized,
+                    yerr=errors,
+                    color=look.color,
+                    marker=look.marker,
+                    markersize=4,
+                    markerfacecolor="white" if space == "original" else look.color,
+                    capsize=2,
+                    linestyle="none",
+                )
+            axes.plot([], [], marker="o", color="black", markerfacecolor=face, linestyle="none", label=space)
+        first_of = {result.run: result for result in reversed(results)}
+        labels = [f"{look_of(first_of[run].method).label}\nP = {first_of[run].num_stages}" for run in runs]
+        axes.set_xticks(range(len(runs)), labels)
+        axes.set_xlim(-0.5, len(runs) - 0.5)
+        axes.set_yscale("log")
+        axes.set_ylabel("Hessian (1,1)-norm / parameter")
+        axes.legend(title="coordinates", title_fontsize=7)
+        columns, rows = norm_rows(results)
+        lines = [", ".join(f"{column} {cell}" for column, cell in zip(columns, row, strict=True)) for row in rows]
+        return save(made, path, "(1,1)-norm of the training loss's Hessian at a checkpoint.\n" + "\n".join(lines))
 
 
 def draw_effective_delay(

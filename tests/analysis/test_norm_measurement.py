@@ -1,5 +1,6 @@
 """A measurement: its file, that it resumes to the same numbers, shares its vectors, and refuses what it cannot do."""
 
+import csv
 import json
 import os
 import shutil
@@ -155,6 +156,37 @@ def test_command(run, capsys):
     assert main([*arguments, "--original", "--by", "stage"]) == 0  # read again, not measured again
     assert "stage 3" in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in (run / "analysis").iterdir()} == before
+
+
+def test_what_was_measured_is_shown_without_checkpoints(run, tmp_path, capsys):
+    arguments = ["hessian-norm", str(run)]
+    assert main([*arguments, "--measured"]) == 2
+    assert f"has no measured norms; run `brx hessian-norm {run}` first" in capsys.readouterr().err
+    assert main([*arguments, "--vectors", "4", "--batches-per-vector", "1"]) == 0
+    shutil.rmtree(run / "checkpoints")
+    capsys.readouterr()
+    assert main([*arguments, "--measured", "--format", "csv", "--out", str(tmp_path / "figure")]) == 0
+    header, original, rotated = csv.reader(capsys.readouterr().out.splitlines())
+    assert header[3:6] == ["coordinates", "norm / parameter", "95 % interval"]
+    assert (original[3], rotated[3]) == ("original", "rotated")
+    result = results_of(run)["rotated"]
+    assert float(rotated[4]) == pytest.approx(result.normalized, rel=1e-3)
+    assert "4 x 1, geometric, fp32" in (tmp_path / "figure.txt").read_text()
+    assert (tmp_path / "figure.png").stat().st_size > 0
+    assert main([*arguments, "--measured", "--rotated", "--format", "csv"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_several_runs_in_one_table(run, runs, tmp_path, capsys):
+    other = shutil.copytree(runs["pipedream"], tmp_path / "other")
+    arguments = ["hessian-norm", str(run), str(other), "--vectors", "3", "--batches-per-vector", "1"]
+    assert main([*arguments, "--format", "markdown"]) == 0
+    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
+    assert [(row[0].strip("| "), row[3]) for row in rows] == [
+        ("run", "original"),
+        ("run", "rotated"),
+        ("other", "original"),
+    ]
 
 
 def test_run_without_checkpoints(run):

@@ -8,7 +8,14 @@ import pytest
 import torch
 
 from brx.analysis.checkpoints import load_checkpoint
-from brx.analysis.oscillation import Track, dominant_eigenvector, measure_oscillation, orthogonal_to, track_updates
+from brx.analysis.oscillation import (
+    Track,
+    dominant_eigenvector,
+    measure_oscillation,
+    measured_oscillation,
+    orthogonal_to,
+    track_updates,
+)
 from brx.cli.main import main
 from brx.errors import RunError, UserError
 from tests.analysis.helpers import flat, random_like, unflat
@@ -100,6 +107,19 @@ def test_command(run, tmp_path, capsys):
         "oscillation.txt",
     ]
     assert main(["oscillation", str(run), "--iterations", "1"]) == 2
+
+
+def test_what_was_measured_is_drawn_without_checkpoints(run, tmp_path, capsys):
+    assert main(["oscillation", str(run), "--measured"]) == 2
+    assert f"has no measured oscillation; run `brx oscillation {run}` first" in capsys.readouterr().err
+    found = measure_oscillation(run, num_iterations=9, num_batches=1, max_power_iterations=3)
+    shutil.rmtree(run / "checkpoints")
+    assert measured_oscillation(run) == found
+    assert main(["oscillation", str(run), "--measured", "--out", str(tmp_path / "figure")]) == 0
+    assert (tmp_path / "figure.png").stat().st_size > 0
+    (run / "analysis" / "oscillation-00000014.json").write_text("{}")
+    with pytest.raises(UserError, match="not a result of oscillation"):
+        measured_oscillation(run)
 
 
 def test_schedule_that_ends_too_soon(run):

