@@ -7,6 +7,7 @@ forward-mode rules of layer norm and GELU are not fused (benchmarks/hessian.py m
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -24,6 +25,9 @@ Vectors = dict[str, Tensor]
 
 TOKENS_PER_PASS = {"cpu": 512, "cuda": 2**15}
 """A batch of more tokens is split: attention that can be differentiated twice keeps its (S, S) matrices."""
+
+LEAST_PARTS = 2
+"""A pass keeps about five times what a gradient of the same tokens keeps: in two parts, a product stays below three."""
 
 
 def training_loss(model: Stage, parameters: Vectors, batch: MicroBatch) -> Tensor:
@@ -94,10 +98,15 @@ def _product(model: Stage, parameters: Vectors, batch: MicroBatch, vector: Vecto
 
 
 def _parts(model: Stage, batch: MicroBatch) -> list[MicroBatch]:
-    """The batch in parts of about TOKENS_PER_PASS tokens, whose mean loss, weighted by examples, is the batch's."""
+    """The batch in two parts or more, of about TOKENS_PER_PASS tokens at most.
+
+    The mean of their losses, weighted by examples, is the batch's loss.
+    """
     inputs, targets = batch
     # The auxiliary losses of a mixture are not means over examples.
     if any(isinstance(module, Mixture) for module in model.modules()):
         return [batch]
-    examples = max(1, TOKENS_PER_PASS.get(inputs.device.type, 512) // inputs.shape[1])
+    num_examples, sequence_length = inputs.shape
+    fitting = max(1, TOKENS_PER_PASS.get(inputs.device.type, 512) // sequence_length)
+    examples = min(fitting, math.ceil(num_examples / LEAST_PARTS))
     return list(zip(torch.split(inputs, examples), torch.split(targets, examples), strict=True))

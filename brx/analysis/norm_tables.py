@@ -12,11 +12,13 @@ from brx.analysis.norm_result import NormResult, by_stage
 
 # More rows than this below the resolution of their vector's largest entry are worth a second look in fp64.
 NOTABLE_SHARE = 0.01
+NORM_TITLE = "(1,1)-norm of the training loss's Hessian, per parameter (sample: vectors x batches)"
+USUAL = ("geometric", "fp32")
 
 
 def norm_rows(results: Sequence[NormResult]) -> tuple[list[str], list[list[str]]]:
-    """A row a measurement: columns and rows, for `formats.format_table`."""
-    columns = ["run", "P", "iteration", "coordinates", "norm / parameter", "95 % interval", "how"]
+    """A row a measurement: columns and rows, for `formats.format_table`, under `NORM_TITLE`."""
+    columns = ["run", "P", "at", "coordinates", "norm", "95 % low", "95 % high", "sample"]
     rows = []
     for result in results:
         low, high = result.interval
@@ -25,22 +27,29 @@ def norm_rows(results: Sequence[NormResult]) -> tuple[list[str], list[list[str]]
                 Path(result.run).name,
                 str(result.num_stages),
                 str(result.iteration),
-                result.space + _basis_of(result),
-                f"{result.normalized:.4g}",
-                f"{low:.4g} .. {high:.4g}",
-                "{vectors} x {batches_per_vector}, {estimator}, {precision}".format(**result.settings),
+                _coordinates(result),
+                *(f"{value:.4g}" for value in (result.normalized, low, high)),
+                _how(result),
             ]
         )
     return columns, rows
 
 
-def _basis_of(result: NormResult) -> str:
-    """Whose basis rotated coordinates are of, where it is not the checkpoint's own."""
-    if result.settings.get("basis_from"):
-        return f" (basis of {Path(result.settings['basis_from']).name})"
-    if result.settings.get("basis_batches"):
-        return f" (basis from {result.settings['basis_batches']} batches)"
-    return ""
+def _coordinates(result: NormResult) -> str:
+    """Which, and whose basis they are rotated with."""
+    if result.space == "original":
+        return "original"
+    if result.settings["basis_from"] is not None:
+        return f"rotated, {Path(result.settings['basis_from']).name}"
+    if result.settings["basis_batches"] is not None:
+        return f"rotated, {result.settings['basis_batches']} batches"
+    return "rotated, own basis"
+
+
+def _how(result: NormResult) -> str:
+    """The numbers of vectors and batches, and what is not the default of large models."""
+    unusual = [result.settings[key] for key in ("estimator", "precision") if result.settings[key] not in USUAL]
+    return ", ".join(["{vectors} x {batches_per_vector}".format(**result.settings), *unusual])
 
 
 def breakdown_table(result: NormResult, by: Literal["stage", "kind"]) -> Table:

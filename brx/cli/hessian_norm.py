@@ -16,7 +16,7 @@ EXAMPLES = """\
   brx hessian-norm runs/quick-basis-rotation-p8-s0 --rotated --batches-per-vector 4 --by kind
   brx hessian-norm runs/quick-pipedream-p8-s0 --checkpoint 750 --jobs 2
   brx hessian-norm runs/quick-pipedream-p8-s0 --rotated --basis-batches 100    a basis estimated on the spot
-  brx hessian-norm results/curvature/* --measured --out figures/hessian-norm   what was measured before
+  brx hessian-norm results/curvature/*-p? --measured --out figures/hessian-norm   what was measured before
 
 The paper's 8,000 batches with 200 vectors are read as 200 vectors with 40 batches each. Stopped with Ctrl-C or by a
 crash, the same command continues. The result is kept in RUN/analysis/.
@@ -70,13 +70,15 @@ def run(args: argparse.Namespace) -> int:
     from brx.analysis.formats import format_table
     from brx.analysis.norm_measurement import Stopped
     from brx.analysis.norm_result import result_path
-    from brx.analysis.norm_tables import breakdown_table, norm_rows, resolution_warning
+    from brx.analysis.norm_tables import NORM_TITLE, breakdown_table, norm_rows, resolution_warning
 
     try:
         results = _measured(args) if args.measured else _measure(args)
     except Stopped as stopped:
         print(f"brx: {stopped}", file=sys.stderr)
         return 130
+    if args.format == "table":
+        print(NORM_TITLE)
     print(format_table(*norm_rows(results), args.format))
     console = Console()
     for result in results:

@@ -8,8 +8,9 @@ from pathlib import Path
 from matplotlib.axes import Axes
 
 from brx.analysis.effective_delay import EffectiveDelay, SlowdownPoint, uniform_effective_delay
+from brx.analysis.formats import format_table
 from brx.analysis.norm_result import NormResult
-from brx.analysis.norm_tables import norm_rows
+from brx.analysis.norm_tables import NORM_TITLE, norm_rows
 from brx.analysis.oscillation import Oscillation
 from brx.figures.style import COLUMN_WIDTH_IN, figure, line_style, look_of, save
 
@@ -87,8 +88,7 @@ def draw_norms(results: Sequence[NormResult], path: Path) -> list[Path]:
         axes.set_ylabel("Hessian (1,1)-norm / parameter")
         axes.legend(title="coordinates", title_fontsize=7)
         columns, rows = norm_rows(results)
-        lines = [", ".join(f"{column} {cell}" for column, cell in zip(columns, row, strict=True)) for row in rows]
-        return save(made, path, "(1,1)-norm of the training loss's Hessian at a checkpoint.\n" + "\n".join(lines))
+        return save(made, path, f"{NORM_TITLE}; bars: 95 % intervals\n{format_table(columns, rows, 'markdown')}")
 
 
 def draw_effective_delay(
@@ -152,7 +152,7 @@ def _label(result: NormResult) -> str:
 
 
 def _draw_slowdowns(axes: Axes, points: Sequence[SlowdownPoint]) -> None:
-    for place, method in enumerate(dict.fromkeys(point.run.method for point in points)):
+    for method in dict.fromkeys(point.run.method for point in points):
         look = look_of(method)
         reached = [point for point in points if point.run.method == method and point.slowdown is not None]
         axes.plot(
@@ -164,14 +164,12 @@ def _draw_slowdowns(axes: Axes, points: Sequence[SlowdownPoint]) -> None:
             linestyle=line_style(2),
             label=look.label,
         )
-        for point in reached:
-            axes.annotate(
-                f"P = {point.run.stages}",
-                (point.delay.delay, point.slowdown or 0.0),
-                textcoords="offset points",
-                xytext=(-4, 6) if place == 0 else (-4, -10),
-                fontsize=6,
-            )
+    # One label a number of stages, above its highest point: the methods' tau' are close to each other.
+    labelled = {point.run.stages: point for point in sorted(points, key=lambda point: point.slowdown or 0.0)}
+    for stages, point in labelled.items():
+        place = (point.delay.delay, point.slowdown or 0.0)
+        axes.annotate(f"P = {stages}", place, textcoords="offset points", xytext=(0, 6), ha="center", fontsize=6)
+    axes.margins(x=0.08, y=0.12)
     axes.axhline(1.0, color="black", linewidth=0.5)
     axes.set_xlabel("effective delay $\\tau'$ of the run")
     axes.set_ylabel("slowdown in iterations")

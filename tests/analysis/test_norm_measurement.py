@@ -167,11 +167,11 @@ def test_what_was_measured_is_shown_without_checkpoints(run, tmp_path, capsys):
     capsys.readouterr()
     assert main([*arguments, "--measured", "--format", "csv", "--out", str(tmp_path / "figure")]) == 0
     header, original, rotated = csv.reader(capsys.readouterr().out.splitlines())
-    assert header[3:6] == ["coordinates", "norm / parameter", "95 % interval"]
-    assert (original[3], rotated[3]) == ("original", "rotated")
+    assert header[3:7] == ["coordinates", "norm", "95 % low", "95 % high"]
+    assert (original[3], rotated[3]) == ("original", "rotated, own basis")
     result = results_of(run)["rotated"]
     assert float(rotated[4]) == pytest.approx(result.normalized, rel=1e-3)
-    assert "4 x 1, geometric, fp32" in (tmp_path / "figure.txt").read_text()
+    assert "| 4 x 1 |" in (tmp_path / "figure.txt").read_text()
     assert (tmp_path / "figure.png").stat().st_size > 0
     assert main([*arguments, "--measured", "--rotated", "--format", "csv"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 2
@@ -184,7 +184,7 @@ def test_several_runs_in_one_table(run, runs, tmp_path, capsys):
     rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
     assert [(row[0].strip("| "), row[3]) for row in rows] == [
         ("run", "original"),
-        ("run", "rotated"),
+        ("run", "rotated, own basis"),
         ("other", "original"),
     ]
 
