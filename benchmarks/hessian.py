@@ -22,13 +22,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.report import Table
 from brx.analysis.hessian import gradient, hessian_vector_product, training_loss
+from brx.config import load_config
 from brx.config.schema import ModelConfig
 from brx.model.stage import initialize, whole_model
 
 VOCABULARY = 256
 SHAPES = {
-    "quick": (ModelConfig(blocks=8, width=64, heads=2, sequence_length=64), 8),
-    "cpu-small": (ModelConfig(blocks=32, width=48, heads=2, sequence_length=64), 8),
+    "quick": (load_config("quick").model, 8),
+    "cpu-small": (load_config("cpu-small").model, 8),
     "4 blocks, d 256, sequence 256": (ModelConfig(blocks=4, width=256, heads=4, sequence_length=256), 8),
 }
 
