@@ -99,6 +99,8 @@ class PipelineConfig(Section):
     """Share stages among devices by number of blocks, or by measured time."""
     recompute: bool = False
     """Recompute each block's activations in the backward pass instead of keeping them."""
+    rings: Literal["device", "host"] = "device"
+    """Where older weight versions are kept; `host`: in pinned memory, those in use are fetched ahead of time."""
     timeout_s: float = Field(300.0, gt=0)
     """Seconds without an answer after which a device counts as lost."""
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from brx.model.stage import Stage, is_rotated
 from brx.pipeline.delay import prediction_decay
+from brx.pipeline.host_ring import HostRing
 
 StashMode = Literal["stash", "none", "predict"]
 
@@ -47,6 +48,8 @@ class StageVersions:
         delay: int,
         stash: StashMode = "stash",
         matrix_dtype: torch.dtype = torch.float32,
+        *,
+        num_in_flight: int | None = None,
     ) -> None:
         """
         Args:
@@ -56,6 +59,8 @@ class StageVersions:
             stash: what the backward pass sees.
             matrix_dtype: the ring's dtype for matrices; bf16 where autocast would cast them to it anyway, which gives
                 the same numbers from half the memory.
+            num_in_flight: keep the ring in host memory, for this many micro-batches between forward pass and update on
+                this device at most; None keeps it on the device.
         """
         self.stage = stage
         self.index = index
@@ -64,12 +69,20 @@ class StageVersions:
         self.live: dict[str, Tensor] = dict(stage.named_parameters())
         self._newest = list(self.live.values())
         self._places = [_place(stage, name) for name in self.live]
-        self.ring = [] if delay == 0 else [self._copy_of_live(matrix_dtype) for _ in range(delay + 1)]
+        self._host_ring: HostRing | None = None
+        self.ring: list[list[Tensor]] = []
+        if delay and num_in_flight is not None:
+            self._host_ring = HostRing(self._copy_of_live(matrix_dtype), delay, num_in_flight)
+            self.ring = self._host_ring.slots
+        elif delay:
+            self.ring = [self._copy_of_live(matrix_dtype) for _ in range(delay + 1)]
         self._predictor = StepPredictor(self._newest, delay) if stash == "predict" and delay else None
 
     def bind(self, iteration: int) -> None:
         """Let the module compute with the slot of micro-batch `iteration`."""
         self._point_to(self._slot(iteration))
+        if self._host_ring is not None:
+            self._host_ring.prefetch(iteration + 1)
 
     def bind_live(self) -> None:
         """Let the module compute with the newest weights."""
@@ -90,6 +103,8 @@ class StageVersions:
             gradient = slot.grad
             slot.grad = None
             live.grad = gradient.to(live.dtype) if gradient is not None else None
+        if self._host_ring is not None:  # the update is about to change what may still be on its way to the host
+            self._host_ring.finish_store()
         return [live.grad for live in self.live.values() if live.grad is not None]
 
     def used(self, iteration: int) -> list[Tensor]:
@@ -103,11 +118,15 @@ class StageVersions:
             live.grad = None
         if self._predictor is not None:
             self._predictor.observe(self._newest)
-        if self.ring:
+        if self._host_ring is not None:
+            self._host_ring.store(iteration, self._newest)
+        elif self.ring:
             torch._foreach_copy_(self._slot(iteration), self._newest)
 
     def state_dict(self) -> VersionsState:
         """Everything here that decides the trajectory (no copies)."""
+        if self._host_ring is not None:
+            self._host_ring.wait()
         return {
             "weights": {name: parameter.data for name, parameter in self.live.items()},
             "ring": [[parameter.data for parameter in slot] for slot in self.ring],
@@ -128,6 +147,8 @@ class StageVersions:
         torch._foreach_copy_(self._newest, list(state["weights"].values()))
         for slot, saved in zip(self.ring, state["ring"], strict=True):
             torch._foreach_copy_(slot, saved)
+        if self._host_ring is not None:
+            self._host_ring.forget()
         if self._predictor is not None and state["average_step"] is not None:
             self._predictor.restore(self._newest, state["average_step"])
 
@@ -142,6 +163,8 @@ class StageVersions:
         return sum(parameter.nbytes for slot in self.ring for parameter in slot)
 
     def _slot(self, iteration: int) -> list[Tensor]:
+        if self._host_ring is not None:
+            return self._host_ring.slot(iteration)
         return self.ring[(iteration - 1) % (self.delay + 1)] if self.ring else self._newest
 
     def _point_to(self, parameters: list[Tensor]) -> None:

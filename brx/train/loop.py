@@ -84,7 +84,7 @@ class Trainer:
         self.planned_memory = check_memory(config, self.device, world, ranges)
         self.data = self._prepare_data()
         self.prefetcher = self._open_batches()
-        self.stages = build_stages(config, self.device, ranges[world.rank])
+        self.stages = build_stages(config, self.device, ranges[world.rank], num_in_flight=world.num_ranks - world.rank)
         self.updater = MethodUpdater(config, self.stages)
         self.engine = self._build_engine()
         self.iteration = 0
@@ -321,8 +321,15 @@ class Trainer:
         return [_to_device(batch, self.device) for batch in batches]
 
 
-def build_stages(config: RunConfig, device: torch.device, own: range) -> list[StageVersions]:
-    """The stages `own` with their initial weights and their rings."""
+def build_stages(config: RunConfig, device: torch.device, own: range, *, num_in_flight: int = 1) -> list[StageVersions]:
+    """The stages `own` with their initial weights and their rings.
+
+    Args:
+        config: the run.
+        device: of this rank.
+        own: the indices of its stages.
+        num_in_flight: micro-batches between forward pass and update on this rank at most: R - r.
+    """
     num_stages = config.pipeline.stages
     parts = partition(config.model.blocks, num_stages)
     # Delay compensation takes differences of weight versions, which bf16 would drown in rounding.
@@ -341,6 +348,7 @@ def build_stages(config: RunConfig, device: torch.device, own: range) -> list[St
                 stage_delay(index, num_stages),
                 config.pipeline.stash,
                 torch.bfloat16 if halve else torch.float32,
+                num_in_flight=num_in_flight if config.pipeline.rings == "host" else None,
             )
         )
     return stages

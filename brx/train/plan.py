@@ -108,12 +108,16 @@ def what_would_fit(config: RunConfig, device_type: str, device_memory: float) ->
 def _changes(config: RunConfig) -> Iterator[list[tuple[str, str, Any]]]:
     """What may be changed besides the number of devices, in order of what it costs."""
     yield []
-    recompute: list[tuple[str, str, Any]] = []
+    savings: list[tuple[str, str, Any]] = []
     if config.pipeline.stash == "stash" and not config.pipeline.recompute:
-        recompute = [("pipeline", "recompute", True)]
-        yield recompute
+        savings.append(("pipeline", "recompute", True))
+        yield savings
+    if config.pipeline.rings == "device":
+        yield [("pipeline", "rings", "host")]
+        savings = [*savings, ("pipeline", "rings", "host")]
+        yield savings
     for halvings in range(1, config.training.batch_size.bit_length()):
-        yield [*recompute, ("training", "batch_size", config.training.batch_size >> halvings)]
+        yield [*savings, ("training", "batch_size", config.training.batch_size >> halvings)]
 
 
 def _rank_memory(config: RunConfig, device_type: str, rank: int, own: range, num_ranks: int) -> RankMemory:
@@ -143,7 +147,9 @@ def _rank_memory(config: RunConfig, device_type: str, rank: int, own: range, num
     num_parameters = num_elements(shapes)
     weights = gradients = FP32 * num_parameters
     moments, rotation = optimizer_bytes(config, shapes)
-    rings = sum(_ring_bytes(config, _delay(config, index), stage) for index, stage in by_stage.items())
+    rings = sum(
+        _ring_bytes(config, _delay(config, index), stage, device_type, in_flight) for index, stage in by_stage.items()
+    )
     logits = head_bytes(model, vocabulary, batch, bf16=bf16) if is_last else 0
     update = _update_bytes(config, by_stage, device_type)
     # In chunks, the loss makes the head's gradients before all others.
@@ -215,13 +221,16 @@ def synchronous_bubble(num_ranks: int, num_micro_batches: int) -> float:
     return (num_ranks - 1) / (num_micro_batches + num_ranks - 1)
 
 
-def _ring_bytes(config: RunConfig, delay: int, shapes: Shapes) -> int:
+def _ring_bytes(config: RunConfig, delay: int, shapes: Shapes, device_type: str, in_flight: int) -> int:
     if delay == 0:
         return 0
     num_matrix_elements = sum(math.prod(shape) for shape in _matrices(shapes))
     num_other_elements = num_elements(shapes) - num_matrix_elements
     matrix_bytes = 2 if _halves_rings(config) else FP32
-    ring = (delay + 1) * (matrix_bytes * num_matrix_elements + FP32 * num_other_elements)
+    num_slots = delay + 1
+    if config.pipeline.rings == "host":  # only those in use and the next one are on the device
+        num_slots = in_flight + 1 + (num_slots if device_type == "cpu" else 0)
+    ring = num_slots * (matrix_bytes * num_matrix_elements + FP32 * num_other_elements)
     predictor = 2 * FP32 * num_elements(shapes) if config.pipeline.stash == "predict" else 0
     return ring + predictor
 

@@ -15,7 +15,7 @@ from brx.train.files import cannot_write, write_text
 
 # What may differ between a run and its continuation, because no number of the trajectory depends on it.
 _MAY_CHANGE = {
-    "pipeline": {"devices", "balance", "recompute", "timeout_s"},
+    "pipeline": {"devices", "balance", "recompute", "rings", "timeout_s"},
     "data": {"directory", "max_epochs"},
     "training": {"stop_after", "checkpoint_every", "keep_checkpoints", "log_every"},
     "runtime": {"device", "threads", "compile", "deterministic"},

@@ -80,6 +80,7 @@ RUNS = [
     ["training.batch_size=16", "runtime.precision=bf16"],
     ["pipeline.stash=predict"],
     ["pipeline.stash=none"],
+    ["pipeline.rings=host"],
     ["pipeline.recompute=true", "training.batch_size=16"],
     ["model.width=96", "model.blocks=8", "pipeline.stages=8"],
     ["model.moe={experts: 4}"],

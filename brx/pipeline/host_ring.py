@@ -1,0 +1,102 @@
+"""A ring of weight versions in host memory; the few that are in use are copied to the device, ahead of time.
+
+On CUDA the host memory is pinned and the copies run on a stream of their own, beside the computation. Elsewhere they
+are plain copies (of no use but for tests: there is only one memory).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor, nn
+
+UNKNOWN = -(2**62)
+
+
+class HostRing:
+    """Device buffers over a host ring of tau + 1 slots.
+
+    The buffer of micro-batch t is (t - 1) mod n, with n = (micro-batches in flight) + 1: when micro-batch t is
+    forwarded, t + 1 is fetched into a buffer whose micro-batch has had its update.
+
+    Args:
+        versions: the slots' initial content, on the device.
+        delay: tau, at least 1.
+        num_in_flight: micro-batches between forward pass and update on this device, at most.
+
+    Attributes:
+        slots: on the host, in the order and dtypes of a slot on the device.
+    """
+
+    def __init__(self, versions: Sequence[Tensor], delay: int, num_in_flight: int) -> None:
+        device = versions[0].device
+        self._is_cuda = device.type == "cuda"
+        self._delay = delay
+        self.slots = [[self._to_host(tensor) for tensor in versions] for _ in range(delay + 1)]
+        self._buffers = [[nn.Parameter(tensor.clone()) for tensor in versions] for _ in range(num_in_flight + 1)]
+        self._held: list[int | None] = [None] * len(self._buffers)
+        self._newest_stored = 0
+        self._stream = torch.cuda.Stream(device) if self._is_cuda else None  # type: ignore[no-untyped-call]
+        self._loaded = [torch.cuda.Event() for _ in self._buffers] if self._is_cuda else []  # type: ignore[no-untyped-call]
+        self._stored = torch.cuda.Event() if self._is_cuda else None  # type: ignore[no-untyped-call]
+
+    def slot(self, iteration: int) -> list[Tensor]:
+        """The weights of micro-batch `iteration` on the device."""
+        place = (iteration - 1) % len(self._buffers)
+        if self._held[place] != iteration:
+            self._load(iteration)
+        if self._is_cuda:
+            torch.cuda.current_stream().wait_event(self._loaded[place])
+        return list(self._buffers[place])
+
+    def prefetch(self, iteration: int) -> None:
+        """Start to fetch the weights of micro-batch `iteration`, if the update that made them is behind us."""
+        is_held = self._held[(iteration - 1) % len(self._buffers)] == iteration
+        if not is_held and max(0, iteration - 1 - self._delay) <= self._newest_stored:
+            self._load(iteration)
+
+    def store(self, iteration: int, newest: Sequence[Tensor]) -> None:
+        """Keep the weights after update `iteration`."""
+        with self._aside():
+            for slot, weight in zip(self.slots[(iteration - 1) % (self._delay + 1)], newest, strict=True):
+                slot.copy_(weight, non_blocking=True)
+            if self._stored is not None:
+                self._stored.record()
+        self._newest_stored = iteration
+
+    def finish_store(self) -> None:
+        """Let the device's next work wait until the last `store` has read the weights."""
+        if self._stored is not None:
+            torch.cuda.current_stream().wait_event(self._stored)
+
+    def forget(self) -> None:
+        """The slots have been given another content."""
+        self._held = [None] * len(self._buffers)
+        self._newest_stored = UNKNOWN
+
+    def wait(self) -> None:
+        """Until the slots may be read or written on the host."""
+        if self._stream is not None:
+            self._stream.synchronize()
+
+    def _load(self, iteration: int) -> None:
+        place = (iteration - 1) % len(self._buffers)
+        with self._aside(), torch.no_grad():
+            for buffer, slot in zip(self._buffers[place], self.slots[(iteration - 1) % (self._delay + 1)], strict=True):
+                buffer.data.copy_(slot, non_blocking=True)
+            if self._is_cuda:
+                self._loaded[place].record()
+        self._held[place] = iteration
+
+    def _aside(self) -> AbstractContextManager[object]:
+        """The stream of the copies, after all that the device has been given so far."""
+        if self._stream is None:
+            return nullcontext()
+        self._stream.wait_stream(torch.cuda.current_stream())
+        return torch.cuda.stream(self._stream)
+
+    def _to_host(self, tensor: Tensor) -> Tensor:
+        copy = tensor.detach().to("cpu", copy=True)
+        return copy.pin_memory() if self._is_cuda else copy
