@@ -12,6 +12,7 @@ import argparse
 import gc
 import json
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -53,13 +54,18 @@ def main() -> None:
 
 def measured_peak(config: RunConfig, device: torch.device, iterations: int = 11) -> int:
     """Largest number of bytes that tensors held at one time, from building the stages to the last iteration (R = 1)."""
+    return peak_during(lambda: _train(config, device, iterations), device)
+
+
+def peak_during(work: Callable[[], None], device: torch.device) -> int:
+    """Largest number of bytes of tensors that the work held at one time, beyond those that were there before (CPU)."""
     gc.collect()  # what came before
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-        _train(config, device, iterations)
+        work()
         return torch.cuda.max_memory_allocated(device)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        _train(config, device, iterations)
+        work()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(path))

@@ -56,13 +56,14 @@ def run(args: argparse.Namespace) -> int:
     console.print(_memory_table(config, ranks, memory))
     console.print(
         "Peak: weights, moments, rotation and rings, with the larger of activations + logits and gradients + update,"
-        " which are not there at one time."
+        " which are not there at one time.",
+        soft_wrap=True,
     )
     if config.runtime.compile:
         console.print("Activations are those of uncompiled blocks; compiled ones (runtime.compile) keep less.")
     if memory is not None:
-        console.print(_verdict(config, ranks, device_type, memory))
-    console.print(*_time_lines(config, throughput), sep="\n")
+        console.print(_verdict(config, ranks, device_type, memory), soft_wrap=True)
+    console.print(*_time_lines(config, throughput), sep="\n", soft_wrap=True)
     return 0
 
 

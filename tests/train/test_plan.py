@@ -5,7 +5,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.memory import measured_peak
+from benchmarks.memory import measured_peak, peak_during
 from brx.cli.main import main
 from brx.config.loading import apply_overrides, load_config
 from brx.config.schema import MoEConfig, RunConfig
@@ -14,11 +14,13 @@ from brx.model.sizes import stage_forward_flops, stage_shapes
 from brx.model.stage import Stage, partition, whole_model
 from brx.optim.updater import MethodUpdater
 from brx.pipeline.delay import stage_delay
+from brx.pipeline.engine import Engine
 from brx.pipeline.schedule import synchronous_1f1b
 from brx.pipeline.timeline import bubble_share, timeline
 from brx.pipeline.versions import StageVersions
 from brx.pipeline.world import SingleDevice
 from brx.train import loop, memory_check
+from brx.train.device import autocast
 from brx.train.loop import build_stages, train
 from brx.train.plan import (
     fits,
@@ -107,6 +109,46 @@ def test_peak_is_within_ten_percent_of_the_measured_one(overrides):
     config = small(*overrides)
     (planned,) = plan_memory(config, "cpu")
     assert planned.peak == pytest.approx(measured_peak(config, torch.device("cpu"), iterations=3), rel=0.1)
+
+
+class LinkOfFirstRank:
+    """What rank 0 sees of the others: gradients come back, into two buffers."""
+
+    def __init__(self, shape):
+        self.buffers = [torch.ones(shape) for _ in range(2)]
+
+    def send_activation(self, activation):
+        self.sent = activation.clone()
+
+    def receive_gradient(self):
+        return self.buffers[0]
+
+    def expect_gradient(self):
+        pass
+
+    flush = expect_gradient
+
+
+@pytest.mark.parametrize(
+    "overrides", [[], ["runtime.precision=bf16", "training.batch_size=16"], ["pipeline.rings=host"]]
+)
+def test_peak_of_a_rank_with_several_micro_batches_in_flight(overrides):
+    config = small("model.blocks=8", "pipeline.stages=8", "pipeline.devices=4", *overrides)
+    planned = plan_memory(config, "cpu")[0]
+    tokens = torch.zeros(config.training.batch_size, 64, dtype=torch.int64)
+
+    def work():
+        stages = build_stages(config, torch.device("cpu"), planned.stages, num_in_flight=4)
+        dtype = torch.bfloat16 if config.runtime.precision == "bf16" else torch.float32
+        link = LinkOfFirstRank((*tokens.shape, 64))
+        link.buffers = [buffer.to(dtype) for buffer in link.buffers]
+        engine = Engine(stages, MethodUpdater(config, stages), lambda t: (tokens, tokens), clip=1.0, link=link,
+                        rank=0, num_ranks=4, autocast=autocast(config.runtime, torch.device("cpu")),
+                        takes_update_norms=lambda t: True)  # fmt: skip
+        for _ in engine.run(1, lambda: 7):
+            pass
+
+    assert planned.peak == pytest.approx(peak_during(work, torch.device("cpu")), rel=0.1)
 
 
 @pytest.mark.parametrize(
