@@ -2,7 +2,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint bench setup
+.PHONY: demo test lint bench reproduce reproduce-figures setup
+
+SCALE ?= cpu
+RESULTS := $(if $(filter cpu,$(SCALE)),results/cpu,runs/paper)
 
 demo: setup  ## train the quick preset with and without delay, draw the curves (minutes)
 	$(BIN)/brx demo
@@ -19,6 +22,16 @@ bench: setup  ## speed, as ratios measured side by side; tables go to benchmarks
 	$(BIN)/python -m benchmarks.engine
 	$(BIN)/python -m benchmarks.distributed
 	$(BIN)/python -m benchmarks.optimizers
+
+reproduce: setup  ## run all sweeps of a scale (SCALE=cpu or paper; long, continues where it was left), then draw
+	$(BIN)/brx sweep $(wildcard configs/sweeps/$(SCALE)/*.yaml)
+	$(if $(filter cpu,$(SCALE)),$(BIN)/brx export runs/cpu --to results/cpu)
+	$(MAKE) reproduce-figures SCALE=$(SCALE)
+
+reproduce-figures: setup  ## draw every figure and table from the results at hand (seconds)
+	$(BIN)/brx plot all --scale $(SCALE) --runs $(RESULTS) --out figures/$(SCALE)
+	$(BIN)/brx tables all --scale $(SCALE) --runs $(RESULTS) --out results/tables/$(SCALE)
+	$(BIN)/brx slowdown $(RESULTS) --all-targets figures/$(SCALE)/slowdown-all-targets
 
 setup: .venv/ready
 

@@ -63,7 +63,7 @@ def slowdown_table(methods: Sequence[str], experiments: Experiments) -> Rows:
             rate_text(found.reference),
             rate_text(found.group),
             PAPER_SLOWDOWNS.get(found.group.method, ""),
-            f"{target:.3f}",
+            f"{found.target:.3f}",
         ]
         for found in slowdowns(groups, target)
     ]

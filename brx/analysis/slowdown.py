@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -42,6 +43,7 @@ class Slowdown:
     Attributes:
         group: the runs.
         reference: the same method's runs at the reference number of stages.
+        target: the loss to reach, in nats.
         reached: what the group needed.
         reference_reached: what the reference needed.
         ratio: of the means; a lower bound if `is_censored`; None if the reference never reached the loss.
@@ -51,6 +53,7 @@ class Slowdown:
 
     group: Group
     reference: Group
+    target: float
     reached: Reached
     reference_reached: Reached
     ratio: float | None
@@ -71,6 +74,17 @@ class Slowdown:
             return f"> {self.ratio:.2f}"
         interval = f" [{self.low:.2f}, {self.high:.2f}]" if self.low is not None and self.high is not None else ""
         return f"{self.ratio:.2f}{interval}"
+
+
+def comparable_sets(groups: Sequence[Group]) -> list[list[Group]]:
+    """Sort groups by what makes losses comparable: data, model, and token budget; the largest set first."""
+    sets: dict[str, list[Group]] = defaultdict(list)
+    for group in groups:
+        training = group.config.training
+        fingerprint = group.runs[0].summary.get("data_fingerprint")
+        key = (fingerprint, group.config.model.model_dump_json(), training.iterations, training.batch_size)
+        sets[repr(key)].append(group)
+    return sorted(sets.values(), key=len, reverse=True)
 
 
 def slowest_final(groups: Sequence[Group]) -> float:
@@ -135,9 +149,9 @@ def reductions(groups: Sequence[Group]) -> list[Reduction]:
 def _slowdown(group: Group, reference: Group, target: float) -> Slowdown:
     ours, theirs = reached(group, target), reached(reference, target)
     if theirs.is_censored:
-        return Slowdown(group, reference, ours, theirs, None, None, None)
+        return Slowdown(group, reference, target, ours, theirs, None, None, None)
     low, high = _interval(group, reference, ours, theirs)
-    return Slowdown(group, reference, ours, theirs, ours.mean / theirs.mean, low, high)
+    return Slowdown(group, reference, target, ours, theirs, ours.mean / theirs.mean, low, high)
 
 
 def _interval(group: Group, reference: Group, ours: Reached, theirs: Reached) -> tuple[float | None, float | None]:

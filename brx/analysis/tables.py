@@ -33,9 +33,22 @@ def loss_table(runs: list[Run], target: float) -> Table:
 
 def slowdown_rows(found: Sequence[Slowdown]) -> Rows:
     """A row a method and number of stages."""
-    columns = ["method", "P", "slowdown", "iterations", "reference P", "its iterations", "lr", "reference lr", "seeds"]
+    columns = [
+        "model",
+        "method",
+        "P",
+        "slowdown",
+        "iterations",
+        "reference P",
+        "its iterations",
+        "lr",
+        "its lr",
+        "seeds",
+    ]
+    columns.append("target loss")
     rows = [
         [
+            model_text(one.group),
             one.group.variant,
             str(one.group.stages),
             one.text,
@@ -45,6 +58,7 @@ def slowdown_rows(found: Sequence[Slowdown]) -> Rows:
             rate_text(one.group),
             rate_text(one.reference),
             str(len(one.group.runs)),
+            f"{one.target:.4f}",
         ]
         for one in found
     ]
@@ -53,9 +67,10 @@ def slowdown_rows(found: Sequence[Slowdown]) -> Rows:
 
 def reduction_rows(found: Sequence[Reduction]) -> Rows:
     """A row a method and number of stages."""
-    columns = ["method", "P", "best baseline", "its final loss", "iterations saved"]
+    columns = ["model", "method", "P", "best baseline", "its final loss", "iterations saved"]
     rows = [
         [
+            model_text(one.group),
             one.group.variant,
             str(one.group.stages),
             one.baseline.method,
@@ -65,6 +80,12 @@ def reduction_rows(found: Sequence[Reduction]) -> Rows:
         for one in found
     ]
     return columns, rows
+
+
+def model_text(group: Group) -> str:
+    """The model's size."""
+    model = group.config.model
+    return f"{model.blocks} blocks, d {model.width}{', mixture' if model.moe else ''}"
 
 
 def rate_text(group: Group) -> str:

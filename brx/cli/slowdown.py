@@ -37,36 +37,37 @@ def run(args: argparse.Namespace) -> int:
 
     from brx.analysis.formats import format_table
     from brx.analysis.results import Results
-    from brx.analysis.runs import comparability
-    from brx.analysis.slowdown import reductions, slowdowns, slowest_final, without_reference
+    from brx.analysis.slowdown import comparable_sets, reductions, slowdowns, slowest_final, without_reference
     from brx.analysis.tables import reduction_rows, slowdown_rows
     from brx.errors import UserError
     from brx.figures.slowdown import draw_all_targets
 
-    results = Results(args.runs)
-    for line in comparability(results.runs):
-        print(f"brx: note: {line}", file=sys.stderr)
-    groups = results.groups
-    alone = without_reference(groups, args.reference_stages)
-    for group in alone:
+    found, saved = [], []
+    sets = comparable_sets(Results(args.runs).groups)
+    if len(sets) > 1:
         print(
-            f"brx: note: {group.runs[0].path}: no run of the same settings at P = {args.reference_stages}:"
-            " it has no slowdown",
-            file=sys.stderr,
+            f"brx: note: {len(sets)} sets of runs that differ in data, model or budget, each by itself", file=sys.stderr
         )
-    compared = [group for group in groups if group not in alone]
-    if not any(group.stages != args.reference_stages for group in compared):
+    for groups in sets:
+        alone = without_reference(groups, args.reference_stages)
+        compared = [group for group in groups if group not in alone]
+        if any(group.stages != args.reference_stages for group in compared):
+            target = args.target if args.target is not None else slowest_final(compared)
+            found += slowdowns(compared, target, args.reference_stages)
+        saved += reductions(groups)
+        for group in alone:
+            where = f"no run of the same settings at P = {args.reference_stages}"
+            print(f"brx: note: {group.runs[0].path}: {where}: it has no slowdown", file=sys.stderr)
+    if not found:
         raise UserError(f"RUNS: nothing to compare: no method has runs at P = {args.reference_stages} and at another P")
-    target = args.target if args.target is not None else slowest_final(compared)
-    how = "given" if args.target is not None else "slowest-final: all of them reach it"
+    how = "given" if args.target is not None else "slowest-final: all runs of the set reach it"
     if args.format == "table":
-        print(f"target: smoothed training loss {target:.4f} ({how})")
-    print(format_table(*slowdown_rows(slowdowns(compared, target, args.reference_stages)), args.format))
-    saved = reductions(compared)
+        print(f"Iterations until the smoothed training loss stays at or below the target ({how})")
+    print(format_table(*slowdown_rows(found), args.format))
     if saved and args.format == "table":
-        print("iterations saved over the best of PipeDream, PipeDream-LR and Nesterov, at its final loss")
+        print("Iterations saved over the best of PipeDream, PipeDream-LR and Nesterov, at its final loss")
         print(format_table(*reduction_rows(saved), args.format))
     if args.all_targets is not None:
-        for path in draw_all_targets(compared, args.all_targets, args.reference_stages):
+        for path in draw_all_targets(sets[0], args.all_targets, args.reference_stages):
             print(path, file=sys.stderr)
     return 0

@@ -151,7 +151,7 @@ def test_incomparable_runs_are_told(tmp_path, capsys):
     write_run(tmp_path, "p4", "pipeline.stages=4", "model.width=16", crosses_3_at=200)
     assert main(["slowdown", str(tmp_path / "runs")]) == 2
     error = capsys.readouterr().err
-    assert "differ in model" in error
+    assert "2 sets of runs that differ in data, model or budget" in error
     assert "nothing to compare" in error
 
 
