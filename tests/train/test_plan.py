@@ -248,6 +248,24 @@ def test_run_that_cannot_fit_is_refused_in_one_line(tmp_path, monkeypatch):
     assert found.peak == needed
 
 
+class FourRanksOnTwoMachines:
+    rank, num_ranks, local_rank, num_local_ranks = 2, 4, 0, 2
+
+
+def test_ranks_of_one_machine_share_its_memory(tmp_path, monkeypatch):
+    config = tiny_config(tmp_path, "pipeline.devices=4")
+    ranges = partition(4, 4)
+    peaks = [rank.peak for rank in plan_memory(config, "cpu", ranges)]
+    world = FourRanksOnTwoMachines()
+    monkeypatch.setattr(memory_check, "free_memory", lambda device: peaks[2] + peaks[3])
+    assert memory_check.check_memory(config, torch.device("cpu"), world, ranges).rank == 2
+    monkeypatch.setattr(memory_check, "free_memory", lambda device: peaks[2] + peaks[3] - 1)
+    with pytest.raises(UserError, match="not enough memory: 2 ranks on this machine, the largest: "):
+        memory_check.check_memory(config, torch.device("cpu"), world, ranges)
+    monkeypatch.setattr(memory_check, "free_memory", lambda device: peaks[2])
+    assert memory_check.check_memory(config, torch.device("cuda"), world, ranges).peak <= peaks[2]
+
+
 def test_bf16_where_there_is_none_is_refused_in_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla V100")

@@ -1,0 +1,75 @@
+"""What only a GPU can show; everything else about the same code is tested on the CPU."""
+
+import math
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from benchmarks.memory import measured_peak
+from brx.config.loading import apply_overrides
+from brx.model.transformer import Attention
+from brx.optim.updater import MethodUpdater
+from brx.pipeline.engine import Engine
+from brx.train.device import autocast
+from brx.train.loop import build_stages, train
+from brx.train.plan import plan_memory
+from tests.train.helpers import losses, tiny_config
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+
+MIDDLE = {
+    "model": {"blocks": 8, "width": 256, "heads": 4, "sequence_length": 256},
+    "data": {"tokenizer": "gpt2"},
+    "pipeline": {"stages": 8},
+    "training": {"batch_size": 8, "iterations": 1000},
+    "runtime": {"device": "cuda", "precision": "bf16"},
+}
+
+
+@pytest.mark.parametrize("method", ["pipedream", "basis-rotation"])
+def test_losses_are_those_of_the_cpu(method, tmp_path):
+    for device in ("cpu", "cuda"):
+        train(tiny_config(tmp_path, f"optimizer.method={method}", f"runtime.device={device}"), tmp_path / device)
+    on_cpu, on_cuda = (losses(tmp_path / device)[-1]["val_loss"] for device in ("cpu", "cuda"))
+    assert on_cuda == pytest.approx(on_cpu, rel=0.01)
+
+
+@pytest.mark.parametrize("rings", ["device", "host"])
+@pytest.mark.parametrize("stash", ["stash", "none", "predict"])
+def test_compiled_bf16_trains(stash, rings, tmp_path):
+    overrides = ["runtime.device=cuda", "runtime.precision=bf16", "runtime.compile=true"]
+    train(tiny_config(tmp_path, *overrides, f"pipeline.stash={stash}", f"pipeline.rings={rings}"), tmp_path / "run")
+    found = losses(tmp_path / "run")
+    assert found[-1]["val_loss"] < found[0]["train_loss"] - 1
+    assert all(math.isfinite(record.get("train_loss", 0.0)) for record in found)
+
+
+def test_attention_is_flash_attention():
+    attention = Attention(256, 4).cuda()
+    x = torch.randn(2, 512, 256, device="cuda", requires_grad=True)
+    # Raises if the fused kernel does not take these tensors.
+    with torch.autocast("cuda", torch.bfloat16), sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        attention(x).float().sum().backward()
+    assert x.grad.isfinite().all()
+
+
+def test_iterations_do_not_wait_for_the_gpu():
+    config = apply_overrides(MIDDLE, [], "middle")
+    device = torch.device("cuda")
+    tokens = torch.randint(50257, (8, 257), device=device)
+    stages = build_stages(config, device, range(8))
+    engine = Engine(stages, MethodUpdater(config, stages), lambda t: (tokens[:, :-1], tokens[:, 1:].contiguous()),
+                    clip=1.0, autocast=autocast(config.runtime, device), takes_update_norms=lambda t: True)  # fmt: skip
+    list(engine.run(1, lambda: 3))
+    try:
+        torch.cuda.set_sync_debug_mode("error")
+        list(engine.run(4, lambda: 6))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("overrides", [[], ["pipeline.stages=1"], ["optimizer.method=basis-rotation"]])
+def test_peak_is_within_fifteen_percent_of_the_plan(overrides):
+    config = apply_overrides(MIDDLE, overrides, "middle")
+    assert plan_memory(config, "cuda")[0].peak == pytest.approx(measured_peak(config, torch.device("cuda")), rel=0.15)
