@@ -30,6 +30,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """0 when all cells are done, 1 when some failed, 130 when interrupted."""
+    import signal
+
     from brx.errors import UserError
     from brx.sweep.spec import Sweep
 
@@ -40,6 +42,8 @@ def run(args: argparse.Namespace) -> int:
         for sweep in sweeps:
             _list(sweep, args.jobs)
         return 0
+    for stop in (signal.SIGINT, signal.SIGTERM):  # from a terminal, a scheduler, or to a job in the background
+        signal.signal(stop, signal.default_int_handler)
     return max(_run(sweep, args) for sweep in sweeps)
 
 
