@@ -25,6 +25,10 @@ METHODS = {
         "optimizer={method: basis-rotation, lr: 0.01, source: 1st, geometry: unilateral, frequency: 5}",
     ],
 }
+METHODS_OF_MIXTURES = {
+    "stage-aware": ["optimizer.method=basis-rotation", "optimizer.frequency=3", "optimizer.allocation=stage-aware"],
+    "scion": ["optimizer.method=scion", "optimizer.lr=0.001"],
+}
 
 
 def equality_configs(folder):
@@ -41,6 +45,9 @@ def equality_configs(folder):
                     *method,
                 ]
                 configs[f"{name}-p{stages}-{stash}"] = tiny_config(folder, *overrides)
+    for name, method in METHODS_OF_MIXTURES.items():
+        mixture = ["model.moe={experts: 4}", "pipeline.stages=4", "training.iterations=15"]
+        configs[f"{name}-mixture"] = tiny_config(folder, *mixture, *method)
     return configs
 
 
