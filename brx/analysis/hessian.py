@@ -26,8 +26,8 @@ Vectors = dict[str, Tensor]
 TOKENS_PER_PASS = {"cpu": 512, "cuda": 2**15}
 """A batch of more tokens is split: attention that can be differentiated twice keeps its (S, S) matrices."""
 
-LEAST_PARTS = 2
-"""A pass keeps about five times what a gradient of the same tokens keeps: in two parts, a product stays below three."""
+WORTH_A_PASS = 2**14
+"""Elements of the residual stream: a pass of fewer spends its time on the overhead of its many small operations."""
 
 
 def training_loss(model: Stage, parameters: Vectors, batch: MicroBatch) -> Tensor:
@@ -98,9 +98,10 @@ def _product(model: Stage, parameters: Vectors, batch: MicroBatch, vector: Vecto
 
 
 def _parts(model: Stage, batch: MicroBatch) -> list[MicroBatch]:
-    """The batch in two parts or more, of about TOKENS_PER_PASS tokens at most.
+    """The batch in parts, whose mean loss, weighted by examples, is the batch's.
 
-    The mean of their losses, weighted by examples, is the batch's loss.
+    A pass keeps about five times what a gradient of the same tokens keeps; in two parts, a product stays below three
+    times a gradient of the batch.
     """
     inputs, targets = batch
     # The auxiliary losses of a mixture are not means over examples.
@@ -108,5 +109,7 @@ def _parts(model: Stage, batch: MicroBatch) -> list[MicroBatch]:
         return [batch]
     num_examples, sequence_length = inputs.shape
     fitting = max(1, TOKENS_PER_PASS.get(inputs.device.type, 512) // sequence_length)
-    examples = min(fitting, math.ceil(num_examples / LEAST_PARTS))
+    assert model.embedding is not None, "products are of the whole model"
+    worthwhile = math.ceil(WORTH_A_PASS / (sequence_length * model.embedding.tokens.embedding_dim))
+    examples = min(fitting, max(worthwhile, math.ceil(num_examples / 2)))
     return list(zip(torch.split(inputs, examples), torch.split(targets, examples), strict=True))

@@ -86,15 +86,15 @@ def test_gradient_is_the_finite_difference_of_the_loss():
 
 
 @pytest.mark.parametrize(
-    ("tokens", "expected"),
-    [(5, [1, 1, 1]), (10, [2, 1]), (1000, [2, 1])],  # of 3 examples of 5 tokens; at least two parts
+    ("tokens", "worth", "expected"),
+    [(5, 1, [1, 1, 1]), (10, 1, [2, 1]), (1000, 1, [2, 1]), (1000, 2**14, [3])],  # of 3 examples of 5 tokens
 )
-def test_a_dense_batch_in_parts_gives_the_same_product(tokens, expected, monkeypatch):
+def test_a_dense_batch_in_parts_gives_the_same_product(tokens, worth, expected, monkeypatch):
     model, parameters, batch = tiny_model("dense")
     vector = random_like(parameters)
-    monkeypatch.setattr(hessian, "LEAST_PARTS", 1)
     whole = hessian_vector_product(model, parameters, batch, vector)
-    monkeypatch.undo()
+    assert len(hessian._parts(model, batch)) == 1
+    monkeypatch.setattr(hessian, "WORTH_A_PASS", worth)
     monkeypatch.setitem(hessian.TOKENS_PER_PASS, "cpu", tokens)
     assert [len(inputs) for inputs, _ in hessian._parts(model, batch)] == expected
     torch.testing.assert_close(hessian_vector_product(model, parameters, batch, vector), whole, rtol=1e-9, atol=1e-12)
