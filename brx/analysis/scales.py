@@ -123,14 +123,14 @@ class Experiments:
         self.folder = folder or scale.runs
         if not self.folder.is_dir():
             raise UserError(f"{self.folder}: no such folder; make the runs with brx sweep {scale.sweep('main')}")
-        self._results = Results([self.folder])
+        self.results = Results([self.folder])
         self.used: list[Group] = []
         self.missing: list[str] = []
 
     def fresh(self) -> Experiments:
         """The same runs with nothing used or missing yet."""
         copy = object.__new__(Experiments)
-        copy.scale, copy.folder, copy._results = self.scale, self.folder, self._results
+        copy.scale, copy.folder, copy.results = self.scale, self.folder, self.results
         copy.used, copy.missing = [], []
         return copy
 
@@ -147,7 +147,7 @@ class Experiments:
             settings: further dotted keys.
         """
         wanted = {"pipeline.stages": stages, **METHODS[method], **(settings or {})}
-        group = self._results.find(preset_with(preset or self.scale.preset, wanted))
+        group = self.results.find(preset_with(preset or self.scale.preset, wanted))
         if group is None:
             extra = "".join(f", {key} = {value}" for key, value in (settings or {}).items())
             line = f"{method} at P = {stages}{extra}: brx sweep {self.scale.sweep(sweep)}"

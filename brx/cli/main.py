@@ -22,6 +22,7 @@ COMMANDS = (
     "memory",
     "plot",
     "tables",
+    "report",
     "export",
     "hessian-norm",
     "effective-delay",

@@ -1,0 +1,38 @@
+import pytest
+
+from brx.cli.main import main
+from brx.figures.paper import FIGURES
+from tests.report.helpers import EVIL_NAME, write_run
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory):
+    """Two methods at P = 1 and 32, a learning rate that was not chosen, a failed run, and one with an evil name."""
+    folder = tmp_path_factory.mktemp("results")
+    for method, delayed in (("pipedream", 2.8), ("basis-rotation", 2.1)):
+        for stages, final_loss in ((1, 2.0), (32, delayed)):
+            settings = {"optimizer.method": method, "pipeline.stages": stages}
+            write_run(folder / f"{method}-{stages}", final_loss, {**settings, "optimizer.lr": 1e-3})
+    worse = {"optimizer.method": "pipedream", "pipeline.stages": 32}
+    write_run(folder / "pipedream-32-worse", 2.9, {**worse, "optimizer.lr": 3e-4})
+    write_run(folder / "pipedream-32-diverged", float("nan"), {**worse, "optimizer.lr": 1e-2}, status="failed")
+    other = {"optimizer.method": "nesterov", "pipeline.stages": 1, "optimizer.lr": 1e-3, "training.seed": 3}
+    write_run(folder / EVIL_NAME, 2.5, other)
+    return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _few_figures():
+    """Two with runs, one without: to draw them all is not this room's to test, and takes a while."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in set(FIGURES) - {"teaser", "validation", "width"}:
+            patch.delitem(FIGURES, name)
+        yield
+
+
+@pytest.fixture(scope="session")
+def page(runs, tmp_path_factory):
+    """The report of those runs."""
+    path = tmp_path_factory.mktemp("report") / "report.html"
+    assert main(["report", "--runs", str(runs), "--figures", str(runs), "--out", str(path)]) == 0
+    return path

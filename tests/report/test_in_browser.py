@@ -1,0 +1,99 @@
+"""The page's script, in a real browser without a network: filters, chart, sorting."""
+
+import shutil
+import subprocess
+
+import pytest
+
+from tests.report.helpers import EVIL_NAME, Elements
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium (Debian: apt install chromium)")
+
+
+@pytest.fixture
+def opened(page, tmp_path):
+    """A function that opens the page in the browser and gives its elements after the scripts have run."""
+
+    def open_page(fragment="", then=""):
+        path = tmp_path / "page.html"
+        path.write_text(page.read_text().replace("</body>", f"<script>{then}</script></body>"))
+        command = [
+            BROWSER, "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run",
+            f"--user-data-dir={tmp_path / 'profile'}", "--host-resolver-rules=MAP * ~NOTFOUND",
+            "--virtual-time-budget=20000", "--dump-dom", f"file://{path}{fragment}",
+        ]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+        found = Elements(done.stdout)
+        ((root, _),) = found.named("html")
+        assert "data-script-error" not in root, root["data-script-error"]
+        assert root["data-ready"] == "yes"
+        return found
+
+    return open_page
+
+
+def shown_runs(elements):
+    """The names in the rows that are not hidden, in their order."""
+    names, hidden = [], True
+    for tag, attributes, text in elements.all:
+        if tag == "tr" and "data-run" in attributes:
+            hidden = "hidden" in attributes
+        elif tag == "button" and attributes.get("class") == "name" and not hidden:
+            names.append(text)
+    return names
+
+
+def num_curves(elements):
+    return sum("trace scatter" in (attributes.get("class") or "") for attributes, _ in elements.named("g"))
+
+
+def count_text(elements):
+    ((_, text),) = elements.named("output")
+    return text
+
+
+def test_opens_with_the_deepest_pipeline_at_the_chosen_rates(opened):
+    elements = opened()
+    assert shown_runs(elements) == ["pipedream-32", "basis-rotation-32"]
+    assert count_text(elements) == "2 of 7 runs"
+    assert num_curves(elements) == 2
+    assert [text for attributes, text in elements.named("li") if "style" in attributes] == [
+        "pipedream",
+        "basis-rotation",
+    ]
+
+
+def test_the_address_restores_a_selection(opened):
+    elements = opened("#stages=1&method=pipedream&method=nesterov")
+    assert shown_runs(elements) == ["pipedream-1", EVIL_NAME]
+    assert num_curves(elements) == 2
+
+
+def test_all_runs_can_be_shown_and_sorted(opened):
+    click = """
+        document.querySelector("#filters button[type=reset]").click();
+        [...document.querySelectorAll("#run-table th button")].find((one) => one.textContent === "val loss").click();
+    """
+    elements = opened(then=click)
+    assert count_text(elements) == "7 of 7 runs"
+    assert num_curves(elements) == 7
+    names = shown_runs(elements)
+    assert set(names[:2]) == {"pipedream-1", "basis-rotation-1"}
+    assert names[2:] == [
+        "basis-rotation-32", EVIL_NAME, "pipedream-32", "pipedream-32-worse", "pipedream-32-diverged",
+    ]  # fmt: skip
+
+
+def test_ticking_a_box_filters_and_marking_a_run_shows_its_settings(opened):
+    tick = """
+        const box = document.querySelector("input[name=method][value=pipedream]");
+        box.click();
+        document.querySelector("tr:not([hidden]) .name").click();
+    """
+    elements = opened(then=tick)
+    assert shown_runs(elements) == ["pipedream-32"]
+    ((pressed, name),) = elements.named("button", aria_pressed="true")
+    assert (name, pressed["title"]) == ("pipedream-32", "pipedream-32")
+    (settings,) = [text for _, text in elements.named("pre")]
+    assert "stages: 32" in settings

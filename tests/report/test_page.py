@@ -1,0 +1,136 @@
+"""The page's content: all runs, figures, tables and sources, and nothing that would be loaded from elsewhere."""
+
+import builtins
+import json
+
+import pytest
+
+from brx.cli.main import main
+from tests.report.helpers import EVIL_NAME, Elements
+
+
+@pytest.fixture(scope="module")
+def elements(page):
+    return Elements(page.read_text())
+
+
+@pytest.fixture(scope="module")
+def run_data(page):
+    text = page.read_text()
+    start = text.index(">", text.index('id="run-data"')) + 1
+    return json.loads(text[start : text.index("</script>", start)])
+
+
+def test_every_run_is_in_the_table_and_in_the_chart(elements, run_data, runs):
+    names = sorted(path.name for path in runs.iterdir())
+    assert sorted(text for _, text in elements.named("button", class_="name")) == names
+    assert sorted(run["name"] for run in run_data["runs"]) == names
+
+
+def test_curves_are_thinned_and_end_where_the_run_ends(run_data):
+    run = next(run for run in run_data["runs"] if run["name"] == "basis-rotation-32")
+    curves = run["curves"]
+    assert len(curves["train"]) == len(curves["iterations"]) == len(curves["minutes"]) == 300
+    assert (curves["iterations"][0], curves["iterations"][-1], curves["minutes"][-1]) == (1, 1000, 2.0)
+    assert curves["train"][-1] == pytest.approx(2.1, abs=1e-3)
+    assert curves["val_iterations"] == list(range(100, 1001, 100))
+    assert curves["val"][-1] == pytest.approx(2.2, abs=1e-3)
+
+
+def test_losses_that_are_no_numbers_are_gaps(run_data):
+    diverged = next(run for run in run_data["runs"] if run["name"] == "pipedream-32-diverged")
+    assert set(diverged["curves"]["train"]) == {None}
+    assert (diverged["status"], diverged["numbers"]["train loss"]) == ("failed", "-")
+
+
+def test_the_best_learning_rate_of_each_experiment_is_marked(run_data):
+    unchosen = {run["name"] for run in run_data["runs"] if not run["is_chosen"]}
+    assert unchosen == {"pipedream-32-worse", "pipedream-32-diverged"}
+
+
+def test_each_filter_offers_the_values_that_occur(elements):
+    offered = {}
+    for attributes, _ in elements.named("input", type="checkbox"):
+        offered.setdefault(attributes["name"], []).append(attributes["value"])
+    assert offered == {
+        "method": ["pipedream", "nesterov", "basis-rotation"],
+        "stages": ["1", "32"],
+        "lr": ["0.0003", "0.001", "0.01"],
+        "seed": ["0", "3"],
+        "model": ["32 blocks, width 32"],
+        "chosen": ["yes"],
+    }
+
+
+def test_figures_with_runs_are_there_and_the_others_named(elements):
+    figures = {attributes["id"] for attributes, _ in elements.named("figure")}
+    assert figures == {"figure-teaser", "figure-validation"}
+    (missing,) = [text for _, text in elements.named("li") if text.startswith("figure width: ")]
+    assert "brx sweep configs/sweeps/cpu/width.yaml" in missing
+    assert all(attributes["alt"] for attributes, _ in elements.named("img"))
+
+
+def test_tables_have_the_slowdowns_and_the_choice_of_rates(elements, page):
+    titles = [text for _, text in elements.named("caption")]
+    for beginning in ("Final training loss", "Slowdown of every experiment", "Learning rates of every experiment"):
+        assert any(title.startswith(beginning) for title in titles), beginning
+    assert "0.0003: 3.000, 0.001: 2.900" in page.read_text()
+
+
+def test_provenance_counts_what_differs(elements):
+    facts = [text for _, text in elements.named("dd")]
+    assert "finished (6 runs)" in facts
+    assert "failed (1 run)" in facts
+    assert "c0ffee (7 runs)" in facts
+    assert "2026-01-02T03:04:05Z to 2026-01-02T03:04:05Z" in facts
+    assert "stdlib, tokenizer bytes, fingerprint f1f2f3 (7 runs)" in facts
+
+
+def test_nothing_is_loaded_from_anywhere(elements):
+    (policy,) = [attributes for attributes, _ in elements.named("meta") if "http-equiv" in attributes]
+    assert policy["http-equiv"] == "Content-Security-Policy"
+    assert policy["content"].startswith("default-src 'none'")
+    for tag, attributes, _ in elements.all:
+        for name in ("src", "href", "srcset", "data", "action", "poster"):
+            address = attributes.get(name) or "#"
+            assert address.startswith(("#", "data:")), (tag, name, address[:80])
+
+
+def test_names_of_runs_are_text_never_elements(elements, page):
+    assert not [attributes for attributes, _ in elements.named("img") if "onerror" in attributes]
+    assert EVIL_NAME not in page.read_text()
+
+
+def test_further_figures_are_shown_with_their_captions(runs, tmp_path, page):
+    drawn = tmp_path / "drawn"
+    drawn.mkdir()
+    image = b"\x89PNG\r\n\x1a\n" + b"\0\0\0\rIHDR" + (640).to_bytes(4, "big") + (480).to_bytes(4, "big")
+    (drawn / "valley.png").write_bytes(image)
+    (drawn / "valley.txt").write_text("A valley <b>\nfrom one run\n")
+    single = tmp_path / "single"
+    single.mkdir()
+    (single / "run").symlink_to(runs / "pipedream-1")
+    out = tmp_path / "report.html"
+    assert main(["report", "--runs", str(single), "--figures", str(drawn), "--out", str(out)]) == 0
+    found = Elements(out.read_text())
+    assert [attributes["id"] for attributes, _ in found.named("figure")][-1] == "figure-valley"
+    assert {"width": "640", "height": "480", "alt": "A valley <b>"}.items() <= found.named("img")[-1][0].items()
+
+
+def test_a_missing_package_is_one_line_that_names_the_extra(runs, tmp_path, monkeypatch, capsys):
+    real_import = builtins.__import__
+
+    def without_plotly(name, *rest):
+        if name.startswith("plotly"):
+            raise ModuleNotFoundError("No module named 'plotly'", name="plotly")
+        return real_import(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without_plotly)
+    assert main(["report", "--runs", str(runs), "--out", str(tmp_path / "report.html")]) == 2
+    assert capsys.readouterr().err == "brx: the report needs the package plotly: pip install 'brx[report]'\n"
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_a_missing_folder_of_figures_is_one_line(runs, capsys):
+    assert main(["report", "--runs", str(runs), "--figures", "nowhere"]) == 2
+    assert capsys.readouterr().err == "brx: --figures: nowhere: no such folder\n"
