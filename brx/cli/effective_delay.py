@@ -34,10 +34,10 @@ def run(args: argparse.Namespace) -> int:
     from brx.analysis.runs import Run, comparability
     from brx.errors import UserError
 
+    runs = [Run.load(path) for path in args.runs]
     measured = [(path, result) for path in args.runs for result in results_of(path).values()]
     if not measured:
         raise UserError(f"{args.runs[0]}: has no measured norms; run `brx hessian-norm {args.runs[0]}` first")
-    runs = [Run.load(path) for path in args.runs]
     for line in comparability(runs):
         print(f"brx: note: {line}", file=sys.stderr)
 

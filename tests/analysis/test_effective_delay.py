@@ -107,3 +107,5 @@ def test_run_without_a_measurement(runs, tmp_path, capsys):
     copy = shutil.copytree(runs["pipedream"], tmp_path / "run", ignore=shutil.ignore_patterns("analysis"))
     assert main(["effective-delay", str(copy)]) == 2
     assert f"run `brx hessian-norm {copy}` first" in capsys.readouterr().err
+    assert main(["effective-delay", str(tmp_path / "nowhere")]) == 2
+    assert "nowhere: not a run's folder" in capsys.readouterr().err
