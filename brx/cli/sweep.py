@@ -12,14 +12,20 @@ if TYPE_CHECKING:
 HELP = "run a grid of runs, several at a time; continues where it was left"
 EXAMPLES = """\
   brx sweep configs/sweeps/cpu/main.yaml --dry-run      list the cells and how long they will take
-  brx sweep configs/sweeps/cpu/main.yaml --jobs 2
+  brx sweep cpu/main --jobs 2                           the same file, by its name
   brx sweep configs/sweeps/paper/main.yaml --launcher ray --address ray://head:10001
 """
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("sweep", type=Path, metavar="SWEEP.yaml", nargs="+", help="sweep files, run in this order")
+    parser.add_argument(
+        "sweep",
+        type=Path,
+        metavar="SWEEP.yaml",
+        nargs="+",
+        help="sweep files, or names of those that come with brx (cpu/main), run in this order",
+    )
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the cells (default: as the file says)")
     parser.add_argument("--jobs", type=int, metavar="N", help="cells at a time (default: one a GPU, else one a core)")
     parser.add_argument("--launcher", choices=["local", "ray"], default="local", help="where cells run")

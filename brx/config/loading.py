@@ -16,7 +16,9 @@ from pydantic_core import ErrorDetails
 from brx.config.schema import RunConfig, method_tag
 from brx.errors import UserError
 
-PRESETS = Path(__file__).resolve().parents[2] / "configs"
+_PACKAGE = Path(__file__).resolve().parents[1]
+# An installed package carries the presets; a checkout has them beside the package.
+PRESETS = _PACKAGE / "presets" if (_PACKAGE / "presets").is_dir() else _PACKAGE.parent / "configs"
 
 Model = TypeVar("Model", bound=BaseModel)
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from brx.config.loading import find_config, load_yaml_as, read_mapping, set_values, validate
+from brx.config.loading import PRESETS, find_config, load_yaml_as, read_mapping, set_values, validate
 from brx.config.schema import RunConfig, Section
 from brx.errors import UserError
 from brx.train.run_folder import settings_key
@@ -107,11 +107,14 @@ class Sweep:
 
     @classmethod
     def load(cls, path: Path, out: Path | None = None) -> Sweep:
-        """Read a sweep file and expand its grid.
+        """Read a sweep file, or the one of that name that comes with brx (`cpu/main`), and expand its grid.
 
         Raises:
             UserError: the file or a cell of it is not right; names the file, the key, and the cell.
         """
+        shipped = PRESETS / "sweeps" / f"{path}.yaml"
+        if not path.exists() and shipped.is_file():
+            path = shipped
         spec = load_yaml_as(path, SweepSpec)
         folder = out or (Path(spec.out) if spec.out else Path("runs") / path.stem)
         base = read_mapping(find_config(spec.base))

@@ -1,5 +1,7 @@
 """Sweep files expand into the cells that they name, and every mistake is one line."""
 
+from pathlib import Path
+
 import pytest
 
 from brx.config.loading import load_config
@@ -95,6 +97,11 @@ def test_mistakes_are_one_line_that_names_the_file_and_the_key(tmp_path, content
         Sweep.load(write_sweep(tmp_path, **content))
     assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_sweeps_that_come_with_brx_are_found_by_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert len(Sweep.load(Path("cpu/main")).cells) == 72
 
 
 @pytest.mark.parametrize("scale", ["cpu", "paper"])
