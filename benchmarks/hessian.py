@@ -1,7 +1,7 @@
 """What a Hessian-vector product costs beside one gradient of the same batch, in time and in memory.
 
-The gradient is that of training, with fused attention. Time: all variants take turns in one process. Memory: the
-growth of a fresh process's peak resident size.
+The gradient is that of training, with fused attention. Time: all variants take turns in one process; CPU time, which
+other processes disturb less than they do the clock. Memory: the growth of a fresh process's peak resident size.
 
     python -m benchmarks.hessian [--threads 1] [--rounds 9]
 """
@@ -47,17 +47,17 @@ def main() -> None:
         return
 
     table = Table(
-        "hessian", ["model", "variant", "ms (median)", "time / gradient", "peak memory MiB", "memory / gradient"]
+        "hessian", ["model", "variant", "CPU ms (median)", "time / gradient", "peak memory MiB", "memory / gradient"]
     )
     for shape in SHAPES:
         variants = variants_of(shape)
         times: dict[str, list[float]] = {name: [] for name in variants}
         for turn in range(options.rounds + 1):
             for name, run in variants.items():
-                started = time.perf_counter()
+                started = time.process_time()
                 run()
                 if turn:  # the first turn warms up
-                    times[name].append(time.perf_counter() - started)
+                    times[name].append(time.process_time() - started)
         memory = {name: memory_in_fresh_process(shape, name, options.threads) for name in variants}
         for name in variants:
             ratios = [one / base for one, base in zip(times[name], times["gradient"], strict=True)]

@@ -311,8 +311,10 @@ class _Report:
     def __call__(self, worker: int, num_vectors: int, norm: float) -> None:
         self._newest[worker] = num_vectors, norm
         total = sum(count for count, _ in self._newest.values())
-        mean = sum(count * norm for count, norm in self._newest.values()) / total
-        self._progress.update(total, f"{mean / self._num_parameters:.4g} per parameter")
+        # One vector has no unbiased estimate: its correction cos(pi / 2) is zero.
+        estimates = [(count, norm) for count, norm in self._newest.values() if count > 1]
+        mean = sum(count * norm for count, norm in estimates) / max(1, sum(count for count, _ in estimates))
+        self._progress.update(total, f"{mean / self._num_parameters:.4g} per parameter" if estimates else "-")
 
 
 def _result(task: _Task, checkpoint: Checkpoint) -> NormResult:
