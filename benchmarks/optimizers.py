@@ -226,9 +226,13 @@ def explain(blocks: int, width: int, seconds: float, rate: float, runner: Runner
     """The counted floor, the share of it that is reached, and where the time goes."""
     step, refresh = counted_multiply_adds(matrix_shapes(blocks, width))
     floor = 2 * (step + refresh / FREQUENCY) / rate
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the profiler does not see the threads that work side by side
+    with profile(activities=activities) as profiler:
         for _ in range(FREQUENCY):
             runner.optimizer.step()
+    torch.set_num_threads(num_threads)
     spent: dict[str, float] = defaultdict(float)
     for event in profiler.key_averages():
         spent[kind_of(event.key)] += max(event.self_cpu_time_total, event.self_device_time_total)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from itertools import chain
+from itertools import chain, groupby
 from typing import Any, Literal, overload
 
 import torch
@@ -24,6 +24,7 @@ from brx.optim.eigenbasis import (
 )
 from brx.optim.matrix_batch import Group, MatrixBatch, Member, stack_states
 from brx.optim.products import Precision, product
+from brx.optim.side_by_side import for_each
 
 Side = Literal["left", "right"]
 
@@ -129,20 +130,29 @@ class BasisRotation(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._check_gradients()
-        for batch in self._batches_with_gradients():
-            gradient = batch.gradients()
-            for (first, due), run in batch.runs(_first_and_due):
-                part, part_gradient = batch[run], gradient.view_as(batch.state["exp_avg"])[run].flatten(0, -3)
-                if due or part.options["covariance"] == "step":
-                    self._accumulate_covariances(part, part_gradient)
-                if due:
-                    self._estimate_eigenbasis(part, part_gradient, first)
-            precision = batch.options["rotation_precision"]
-            rotated_update = self._rotated_adam(batch, rotate_in(batch, gradient, precision))
-            batch.update_weights(rotate_out(batch, rotated_update, precision))
-            for member in batch.members:
-                member.num_updates += 1
+        batches = sorted(self._batches_with_gradients(), key=MatrixBatch.cost, reverse=True)
+        for is_cpu, alike in groupby(batches, lambda batch: batch.device.type == "cpu"):
+            if is_cpu:
+                for_each(self._update, alike)
+            else:
+                for batch in alike:
+                    self._update(batch)
         return loss
+
+    def _update(self, batch: MatrixBatch) -> None:
+        """Algorithm 1 on one batch."""
+        gradient = batch.gradients()
+        for (first, due), run in batch.runs(_first_and_due):
+            part, part_gradient = batch[run], gradient.view_as(batch.state["exp_avg"])[run].flatten(0, -3)
+            if due or part.options["covariance"] == "step":
+                self._accumulate_covariances(part, part_gradient)
+            if due:
+                self._estimate_eigenbasis(part, part_gradient, first)
+        precision = batch.options["rotation_precision"]
+        rotated_update = self._rotated_adam(batch, rotate_in(batch, gradient, precision))
+        batch.update_weights(rotate_out(batch, rotated_update, precision))
+        for member in batch.members:
+            member.num_updates += 1
 
     def _accumulate_covariances(self, batch: MatrixBatch, gradient: Tensor) -> None:
         """L <- beta2 L + (1 - beta2) G G^T and R likewise, for source "2nd"."""

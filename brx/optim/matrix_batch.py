@@ -57,6 +57,16 @@ class MatrixBatch:
         """The options that all members share."""
         return self.members[0].group
 
+    @property
+    def device(self) -> torch.device:
+        """Of the parameters."""
+        return self.members[0].parameter.device
+
+    def cost(self) -> int:
+        """Multiply-adds of one rotation of both sides; the order of sizes is what matters."""
+        rows, columns = self.members[0].parameter.shape[-2:]
+        return self.state["exp_avg"].numel() * (rows + columns)
+
     def runs(self, key: Callable[[Member], Key]) -> Iterator[tuple[Key, slice]]:
         """Neighbouring members with the same key, which stay one batch."""
         for value, places in groupby(range(len(self.members)), lambda place: key(self.members[place])):
