@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from brx.sweep.run import Launcher
     from brx.sweep.spec import Sweep
 
 HELP = "run a grid of runs, several at a time; continues where it was left"
 EXAMPLES = """\
   brx sweep configs/sweeps/cpu/main.yaml --dry-run      list the cells and how long they will take
   brx sweep cpu/main --jobs 2                           the same file, by its name
-  brx sweep configs/sweeps/paper/main.yaml --launcher ray --address ray://head:10001
+  brx sweep configs/sweeps/paper/main.yaml --launcher ray --address auto     on the Ray cluster of this node
 """
 
 
@@ -29,27 +32,27 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the cells (default: as the file says)")
     parser.add_argument("--jobs", type=int, metavar="N", help="cells at a time (default: one a GPU, else one a core)")
     parser.add_argument("--launcher", choices=["local", "ray"], default="local", help="where cells run")
-    parser.add_argument("--address", help="of a Ray cluster (default: start one on this machine)")
+    parser.add_argument(
+        "--address", help="of a Ray cluster: auto or HOST:PORT (default: one started here)"
+    )
     parser.add_argument("--dry-run", action="store_true", help="list the cells and estimate the time; run nothing")
     parser.add_argument("--retry-failed", action="store_true", help="run failed cells again")
 
 
 def run(args: argparse.Namespace) -> int:
     """0 when all cells are done, 1 when some failed, 130 when interrupted."""
-    import signal
-
     from brx.errors import UserError
     from brx.sweep.spec import Sweep
 
     if args.jobs is not None and args.jobs < 1:
         raise UserError(f"--jobs: must be at least 1, got {args.jobs}")
+    if args.address is not None and args.launcher != "ray":
+        raise UserError("--address: only --launcher ray has one")
     sweeps = [Sweep.load(path, args.out) for path in args.sweep]
     if args.dry_run:
         for sweep in sweeps:
             _list(sweep, args.jobs)
         return 0
-    for stop in (signal.SIGINT, signal.SIGTERM):  # from a terminal, a scheduler, or to a job in the background
-        signal.signal(stop, signal.default_int_handler)
     return max(_run(sweep, args) for sweep in sweeps)
 
 
@@ -78,16 +81,18 @@ def _list(sweep: Sweep, jobs: int | None) -> None:
 
 
 def _run(sweep: Sweep, args: argparse.Namespace) -> int:
+    import signal
+
     from rich.console import Console
 
     from brx.sweep.display import SweepDisplay
-    from brx.sweep.local import LocalLauncher
     from brx.sweep.report import choice_table, failure_table, write_choices
     from brx.sweep.run import run_sweep
 
-    devices = max(cell.config.pipeline.devices for cell in sweep.cells)
-    launcher = LocalLauncher(args.jobs, devices)
-    with SweepDisplay(launcher.num_jobs) as display:
+    with _launcher(sweep, args) as launcher, SweepDisplay(launcher.num_jobs) as display:
+        # From a terminal, a scheduler, or to a job in the background. After the launcher: Ray has a handler of its own.
+        for stop in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(stop, signal.default_int_handler)
         outcome = run_sweep(sweep, launcher, display, retry_failed=args.retry_failed)
     console = Console(highlight=False)
     if outcome.chosen:
@@ -100,3 +105,14 @@ def _run(sweep: Sweep, args: argparse.Namespace) -> int:
         return 1
     console.print(f"{sweep.path}: all {len(outcome.cells)} cells are done, in {sweep.out}", soft_wrap=True)
     return 0
+
+
+def _launcher(sweep: Sweep, args: argparse.Namespace) -> AbstractContextManager[Launcher]:
+    from contextlib import closing, nullcontext
+
+    from brx.sweep.local import LocalLauncher
+    from brx.sweep.ray_cluster import RayLauncher
+
+    if args.launcher == "ray":
+        return closing(RayLauncher(args.jobs, sweep.cells, args.address))
+    return nullcontext(LocalLauncher(args.jobs, max(cell.config.pipeline.devices for cell in sweep.cells)))

@@ -15,7 +15,13 @@ POLL_S = 0.5
 
 
 class Launcher(Protocol):
-    """Where cells run."""
+    """Where cells run.
+
+    Attributes:
+        num_jobs: how many at a time.
+    """
+
+    num_jobs: int
 
     @property
     def is_full(self) -> bool:

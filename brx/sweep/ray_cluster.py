@@ -1,0 +1,241 @@
+"""Runs cells on a Ray cluster: the same processes in the same folders, on whichever node has room.
+
+The cells' folder, the working folder and the prepared data must be on a file system that all nodes share, at the same
+path, with locks that hold across nodes (NFS 4, Lustre mounted with `flock`).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from brx.errors import UserError
+from brx.sweep.cell_state import FAILURE, LOG, State, lock, prepare_folder, read_summary, record_failure, state_of
+from brx.sweep.spec import Cell
+from brx.train.files import write_text
+
+MOST_RESTARTS = 3
+"""How often a cell is continued elsewhere after its node or Ray's process there was lost."""
+LOCK_POLL_S = 1.0
+ANSWER_S = 30.0
+"""How long a cell has to answer a request to stop; one that does not has not been given a place yet."""
+
+Ended = tuple[int, str]
+"""Exit code of a cell's process, and why it failed."""
+
+
+class CellRunner:
+    """Runs one cell on the node where Ray has placed this actor; `run` and `interrupt` are called concurrently.
+
+    Args:
+        cell: with an absolute folder.
+        working_folder: against which the paths of its configuration are meant.
+    """
+
+    def __init__(self, cell: Cell, working_folder: Path) -> None:
+        self._cell = cell
+        self._working_folder = working_folder
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_stopped = False
+        self._guard = threading.Lock()
+
+    def run(self) -> Ended:
+        """Start or resume the cell, and wait for its end.
+
+        Raises:
+            UserError: this node does not see the sweep's folders.
+        """
+        for folder in (self._cell.folder.parent, self._working_folder):
+            if not folder.is_dir():
+                raise UserError(f"{folder}: not there on node {socket.gethostname()}: all nodes must share it")
+        # A process that outlived the loss of its runner, or of another sweep, may still hold the cell.
+        while not self._is_stopped:
+            with ExitStack() as stack:
+                descriptor = stack.enter_context(lock(self._cell.folder))
+                if descriptor is not None:
+                    return self._run_locked(descriptor, stack)
+            time.sleep(LOCK_POLL_S)
+        return 130, ""
+
+    def interrupt(self) -> None:
+        """Ask the cell to save and end."""
+        with self._guard:
+            self._is_stopped = True
+            if self._process is not None:
+                # Not SIGINT: Ray blocks it in its processes and, with them, in their children.
+                self._process.send_signal(signal.SIGTERM)
+
+    def _run_locked(self, descriptor: int, stack: ExitStack) -> Ended:
+        if state_of(self._cell) is State.DONE:
+            return 0, ""
+        prepare_folder(self._cell)
+        log = stack.enter_context((self._cell.folder / LOG).open("wb"))
+        with self._guard:
+            if self._is_stopped:
+                return 130, ""
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "brx", "train", str(self._cell.folder), "--resume"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=self._working_folder,
+                pass_fds=(descriptor,),
+                start_new_session=True,
+            )
+        code = self._process.wait()
+        return code, "" if code in (0, 130) else record_failure(self._cell.folder, code)
+
+
+@dataclass
+class Job:
+    """A cell that Ray runs, or will when there is room.
+
+    Attributes:
+        cell: which.
+        runner: its actor.
+        result: the reference of what its `run` returns.
+    """
+
+    cell: Cell
+    runner: Any
+    result: Any
+
+
+class RayLauncher:
+    """Starts cells on a cluster. Call `close` at the end.
+
+    Each device of a cell asks for a GPU, if the cluster has any, and for as many CPU cores as `runtime.threads` says
+    (one, if it says nothing).
+
+    Args:
+        num_jobs: how many run at a time; by default as many as the cluster has room for. More wait in Ray's queue.
+        cells: of the sweep.
+        address: of the cluster, as `ray.init` takes it; None starts one on this machine.
+
+    Raises:
+        UserError: Ray is not installed, does not answer, or has no node that is large enough for a cell.
+    """
+
+    def __init__(self, num_jobs: int | None, cells: Sequence[Cell], address: str | None) -> None:
+        self._ray = _import_ray()
+        most_cores = max(_cores(cell) for cell in cells)
+        self._connect(address, None if num_jobs is None else num_jobs * most_cores)
+        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        self._has_gpus = any(node.get("GPU", 0) for node in nodes)
+        largest = max(cells, key=lambda cell: (self._gpus(cell), _cores(cell)))
+        self.num_jobs = num_jobs or sum(self._room(node, largest) for node in nodes)
+        if self.num_jobs == 0:
+            self.close()
+            needs = f"{_cores(largest)} CPU cores and {self._gpus(largest)} GPUs"
+            raise UserError(
+                f"pipeline.devices: cell {largest.name} needs {needs} on one node, which no node of the cluster has;"
+                " --jobs N queues cells all the same"
+            )
+        self.jobs: list[Job] = []
+
+    @property
+    def is_full(self) -> bool:
+        """Whether every place is taken."""
+        return len(self.jobs) >= self.num_jobs
+
+    def start(self, cell: Cell) -> bool:
+        """Start or resume a cell; False if another sweep runs it, or has finished it meanwhile."""
+        if state_of(cell) in (State.RUNNING, State.DONE):
+            return False
+        actor = self._ray.remote(CellRunner).options(
+            num_cpus=_cores(cell),
+            num_gpus=self._gpus(cell),
+            max_concurrency=2,
+            max_restarts=MOST_RESTARTS,
+            max_task_retries=MOST_RESTARTS,
+        )
+        runner = actor.remote(replace(cell, folder=cell.folder.absolute()), Path.cwd())
+        self.jobs.append(Job(cell, runner, runner.run.remote()))
+        return True
+
+    def collect(self) -> list[tuple[Cell, State, str]]:
+        """Take the cells that have ended since the last call: each with its state and, if it failed, why."""
+        if not self.jobs:
+            return []
+        results = [job.result for job in self.jobs]
+        ready, _ = self._ray.wait(results, num_returns=len(results), timeout=0)
+        found = []
+        for job in [job for job in self.jobs if job.result in ready]:
+            code, reason = self._ended(job)
+            # A network file system may show the summary some seconds after the node that wrote it has told us.
+            if code == 0 and read_summary(job.cell.folder).get("status") != "finished":
+                continue
+            self.jobs.remove(job)
+            state = {0: State.DONE, 130: State.INTERRUPTED}.get(code, State.FAILED)
+            found.append((job.cell, state, reason))
+        return found
+
+    def interrupt(self) -> None:
+        """Ask all cells to save and end, and wait until they have."""
+        if not self.jobs:
+            return
+        asked = {job.runner.interrupt.remote(): job for job in self.jobs}
+        answered, silent = self._ray.wait(list(asked), num_returns=len(asked), timeout=ANSWER_S)
+        for reference in silent:
+            self._ray.kill(asked[reference].runner)
+        ending = [asked[reference].result for reference in answered]
+        if ending:
+            self._ray.wait(ending, num_returns=len(ending))
+
+    def close(self) -> None:
+        """Leave the cluster; end it, if it was started here."""
+        self._ray.shutdown()
+
+    def _connect(self, address: str | None, num_cores: int | None) -> None:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+        if address is None:
+            cores = None if num_cores is None else max(num_cores, os.cpu_count() or 1)
+            options |= {"num_cpus": cores, "include_dashboard": False}
+        try:
+            self._ray.init(address=address or "local", **options)
+        except (OSError, ValueError, RuntimeError) as error:
+            first = str(error).strip().splitlines()[0]
+            raise UserError(f"--address {address or 'local'}: no Ray cluster there that can be used: {first}") from None
+
+    def _gpus(self, cell: Cell) -> int:
+        return cell.config.pipeline.devices if self._has_gpus and cell.config.runtime.device != "cpu" else 0
+
+    def _room(self, node: dict[str, float], cell: Cell) -> int:
+        """How many cells like this one fit on a node."""
+        by_cores, gpus = int(node.get("CPU", 0)) // _cores(cell), self._gpus(cell)
+        return min(by_cores, int(node.get("GPU", 0)) // gpus) if gpus else by_cores
+
+    def _ended(self, job: Job) -> Ended:
+        try:
+            code, reason = self._ray.get(job.result)
+        except self._ray.exceptions.RayError as error:
+            # The node was lost too often, or the runner itself failed, which Ray wraps together with its traceback.
+            cause = getattr(error, "cause", None) or error
+            reason = f"Ray: {str(cause).strip().splitlines()[0]}"
+            write_text(job.cell.folder / FAILURE, reason + "\n")
+            code = 1
+        return code, reason
+
+
+def _cores(cell: Cell) -> int:
+    return cell.config.pipeline.devices * (cell.config.runtime.threads or 1)
+
+
+def _import_ray() -> Any:
+    try:
+        import ray
+    except ImportError:
+        raise UserError("--launcher ray: Ray is not installed: pip install 'brx[ray]'") from None
+    return ray
