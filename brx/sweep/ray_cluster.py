@@ -30,6 +30,7 @@ MOST_RESTARTS = 3
 LOCK_POLL_S = 1.0
 ANSWER_S = 30.0
 """How long a cell has to answer a request to stop; one that does not has not been given a place yet."""
+CONNECT_S = 10.0
 
 Ended = tuple[int, str]
 """Exit code of a cell's process, and why it failed."""
@@ -204,6 +205,8 @@ class RayLauncher:
             cores = None if num_cores is None else max(num_cores, os.cpu_count() or 1)
             options |= {"num_cpus": cores, "include_dashboard": False}
         try:
+            if address is not None and address != "auto":
+                _check_reachable(address)
             self._ray.init(address=address or "local", **options)
         except (OSError, ValueError, RuntimeError) as error:
             first = str(error).strip().splitlines()[0]
@@ -231,6 +234,19 @@ class RayLauncher:
 
 def _cores(cell: Cell) -> int:
     return cell.config.pipeline.devices * (cell.config.runtime.threads or 1)
+
+
+def _check_reachable(address: str) -> None:
+    """Ray itself waits for minutes for a host that does not answer.
+
+    Raises:
+        OSError: nothing listens there.
+        ValueError: the address has no port.
+    """
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not port.isdecimal():
+        raise ValueError("must be auto, HOST:PORT or ray://HOST:PORT")
+    socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
 
 
 def _import_ray() -> Any:

@@ -70,11 +70,16 @@ def test_interrupted_cells_save_and_a_lost_one_is_continued(ray, tmp_path):
         assert losses(cell.folder) == losses(tmp_path / "by-hand" / cell.name)
 
 
-def test_an_address_without_a_cluster_is_one_line(ray, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [("auto", ""), ("127.0.0.1:1", "refused"), ("ray://127.0.0.1:1", "refused"), ("head", "HOST:PORT")],
+)
+def test_an_address_without_a_cluster_is_one_line(ray, tmp_path, capsys, address, expected):
     path = write_sweep(tmp_path)
-    assert main(["sweep", str(path), "--launcher", "ray", "--address", "auto"]) == 2
+    assert main(["sweep", str(path), "--launcher", "ray", "--address", address]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("brx: --address auto: no Ray cluster there that can be used: ")
+    assert error.startswith(f"brx: --address {address}: no Ray cluster there that can be used: ")
+    assert expected in error
     assert error.count("\n") == 1
     assert not (tmp_path / "cells").exists()
 
