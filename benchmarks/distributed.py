@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-from benchmarks.engine import BATCH, SEQUENCE, VOCABULARY, config_for, micro_batch
+from benchmarks.engine import BATCH, SEQUENCE, VOCABULARY, config_for, engine_runner, micro_batch
 from benchmarks.report import Table
 from brx.model.stage import Stage, initialize, partition
 from brx.optim.updater import MethodUpdater
@@ -110,7 +110,7 @@ def one_device(stages: int) -> Callable[[int], None]:
     """All stages in this process."""
     config = config_for(stages)
     own = build_stages(config, torch.device("cpu"), range(stages))
-    return runner(Engine(own, MethodUpdater(config, own), micro_batch, clip=1.0))
+    return engine_runner(Engine(own, MethodUpdater(config, own), micro_batch, clip=1.0))
 
 
 def two_devices(stages: int, world: DistributedWorld) -> Callable[[int], None]:
@@ -120,21 +120,9 @@ def two_devices(stages: int, world: DistributedWorld) -> Callable[[int], None]:
     own = build_stages(config, device, partition(stages, world.num_ranks)[world.rank])
     link = world.link((BATCH, SEQUENCE, config.model.width), torch.float32, device)
     updater = MethodUpdater(config, own)
-    return runner(Engine(own, updater, micro_batch, clip=1.0, rank=world.rank, num_ranks=world.num_ranks, link=link))
-
-
-def runner(engine: Engine) -> Callable[[int], None]:
-    """Continues the engine's training where the last turn left it."""
-    done = 0
-
-    def run(iterations: int) -> None:
-        nonlocal done
-        last = done + iterations
-        for _ in engine.run(done + 1, lambda: last):
-            pass
-        done = last
-
-    return run
+    return engine_runner(
+        Engine(own, updater, micro_batch, clip=1.0, rank=world.rank, num_ranks=world.num_ranks, link=link)
+    )
 
 
 class Part(nn.Module):
