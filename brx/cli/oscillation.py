@@ -9,7 +9,7 @@ HELP = "project a run's updates on the Hessian's dominant eigenvector and on a r
 EXAMPLES = """\
   brx oscillation runs/quick-pipedream-p8-s0 runs/quick-basis-rotation-p8-s0 --out figures/oscillation
   brx oscillation runs/quick-pipedream-p8-s0 --checkpoint 1000 --iterations 200
-  brx oscillation results/curvature/*-p8 --measured --out figures/oscillation     what was measured before
+  brx oscillation results/curvature/*-p[18] --measured --out figures/oscillation     what was measured before
 """
 
 

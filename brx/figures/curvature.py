@@ -18,37 +18,39 @@ SPACE_LINES = {"original": "-", "rotated": (0, (1, 1))}
 
 
 def draw_oscillation(found: Sequence[Oscillation], path: Path) -> list[Path]:
-    """Projections of the updates: one panel for the dominant eigenvector, one for the random direction.
+    """Projections of the updates: left on the dominant eigenvector, right on the random direction, a row for each P.
 
-    The panels have vertical scales of their own: updates along a random direction are small.
+    The columns have vertical scales of their own: updates along a random direction are small.
 
     Returns:
         The files written (PNG, PDF, caption).
     """
     titles = {"dominant": "dominant eigenvector", "random": "random orthogonal direction"}
-    with figure(columns=2) as made:
-        panels = made.subplots(1, 2)
+    stages = sorted({one.num_stages for one in found})
+    with figure(height=0.9 + 1.5 * len(stages), columns=2) as made:
+        rows = made.subplots(len(stages), 2, squeeze=False, sharex=True)
         lines = []
         for one in found:
             look = look_of(one.method)
-            for axes, name in zip(panels, titles, strict=True):
+            lines.append(f"{one.run}, iteration {one.iteration}: eigenvalue {one.eigenvalue:.4g}")
+            for axes, (name, title) in zip(rows[stages.index(one.num_stages)], titles.items(), strict=True):
                 track = getattr(one, name)
-                label = f"{look.label}, P = {one.num_stages}"
-                axes.plot(track.projections, color=look.color, linestyle="-", linewidth=0.9, label=label)
+                axes.plot(track.projections, color=look.color, linewidth=0.9, label=look.label)
                 lines.append(
-                    f"{label}, {titles[name]}: sign changes {track.sign_changes:.0%}, variance {track.variance:.3g},"
-                    f" share of the updates' squared norms {track.share:.2g}"
+                    f"  {title}: sign changes {track.sign_changes:.0%}, variance {track.variance:.3g}, share of the"
+                    f" updates' squared norms {track.share:.2g}"
                 )
-        for axes, title in zip(panels, titles.values(), strict=True):
-            axes.axhline(0.0, color="black", linewidth=0.5)
+        for row, num_stages in zip(rows, stages, strict=True):
+            row[0].set_ylabel(f"P = {num_stages}\nprojection of the update")
+            for axes in row:
+                axes.axhline(0.0, color="black", linewidth=0.5)
+                axes.ticklabel_format(axis="y", scilimits=(-2, 3))
+        for axes, title in zip(rows[0], titles.values(), strict=True):
             axes.set_title(title)
+        for axes in rows[-1]:
             axes.set_xlabel("iterations after the checkpoint")
-            axes.ticklabel_format(axis="y", scilimits=(-2, 3))
-        panels[0].set_ylabel("projection of the update")
-        panels[0].legend()
-        caption = "Projections of the updates w(t) - w(t - 1), from a checkpoint midway.\n" + "\n".join(
-            [*lines, *(f"{one.run}, iteration {one.iteration}: eigenvalue {one.eigenvalue:.4g}" for one in found)]
-        )
+        rows[0, 0].legend()
+        caption = "Projections of the updates w(t) - w(t - 1), from a checkpoint midway.\n" + "\n".join(lines)
         return save(made, path, caption)
 
 
