@@ -32,9 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the cells (default: as the file says)")
     parser.add_argument("--jobs", type=int, metavar="N", help="cells at a time (default: one a GPU, else one a core)")
     parser.add_argument("--launcher", choices=["local", "ray"], default="local", help="where cells run")
-    parser.add_argument(
-        "--address", help="of a Ray cluster: auto or HOST:PORT (default: one started here)"
-    )
+    parser.add_argument("--address", help="of a Ray cluster: auto or HOST:PORT (default: one started here)")
     parser.add_argument("--dry-run", action="store_true", help="list the cells and estimate the time; run nothing")
     parser.add_argument("--retry-failed", action="store_true", help="run failed cells again")
 

@@ -71,7 +71,7 @@ def draw_against_time(axes: Axes, curves: Sequence[Curve], *, title: str = "") -
         run = curve.group.runs[0]
         places = thin(len(run.iterations))
         axes.plot(run.seconds[places] / 60.0, run.smoothed[places], label=curve.label, **curve.style)
-    finish_panel(axes, "device time (minutes)", "training loss (nats)", title)
+    finish_panel(axes, "training time (minutes)", "training loss (nats)", title)
     limit_losses(axes, curves)
 
 
@@ -116,12 +116,14 @@ def finish_panel(axes: Axes, x_label: str, y_label: str, title: str) -> None:
 
 
 def limit_losses(axes: Axes, curves: Sequence[Curve]) -> None:
-    """Leave the first steep fall and single spikes out of the range."""
-    settled = np.concatenate(
-        [curve.group.smoothed[:, curve.group.smoothed.shape[1] // 25 :].ravel() for curve in curves]
-    )
-    finite = settled[np.isfinite(settled)]
-    axes.set_ylim(finite.min() - 0.05, np.quantile(finite, 0.995) + 0.1)
+    """Leave the first steep fall and single spikes out of the range; panels that share theirs all fit in."""
+    settled = [curve.group.smoothed[:, curve.group.smoothed.shape[1] // 25 :].ravel() for curve in curves]
+    finite = np.concatenate(settled)
+    finite = finite[np.isfinite(finite)]
+    low, high = float(finite.min()) - 0.05, float(np.quantile(finite, 0.995)) + 0.1
+    if not axes.get_autoscaley_on():  # a panel that shares this range has set it
+        low, high = min(low, axes.get_ylim()[0]), max(high, axes.get_ylim()[1])
+    axes.set_ylim(low, high)
 
 
 def thin(length: int) -> Any:

@@ -121,6 +121,7 @@ def _fill(axes: Any, curves: list[Curve], title: str, draw: Callable[..., None] 
         draw(axes, curves, title=title)
     else:
         axes.set_title(title)
+        axes.tick_params(bottom=False, left=False, labelbottom=False)
         axes.text(0.5, 0.5, "not run", ha="center", va="center", transform=axes.transAxes, color="grey")
 
 
@@ -206,7 +207,7 @@ def _strategies(experiments: Experiments, made: Figure) -> None:
 
 @paper_figure(
     "efficiency", "fig:result-main-efficiency",
-    "(a) loss against device time (one device), (b) refresh intervals, (c) stage-aware refreshes.",
+    "(a) loss against training time (cells of a sweep share the machine), (b) refresh intervals, (c) stage-aware.",
     across=3,
 )  # fmt: skip
 def _efficiency(experiments: Experiments, made: Figure) -> None:
