@@ -49,7 +49,7 @@ class SweepDisplay:
         if state is State.RUNNING:
             self._started[cell.name] = (time.monotonic(), iterations_done(cell.folder))
         elif state is State.DONE and was_running:
-            self._seconds_per_iteration.append(self._pace(cell) or 0.0)
+            self._seconds_per_iteration += filter(None, [self._pace(cell)])
         if not self._console.is_terminal and (state is not State.DONE or was_running):
             counts = Counter(self._states.values())
             self._console.print(

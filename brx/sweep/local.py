@@ -49,7 +49,7 @@ class LocalLauncher:
         cores = os.cpu_count() or 1
         fitting = self._num_gpus // devices_per_cell if self._num_gpus else max(1, cores // devices_per_cell)
         self.num_jobs = num_jobs or fitting
-        self._threads = max(1, cores // (self.num_jobs * devices_per_cell))
+        self._threads = max(1, cores // self.num_jobs)  # a cell divides them among its devices itself
         self.jobs: list[Job] = []
 
     @property
@@ -106,6 +106,6 @@ class LocalLauncher:
         if self._gpus_per_cell:
             visible = os.environ.get("CUDA_VISIBLE_DEVICES")
             names = visible.split(",") if visible else [str(index) for index in range(self._num_gpus)]
-            first = place * self._gpus_per_cell % self._num_gpus
+            first = place % (self._num_gpus // self._gpus_per_cell) * self._gpus_per_cell
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(names[first : first + self._gpus_per_cell])
         return environment

@@ -119,7 +119,7 @@ def _run_cells(
             waiting += free
             observer.refresh()
             time.sleep(POLL_S)
-    except KeyboardInterrupt:
+    except BaseException:  # Ctrl-C, or a folder that cannot be written to: leave nothing running unseen
         launcher.interrupt()
         raise
 

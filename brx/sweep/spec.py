@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -119,6 +119,7 @@ class Sweep:
         folder = out or (Path(spec.out) if spec.out else Path("runs") / path.stem)
         base = read_mapping(find_config(spec.base))
         cells = [_cell(path, spec, base, folder, varied) for varied in _combinations(path, spec)]
+        _check_keys(path, spec, cells)
         included = [cell for cell in cells if not any(matches(cell.config, entry) for entry in spec.exclude)]
         if not included:
             raise UserError(f"{path}: exclude: leaves no cell of the grid's {len(cells)}")
@@ -173,6 +174,23 @@ def _combinations(path: Path, spec: SweepSpec) -> Iterator[Settings]:
         axes.append([dict(value) if isinstance(value, dict) else {axis: value} for value in values])
     for combination in itertools.product(*axes):
         yield {key: value for settings in combination for key, value in settings.items()}
+
+
+def _check_keys(path: Path, spec: SweepSpec, cells: Sequence[Cell]) -> None:
+    """Refuse a condition that can never hold, and a choice that cannot be made: both would show after days only."""
+    contents = [cell.config.model_dump(mode="json") for cell in cells]
+    conditions = [("exclude", entry) for entry in spec.exclude]
+    if spec.repeat is not None:
+        conditions.append(("repeat.where", spec.repeat.where))
+    for name, condition in conditions:
+        for key in condition:
+            if all(value_at(content, key) is None for content in contents):
+                raise UserError(f"{path}: {name}: '{key}' has a value in no cell")
+    if spec.choose is not None:
+        for content in contents:
+            value = value_at(content, spec.choose.over)
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise UserError(f"{path}: choose.over: needs a key of numbers, {spec.choose.over} is {value!r}")
 
 
 def _cell(path: Path, spec: SweepSpec, base: Mapping[str, Any], out: Path, varied: Settings) -> Cell:

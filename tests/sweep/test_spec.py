@@ -89,6 +89,9 @@ def test_matches_single_values_and_lists(tmp_path):
         ({"grid": {"optimizer.lr.x": [1]}}, "optimizer.lr.x: 'lr' is a value, not a section"),
         ({"exclude": [{"pipeline.stages": [1, 4]}]}, "exclude: leaves no cell of the grid's 4"),
         ({"gird": {}}, "gird: unknown key, did you mean 'grid'?"),
+        ({"exclude": [{"optimizer.lrr": 1.0}]}, "exclude: 'optimizer.lrr' has a value in no cell"),
+        ({"repeat": {"where": {"pipeline.stage": 4}}}, "repeat.where: 'pipeline.stage' has a value in no cell"),
+        ({"choose": {"over": "pipeline.stash"}}, "choose.over: needs a key of numbers, pipeline.stash is 'stash'"),
         ({"base": "quik"}, "quik: no such file or preset, did you mean 'quick'?"),
     ],
 )

@@ -1,0 +1,35 @@
+"""How a machine is divided among cells; that they run is tested with the sweeps."""
+
+import pytest
+
+from brx.sweep import local
+from brx.sweep.local import LocalLauncher
+from brx.sweep.spec import Sweep
+from tests.sweep.helpers import write_sweep
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "devices", "jobs", "expected"),
+    [
+        (4, 1, None, ["0", "1", "2", "3"]),
+        (4, 2, None, ["0,1", "2,3"]),
+        (3, 2, 2, ["0,1", "0,1"]),
+        (1, 1, 2, ["0", "0"]),
+        (0, 2, 2, [None, None]),
+    ],
+)
+def test_cells_get_whole_groups_of_gpus_and_all_cores(tmp_path, monkeypatch, num_gpus, devices, jobs, expected):
+    environments = []
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(local.torch.cuda, "device_count", lambda: num_gpus)
+    monkeypatch.setattr(local.os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(local.subprocess, "Popen", lambda *_, env, **__: environments.append(env))
+    launcher = LocalLauncher(jobs, devices)
+    for cell in Sweep.load(write_sweep(tmp_path)).cells[: launcher.num_jobs]:
+        assert launcher.start(cell)
+    assert launcher.is_full
+    assert [environment.get("CUDA_VISIBLE_DEVICES") for environment in environments] == expected
+    # The ranks of a cell divide its threads among themselves.
+    assert {int(environment["OMP_NUM_THREADS"]) for environment in environments} == {8 // launcher.num_jobs}
+    for job in launcher.jobs:
+        job.resources.close()
