@@ -15,7 +15,7 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-# Okabe & Ito's palette, which colour-blind readers can tell apart, and tints of it.
+# Okabe & Ito's palette, which colour-blind readers can tell apart, and three of Paul Tol's.
 _COLORS = {
     "black": "#000000",
     "orange": "#E69F00",
@@ -27,6 +27,9 @@ _COLORS = {
     "purple": "#CC79A7",
     "grey": "#777777",
     "brown": "#8C564B",
+    "teal": "#44AA99",
+    "wine": "#882255",
+    "olive": "#999933",
 }
 
 COLUMN_WIDTH_IN = 3.4
@@ -58,10 +61,10 @@ METHOD_LOOKS = {
     "basis-rotation 1st/unilateral": Look("Basis rotation 1st/uni", _COLORS["yellow"], ">"),
     "basis-rotation stage-aware": Look("Basis rotation, stage-aware", _COLORS["black"], "P"),
     "basis-rotation reversed": Look("Basis rotation, reversed", _COLORS["brown"], "X"),
-    "delay-compensation": Look("Delay compensation", _COLORS["brown"], "p"),
+    "delay-compensation": Look("Delay compensation", _COLORS["olive"], "p"),
     "soap": Look("SOAP", _COLORS["red"], "h"),
-    "muon": Look("Muon", _COLORS["black"], "*"),
-    "scion": Look("Scion", _COLORS["yellow"], "d"),
+    "muon": Look("Muon", _COLORS["teal"], "*"),
+    "scion": Look("Scion", _COLORS["wine"], "d"),
 }
 
 # Delay is told by the line: solid without, dashed and dotted with.
