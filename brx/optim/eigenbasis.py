@@ -41,7 +41,7 @@ def power_iteration(product: Tensor, basis: Tensor) -> Renewal:
     """`Power` of algorithm 2: one power iteration from the current basis, orthonormalised, in order of eigenvalue.
 
     Args:
-        product: C Q, the covariance times the current basis (b, m, m).
+        product: C Q, the covariance times the current basis (b, m, m); overwritten.
         basis: Q (b, m, m).
     """
     # The Rayleigh quotients q^T C q come from the product that the iteration needs anyway.
@@ -50,7 +50,7 @@ def power_iteration(product: Tensor, basis: Tensor) -> Renewal:
     largest = eigenvalues.amax(dim=-1)[:, None, None]
     # A zero covariance keeps its basis.
     shift = torch.where(largest > 0, RELATIVE_SHIFT * largest, 1.0)
-    renewed = orthonormalize(select_columns(torch.addcmul(product, basis, shift), order))
+    renewed = orthonormalize(select_columns(product.addcmul_(basis, shift), order))
     valid = renewed.sum(dim=(1, 2)).isfinite()  # of entries up to 1: only NaN can make it so
     unchanged = torch.arange(order.shape[-1], device=order.device)
     return Renewal(
@@ -82,10 +82,11 @@ def orthonormalize(matrices: Tensor) -> Tensor:
 def _householder_qr(matrices: Tensor) -> Tensor:
     # LAPACK is slow on columns that lie a power of two apart in memory, as widths of models do: rows of zeros help.
     padded = pad(matrices.mT, (0, 8)).mT
-    reflectors, scales = torch.geqrf(padded)
-    orthogonal = torch.linalg.householder_product(reflectors, scales)[:, : matrices.shape[-2]]
-    signed: Tensor = orthogonal * _signs(reflectors.diagonal(dim1=-2, dim2=-1))[:, None, :]
-    return signed
+    scales = padded.new_empty(len(padded), padded.shape[-1])
+    torch.geqrf(padded, out=(padded, scales))  # in place, as what follows: these matrices outgrow the caches
+    signs = _signs(padded.diagonal(dim1=-2, dim2=-1))
+    torch.linalg.householder_product(padded, scales, out=padded)
+    return padded[:, : matrices.shape[-2]].mul_(signs[:, None, :])
 
 
 def _cholesky_qr(matrices: Tensor) -> Tensor:
