@@ -40,7 +40,7 @@ class Choice(Section):
 
     over: str = "optimizer.lr"
     """The key whose best value is taken, separately for each combination of the others (seeds aside)."""
-    by: Literal["final_val_loss", "best_val_loss", "final_train_loss"] = "final_val_loss"
+    by: Literal["final_val_loss", "best_val_loss"] = "final_val_loss"
     """What is lowest for the best value (averaged over seeds)."""
 
 
