@@ -116,6 +116,6 @@ def test_the_sweeps_that_come_with_brx_expand(scale):
     for file in files:
         sweep = Sweep.load(file)
         rates = {cell.config.optimizer.lr for cell in sweep.cells}
-        assert len(rates) == {"3b": 2, "main-edges": 1}.get(file.stem, 3)
+        assert len(rates) == {"3b": 2, "main-edges": 2}.get(file.stem, 3)
         assert sweep.cells[0].config.training.iterations == (4000 if scale == "cpu" else 250_000)
     assert load_config("cpu-small").model.blocks == 32
