@@ -19,6 +19,9 @@ from brx.model.stage import Stage, whole_model
 from brx.pipeline.engine import MicroBatch
 from brx.train.checkpoint import checkpoint_folder, list_checkpoints, read_manifest, read_stage
 
+MIDWAY = 0.1
+"""How far from the middle, as a share of the iterations, a checkpoint still counts as midway."""
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -63,7 +66,8 @@ def find_checkpoint(run: Run, iteration: int | None, default: Literal["newest", 
         default: the newest one of a finished run, or the one nearest to the middle of its iterations.
 
     Raises:
-        UserError: there is no such checkpoint, or the run is not finished and no checkpoint was named.
+        UserError: there is no such checkpoint, none near the middle, or the run is not finished and no checkpoint was
+            named.
     """
     found = {int(path.name): path for path in list_checkpoints(run.path)}
     if not found:
@@ -81,8 +85,14 @@ def find_checkpoint(run: Run, iteration: int | None, default: Literal["newest", 
             f"{run.path}: the run is not finished (iteration {run.iterations[-1]:.0f} of {last}); finish it with"
             f" `brx train {run.path} --resume`, or name a checkpoint with --checkpoint: {listed}"
         )
-    wanted = last if default == "newest" else last / 2
-    return found[min(found, key=lambda candidate: abs(candidate - wanted))]
+    wanted = last if default == "newest" else last // 2
+    nearest = min(found, key=lambda candidate: abs(candidate - wanted))
+    if default == "midway" and abs(nearest - wanted) > MIDWAY * last:
+        raise UserError(
+            f"{run.path}: has no checkpoint near the middle of its {last} iterations; name one with --checkpoint"
+            f" ({listed}), or train with a larger training.keep_checkpoints"
+        )
+    return found[nearest]
 
 
 def load_checkpoint(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from brx.analysis.results import Group
 from brx.analysis.scales import MAIN, METHODS, SEVEN, Experiments, Settings
-from brx.analysis.slowdown import reductions, slowdowns, slowest_final
+from brx.analysis.slowdown import reductions, slowdowns
 from brx.analysis.tables import Rows, rate_text
 
 PRECONDITIONED = ("pipedream-lr", "nesterov", "muon", "scion", "soap", "basis-rotation")
@@ -44,16 +44,16 @@ class PaperTable:
 
 
 def slowdown_table(methods: Sequence[str], experiments: Experiments) -> Rows:
-    """Slowdown of methods at the deepest pipeline, to the loss that all of them reach at both ends."""
+    """Slowdown of methods at the deepest pipeline, to the target of the scale."""
     deepest = experiments.scale.deepest
     groups = []
     for method in methods:
-        pair = [experiments.find(method, P, experiments.sweep_of(method)) for P in (1, deepest)]
+        pair = [experiments.find(method, P, experiments.sweep_of(method)) for P in experiments.ends]
         groups += [group for group in pair if group is not None and None not in pair]
+    target = experiments.slowdown_target()
     columns = ["method", f"slowdown at P = {deepest}", "seeds", "lr at P = 1", f"lr at P = {deepest}", "the paper's"]
-    if not groups:
+    if not groups or target is None:
         return columns, []
-    target = slowest_final(groups)
     columns.append("target loss")
     rows = [
         [
@@ -90,7 +90,7 @@ def reduction_table(experiments: Experiments) -> Rows:
     columns = ["model", "P", "method", "best baseline", "iterations saved", "the paper's"]
     scale = experiments.scale
     cases: list[tuple[str, int, str, str | None, Settings, str]] = [
-        ("main", scale.deepest, "main", None, {}, ""),
+        ("main", scale.deepest, "main", None, {}, "71.6%"),
         ("smaller", 24, "width", None, scale.narrow, "62.4%"),
         ("larger", 24, "width", scale.wide_preset, scale.wide, "76.8%"),
         ("mixture of experts", scale.deepest, "moe", scale.moe_preset, {}, "46.8%"),
@@ -106,7 +106,7 @@ def reduction_table(experiments: Experiments) -> Rows:
 
 def rate_table(experiments: Experiments) -> Rows:
     """The chosen learning rates with the final validation loss of every one tried."""
-    columns = ["method", "P", "chosen", "at the edge", "final validation loss of each"]
+    columns = ["method", "P", "chosen", "seeds", "at the edge", "final validation loss of each"]
     rows = []
     for method in METHODS:
         for depth in experiments.scale.depths:
@@ -115,7 +115,8 @@ def rate_table(experiments: Experiments) -> Rows:
                 group = experiments.find(method, depth, experiments.sweep_of(method))
             if group is not None:
                 scores = ", ".join(f"{rate:g}: {score:.3f}" for rate, score in group.scores.items())
-                rows.append([method, str(depth), f"{group.lr:g}", "yes" if group.is_at_edge else "", scores])
+                edge = "yes" if group.is_at_edge else ""
+                rows.append([method, str(depth), f"{group.lr:g}", str(len(group.runs)), edge, scores])
     return columns, rows
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from brx.analysis.best_value import best_value, is_at_edge
 from brx.analysis.runs import Run, Series
 from brx.config.loading import find_config, read_mapping, set_values, validate
 from brx.config.schema import RunConfig
@@ -27,7 +29,8 @@ class Group:
 
     Attributes:
         runs: by seed.
-        scores: final validation loss of every learning rate that was tried, averaged over the seeds they share.
+        scores: final validation loss of every learning rate that was tried, averaged over the seeds they share;
+            infinite where a run failed.
     """
 
     runs: tuple[Run, ...]
@@ -49,6 +52,11 @@ class Group:
         return self.runs[0].variant
 
     @property
+    def seeds(self) -> set[int]:
+        """Of its runs."""
+        return {run.config.training.seed for run in self.runs}
+
+    @property
     def stages(self) -> int:
         """P."""
         return self.runs[0].stages
@@ -61,7 +69,7 @@ class Group:
     @property
     def is_at_edge(self) -> bool:
         """Whether the chosen learning rate is the lowest or highest of those tried."""
-        return len(self.scores) > 1 and self.lr in (min(self.scores), max(self.scores))
+        return is_at_edge(self.lr, self.scores)
 
     @cached_property
     def smoothed(self) -> Series:
@@ -72,7 +80,8 @@ class Group:
     @property
     def iterations(self) -> Series:
         """Iterations of `smoothed`."""
-        return self.runs[0].iterations[: self.smoothed.shape[1]]
+        first = self.runs[0]
+        return first.iterations[first.centres][: self.smoothed.shape[1]]
 
     @property
     def final_losses(self) -> list[float]:
@@ -88,28 +97,29 @@ class Group:
 def group_runs(runs: Iterable[Run]) -> list[Group]:
     """Sort runs into experiments and choose each one's learning rate: the lowest final validation loss.
 
-    Rates are compared over the seeds that all of them have. Runs that did not finish are left out if another rate did.
+    Runs on other data or of another length are other experiments. Those still under way are left out; those that failed
+    count as tried, and an experiment of which every run failed has no group.
     """
     by_experiment: dict[str, dict[float, dict[int, Run]]] = defaultdict(lambda: defaultdict(dict))
     for run in runs:
-        by_rate = by_experiment[settings_key(run.config, without=(RATE, SEED))]
-        by_rate[run.config.optimizer.lr][run.config.training.seed] = run
-    return [_choose(by_rate) for by_rate in by_experiment.values()]
+        if run.is_finished or run.is_failed:
+            experiment = f"{_settings(run.config)} {run.fingerprint}"
+            by_experiment[experiment][run.config.optimizer.lr][run.config.training.seed] = run
+    groups = [_choose(by_rate) for by_rate in by_experiment.values()]
+    return [group for group in groups if group.runs]
 
 
 def _choose(by_rate: Mapping[float, Mapping[int, Run]]) -> Group:
-    finished: dict[float, Mapping[int, Run]] = {
-        rate: {seed: run for seed, run in by_seed.items() if run.is_finished} for rate, by_seed in by_rate.items()
+    losses = {
+        rate: {seed: run.final_val_loss if run.is_finished else math.inf for seed, run in by_seed.items()}
+        for rate, by_seed in by_rate.items()
     }
-    usable = {rate: by_seed for rate, by_seed in sorted(finished.items()) if by_seed} or dict(by_rate)
-    shared = set.intersection(*(set(by_seed) for by_seed in usable.values())) or {min(min(s) for s in usable.values())}
-    scores = {
-        rate: statistics.fmean(by_seed[seed].final_val_loss for seed in shared)
-        for rate, by_seed in usable.items()
-        if shared <= set(by_seed)
-    }
-    best = min(scores, key=lambda rate: scores[rate])
-    return Group(tuple(run for _, run in sorted(usable[best].items())), scores)
+    best, scores = best_value(losses)
+    return Group(tuple(run for _, run in sorted(by_rate[best].items()) if run.is_finished), scores)
+
+
+def _settings(config: RunConfig) -> str:
+    return f"{settings_key(config, without=(RATE, SEED))} {config.training.last_iteration}"
 
 
 class Results:
@@ -117,16 +127,31 @@ class Results:
 
     Args:
         folders: each a run, or a folder that holds runs.
+
+    Attributes:
+        runs: all of them.
+        groups: see `group_runs`.
+        notes: a line for everything that the groups leave out.
     """
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self.runs = [Run.load(path) for path in find_runs(folders)]
         self.groups = group_runs(self.runs)
-        self._by_key = {settings_key(group.config, without=(RATE, SEED)): group for group in self.groups}
+        unfinished = [run.path.name for run in self.runs if not run.is_finished]
+        corpora = Counter(group.runs[0].fingerprint for group in self.groups).most_common()
+        self.notes = [f"not finished, left out: {', '.join(unfinished)}"] if unfinished else []
+        if len(corpora) > 1:
+            self.notes.append(
+                f"runs on {len(corpora)} corpora, whose losses do not compare: the paper's figures and tables take"
+                f" those on {str(corpora[0][0])[:8]}"
+            )
+        self._by_settings = {
+            _settings(group.config): group for group in self.groups if group.runs[0].fingerprint == corpora[0][0]
+        }
 
     def find(self, base: RunConfig) -> Group | None:
         """The runs of this configuration, whatever their seeds, at their chosen learning rate."""
-        return self._by_key.get(settings_key(base, without=(RATE, SEED)))
+        return self._by_settings.get(_settings(base))
 
 
 def find_runs(folders: Sequence[Path]) -> list[Path]:

@@ -94,6 +94,18 @@ class Run:
         return ", ".join(parts)
 
     @property
+    def fingerprint(self) -> str | None:
+        """Of the token files."""
+        found: str | None = self.summary.get("data_fingerprint")
+        return found
+
+    @property
+    def budget(self) -> tuple[int, int]:
+        """The iterations of the schedule, and at which of them the run ends."""
+        training = self.config.training
+        return training.iterations, training.last_iteration
+
+    @property
     def is_finished(self) -> bool:
         """Whether the run reached its last iteration."""
         return self.summary.get("status") == "finished"
@@ -103,10 +115,32 @@ class Run:
         """The newest validation loss; infinite before the first."""
         return float(self.val_loss[-1]) if len(self.val_loss) else math.inf
 
+    @property
+    def is_failed(self) -> bool:
+        """Whether the run ended early by an error, as it does when its loss diverges."""
+        return self.summary.get("status") == "failed"
+
     @cached_property
     def smoothed(self) -> Series:
-        """The training loss, averaged at each iteration over the 2 % of the schedule that end there."""
-        return trailing_mean(self.train_loss, max(1, round(SMOOTHING * self.config.training.iterations)))
+        """The training loss averaged over windows of 2 % of the schedule; the last one is the final training loss.
+
+        A mean belongs to the middle of its window (see `centres`): dated at the end, it would come late by half a
+        window, which is much where a loss is reached early.
+        """
+        sums = np.cumsum(np.concatenate([[0.0], self.train_loss]))
+        means: Series = (sums[self._window :] - sums[: -self._window]) / self._window
+        return means
+
+    @property
+    def centres(self) -> slice:
+        """The places, among `iterations`, of the smoothed losses."""
+        return slice(self._window // 2, len(self.iterations) - self._window // 2)
+
+    @property
+    def _window(self) -> int:
+        """An odd number of iterations."""
+        longest = min(SMOOTHING * self.config.training.iterations, len(self.iterations))
+        return max(1, 2 * math.ceil(longest / 2) - 1)
 
     @property
     def iterations_per_second(self) -> float:
@@ -114,29 +148,21 @@ class Run:
         return float(self.iterations[-1] / self.seconds[-1])
 
 
-def trailing_mean(values: Series, window: int) -> Series:
-    """Mean of the last `window` values at each place; of all there are, near the start."""
-    sums = np.cumsum(np.concatenate([[0.0], values]))
-    stop = np.arange(1, len(values) + 1)
-    start = np.maximum(0, stop - window)
-    means: Series = (sums[stop] - sums[start]) / (stop - start)
-    return means
-
-
 def iterations_to_target(run: Run, target: float) -> float | None:
     """The iteration from which the smoothed training loss stays at or below `target`.
 
     Interpolated between iterations; None if the run never gets there.
     """
+    iterations = run.iterations[run.centres]
     above = np.flatnonzero(run.smoothed > target)
     if len(above) == 0:
-        return float(run.iterations[0])
+        return float(iterations[0])
     last = int(above[-1])
     if last + 1 == len(run.smoothed):
         return None
     before, after = run.smoothed[last], run.smoothed[last + 1]
     share = (before - target) / (before - after)
-    return float(run.iterations[last] + share * (run.iterations[last + 1] - run.iterations[last]))
+    return float(iterations[last] + share * (iterations[last + 1] - iterations[last]))
 
 
 def common_target(runs: list[Run]) -> float:
@@ -150,9 +176,9 @@ def comparability(runs: list[Run]) -> list[str]:
     first = runs[0]
     for run in runs[1:]:
         pairs = {
-            "data fingerprint": (first.summary.get("data_fingerprint"), run.summary.get("data_fingerprint")),
+            "data fingerprint": (first.fingerprint, run.fingerprint),
             "model": (first.config.model, run.config.model),
-            "iterations": (first.config.training.iterations, run.config.training.iterations),
+            "iterations": (first.budget, run.budget),
             "batch size": (first.config.training.batch_size, run.config.training.batch_size),
         }
         differing = [name for name, (one, other) in pairs.items() if one != other]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from brx.analysis.results import Group, Results, preset_with
+from brx.analysis.slowdown import slowest_final
 from brx.errors import UserError
 
 Settings = Mapping[str, Any]
@@ -37,6 +38,8 @@ STRATEGIES = (
     "basis-rotation 1st/unilateral",
 )
 SEVEN = (*MAIN[:3], *reversed(STRATEGIES))
+TARGET_METHODS = SEVEN[1:]
+"""Those that the paper compares by their slowdown in more than one place: without plain PipeDream."""
 COMPENSATIONS = (0.04, 0.1, 0.5, 1.0)
 FREQUENCIES = (1, 10, 100)
 
@@ -155,6 +158,23 @@ class Experiments:
         elif group not in self.used:
             self.used.append(group)
         return group
+
+    def slowdown_target(self) -> float | None:
+        """The one target of all the paper's slowdowns at this scale; None while no method has both ends.
+
+        It is the highest final training loss, at P = 1 and at the deepest pipeline, of TARGET_METHODS.
+        """
+        finals = []
+        for method in TARGET_METHODS:
+            configs = [preset_with(self.scale.preset, {"pipeline.stages": P, **METHODS[method]}) for P in self.ends]
+            pair = [self.results.find(config) for config in configs]
+            finals += [group for group in pair if group is not None and None not in pair]
+        return slowest_final(finals) if finals else None
+
+    @property
+    def ends(self) -> tuple[int, int]:
+        """The numbers of stages between which a slowdown is taken."""
+        return 1, self.scale.deepest
 
     @property
     def makers(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,10 +12,11 @@ from scipy.stats import bootstrap
 
 from brx.analysis.results import RATE, SEED, Group
 from brx.analysis.runs import Run, iterations_to_target
-from brx.train.run_folder import settings_key
+from brx.train.run_folder import settings_key, trajectory_of
 
 BASELINES = ("pipedream", "pipedream-lr", "nesterov")
 CONFIDENCE, RESAMPLES = 0.95, 9999
+EARLY = 0.05
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Slowdown:
         reached: what the group needed.
         reference_reached: what the reference needed.
         ratio: of the means; a lower bound if `is_censored`; None if the reference never reached the loss.
-        low: lower end of the 95 % bootstrap interval over seeds; None with one seed.
+        low: lower end of the bootstrap interval (nominally 95 %) over the seeds that both have; None with one seed.
         high: its upper end.
     """
 
@@ -66,6 +67,11 @@ class Slowdown:
         return self.reached.is_censored
 
     @property
+    def is_early(self) -> bool:
+        """Whether the reference reaches the loss in the first 5 % of its iterations, before training has settled."""
+        return self.ratio is not None and self.reference_reached.mean < EARLY * self.reference.runs[0].budget[1]
+
+    @property
     def text(self) -> str:
         """For example `4.24`, `1.27 [1.21, 1.35]`, or `> 8.1` for a run that never got there."""
         if self.ratio is None:
@@ -80,9 +86,8 @@ def comparable_sets(groups: Sequence[Group]) -> list[list[Group]]:
     """Sort groups by what makes losses comparable: data, model, and token budget; the largest set first."""
     sets: dict[str, list[Group]] = defaultdict(list)
     for group in groups:
-        training = group.config.training
-        fingerprint = group.runs[0].summary.get("data_fingerprint")
-        key = (fingerprint, group.config.model.model_dump_json(), training.iterations, training.batch_size)
+        first = group.runs[0]
+        key = (first.fingerprint, first.config.model, first.budget, first.config.training.batch_size)
         sets[repr(key)].append(group)
     return sorted(sets.values(), key=len, reverse=True)
 
@@ -92,10 +97,11 @@ def slowest_final(groups: Sequence[Group]) -> float:
     return max(loss for group in groups for loss in group.final_losses)
 
 
-def reached(group: Group, target: float) -> Reached:
-    """The iterations from which the smoothed training loss of each seed stays at or below `target`."""
-    found = [iterations_to_target(run, target) for run in group.runs]
-    iterations = [float(_last(run)) if one is None else one for run, one in zip(group.runs, found, strict=True)]
+def reached(group: Group, target: float, seeds: Container[int] | None = None) -> Reached:
+    """The iterations from which the smoothed training loss of each seed (of `seeds`) stays at or below `target`."""
+    runs = [run for run in group.runs if seeds is None or run.config.training.seed in seeds]
+    found = [iterations_to_target(run, target) for run in runs]
+    iterations = [_last(run) if one is None else one for run, one in zip(runs, found, strict=True)]
     return Reached(iterations, None in found)
 
 
@@ -106,14 +112,27 @@ def slowdowns(groups: Sequence[Group], target: float, reference_stages: int = 1)
     for group in sorted(groups, key=lambda one: (one.variant, one.stages)):
         reference = by_key.get(_without_stages(group))
         if reference is not None and group.stages != reference_stages:
-            found.append(_slowdown(group, reference, target))
+            found.append(slowdown(group, reference, target))
     return found
 
 
-def without_reference(groups: Sequence[Group], reference_stages: int) -> list[Group]:
-    """Groups whose method has no runs at the reference number of stages."""
+def slowdown(group: Group, reference: Group, target: float) -> Slowdown:
+    """The slowdown of one experiment against another."""
+    shared = group.seeds & reference.seeds
+    if len(shared) < 2:  # no interval: then each side's mean is the best that there is
+        ours, theirs = reached(group, target), reached(reference, target)
+    else:
+        ours, theirs = reached(group, target, shared), reached(reference, target, shared)
+    if theirs.is_censored:
+        return Slowdown(group, reference, target, ours, theirs, None, None, None)
+    low, high = _interval(ours, theirs) if len(shared) > 1 else (None, None)
+    return Slowdown(group, reference, target, ours, theirs, ours.mean / theirs.mean, low, high)
+
+
+def with_reference(groups: Sequence[Group], reference_stages: int) -> list[Group]:
+    """Groups whose method has runs at the reference number of stages, those themselves among them."""
     references = {_without_stages(group) for group in groups if group.stages == reference_stages}
-    return [group for group in groups if _without_stages(group) not in references]
+    return [group for group in groups if _without_stages(group) in references]
 
 
 @dataclass(frozen=True)
@@ -122,7 +141,7 @@ class Reduction:
 
     Attributes:
         group: the method's runs.
-        baseline: the baseline with the lowest final loss at the same number of stages.
+        baseline: the baseline with the lowest final loss, all settings but the optimizer's being equal.
         share: 1 - iterations needed / iterations of the baseline; None if the method never gets there.
     """
 
@@ -132,38 +151,26 @@ class Reduction:
 
 
 def reductions(groups: Sequence[Group]) -> list[Reduction]:
-    """For every method but the baselines, at every number of stages at which there is a baseline."""
+    """For every method but the baselines that has a baseline to compare with."""
     found = []
     for group in sorted(groups, key=lambda one: (one.stages, one.variant)):
-        peers = [one for one in groups if one.stages == group.stages and one.config.model == group.config.model]
-        baselines = [one for one in peers if one.method in BASELINES]
+        baselines = [one for one in groups if one.method in BASELINES and _beside_method(one) == _beside_method(group)]
         if group.method in BASELINES or not baselines:
             continue
         best = min(baselines, key=lambda one: one.final_loss)
-        needed = reached(group, best.final_loss)
-        share = None if needed.is_censored else 1.0 - needed.mean / statistics.fmean(map(_last, best.runs))
+        needed, available = reached(group, best.final_loss), statistics.fmean(map(_last, best.runs))
+        share = None if needed.is_censored else 1.0 - needed.mean / available
         found.append(Reduction(group, best, share))
     return found
 
 
-def _slowdown(group: Group, reference: Group, target: float) -> Slowdown:
-    ours, theirs = reached(group, target), reached(reference, target)
-    if theirs.is_censored:
-        return Slowdown(group, reference, target, ours, theirs, None, None, None)
-    low, high = _interval(group, reference, ours, theirs)
-    return Slowdown(group, reference, target, ours, theirs, ours.mean / theirs.mean, low, high)
+def _interval(ours: Reached, theirs: Reached) -> tuple[float, float]:
+    """Percentile bootstrap of the ratio of means, seeds resampled in pairs.
 
-
-def _interval(group: Group, reference: Group, ours: Reached, theirs: Reached) -> tuple[float | None, float | None]:
-    """Percentile bootstrap of the ratio of means, seeds resampled in pairs."""
-    seed_of = [[run.config.training.seed for run in one.runs] for one in (group, reference)]
-    shared = sorted(set(seed_of[0]) & set(seed_of[1]))
-    if len(shared) < 2:
-        return None, None
-    delayed = np.array([ours.iterations[seed_of[0].index(seed)] for seed in shared])
-    undelayed = np.array([theirs.iterations[seed_of[1].index(seed)] for seed in shared])
+    With three seeds its ends are those of the single seeds' ratios, which cover less than the 95 % of its name.
+    """
     interval = bootstrap(
-        (delayed, undelayed),
+        (np.array(ours.iterations), np.array(theirs.iterations)),
         lambda one, other, axis=-1: one.mean(axis=axis) / other.mean(axis=axis),
         paired=True,
         vectorized=True,
@@ -175,9 +182,17 @@ def _interval(group: Group, reference: Group, ours: Reached, theirs: Reached) ->
     return float(interval.low), float(interval.high)
 
 
+def _beside_method(group: Group) -> object:
+    """All settings that decide a trajectory but the optimizer's and the seed."""
+    settings = trajectory_of(group.config)
+    del settings["optimizer"], settings["training"]["seed"]
+    return settings
+
+
 def _without_stages(group: Group) -> str:
     return settings_key(group.config, without=(RATE, SEED, "pipeline.stages"))
 
 
 def _last(run: Run) -> float:
-    return float(run.iterations[-1])
+    """The iteration of the last smoothed loss."""
+    return float(run.iterations[run.centres][-1])

@@ -9,6 +9,7 @@ from rich.table import Table
 from brx.analysis.results import Group
 from brx.analysis.runs import Run, iterations_to_target
 from brx.analysis.slowdown import Reduction, Slowdown
+from brx.config.schema import RunConfig
 
 Rows = tuple[list[str], list[list[str]]]
 """Headings, and cells by row."""
@@ -48,7 +49,7 @@ def slowdown_rows(found: Sequence[Slowdown]) -> Rows:
     columns.append("target loss")
     rows = [
         [
-            model_text(one.group),
+            model_text(one.group.config),
             one.group.variant,
             str(one.group.stages),
             one.text,
@@ -70,10 +71,10 @@ def reduction_rows(found: Sequence[Reduction]) -> Rows:
     columns = ["model", "method", "P", "best baseline", "its final loss", "iterations saved"]
     rows = [
         [
-            model_text(one.group),
+            model_text(one.group.config),
             one.group.variant,
             str(one.group.stages),
-            one.baseline.method,
+            one.baseline.variant,
             f"{one.baseline.final_loss:.3f}",
             "never gets there" if one.share is None else f"{one.share:.1%}",
         ]
@@ -82,10 +83,11 @@ def reduction_rows(found: Sequence[Reduction]) -> Rows:
     return columns, rows
 
 
-def model_text(group: Group) -> str:
-    """The model's size."""
-    model = group.config.model
-    return f"{model.blocks} blocks, d {model.width}{', mixture' if model.moe else ''}"
+def model_text(config: RunConfig) -> str:
+    """A model in a few words."""
+    model = config.model
+    mixture = f", {model.moe.experts} experts" if model.moe else ""
+    return f"{model.blocks} blocks, d {model.width}{mixture}"
 
 
 def rate_text(group: Group) -> str:

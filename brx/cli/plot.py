@@ -66,6 +66,8 @@ def _plot_paper(args: argparse.Namespace) -> int:
     from brx.figures.paper import FIGURES, draw_paper_figure
 
     experiments = Experiments(SCALES[args.scale], args.folder)
+    for note in experiments.results.notes:
+        print(f"brx: note: {note}", file=sys.stderr)
     folder = args.out or Path("figures") / args.scale
     for name in FIGURES if args.figure == "all" else [args.figure]:
         try:

@@ -37,37 +37,51 @@ def run(args: argparse.Namespace) -> int:
 
     from brx.analysis.formats import format_table
     from brx.analysis.results import Results
-    from brx.analysis.slowdown import comparable_sets, reductions, slowdowns, slowest_final, without_reference
+    from brx.analysis.runs import SMOOTHING
+    from brx.analysis.slowdown import comparable_sets, reductions, slowdowns, slowest_final, with_reference
     from brx.analysis.tables import reduction_rows, slowdown_rows
     from brx.errors import UserError
     from brx.figures.slowdown import draw_all_targets
 
     found, saved = [], []
-    sets = comparable_sets(Results(args.runs).groups)
+    results = Results(args.runs)
+    for note in results.notes:
+        print(f"brx: note: {note}", file=sys.stderr)
+    sets = comparable_sets(results.groups)
     if len(sets) > 1:
         print(
             f"brx: note: {len(sets)} sets of runs that differ in data, model or budget, each by itself", file=sys.stderr
         )
     for groups in sets:
-        alone = without_reference(groups, args.reference_stages)
-        compared = [group for group in groups if group not in alone]
+        compared = with_reference(groups, args.reference_stages)
         if any(group.stages != args.reference_stages for group in compared):
             target = args.target if args.target is not None else slowest_final(compared)
             found += slowdowns(compared, target, args.reference_stages)
         saved += reductions(groups)
-        for group in alone:
+        for group in groups:
+            if group in compared:
+                continue
             where = f"no run of the same settings at P = {args.reference_stages}"
             print(f"brx: note: {group.runs[0].path}: {where}: it has no slowdown", file=sys.stderr)
     if not found:
         raise UserError(f"RUNS: nothing to compare: no method has runs at P = {args.reference_stages} and at another P")
     how = "given" if args.target is not None else "slowest-final: all runs of the set reach it"
+    if any(one.is_early for one in found):
+        print(
+            "brx: note: a reference reaches the target in its first 5 % of iterations: such a ratio is about the start"
+            " of training, and a lower --target says more",
+            file=sys.stderr,
+        )
     if args.format == "table":
-        print(f"Iterations until the smoothed training loss stays at or below the target ({how})")
+        print(
+            f"Iterations until the training loss, a centred mean over {SMOOTHING:.0%} of the iterations, stays at or"
+            f" below the target ({how})"
+        )
     print(format_table(*slowdown_rows(found), args.format))
     if saved and args.format == "table":
         print("Iterations saved over the best of PipeDream, PipeDream-LR and Nesterov, at its final loss")
         print(format_table(*reduction_rows(saved), args.format))
     if args.all_targets is not None:
-        for path in draw_all_targets(sets[0], args.all_targets, args.reference_stages):
+        for path in draw_all_targets(sets[0], args.all_targets, args.reference_stages, args.target):
             print(path, file=sys.stderr)
     return 0

@@ -38,6 +38,8 @@ def run(args: argparse.Namespace) -> int:
     if args.table not in (*TABLES, "all"):
         raise UserError(f"TABLE: unknown table '{args.table}' (known: all, list, {', '.join(TABLES)})")
     experiments = Experiments(SCALES[args.scale], args.runs)
+    for note in experiments.results.notes:
+        print(f"brx: note: {note}", file=sys.stderr)
     for name in TABLES if args.table == "all" else [args.table]:
         found = experiments.fresh()
         columns, rows = TABLES[name].rows(found)

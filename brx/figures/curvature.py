@@ -50,7 +50,7 @@ def draw_oscillation(found: Sequence[Oscillation], path: Path) -> list[Path]:
         for axes in rows[-1]:
             axes.set_xlabel("iterations after the checkpoint")
         rows[0, 0].legend()
-        caption = "Projections of the updates w(t) - w(t - 1), from a checkpoint midway.\n" + "\n".join(lines)
+        caption = "Projections of the updates w(t) - w(t - 1), from a checkpoint on the way.\n" + "\n".join(lines)
         return save(made, path, caption)
 
 

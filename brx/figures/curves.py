@@ -30,7 +30,8 @@ def draw_curves(runs: Sequence[Run], path: Path, *, target: float | None = None)
         for run in runs:
             look = look_of(run.method)
             label = f"{look.label}, P = {run.stages}"
-            axes.plot(run.iterations, run.smoothed, color=look.color, linestyle=line_style(run.stages), label=label)
+            iterations = run.iterations[run.centres]
+            axes.plot(iterations, run.smoothed, color=look.color, linestyle=line_style(run.stages), label=label)
         if target is not None:
             axes.axhline(target, color="black", linewidth=0.6, linestyle=":", label=f"common target {target:.2f}")
         axes.set_xlabel("iteration")
@@ -39,8 +40,7 @@ def draw_curves(runs: Sequence[Run], path: Path, *, target: float | None = None)
         axes.set_ylim(settled.min() - 0.1, np.quantile(settled, 0.99) + 0.2)  # a spike must not set the scale
         axes.set_xlim(0, max(run.iterations[-1] for run in runs))
         axes.legend()
-        caption = (
-            f"Training loss in nats; lines are means over the last {SMOOTHING:.0%} of the iterations.\n"
-            + "\n".join(f"{look_of(run.method).label}, P = {run.stages}: {run.path}" for run in runs)
+        caption = f"Training loss in nats; lines are means over {SMOOTHING:.0%} of the iterations.\n" + "\n".join(
+            f"{look_of(run.method).label}, P = {run.stages}: {run.path}" for run in runs
         )
         return save(made, path, caption)

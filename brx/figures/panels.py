@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from brx.analysis.results import Group
-from brx.analysis.slowdown import reached
+from brx.analysis.slowdown import slowdown
 from brx.figures.style import look_of
 
 MOST_POINTS = 600
@@ -69,8 +69,9 @@ def draw_against_time(axes: Axes, curves: Sequence[Curve], *, title: str = "") -
     """Training loss against the first seed's training time."""
     for curve in curves:
         run = curve.group.runs[0]
-        places = thin(len(run.iterations))
-        axes.plot(run.seconds[places] / 60.0, run.smoothed[places], label=curve.label, **curve.style)
+        places = thin(len(run.smoothed))
+        minutes = run.seconds[run.centres][places] / 60.0
+        axes.plot(minutes, run.smoothed[places], label=curve.label, **curve.style)
     finish_panel(axes, "training time (minutes)", "training loss (nats)", title)
     limit_losses(axes, curves)
 
@@ -100,10 +101,10 @@ def draw_slowdown(axes: Axes, undelayed: Group, delayed: Group, target: float) -
         curve_of(undelayed, f"P = {undelayed.stages}"),
         curve_of(delayed, f"P = {delayed.stages}", linestyle="--"),
     ]
-    slow, fast = reached(delayed, target), reached(undelayed, target)
-    sign = "> " if slow.is_censored else ""
-    draw_curves(axes, curves, title=f"{look.label}: {sign}{slow.mean / fast.mean:.2f}$\\times$", target=target)
-    for one in (fast, slow):
+    found = slowdown(delayed, undelayed, target)
+    ratio = "" if found.ratio is None else f": {'> ' if found.is_censored else ''}{found.ratio:.2f}$\\times$"
+    draw_curves(axes, curves, title=f"{look.label}{ratio}", target=target)
+    for one in (found.reached, found.reference_reached):
         axes.axvline(one.mean, color=look.color, linewidth=0.6, linestyle=":")
 
 

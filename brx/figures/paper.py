@@ -12,7 +12,6 @@ from matplotlib.figure import Figure
 from brx.analysis.results import Group
 from brx.analysis.runs import SMOOTHING
 from brx.analysis.scales import COMPENSATIONS, FREQUENCIES, MAIN, SEVEN, STRATEGIES, Experiments
-from brx.analysis.slowdown import slowest_final
 from brx.errors import UserError
 from brx.figures.panels import (
     Curve,
@@ -85,7 +84,7 @@ def draw_paper_figure(name: str, experiments: Experiments, folder: Path) -> tupl
 def _caption(paper: PaperFigure, found: Experiments) -> str:
     lines = [
         f"{paper.caption} (The paper's {paper.label}.)",
-        f"Training losses are means over the last {SMOOTHING:.0%} of the iterations; bands: range over seeds;"
+        f"Training losses are means over {SMOOTHING:.0%} of the iterations; bands: range over seeds;"
         " learning rates: lowest final validation loss of the grid (* at its edge).",
     ]
     for group in found.used:
@@ -134,7 +133,11 @@ def _teaser(experiments: Experiments, made: Figure) -> None:
 
 
 @paper_figure(
-    "main", "fig:result-main", "Methods against the number of stages for one model; (c-e) slowdown.", across=5
+    "main",
+    "fig:result-main",
+    "Methods against the number of stages for one model; (c-e) slowdown, to the loss that they and the strategies of"
+    " basis rotation all reach.",
+    across=5,
 )
 def _main(experiments: Experiments, made: Figure) -> None:
     panels = row_of_axes(made, 5)
@@ -155,18 +158,11 @@ def _by_method(experiments: Experiments, methods: Sequence[str]) -> dict[str, li
 
 
 def _fill_slowdowns(experiments: Experiments, methods: Sequence[str], panels: Sequence[Any]) -> None:
-    """Each method at P = 1 and at the deepest pipeline, to the loss that all of them reach."""
-    deepest = experiments.scale.deepest
-    pairs = {
-        method: [experiments.find(method, stages, experiments.sweep_of(method)) for stages in (1, deepest)]
-        for method in methods
-    }
-    complete = {method: _present(pair) for method, pair in pairs.items() if len(_present(pair)) == 2}
-    if complete:
-        target = slowest_final([group for pair in complete.values() for group in pair])
+    """Each method at P = 1 and at the deepest pipeline, to the target of the scale."""
+    target = experiments.slowdown_target()
     for method, axes in zip(methods, panels, strict=True):
-        if method in complete:
-            undelayed, delayed = complete[method]
+        undelayed, delayed = (experiments.find(method, P, experiments.sweep_of(method)) for P in experiments.ends)
+        if undelayed is not None and delayed is not None and target is not None:
             draw_slowdown(axes, undelayed, delayed, target)
         else:
             _fill(axes, [], look_of(method).label)
@@ -265,7 +261,13 @@ def _all_stages(experiments: Experiments, made: Figure) -> None:
         _fill(axes, _curves(experiments, MAIN, stages), f"P = {stages}")
 
 
-@paper_figure("slowdown-all", "fig:result-appendix-slowdown", "Slowdown of seven methods.", across=4, down=2)
+@paper_figure(
+    "slowdown-all",
+    "fig:result-appendix-slowdown",
+    "Slowdown of seven methods, to the loss that all but PipeDream reach.",
+    across=4,
+    down=2,
+)
 def _slowdown_all(experiments: Experiments, made: Figure) -> None:
     panels = list(made.subplots(2, 4, squeeze=False, sharey=True).ravel())
     panels[-1].remove()

@@ -8,14 +8,16 @@ from pathlib import Path
 import numpy as np
 
 from brx.analysis.results import Group
-from brx.analysis.slowdown import slowdowns, slowest_final
+from brx.analysis.slowdown import slowdowns, slowest_final, with_reference
 from brx.figures.panels import finish_panel
 from brx.figures.style import figure, look_of, save
 
 NUM_TARGETS = 40
 
 
-def draw_all_targets(groups: Sequence[Group], path: Path, reference_stages: int = 1) -> list[Path]:
+def draw_all_targets(
+    groups: Sequence[Group], path: Path, reference_stages: int = 1, marked: float | None = None
+) -> list[Path]:
     """Slowdown at the largest number of stages for every target from an early loss to the best final one.
 
     A line ends where its method no longer reaches the target under delay.
@@ -24,6 +26,7 @@ def draw_all_targets(groups: Sequence[Group], path: Path, reference_stages: int 
         groups: experiments of one model and budget.
         path: of the figure, without suffix.
         reference_stages: what slowdown is relative to.
+        marked: a target to mark; by default the loss that all of `groups` that have a reference reach.
     """
     most = max(group.stages for group in groups)
     delayed = [group for group in groups if group.stages in (most, reference_stages)]
@@ -40,8 +43,9 @@ def draw_all_targets(groups: Sequence[Group], path: Path, reference_stages: int 
             look = look_of(name)
             targets, ratios = zip(*points, strict=True)
             axes.plot(targets, ratios, color=look.color, marker=look.marker, markersize=3, label=look.label)
-        marked = slowest_final(delayed)
-        axes.axvline(marked, color="black", linewidth=0.6, linestyle=":", label="slowest-final")
+        label = "slowest-final" if marked is None else "target"
+        line = slowest_final(with_reference(groups, reference_stages)) if marked is None else marked
+        axes.axvline(line, color="black", linewidth=0.6, linestyle=":", label=label)
         axes.invert_xaxis()
         axes.set_yscale("log")
         finish_panel(axes, "target training loss (nats)", f"slowdown at P = {most}", "")

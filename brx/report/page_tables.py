@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from brx.analysis.paper_tables import TABLES
 from brx.analysis.results import Group
 from brx.analysis.scales import Experiments
-from brx.analysis.slowdown import slowdowns, slowest_final, without_reference
-from brx.analysis.tables import Rows, slowdown_rows
-from brx.config.schema import RunConfig
+from brx.analysis.slowdown import comparable_sets, slowdowns, slowest_final, with_reference
+from brx.analysis.tables import Rows, model_text, slowdown_rows
 from brx.errors import UserError
 
 
@@ -38,7 +35,7 @@ class PageTable:
 def page_tables(experiments: Experiments) -> list[PageTable]:
     """All tables that have rows."""
     found = [_paper_table(name, experiments) for name in TABLES]
-    groups = [group for group in experiments.results.groups if all(run.is_finished for run in group.runs)]
+    groups = experiments.results.groups
     found += [
         PageTable(
             "all-slowdowns",
@@ -56,13 +53,6 @@ def page_tables(experiments: Experiments) -> list[PageTable]:
     return [table for table in found if table.rows]
 
 
-def model_text(config: RunConfig) -> str:
-    """A model in a few words."""
-    model = config.model
-    mixture = f", {model.moe.experts} experts" if model.moe else ""
-    return f"{model.blocks} blocks, width {model.width}{mixture}"
-
-
 def _paper_table(name: str, experiments: Experiments) -> PageTable:
     found = experiments.fresh()
     table = TABLES[name]
@@ -75,25 +65,13 @@ def _paper_table(name: str, experiments: Experiments) -> PageTable:
 
 def _all_slowdowns(groups: Sequence[Group]) -> Rows:
     """As `brx slowdown` has them, separately for each set of experiments whose losses compare."""
-    comparable: dict[str, list[Group]] = defaultdict(list)
-    for group in groups:
-        comparable[_comparison_key(group)].append(group)
     columns: list[str] = []
     rows: list[list[str]] = []
-    for alike in comparable.values():
-        alone = without_reference(alike, 1)
-        compared = [group for group in alike if group not in alone]
-        if not compared:
-            continue
-        target = slowest_final(compared)
-        columns, found = slowdown_rows(slowdowns(compared, target))
-        rows += [[model_text(alike[0].config), *row, f"{target:.3f}"] for row in found]
-    return ["model", *columns, "target loss"], rows
-
-
-def _comparison_key(group: Group) -> str:
-    training, fingerprint = group.config.training, group.runs[0].summary.get("data_fingerprint")
-    return json.dumps([group.config.model.model_dump(), training.iterations, training.batch_size, fingerprint])
+    for alike in comparable_sets(groups):
+        if compared := with_reference(alike, 1):
+            columns, found = slowdown_rows(slowdowns(compared, slowest_final(compared)))
+            rows += found
+    return columns, rows
 
 
 def _all_rates(groups: Sequence[Group]) -> Rows:

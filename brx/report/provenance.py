@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import brx
 from brx.analysis.runs import Run
-from brx.report.page_tables import model_text
+from brx.analysis.tables import model_text
 from brx.sweep.display import duration
 from brx.train.summary import git_commit
 

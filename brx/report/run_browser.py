@@ -13,8 +13,8 @@ from matplotlib.colors import to_hex
 
 from brx.analysis.results import Results
 from brx.analysis.runs import Run, Series
+from brx.analysis.tables import model_text
 from brx.figures.style import METHOD_LOOKS, look_of, sequence_color
-from brx.report.page_tables import model_text
 from brx.report.provenance import status_of
 from brx.train.run_folder import trajectory_of
 
@@ -123,11 +123,11 @@ def _shown(value: float, form: str) -> str:
 
 
 def _curves(run: Run) -> dict[str, list[float | None]]:
-    places = np.unique(np.linspace(0, len(run.iterations) - 1, min(len(run.iterations), MOST_POINTS)).astype(int))
+    places = np.unique(np.linspace(0, len(run.smoothed) - 1, min(len(run.smoothed), MOST_POINTS)).astype(int))
     val_seconds = np.interp(run.val_iterations, run.iterations, run.seconds)
     return {
-        "iterations": _rounded(run.iterations[places], 0),
-        "minutes": _rounded(run.seconds[places] / 60, 3),
+        "iterations": _rounded(run.iterations[run.centres][places], 0),
+        "minutes": _rounded(run.seconds[run.centres][places] / 60, 3),
         "train": _rounded(run.smoothed[places], 4),
         "val_iterations": _rounded(run.val_iterations, 0),
         "val_minutes": _rounded(val_seconds / 60, 3),

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from brx.analysis.best_value import best_value, is_at_edge
 from brx.sweep.cell_state import read_summary
 from brx.sweep.spec import Cell, Choice, cell_name, value_at
 from brx.train.run_folder import settings_key
@@ -23,7 +23,7 @@ class Chosen:
         group: the other varied values.
         scores: by value of the key, what it is judged by, averaged over seeds; infinite where a run diverged.
         best: the value with the lowest score.
-        at_edge: whether it is the first or the last of more than one value, so that a wider grid might do better.
+        at_edge: whether a wider grid might do better.
         cells: those with the best value.
     """
 
@@ -46,11 +46,12 @@ def _choose_in(group: list[Cell], rule: Choice) -> Chosen:
     by_value: dict[float, list[Cell]] = defaultdict(list)
     for cell in group:
         by_value[value_at(cell.config.model_dump(mode="json"), rule.over)].append(cell)
-    scores = {value: statistics.fmean(score(cell, rule.by) for cell in by_value[value]) for value in sorted(by_value)}
-    best = min(scores, key=lambda value: scores[value])
-    at_edge = len(scores) > 1 and best in (min(scores), max(scores))
+    losses = {
+        value: {cell.config.training.seed: score(cell, rule.by) for cell in alike} for value, alike in by_value.items()
+    }
+    best, scores = best_value(losses)
     varied = {key: value for key, value in group[0].varied.items() if key not in (rule.over, SEED)}
-    return Chosen(cell_name(varied), scores, best, at_edge, by_value[best])
+    return Chosen(cell_name(varied), scores, best, is_at_edge(best, scores), by_value[best])
 
 
 def score(cell: Cell, key: str) -> float:

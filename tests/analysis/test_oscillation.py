@@ -125,3 +125,13 @@ def test_what_was_measured_is_drawn_without_checkpoints(run, tmp_path, capsys):
 def test_schedule_that_ends_too_soon(run):
     with pytest.raises(UserError, match="100 iterations from here pass the run's last one, 30"):
         measure_oscillation(run)
+
+
+def test_a_late_checkpoint_is_not_taken_for_midway(runs, tmp_path):
+    late = tmp_path / "late"
+    shutil.copytree(runs["pipedream"], late)
+    for path in (late / "checkpoints").iterdir():
+        if int(path.name) < 28:
+            shutil.rmtree(path)
+    with pytest.raises(UserError, match=r"no checkpoint near the middle of its 30 iterations.*28, 30"):
+        measure_oscillation(late)

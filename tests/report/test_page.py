@@ -31,7 +31,8 @@ def test_curves_are_thinned_and_end_where_the_run_ends(run_data):
     run = next(run for run in run_data["runs"] if run["name"] == "basis-rotation-32")
     curves = run["curves"]
     assert len(curves["train"]) == len(curves["iterations"]) == len(curves["minutes"]) == 300
-    assert (curves["iterations"][0], curves["iterations"][-1], curves["minutes"][-1]) == (1, 1000, 2.0)
+    # Middles of windows of 79 iterations.
+    assert (curves["iterations"][0], curves["iterations"][-1], curves["minutes"][-1]) == (40, 961, 1.922)
     assert curves["train"][-1] == pytest.approx(2.1, abs=1e-3)
     assert curves["val_iterations"] == list(range(100, 1001, 100))
     assert curves["val"][-1] == pytest.approx(2.2, abs=1e-3)
@@ -57,7 +58,7 @@ def test_each_filter_offers_the_values_that_occur(elements):
         "stages": ["1", "32"],
         "lr": ["0.0003", "0.001", "0.01"],
         "seed": ["0", "3"],
-        "model": ["32 blocks, width 32"],
+        "model": ["32 blocks, d 32"],
         "chosen": ["yes"],
     }
 
