@@ -29,6 +29,7 @@ from brx.train.device import autocast, choose_device, set_up
 from brx.train.interrupt import StopSignal
 from brx.train.memory_check import check_memory
 from brx.train.metrics import MetricsWriter, truncate_metrics
+from brx.train.plan import halves_rings
 from brx.train.profiling import IterationProfiler
 from brx.train.progress import TrainingProgress
 from brx.train.recorder import Recorder, merge, to_numbers
@@ -332,8 +333,7 @@ def build_stages(config: RunConfig, device: torch.device, own: range, *, num_in_
     """
     num_stages = config.pipeline.stages
     parts = partition(config.model.blocks, num_stages)
-    # Delay compensation takes differences of weight versions, which bf16 would drown in rounding.
-    halve = config.runtime.precision == "bf16" and config.optimizer.method != "delay-compensation"
+    matrix_dtype = torch.bfloat16 if halves_rings(config) else torch.float32
     stages = []
     for index in own:
         stage = Stage(config.model, config.data.vocabulary_size, parts[index], recompute=config.pipeline.recompute)
@@ -347,7 +347,7 @@ def build_stages(config: RunConfig, device: torch.device, own: range, *, num_in_
                 index,
                 stage_delay(index, num_stages),
                 config.pipeline.stash,
-                torch.bfloat16 if halve else torch.float32,
+                matrix_dtype,
                 num_in_flight=num_in_flight if config.pipeline.rings == "host" else None,
             )
         )

@@ -1,5 +1,6 @@
 """A run: what it writes, that it resumes value for value after any interruption, and how it fails."""
 
+import dataclasses
 import itertools
 import json
 import os
@@ -15,12 +16,13 @@ import yaml
 from brx.config.loading import dump_config, load_config
 from brx.data.prepare import prepare
 from brx.errors import RunError, UserError
+from brx.optim.methods import METHODS
 from brx.train import checkpoint
 from brx.train.loop import Trainer, train
 from brx.train.metrics import read_metrics
 from tests.train.helpers import losses, start_brx, tiny_config, wait_for_lines
 
-METHODS = ["pipedream", "pipedream-lr", "nesterov", "basis-rotation", "delay-compensation", "soap", "muon", "scion"]
+NAMES = ["pipedream", "pipedream-lr", "nesterov", "basis-rotation", "delay-compensation", "soap", "muon", "scion"]
 CUSTOM = {
     "torch.optim:SGD": "{momentum: 0.9}",
     "torch.optim:Adagrad": "{}",
@@ -58,7 +60,7 @@ def test_run_folder_holds_what_it_should(tmp_path):
 
 @pytest.mark.parametrize(
     ("method", "stash"),
-    [*itertools.product(METHODS, ["stash", "none", "predict"]), *((name, "stash") for name in CUSTOM)],
+    [*itertools.product(NAMES, ["stash", "none", "predict"]), *((name, "stash") for name in CUSTOM)],
 )
 def test_stopped_and_resumed_equals_uninterrupted(method, stash, tmp_path):
     lr = 0.001 if method == "scion" else 0.01
@@ -237,6 +239,33 @@ def test_options_of_the_computation(override, tmp_path):
     train(config, tmp_path / "run")
     assert losses(tmp_path / "run")[-1]["val_loss"] < 4.5
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize(("stash", "compensation"), [("stash", 0.0), ("none", 1.0), ("predict", 0.0)])
+def test_delay_compensation_that_corrects_nothing_is_pipedream_in_bf16(stash, compensation, tmp_path):
+    overrides = ["runtime.precision=bf16", f"pipeline.stash={stash}"]
+    train(tiny_config(tmp_path, *overrides), tmp_path / "pipedream")
+    overrides += ["optimizer.method=delay-compensation", f"optimizer.compensation={compensation}"]
+    train(tiny_config(tmp_path, *overrides), tmp_path / "run")
+    assert losses(tmp_path / "run") == losses(tmp_path / "pipedream")
+
+
+@pytest.mark.parametrize("stash", ["stash", "predict"])
+def test_delay_compensation_takes_no_difference_of_rounded_weights(stash, tmp_path, monkeypatch):
+    config = tiny_config(
+        tmp_path, "optimizer.method=delay-compensation", "runtime.precision=bf16", f"pipeline.stash={stash}"
+    )
+    dtypes = set()
+    rule = METHODS["delay-compensation"].gradient_rule
+
+    def watched(config, gradients, newest, used):
+        dtypes.update(weight.dtype for weight in used)
+        rule(config, gradients, newest, used)
+
+    watched_method = dataclasses.replace(METHODS["delay-compensation"], gradient_rule=watched)
+    monkeypatch.setitem(METHODS, "delay-compensation", watched_method)
+    train(config, tmp_path / "run")
+    assert dtypes == {torch.float32}
 
 
 def test_tensorboard_gets_the_metrics(tmp_path):
