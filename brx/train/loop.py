@@ -102,7 +102,7 @@ class Trainer:
         """Train to the last iteration or until asked to stop."""
         if self.is_writer:
             self.folder.create(self.config, resume=resume)
-            checkpoint.discard_unfinished(self.folder.path)
+            checkpoint.recover(self.folder.path)
         self.world.barrier()
         if resume:
             self._restore()
@@ -148,14 +148,14 @@ class Trainer:
     def _train(self, last: int, stop: StopSignal, recorder: Recorder | None) -> None:
         """Run segment after segment; the pipeline is empty between them, for validations and checkpoints."""
         training = self.config.training
-        while self.iteration < last and self.world.announced_stop() != self.iteration:
+        is_stopped = False
+        while self.iteration < last and not is_stopped:
             self._run_segment(self._segment_end(last), stop, recorder)
+            is_stopped = self.world.announced_stop() == self.iteration
             if self.iteration % training.validation_every == 0 or self.iteration == last:
                 self._validate(recorder)
-            if self.iteration % training.checkpoint_every == 0 or self.iteration == last:
+            if self.iteration % training.checkpoint_every == 0 or self.iteration == last or is_stopped:
                 self._save()
-        if self.iteration < last:
-            self._save()
 
     def _segment_end(self, last: int) -> int:
         training = self.config.training
