@@ -91,6 +91,7 @@ class Trainer:
         self.iteration = 0
         self.training_seconds = 0.0
         self._end = 0  # of the segment under way
+        self._stop_at: int | None = None  # what rank 0 announced, once this rank has seen it at a log point
         self._after_iteration: Callable[[], None] = lambda: None
 
     @property
@@ -151,7 +152,7 @@ class Trainer:
         is_stopped = False
         while self.iteration < last and not is_stopped:
             self._run_segment(self._segment_end(last), stop, recorder)
-            is_stopped = self.world.announced_stop() == self.iteration
+            is_stopped = self.iteration == self._stop_at
             if self.iteration % training.validation_every == 0 or self.iteration == last:
                 self._validate(recorder)
             if self.iteration % training.checkpoint_every == 0 or self.iteration == last or is_stopped:
@@ -166,7 +167,9 @@ class Trainer:
 
     def _run_segment(self, end: int, stop: StopSignal, recorder: Recorder | None) -> None:
         """Train to iteration `end`, or to an earlier one if asked to stop on the way."""
-        self._end = end
+        # A stop that is known already counts from the start: at its own log point it would be too late, as the forward
+        # passes of later micro-batches would be on their way.
+        self._end = self._until_stop(end)
         pending: list[StepResult] = []
         seconds: list[float] = []
         started, before = time.perf_counter(), self.training_seconds
@@ -176,14 +179,21 @@ class Trainer:
             seconds.append(before + time.perf_counter() - started)
             self._after_iteration()
             at_log_point = self.iteration % self._log_every == 0
-            if stop.requested and self.world.announced_stop() is None and (at_log_point or self.world.num_ranks == 1):
-                self.world.announce_stop(self._stop_iteration())
             if at_log_point or self.world.num_ranks == 1:
-                self._end = min(end, self.world.announced_stop() or end)
+                self._look_for_stop(stop)
+                self._end = self._until_stop(end)
             if at_log_point or self.iteration == self._end:
                 self._report(pending, seconds, recorder)
                 pending, seconds = [], []
         self.training_seconds = before + time.perf_counter() - started
+
+    def _look_for_stop(self, stop: StopSignal) -> None:
+        if stop.requested and self.world.announced_stop() is None:
+            self.world.announce_stop(self._stop_iteration())
+        self._stop_at = self.world.announced_stop()
+
+    def _until_stop(self, end: int) -> int:
+        return end if self._stop_at is None else min(end, self._stop_at)
 
     @property
     def _log_every(self) -> int:
