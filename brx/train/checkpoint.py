@@ -72,14 +72,14 @@ def write_stage(run: Path, iteration: int, stage: int, state: dict[str, Any]) ->
 
 
 def finish(run: Path, iteration: int, content: dict[str, Any], stages: list[dict[str, Any]], keep: int) -> Path:
-    """Complete the checkpoint (all stages are written), put it in place, and remove all but the newest `keep`.
+    """Complete the checkpoint (all stages are written), put it in place, and remove older ones.
 
     Args:
         run: the run folder.
         iteration: the number of updates behind it.
         content: what the manifest says beside the stages.
         stages: the entries that `write_stage` gave.
-        keep: how many checkpoints stay.
+        keep: how many stay, this one among them.
     """
     temporary, final = _temporary(run, iteration), checkpoint_folder(run, iteration)
     write_json(temporary / MANIFEST, content | {"iteration": iteration, "stages": stages})
@@ -93,7 +93,9 @@ def finish(run: Path, iteration: int, content: dict[str, Any], stages: list[dict
             _settle_replaced(run)
         raise cannot_write(final, error) from None
     _settle_replaced(run)
-    for old in list_checkpoints(run)[:-keep]:
+    # After a fallback there may be later ones: they stay, but do not count, until the run comes to them again.
+    up_to_this = [path for path in list_checkpoints(run) if path.name <= final.name]
+    for old in up_to_this[:-keep]:
         _remove(old)
     return final
 

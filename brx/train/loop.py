@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -28,7 +29,7 @@ from brx.train import checkpoint
 from brx.train.device import autocast, choose_device, set_up
 from brx.train.interrupt import StopSignal
 from brx.train.memory_check import check_memory
-from brx.train.metrics import MetricsWriter, truncate_metrics
+from brx.train.metrics import MetricsWriter, complete_until, truncate_metrics
 from brx.train.plan import halves_rings
 from brx.train.profiling import IterationProfiler
 from brx.train.progress import TrainingProgress
@@ -156,7 +157,7 @@ class Trainer:
             if self.iteration % training.validation_every == 0 or self.iteration == last:
                 self._validate(recorder)
             if self.iteration % training.checkpoint_every == 0 or self.iteration == last or is_stopped:
-                self._save()
+                self._save(recorder)
 
     def _segment_end(self, last: int) -> int:
         training = self.config.training
@@ -226,7 +227,7 @@ class Trainer:
         if recorder is not None and everybody is not None:
             recorder.record_validation(self.iteration, everybody[-1])
 
-    def _save(self) -> None:
+    def _save(self, recorder: Recorder | None) -> None:
         """Write a checkpoint: every device its stages, rank 0 the rest."""
         run = self.folder.path
         if self.is_writer:
@@ -236,7 +237,8 @@ class Trainer:
             checkpoint.write_stage(run, self.iteration, stage.index, self._stage_state(stage)) for stage in self.stages
         ]
         everybody = self.world.gather(entries)
-        if everybody is not None:
+        if recorder is not None and everybody is not None:
+            recorder.sync()  # a checkpoint is no use without the metrics before it
             content = {
                 "fingerprint": self.data.fingerprint,
                 "num_stages": self.config.pipeline.stages,
@@ -253,11 +255,10 @@ class Trainer:
         }
 
     def _restore(self) -> None:
-        """Continue from the newest complete checkpoint, if there is one."""
-        found = checkpoint.list_checkpoints(self.folder.path)
-        if not found:
+        """Continue from the newest checkpoint that can be continued from, if there is one."""
+        newest = self.world.broadcast(self._find_checkpoint() if self.is_writer else None)
+        if newest is None:
             return
-        newest = found[-1]
         manifest = checkpoint.read_manifest(newest)
         if manifest["fingerprint"] != self.data.fingerprint:
             raise UserError(
@@ -274,6 +275,23 @@ class Trainer:
         self.updater.load_stage_states(optimizer_states)
         self.iteration = manifest["iteration"]
         self.training_seconds = manifest["training_seconds"]
+
+    def _find_checkpoint(self) -> Path | None:
+        """The newest complete checkpoint up to which the metrics are complete as well; None if there is none at all."""
+        found = checkpoint.list_checkpoints(self.folder.path)
+        if not found:
+            return None
+        training = self.config.training
+        complete = complete_until(
+            self.folder.metrics, lambda t: t % training.validation_every == 0 or t == training.iterations
+        )
+        usable = [path for path in found if checkpoint.read_manifest(path)["iteration"] <= complete]
+        lacking = f"{self.folder.metrics}: lacks records after iteration {complete}"
+        if not usable:
+            raise UserError(f"{lacking}, before the first checkpoint ({found[0].name}); restore it or start a new run")
+        if usable[-1] != found[-1]:
+            print(f"{lacking}; continuing from {usable[-1]} instead of {found[-1].name}", file=sys.stderr, flush=True)
+        return usable[-1]
 
     def _prepare_data(self) -> PreparedData:
         # Rank 0 makes the token files; the others find them.

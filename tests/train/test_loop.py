@@ -124,6 +124,59 @@ def test_killed_and_resumed_equals_uninterrupted(kill_at, tmp_path):
     assert not list((tmp_path / "killed" / "checkpoints").glob(".*"))
 
 
+def test_metrics_are_on_disk_before_a_checkpoint_is(tmp_path, monkeypatch):
+    path, synced, unsynced = tmp_path / "run" / "metrics.jsonl", {}, []
+    fsync, finish = os.fsync, checkpoint.finish
+
+    def watched_fsync(descriptor):
+        fsync(descriptor)
+        synced[os.fstat(descriptor).st_ino] = os.fstat(descriptor).st_size
+
+    def watched_finish(*arguments):
+        unsynced.append(path.stat().st_size - synced.get(path.stat().st_ino, 0))
+        return finish(*arguments)
+
+    monkeypatch.setattr(os, "fsync", watched_fsync)
+    monkeypatch.setattr(checkpoint, "finish", watched_finish)
+    train(tiny_config(tmp_path), tmp_path / "run")
+    assert unsynced == [0] * 5
+
+
+@pytest.mark.parametrize(
+    ("overrides", "num_lines", "expected"),
+    [
+        (["training.keep_checkpoints=9"], 8, "00000007"),  # iterations 1-8
+        (["training.checkpoint_every=12", "training.stop_after=24"], 25, "00000012"),  # all but the last validation
+    ],
+)
+def test_metrics_cut_short_are_written_again(overrides, num_lines, expected, tmp_path, capsys):
+    train(tiny_config(tmp_path), tmp_path / "straight")
+    run = tmp_path / "run"
+    train(tiny_config(tmp_path, *overrides), run)
+    cut(run / "metrics.jsonl", num_lines)
+    # With room for one checkpoint: later ones, of no use before their metrics, must not drive out the one that counts.
+    train(tiny_config(tmp_path, "training.keep_checkpoints=1", "training.stop_after=13"), run, resume=True)
+    assert f"continuing from {run}/checkpoints/{expected} instead of" in capsys.readouterr().err
+    train(tiny_config(tmp_path), run, resume=True)
+    extra = [record for record in losses(run) if record not in losses(tmp_path / "straight")]
+    assert [record["iteration"] for record in extra] == [13]  # the validation at the stop
+    assert [record for record in losses(run) if record not in extra] == losses(tmp_path / "straight")
+
+
+def test_metrics_cut_before_the_first_checkpoint_are_refused(tmp_path):
+    train(tiny_config(tmp_path), tmp_path / "run")
+    cut(tmp_path / "run" / "metrics.jsonl", 27)
+    with pytest.raises(
+        UserError, match=r"metrics\.jsonl: lacks records after iteration 25, before the first checkpoint"
+    ):
+        train(tiny_config(tmp_path), tmp_path / "run", resume=True)
+
+
+def cut(path, num_lines):
+    """Keep the first lines of a file, as a power cut may."""
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:num_lines]))
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signal_saves_and_exits_130_and_resumes(number, tmp_path):
     config = tiny_config(tmp_path, "training.iterations=4000", "training.log_every=1", "training.stop_after=1000")
