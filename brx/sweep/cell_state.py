@@ -50,11 +50,7 @@ def state_of(cell: Cell) -> State:
 
 def read_summary(folder: Path) -> dict[str, Any]:
     """The folder's summary.json; empty if there is none (yet)."""
-    try:
-        content: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content
+    return RunFolder(folder).read_summary()
 
 
 def iterations_done(folder: Path) -> int:

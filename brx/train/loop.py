@@ -136,7 +136,7 @@ class Trainer:
                 if recorder is not None:
                     recorder.summary.write("failed", self.iteration, self.training_seconds, str(error))
                 raise
-            status: Status = "finished" if self.iteration == last else "interrupted"
+            status: Status = "finished" if self.iteration >= last else "interrupted"
             memory = self.world.gather((peak_memory(self.device), self.planned_memory.peak))
             if recorder is not None and memory is not None:
                 recorder.summary.write(status, self.iteration, self.training_seconds, memory=memory)

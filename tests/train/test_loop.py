@@ -7,6 +7,7 @@ import os
 import random
 import re
 import resource
+import shutil
 import signal
 
 import pytest
@@ -18,7 +19,7 @@ from brx.data.prepare import prepare
 from brx.errors import RunError, UserError
 from brx.optim.methods import METHODS
 from brx.train import checkpoint
-from brx.train.loop import Trainer, train
+from brx.train.loop import train
 from brx.train.metrics import read_metrics
 from tests.train.helpers import losses, start_brx, tiny_config, wait_for_lines
 
@@ -211,15 +212,32 @@ def test_existing_run_is_not_overwritten(tmp_path):
 def test_resuming_a_finished_run_changes_nothing(tmp_path):
     config = tiny_config(tmp_path, "training.iterations=5")
     train(config, tmp_path / "run")
-    before = losses(tmp_path / "run")
+    before = {path: path.read_text() for path in (tmp_path / "run").glob("*.*")}
+    assert {path.name for path in before} == {"config.yaml", "metrics.jsonl", "summary.json"}
     assert train(config, tmp_path / "run", resume=True) == "finished"
-    assert losses(tmp_path / "run") == before
+    assert {path: path.read_text() for path in before} == before
+
+
+def test_stop_after_that_has_passed_is_finished(tmp_path):
+    train(tiny_config(tmp_path), tmp_path / "run")
+    before = (tmp_path / "run" / "summary.json").read_text()
+    assert train(tiny_config(tmp_path, "training.stop_after=20"), tmp_path / "run", resume=True) == "finished"
+    assert (tmp_path / "run" / "summary.json").read_text() == before
+
+
+def test_summary_of_a_finished_run_that_lost_its_last_checkpoint_is_written_again(tmp_path):
+    train(tiny_config(tmp_path), tmp_path / "run")
+    before = json.loads((tmp_path / "run" / "summary.json").read_text())
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "00000030")
+    train(tiny_config(tmp_path), tmp_path / "run", resume=True)
+    after = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert after["tokens_per_second"] > 0
+    assert after["tokens_per_second"] != before["tokens_per_second"]
+    assert after["final_val_loss"] == before["final_val_loss"]
 
 
 def test_loss_that_is_not_finite_stops_the_run(tmp_path, monkeypatch):
     config = tiny_config(tmp_path)
-    original = Trainer._restore
-
     monkeypatch.setattr("brx.optim.updater.lr_factor", lambda t, training: 1e30 if t == 17 else 1.0)
     with pytest.raises(RunError, match=r"iteration 1[89]: the (loss is|gradient norm of stage \d is) (nan|inf)"):
         train(config, tmp_path / "run")
@@ -227,7 +245,12 @@ def test_loss_that_is_not_finite_stops_the_run(tmp_path, monkeypatch):
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["status"] == "failed"
     assert "iteration 1" in summary["error"]
-    assert original is Trainer._restore
+
+    # It resumes from before the failure, as if there had been none.
+    monkeypatch.setattr("brx.optim.updater.lr_factor", lambda t, training: 1.0)
+    assert train(config, tmp_path / "run", resume=True) == "finished"
+    train(config, tmp_path / "straight")
+    assert losses(tmp_path / "run") == losses(tmp_path / "straight")
 
 
 def test_damaged_checkpoint_is_refused(tmp_path):
