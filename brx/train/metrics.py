@@ -93,7 +93,8 @@ def complete_until(path: Path, is_validated: Callable[[int], bool]) -> int:
         path: the file.
         is_validated: whether a validation follows an iteration.
     """
-    trained, validated = set(), set()
+    trained: set[int] = set()
+    validated: set[int] = set()
     for record in read_metrics(path):
         (validated if "val_loss" in record else trained).add(record["iteration"])
     following = 1
