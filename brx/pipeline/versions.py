@@ -93,9 +93,8 @@ class StageVersions:
         """Put into the slot what the backward pass of micro-batch `iteration` sees, if not the forward's weights."""
         if not self.ring or self.stash == "stash":
             return
-        seen = self._newest if self._predictor is None else self._predictor.predict(self._newest)
         # Through .data: autograd saved these very tensors and would (rightly) object to what is done here on purpose.
-        torch._foreach_copy_([slot.data for slot in self._slot(iteration)], seen)
+        torch._foreach_copy_([slot.data for slot in self._slot(iteration)], self.used(iteration))
 
     def collect_gradients(self, iteration: int) -> list[Tensor]:
         """Move the slot's gradients to the live weights, in the live weights' dtype, and return them."""
@@ -108,8 +107,13 @@ class StageVersions:
         return [live.grad for live in self.live.values() if live.grad is not None]
 
     def used(self, iteration: int) -> list[Tensor]:
-        """The weights in the slot of micro-batch `iteration`, in the order of `live`."""
-        return self._slot(iteration)
+        """The weights that the backward pass of micro-batch `iteration` sees, until its update; in the order of `live`.
+
+        Rounded by the ring in mode `stash` alone.
+        """
+        if not self.ring or self.stash == "stash":
+            return self._slot(iteration)
+        return self._newest if self._predictor is None else self._predictor.predict(self._newest)
 
     @torch.no_grad()
     def record_update(self, iteration: int) -> None:

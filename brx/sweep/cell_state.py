@@ -37,12 +37,9 @@ def state_of(cell: Cell) -> State:
         UserError: the folder holds another run (a default of brx has changed since).
     """
     summary = read_summary(cell.folder)
-    if summary.get("status") == "finished":
-        config = RunFolder(cell.folder).config
-        if trajectory_of(load_config(config)) != trajectory_of(cell.config):
-            raise UserError(
-                f"{config}: differs from what the sweep asks for, in a default of brx; move the folder away"
-            )
+    # A run that finished at an earlier training.stop_after is the same run, cut short: there is more of it to do.
+    if summary.get("status") == "finished" and summary["iteration"] >= cell.config.training.last_iteration:
+        _check_same_run(cell)
         return State.DONE
     if is_locked(cell.folder):
         return State.RUNNING
@@ -53,11 +50,7 @@ def state_of(cell: Cell) -> State:
 
 def read_summary(folder: Path) -> dict[str, Any]:
     """The folder's summary.json; empty if there is none (yet)."""
-    try:
-        content: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content
+    return RunFolder(folder).read_summary()
 
 
 def iterations_done(folder: Path) -> int:
@@ -75,12 +68,18 @@ def iterations_done(folder: Path) -> int:
 
 
 def prepare_folder(cell: Cell) -> None:
-    """Write the cell's configuration, from which `brx train FOLDER --resume` starts or continues it."""
+    """Write the cell's configuration, from which `brx train FOLDER --resume` starts or continues it.
+
+    Raises:
+        UserError: the folder holds another run (a default of brx has changed since).
+    """
     cell.folder.mkdir(parents=True, exist_ok=True)
     (cell.folder / FAILURE).unlink(missing_ok=True)
     path = RunFolder(cell.folder).config
-    if not path.exists():
-        write_text(path, dump_config(cell.config))
+    if path.exists():
+        _check_same_run(cell)
+    # Anew for a run to be continued, too: it may have been told to stop earlier than the sweep asks for.
+    write_text(path, dump_config(cell.config))
 
 
 def record_failure(folder: Path, code: int) -> str:
@@ -93,6 +92,12 @@ def record_failure(folder: Path, code: int) -> str:
     told = f"exit code {code}: {said.removeprefix('brx: ')}"
     write_text(folder / FAILURE, told + "\n")
     return told
+
+
+def _check_same_run(cell: Cell) -> None:
+    config = RunFolder(cell.folder).config
+    if trajectory_of(load_config(config)) != trajectory_of(cell.config):
+        raise UserError(f"{config}: differs from what the sweep asks for, in a default of brx; move the folder away")
 
 
 @contextlib.contextmanager

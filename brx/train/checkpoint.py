@@ -3,10 +3,14 @@
     checkpoints/00000500/stage-000.pt ... stage-007.pt, manifest.json
 
 Stages are files of their own so that a run may resume on another number of devices.
+
+A run that fell back to an older checkpoint comes to later ones again. These are then replaced in two renames, the old
+one to checkpoints/.replaced/ and the new one to its place; in between, the old one there counts.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -20,6 +24,7 @@ from brx.errors import UserError
 from brx.train.files import cannot_write, sync_folder, write_json
 
 MANIFEST = "manifest.json"
+REPLACED = ".replaced"
 
 
 def checkpoint_folder(run: Path, iteration: int) -> Path:
@@ -29,7 +34,11 @@ def checkpoint_folder(run: Path, iteration: int) -> Path:
 
 def list_checkpoints(run: Path) -> list[Path]:
     """The complete checkpoints of a run, oldest first."""
-    return sorted(manifest.parent for manifest in (run / "checkpoints").glob(f"[0-9]*/{MANIFEST}"))
+    folder = run / "checkpoints"
+    found = {manifest.parent.name: manifest.parent for manifest in folder.glob(f"[0-9]*/{MANIFEST}")}
+    for manifest in folder.glob(f"{REPLACED}/[0-9]*/{MANIFEST}"):
+        found.setdefault(manifest.parent.name, manifest.parent)
+    return [found[name] for name in sorted(found)]
 
 
 def begin(run: Path, iteration: int) -> Path:
@@ -63,34 +72,39 @@ def write_stage(run: Path, iteration: int, stage: int, state: dict[str, Any]) ->
 
 
 def finish(run: Path, iteration: int, content: dict[str, Any], stages: list[dict[str, Any]], keep: int) -> Path:
-    """Complete the checkpoint (all stages are written), put it in place, and remove all but the newest `keep`.
+    """Complete the checkpoint (all stages are written), put it in place, and remove older ones.
 
     Args:
         run: the run folder.
         iteration: the number of updates behind it.
         content: what the manifest says beside the stages.
         stages: the entries that `write_stage` gave.
-        keep: how many checkpoints stay.
+        keep: how many stay, this one among them.
     """
     temporary, final = _temporary(run, iteration), checkpoint_folder(run, iteration)
     write_json(temporary / MANIFEST, content | {"iteration": iteration, "stages": stages})
     try:
-        shutil.rmtree(final, ignore_errors=True)
+        if final.exists():
+            _set_aside(final)
         temporary.rename(final)
         sync_folder(final.parent)
     except OSError as error:
+        with contextlib.suppress(OSError):  # set aside, the old one counts as well
+            _settle_replaced(run)
         raise cannot_write(final, error) from None
-    for old in list_checkpoints(run)[:-keep]:
-        # The manifest goes first: what is half removed is no checkpoint any more.
-        (old / MANIFEST).unlink(missing_ok=True)
-        shutil.rmtree(old, ignore_errors=True)
+    _settle_replaced(run)
+    # After a fallback there may be later ones: they stay, but do not count, until the run comes to them again.
+    up_to_this = [path for path in list_checkpoints(run) if path.name <= final.name]
+    for old in up_to_this[:-keep]:
+        _remove(old)
     return final
 
 
-def discard_unfinished(run: Path) -> None:
-    """Remove what an interrupted write left behind."""
+def recover(run: Path) -> None:
+    """Remove what an interrupted write left behind, and put back what it had set aside."""
     for leftover in (run / "checkpoints").glob(".*.tmp"):
         shutil.rmtree(leftover, ignore_errors=True)
+    _settle_replaced(run)
 
 
 def read_manifest(checkpoint: Path) -> dict[str, Any]:
@@ -121,6 +135,34 @@ def read_stage(checkpoint: Path, stage: int, device: torch.device) -> dict[str, 
         raise UserError(f"{path}: damaged (its SHA-256 is not the manifest's); remove {checkpoint} to resume before it")
     state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
     return state
+
+
+def _set_aside(checkpoint: Path) -> None:
+    if not (checkpoint / MANIFEST).is_file():  # half removed
+        shutil.rmtree(checkpoint)
+        return
+    aside = checkpoint.parent / REPLACED / checkpoint.name
+    aside.parent.mkdir(exist_ok=True)
+    checkpoint.rename(aside)
+
+
+def _settle_replaced(run: Path) -> None:
+    """Remove the checkpoints that were set aside; one whose successor is not in place goes back there instead."""
+    aside = run / "checkpoints" / REPLACED
+    for old in aside.glob("[0-9]*"):
+        final = checkpoint_folder(run, int(old.name))
+        if final.exists():
+            _remove(old)
+        else:
+            old.rename(final)
+    with contextlib.suppress(OSError):  # not there, or not empty
+        aside.rmdir()
+
+
+def _remove(checkpoint: Path) -> None:
+    # The manifest goes first: what is half removed is no checkpoint any more.
+    (checkpoint / MANIFEST).unlink(missing_ok=True)
+    shutil.rmtree(checkpoint, ignore_errors=True)
 
 
 def _temporary(run: Path, iteration: int) -> Path:

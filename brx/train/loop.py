@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -28,7 +29,8 @@ from brx.train import checkpoint
 from brx.train.device import autocast, choose_device, set_up
 from brx.train.interrupt import StopSignal
 from brx.train.memory_check import check_memory
-from brx.train.metrics import MetricsWriter, truncate_metrics
+from brx.train.metrics import MetricsWriter, complete_until, truncate_metrics
+from brx.train.plan import halves_rings
 from brx.train.profiling import IterationProfiler
 from brx.train.progress import TrainingProgress
 from brx.train.recorder import Recorder, merge, to_numbers
@@ -90,6 +92,7 @@ class Trainer:
         self.iteration = 0
         self.training_seconds = 0.0
         self._end = 0  # of the segment under way
+        self._stop_at: int | None = None  # what rank 0 announced, once this rank has seen it at a log point
         self._after_iteration: Callable[[], None] = lambda: None
 
     @property
@@ -101,7 +104,7 @@ class Trainer:
         """Train to the last iteration or until asked to stop."""
         if self.is_writer:
             self.folder.create(self.config, resume=resume)
-            checkpoint.discard_unfinished(self.folder.path)
+            checkpoint.recover(self.folder.path)
         self.world.barrier()
         if resume:
             self._restore()
@@ -133,7 +136,7 @@ class Trainer:
                 if recorder is not None:
                     recorder.summary.write("failed", self.iteration, self.training_seconds, str(error))
                 raise
-            status: Status = "finished" if self.iteration == last else "interrupted"
+            status: Status = "finished" if self.iteration >= last else "interrupted"
             memory = self.world.gather((peak_memory(self.device), self.planned_memory.peak))
             if recorder is not None and memory is not None:
                 recorder.summary.write(status, self.iteration, self.training_seconds, memory=memory)
@@ -147,14 +150,14 @@ class Trainer:
     def _train(self, last: int, stop: StopSignal, recorder: Recorder | None) -> None:
         """Run segment after segment; the pipeline is empty between them, for validations and checkpoints."""
         training = self.config.training
-        while self.iteration < last and self.world.announced_stop() != self.iteration:
+        is_stopped = False
+        while self.iteration < last and not is_stopped:
             self._run_segment(self._segment_end(last), stop, recorder)
+            is_stopped = self.iteration == self._stop_at
             if self.iteration % training.validation_every == 0 or self.iteration == last:
                 self._validate(recorder)
-            if self.iteration % training.checkpoint_every == 0 or self.iteration == last:
-                self._save()
-        if self.iteration < last:
-            self._save()
+            if self.iteration % training.checkpoint_every == 0 or self.iteration == last or is_stopped:
+                self._save(recorder)
 
     def _segment_end(self, last: int) -> int:
         training = self.config.training
@@ -165,7 +168,9 @@ class Trainer:
 
     def _run_segment(self, end: int, stop: StopSignal, recorder: Recorder | None) -> None:
         """Train to iteration `end`, or to an earlier one if asked to stop on the way."""
-        self._end = end
+        # A stop that is known already counts from the start: at its own log point it would be too late, as the forward
+        # passes of later micro-batches would be on their way.
+        self._end = self._until_stop(end)
         pending: list[StepResult] = []
         seconds: list[float] = []
         started, before = time.perf_counter(), self.training_seconds
@@ -175,14 +180,21 @@ class Trainer:
             seconds.append(before + time.perf_counter() - started)
             self._after_iteration()
             at_log_point = self.iteration % self._log_every == 0
-            if stop.requested and self.world.announced_stop() is None and (at_log_point or self.world.num_ranks == 1):
-                self.world.announce_stop(self._stop_iteration())
             if at_log_point or self.world.num_ranks == 1:
-                self._end = min(end, self.world.announced_stop() or end)
+                self._look_for_stop(stop)
+                self._end = self._until_stop(end)
             if at_log_point or self.iteration == self._end:
                 self._report(pending, seconds, recorder)
                 pending, seconds = [], []
         self.training_seconds = before + time.perf_counter() - started
+
+    def _look_for_stop(self, stop: StopSignal) -> None:
+        if stop.requested and self.world.announced_stop() is None:
+            self.world.announce_stop(self._stop_iteration())
+        self._stop_at = self.world.announced_stop()
+
+    def _until_stop(self, end: int) -> int:
+        return end if self._stop_at is None else min(end, self._stop_at)
 
     @property
     def _log_every(self) -> int:
@@ -215,7 +227,7 @@ class Trainer:
         if recorder is not None and everybody is not None:
             recorder.record_validation(self.iteration, everybody[-1])
 
-    def _save(self) -> None:
+    def _save(self, recorder: Recorder | None) -> None:
         """Write a checkpoint: every device its stages, rank 0 the rest."""
         run = self.folder.path
         if self.is_writer:
@@ -225,7 +237,8 @@ class Trainer:
             checkpoint.write_stage(run, self.iteration, stage.index, self._stage_state(stage)) for stage in self.stages
         ]
         everybody = self.world.gather(entries)
-        if everybody is not None:
+        if recorder is not None and everybody is not None:
+            recorder.sync()  # a checkpoint is no use without the metrics before it
             content = {
                 "fingerprint": self.data.fingerprint,
                 "num_stages": self.config.pipeline.stages,
@@ -242,11 +255,10 @@ class Trainer:
         }
 
     def _restore(self) -> None:
-        """Continue from the newest complete checkpoint, if there is one."""
-        found = checkpoint.list_checkpoints(self.folder.path)
-        if not found:
+        """Continue from the newest checkpoint that can be continued from, if there is one."""
+        newest = self.world.broadcast(self._find_checkpoint() if self.is_writer else None)
+        if newest is None:
             return
-        newest = found[-1]
         manifest = checkpoint.read_manifest(newest)
         if manifest["fingerprint"] != self.data.fingerprint:
             raise UserError(
@@ -263,6 +275,23 @@ class Trainer:
         self.updater.load_stage_states(optimizer_states)
         self.iteration = manifest["iteration"]
         self.training_seconds = manifest["training_seconds"]
+
+    def _find_checkpoint(self) -> Path | None:
+        """The newest complete checkpoint up to which the metrics are complete as well; None if there is none at all."""
+        found = checkpoint.list_checkpoints(self.folder.path)
+        if not found:
+            return None
+        training = self.config.training
+        complete = complete_until(
+            self.folder.metrics, lambda t: t % training.validation_every == 0 or t == training.iterations
+        )
+        usable = [path for path in found if checkpoint.read_manifest(path)["iteration"] <= complete]
+        lacking = f"{self.folder.metrics}: lacks records after iteration {complete}"
+        if not usable:
+            raise UserError(f"{lacking}, before the first checkpoint ({found[0].name}); restore it or start a new run")
+        if usable[-1] != found[-1]:
+            print(f"{lacking}; continuing from {usable[-1]} instead of {found[-1].name}", file=sys.stderr, flush=True)
+        return usable[-1]
 
     def _prepare_data(self) -> PreparedData:
         # Rank 0 makes the token files; the others find them.
@@ -332,8 +361,7 @@ def build_stages(config: RunConfig, device: torch.device, own: range, *, num_in_
     """
     num_stages = config.pipeline.stages
     parts = partition(config.model.blocks, num_stages)
-    # Delay compensation takes differences of weight versions, which bf16 would drown in rounding.
-    halve = config.runtime.precision == "bf16" and config.optimizer.method != "delay-compensation"
+    matrix_dtype = torch.bfloat16 if halves_rings(config) else torch.float32
     stages = []
     for index in own:
         stage = Stage(config.model, config.data.vocabulary_size, parts[index], recompute=config.pipeline.recompute)
@@ -347,7 +375,7 @@ def build_stages(config: RunConfig, device: torch.device, own: range, *, num_in_
                 index,
                 stage_delay(index, num_stages),
                 config.pipeline.stash,
-                torch.bfloat16 if halve else torch.float32,
+                matrix_dtype,
                 num_in_flight=num_in_flight if config.pipeline.rings == "host" else None,
             )
         )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from brx.train.files import cannot_write, write_text
+from brx.train.files import cannot_write, sync_folder, write_text
 
 Record = dict[str, Any]
 """`iteration`, then either a training step (`train_loss` in nats, `lr`, `grad_norm`, `tokens`, `seconds`) or a
@@ -45,6 +46,18 @@ class MetricsWriter:
         except OSError as error:
             raise cannot_write(self.path, error) from None
 
+    def sync(self) -> None:
+        """Let what was written survive a power cut; before a checkpoint that continues from it is complete.
+
+        Raises:
+            RunError: the disk is full or gone.
+        """
+        try:
+            os.fsync(self._file.fileno())
+            sync_folder(self.path.parent)
+        except OSError as error:
+            raise cannot_write(self.path, error) from None
+
     def __enter__(self) -> Self:
         return self
 
@@ -71,6 +84,23 @@ def read_metrics(path: Path) -> Iterator[Record]:
             if not line.endswith("\n"):
                 return
             yield record
+
+
+def complete_until(path: Path, is_validated: Callable[[int], bool]) -> int:
+    """The last iteration up to which a metrics file lacks no record.
+
+    Args:
+        path: the file.
+        is_validated: whether a validation follows an iteration.
+    """
+    trained: set[int] = set()
+    validated: set[int] = set()
+    for record in read_metrics(path):
+        (validated if "val_loss" in record else trained).add(record["iteration"])
+    following = 1
+    while following in trained and (following in validated or not is_validated(following)):
+        following += 1
+    return following - 1
 
 
 def truncate_metrics(path: Path, iteration: int) -> None:

@@ -88,6 +88,17 @@ def fits(ranks: list[RankMemory], device_memory: float) -> bool:
     return max(rank.peak for rank in ranks) <= device_memory
 
 
+def halves_rings(config: RunConfig) -> bool:
+    """Whether the rings hold matrices in bf16, as autocast would cast them to it anyway.
+
+    Delay compensation takes differences to the stashed versions, which bf16 would drown in rounding. In the modes that
+    overwrite a slot before the backward pass there is no choice: from fp32, autocast would save a copy in the forward
+    pass, and what is overwritten would never be seen.
+    """
+    stashed_for_differences = config.optimizer.method == "delay-compensation" and config.pipeline.stash == "stash"
+    return config.runtime.precision == "bf16" and not stashed_for_differences
+
+
 def what_would_fit(config: RunConfig, device_type: str, device_memory: float) -> list[str]:
     """Changes of the configuration that would make it fit, as overrides: alone if that is enough, else with devices."""
     found: list[str] = []
@@ -132,7 +143,7 @@ def _rank_memory(config: RunConfig, device_type: str, rank: int, own: range, num
 
     casts = 0
     if bf16:  # autocast's copies of fp32 matrices; those of a bf16 ring are used as they are
-        cast_stages = own if not _halves_rings(config) else [index for index in own if _delay(config, index) == 0]
+        cast_stages = own if not halves_rings(config) else [index for index in own if _delay(config, index) == 0]
         casts = sum(element * _num_matrix_elements(by_stage[index]) for index in cast_stages)
     own_blocks = [block for index in own for block in blocks[index]]
     by_block = [block_activation_bytes(model, block, batch, bf16=bf16, device_type=device_type) for block in own_blocks]
@@ -226,7 +237,7 @@ def _ring_bytes(config: RunConfig, delay: int, shapes: Shapes, device_type: str,
         return 0
     num_matrix_elements = sum(math.prod(shape) for shape in _matrices(shapes))
     num_other_elements = num_elements(shapes) - num_matrix_elements
-    matrix_bytes = 2 if _halves_rings(config) else FP32
+    matrix_bytes = 2 if halves_rings(config) else FP32
     num_slots = delay + 1
     if config.pipeline.rings == "host":  # only those in use and the next one are on the device
         num_slots = in_flight + 1 + (num_slots if device_type == "cpu" else 0)
@@ -244,8 +255,9 @@ def _update_bytes(config: RunConfig, by_stage: dict[int, Shapes], device_type: s
         return before + _rotation_update_bytes(config.optimizer, by_stage, device_type)
     if isinstance(config.optimizer, schema.NesterovConfig):
         return before + 2 * largest_stage
-    corrects = config.pipeline.stash == "predict" or isinstance(config.optimizer, schema.DelayCompensationConfig)
-    return max(before, largest_stage if corrects else 0)
+    predicted = config.pipeline.stash == "predict"
+    correction = isinstance(config.optimizer, schema.DelayCompensationConfig) and config.pipeline.stash != "none"
+    return max(before, (predicted + correction) * largest_stage)
 
 
 def _rotation_update_bytes(optimizer: schema.BasisRotationConfig, by_stage: dict[int, Shapes], device_type: str) -> int:
@@ -268,11 +280,6 @@ def _rotation_update_bytes(optimizer: schema.BasisRotationConfig, by_stage: dict
 
 def _delay(config: RunConfig, stage: int) -> int:
     return stage_delay(stage, config.pipeline.stages)
-
-
-def _halves_rings(config: RunConfig) -> bool:
-    """Whether the rings hold matrices in bf16 (see brx.train.loop.build_stages)."""
-    return config.runtime.precision == "bf16" and config.optimizer.method != "delay-compensation"
 
 
 def _num_matrix_elements(shapes: Shapes) -> int:

@@ -128,6 +128,10 @@ class Recorder:
         self._write([{"iteration": iteration, "val_loss": loss}])
         self._progress.say(f"iteration {iteration}: validation loss {loss:.4f}")
 
+    def sync(self) -> None:
+        """Let the metrics written so far survive a power cut."""
+        self._metrics.sync()
+
     def _record(self, step: StepNumbers, seconds: float) -> Record:
         assert step.loss is not None
         record: Record = {

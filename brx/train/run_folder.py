@@ -48,6 +48,14 @@ class RunFolder:
         """Final and best losses, status, times, versions."""
         return self.path / "summary.json"
 
+    def read_summary(self) -> dict[str, Any]:
+        """What the summary says; empty if there is none (yet)."""
+        try:
+            content: dict[str, Any] = json.loads(self.summary.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return content
+
     def create(self, config: RunConfig, *, resume: bool) -> None:
         """Make the folder for a new run, or check that it holds the run to be continued.
 

@@ -67,7 +67,7 @@ class Summary:
         error: str | None = None,
         memory: list[tuple[int, int]] | None = None,
     ) -> None:
-        """Write the summary.
+        """Write the summary; that of a finished run stays, if this session had nothing to add to it.
 
         Args:
             status: finished, interrupted or failed.
@@ -76,6 +76,8 @@ class Summary:
             error: what went wrong.
             memory: of each rank, the measured and the planned peak in bytes, if they could still be asked.
         """
+        if status == "finished" and iteration == self._first_iteration == self._finished_iteration():
+            return
         training = self._config.training
         tokens_per_iteration = training.batch_size * self._config.model.sequence_length
         session_seconds = training_seconds - self._first_seconds
@@ -107,6 +109,11 @@ class Summary:
             "finished_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }
         write_json(self._folder.summary, content)
+
+    def _finished_iteration(self) -> int | None:
+        """Where the run had finished before, if it had."""
+        before = self._folder.read_summary()
+        return before["iteration"] if before.get("status") == "finished" else None
 
 
 class _Best:

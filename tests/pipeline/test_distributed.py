@@ -73,6 +73,14 @@ def test_real_pipeline_uses_the_versions_of_the_semantics(tmp_path):
         assert seen == [version_used(t, stage_delay(rank, 4)) for t in range(1, 21)]
 
 
+def test_stop_leaves_the_pipeline_empty_although_a_segment_ends_on_the_way(tmp_path):
+    torchrun(4, ROOT / "tests/pipeline/worker.py", tmp_path, "stop")
+    for rank in range(4):
+        found = json.loads((tmp_path / f"stop-{rank}.json").read_text())
+        assert found == {"status": "interrupted", "iteration": 40, "in_flight": []}
+    assert [path.name for path in checkpoint.list_checkpoints(tmp_path / "stopped")] == ["00000040"]
+
+
 def test_one_stage_equals_torchs_synchronous_pipeline(tmp_path):
     train(synchronous_config(tmp_path), tmp_path / "ours")
     torchrun(2, ROOT / "tests/pipeline/worker.py", tmp_path, "synchronous")

@@ -1,9 +1,10 @@
 """What each process of the distributed tests runs, under torchrun:
 
-torchrun --nproc-per-node R tests/pipeline/worker.py FOLDER equality|probe|synchronous
+torchrun --nproc-per-node R tests/pipeline/worker.py FOLDER equality|probe|stop|synchronous
 """
 
 import json
+import signal
 import sys
 from pathlib import Path
 
@@ -82,6 +83,25 @@ def probe(folder, world):
     world.barrier()
 
 
+def stop(folder, world):
+    """Ask rank 0 to stop between two validations, and note what is on its way when all have saved."""
+    trainer = Trainer(stop_config(folder), RunFolder(folder / "stopped"), world)
+    if world.rank == 0:
+        trainer._after_iteration = lambda: trainer.iteration == 20 and signal.raise_signal(signal.SIGINT)
+    status = trainer.run(resume=False)
+    found = {"status": status, "iteration": trainer.iteration, "in_flight": sorted(trainer.engine._in_flight)}
+    (folder / f"stop-{world.rank}.json").write_text(json.dumps(found))
+    world.barrier()
+
+
+def stop_config(folder):
+    """Log points at 20, 30, 40; the stop asked for at 20 is for 40, and a segment ends at 33."""
+    return tiny_config(
+        folder, "training.iterations=100", "training.log_every=10", "training.validation_every=33",
+        "training.checkpoint_every=100",
+    )  # fmt: skip
+
+
 class _Part(nn.Module):
     """A stage as torch.distributed.pipelining wants it: one tensor in, one out, the loss outside."""
 
@@ -140,5 +160,7 @@ def _Alone():
 if __name__ == "__main__":
     torch.set_num_threads(1)
     world = DistributedWorld(timeout_s=120)
-    {"equality": equality, "probe": probe, "synchronous": synchronous}[sys.argv[2]](Path(sys.argv[1]), world)
+    {"equality": equality, "probe": probe, "stop": stop, "synchronous": synchronous}[sys.argv[2]](
+        Path(sys.argv[1]), world
+    )
     world.close()

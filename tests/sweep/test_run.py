@@ -12,7 +12,7 @@ from brx.sweep.choice import choose
 from brx.sweep.spec import Sweep
 from brx.train.loop import train
 from tests.sweep.helpers import write_sweep
-from tests.train.helpers import losses, start_brx, wait_for_lines
+from tests.train.helpers import losses, start_brx, tiny_config, wait_for_lines
 
 
 def states(path):
@@ -31,6 +31,27 @@ def test_cells_equal_runs_by_hand_and_are_skipped_the_second_time(tmp_path, caps
     assert main(["sweep", str(path)]) == 0
     assert [(cell.folder / "metrics.jsonl").stat().st_mtime_ns for cell in Sweep.load(path).cells] == before
     assert "all 4 cells are done" in capsys.readouterr().out
+
+
+def test_a_cell_that_was_told_to_stop_early_is_continued(tmp_path):
+    path = write_sweep(tmp_path, grid={"pipeline.stages": [4]})
+    (cell,) = Sweep.load(path).cells
+    stopped = cell.config.training.model_copy(update={"stop_after": 3})
+    train(cell.config.model_copy(update={"training": stopped}), cell.folder)
+    assert states(path) == [State.INTERRUPTED]
+    assert main(["sweep", str(path), "--jobs", "1"]) == 0
+    assert states(path) == [State.DONE]
+    assert losses(cell.folder)[-1]["iteration"] == 30
+
+
+def test_a_folder_that_holds_another_run_is_left_alone(tmp_path, capsys):
+    path = write_sweep(tmp_path, grid={"pipeline.stages": [4]})
+    (cell,) = Sweep.load(path).cells
+    train(tiny_config(tmp_path, "training.stop_after=3", "optimizer.lr=0.5"), cell.folder)
+    before = (cell.folder / "config.yaml").read_text()
+    assert main(["sweep", str(path), "--jobs", "1"]) == 2
+    assert "config.yaml: differs from what the sweep asks for" in capsys.readouterr().err.replace("\n", " ")
+    assert (cell.folder / "config.yaml").read_text() == before
 
 
 def test_a_failed_cell_is_recorded_and_the_rest_goes_on(tmp_path, capsys):

@@ -1,11 +1,13 @@
 """A run: what it writes, that it resumes value for value after any interruption, and how it fails."""
 
+import dataclasses
 import itertools
 import json
 import os
 import random
 import re
 import resource
+import shutil
 import signal
 
 import pytest
@@ -15,12 +17,13 @@ import yaml
 from brx.config.loading import dump_config, load_config
 from brx.data.prepare import prepare
 from brx.errors import RunError, UserError
+from brx.optim.methods import METHODS
 from brx.train import checkpoint
-from brx.train.loop import Trainer, train
+from brx.train.loop import train
 from brx.train.metrics import read_metrics
 from tests.train.helpers import losses, start_brx, tiny_config, wait_for_lines
 
-METHODS = ["pipedream", "pipedream-lr", "nesterov", "basis-rotation", "delay-compensation", "soap", "muon", "scion"]
+NAMES = ["pipedream", "pipedream-lr", "nesterov", "basis-rotation", "delay-compensation", "soap", "muon", "scion"]
 CUSTOM = {
     "torch.optim:SGD": "{momentum: 0.9}",
     "torch.optim:Adagrad": "{}",
@@ -58,7 +61,7 @@ def test_run_folder_holds_what_it_should(tmp_path):
 
 @pytest.mark.parametrize(
     ("method", "stash"),
-    [*itertools.product(METHODS, ["stash", "none", "predict"]), *((name, "stash") for name in CUSTOM)],
+    [*itertools.product(NAMES, ["stash", "none", "predict"]), *((name, "stash") for name in CUSTOM)],
 )
 def test_stopped_and_resumed_equals_uninterrupted(method, stash, tmp_path):
     lr = 0.001 if method == "scion" else 0.01
@@ -122,6 +125,59 @@ def test_killed_and_resumed_equals_uninterrupted(kill_at, tmp_path):
     assert not list((tmp_path / "killed" / "checkpoints").glob(".*"))
 
 
+def test_metrics_are_on_disk_before_a_checkpoint_is(tmp_path, monkeypatch):
+    path, synced, unsynced = tmp_path / "run" / "metrics.jsonl", {}, []
+    fsync, finish = os.fsync, checkpoint.finish
+
+    def watched_fsync(descriptor):
+        fsync(descriptor)
+        synced[os.fstat(descriptor).st_ino] = os.fstat(descriptor).st_size
+
+    def watched_finish(*arguments):
+        unsynced.append(path.stat().st_size - synced.get(path.stat().st_ino, 0))
+        return finish(*arguments)
+
+    monkeypatch.setattr(os, "fsync", watched_fsync)
+    monkeypatch.setattr(checkpoint, "finish", watched_finish)
+    train(tiny_config(tmp_path), tmp_path / "run")
+    assert unsynced == [0] * 5
+
+
+@pytest.mark.parametrize(
+    ("overrides", "num_lines", "expected"),
+    [
+        (["training.keep_checkpoints=9"], 8, "00000007"),  # iterations 1-8
+        (["training.checkpoint_every=12", "training.stop_after=24"], 25, "00000012"),  # all but the last validation
+    ],
+)
+def test_metrics_cut_short_are_written_again(overrides, num_lines, expected, tmp_path, capsys):
+    train(tiny_config(tmp_path), tmp_path / "straight")
+    run = tmp_path / "run"
+    train(tiny_config(tmp_path, *overrides), run)
+    cut(run / "metrics.jsonl", num_lines)
+    # With room for one checkpoint: later ones, of no use before their metrics, must not drive out the one that counts.
+    train(tiny_config(tmp_path, "training.keep_checkpoints=1", "training.stop_after=13"), run, resume=True)
+    assert f"continuing from {run}/checkpoints/{expected} instead of" in capsys.readouterr().err
+    train(tiny_config(tmp_path), run, resume=True)
+    extra = [record for record in losses(run) if record not in losses(tmp_path / "straight")]
+    assert [record["iteration"] for record in extra] == [13]  # the validation at the stop
+    assert [record for record in losses(run) if record not in extra] == losses(tmp_path / "straight")
+
+
+def test_metrics_cut_before_the_first_checkpoint_are_refused(tmp_path):
+    train(tiny_config(tmp_path), tmp_path / "run")
+    cut(tmp_path / "run" / "metrics.jsonl", 27)
+    with pytest.raises(
+        UserError, match=r"metrics\.jsonl: lacks records after iteration 25, before the first checkpoint"
+    ):
+        train(tiny_config(tmp_path), tmp_path / "run", resume=True)
+
+
+def cut(path, num_lines):
+    """Keep the first lines of a file, as a power cut may."""
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:num_lines]))
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signal_saves_and_exits_130_and_resumes(number, tmp_path):
     config = tiny_config(tmp_path, "training.iterations=4000", "training.log_every=1", "training.stop_after=1000")
@@ -156,15 +212,32 @@ def test_existing_run_is_not_overwritten(tmp_path):
 def test_resuming_a_finished_run_changes_nothing(tmp_path):
     config = tiny_config(tmp_path, "training.iterations=5")
     train(config, tmp_path / "run")
-    before = losses(tmp_path / "run")
+    before = {path: path.read_text() for path in (tmp_path / "run").glob("*.*")}
+    assert {path.name for path in before} == {"config.yaml", "metrics.jsonl", "summary.json"}
     assert train(config, tmp_path / "run", resume=True) == "finished"
-    assert losses(tmp_path / "run") == before
+    assert {path: path.read_text() for path in before} == before
+
+
+def test_stop_after_that_has_passed_is_finished(tmp_path):
+    train(tiny_config(tmp_path), tmp_path / "run")
+    before = (tmp_path / "run" / "summary.json").read_text()
+    assert train(tiny_config(tmp_path, "training.stop_after=20"), tmp_path / "run", resume=True) == "finished"
+    assert (tmp_path / "run" / "summary.json").read_text() == before
+
+
+def test_summary_of_a_finished_run_that_lost_its_last_checkpoint_is_written_again(tmp_path):
+    train(tiny_config(tmp_path), tmp_path / "run")
+    before = json.loads((tmp_path / "run" / "summary.json").read_text())
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "00000030")
+    train(tiny_config(tmp_path), tmp_path / "run", resume=True)
+    after = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert after["tokens_per_second"] > 0
+    assert after["tokens_per_second"] != before["tokens_per_second"]
+    assert after["final_val_loss"] == before["final_val_loss"]
 
 
 def test_loss_that_is_not_finite_stops_the_run(tmp_path, monkeypatch):
     config = tiny_config(tmp_path)
-    original = Trainer._restore
-
     monkeypatch.setattr("brx.optim.updater.lr_factor", lambda t, training: 1e30 if t == 17 else 1.0)
     with pytest.raises(RunError, match=r"iteration 1[89]: the (loss is|gradient norm of stage \d is) (nan|inf)"):
         train(config, tmp_path / "run")
@@ -172,7 +245,12 @@ def test_loss_that_is_not_finite_stops_the_run(tmp_path, monkeypatch):
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["status"] == "failed"
     assert "iteration 1" in summary["error"]
-    assert original is Trainer._restore
+
+    # It resumes from before the failure, as if there had been none.
+    monkeypatch.setattr("brx.optim.updater.lr_factor", lambda t, training: 1.0)
+    assert train(config, tmp_path / "run", resume=True) == "finished"
+    train(config, tmp_path / "straight")
+    assert losses(tmp_path / "run") == losses(tmp_path / "straight")
 
 
 def test_damaged_checkpoint_is_refused(tmp_path):
@@ -237,6 +315,33 @@ def test_options_of_the_computation(override, tmp_path):
     train(config, tmp_path / "run")
     assert losses(tmp_path / "run")[-1]["val_loss"] < 4.5
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize(("stash", "compensation"), [("stash", 0.0), ("none", 1.0), ("predict", 0.0)])
+def test_delay_compensation_that_corrects_nothing_is_pipedream_in_bf16(stash, compensation, tmp_path):
+    overrides = ["runtime.precision=bf16", f"pipeline.stash={stash}"]
+    train(tiny_config(tmp_path, *overrides), tmp_path / "pipedream")
+    overrides += ["optimizer.method=delay-compensation", f"optimizer.compensation={compensation}"]
+    train(tiny_config(tmp_path, *overrides), tmp_path / "run")
+    assert losses(tmp_path / "run") == losses(tmp_path / "pipedream")
+
+
+@pytest.mark.parametrize("stash", ["stash", "predict"])
+def test_delay_compensation_takes_no_difference_of_rounded_weights(stash, tmp_path, monkeypatch):
+    config = tiny_config(
+        tmp_path, "optimizer.method=delay-compensation", "runtime.precision=bf16", f"pipeline.stash={stash}"
+    )
+    dtypes = set()
+    rule = METHODS["delay-compensation"].gradient_rule
+
+    def watched(config, gradients, newest, used):
+        dtypes.update(weight.dtype for weight in used)
+        rule(config, gradients, newest, used)
+
+    watched_method = dataclasses.replace(METHODS["delay-compensation"], gradient_rule=watched)
+    monkeypatch.setitem(METHODS, "delay-compensation", watched_method)
+    train(config, tmp_path / "run")
+    assert dtypes == {torch.float32}
 
 
 def test_tensorboard_gets_the_metrics(tmp_path):
