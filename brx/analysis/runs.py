@@ -107,8 +107,12 @@ class Run:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the run reached its last iteration."""
-        return self.summary.get("status") == "finished"
+        """Whether the run reached its last iteration.
+
+        A run that stopped early (`training.stop_after`) and has been taken up again keeps its old summary for a while.
+        """
+        last = self.budget[1]
+        return self.summary.get("status") == "finished" and bool(self.summary.get("last_iteration", last) >= last)
 
     @property
     def final_val_loss(self) -> float:

@@ -273,8 +273,10 @@ def _rotation_update_bytes(optimizer: schema.BasisRotationConfig, by_stage: dict
         sides = rotated_sides(rows, columns, optimizer.geometry)
         side = math.prod(lead) * max(sides) ** 2
         # At a refresh: gradients, momentum, both moments anew, their way through the products with the bases. For the
-        # side under way: the product with its basis, a padded copy, reflectors, the orthogonal factor, sorted columns.
-        largest = max(largest, FP32 * members * ((3 + 2 * len(sides)) * size + 5 * side))
+        # side under way: the product with its basis, and what its columns are orthonormalised in, on the CPU a padded
+        # copy, elsewhere the columns, their products, the triangular factor and the solution, in float64.
+        orthonormalisation = 1 if device_type == "cpu" else 7
+        largest = max(largest, FP32 * members * ((3 + 2 * len(sides)) * size + (1 + orthonormalisation) * side))
     return largest
 
 

@@ -207,3 +207,10 @@ def test_incomparable_runs_are_told(tmp_path, capsys):
 def test_no_runs_is_one_line(tmp_path, capsys):
     assert main(["slowdown", str(tmp_path)]) == 2
     assert "no run with losses there" in capsys.readouterr().err
+
+
+def test_a_run_taken_up_after_an_early_stop_is_not_finished(tmp_path):
+    run = write_run(tmp_path, "a", crosses_3_at=50)
+    assert run.is_finished
+    write_json(run.path / "summary.json", {"status": "finished", "last_iteration": ITERATIONS // 2})
+    assert not Run.load(run.path).is_finished
