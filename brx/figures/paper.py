@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from brx.analysis.results import Group
@@ -122,6 +123,15 @@ def _fill(axes: Any, curves: list[Curve], title: str, draw: Callable[..., None] 
         axes.set_title(title)
         axes.tick_params(bottom=False, left=False, labelbottom=False)
         axes.text(0.5, 0.5, "not run", ha="center", va="center", transform=axes.transAxes, color="grey")
+
+
+def _share_legend(made: Figure, *panels: Axes) -> None:
+    """One legend under panels whose curves leave no room for it, instead of one in each."""
+    handles, labels = panels[0].get_legend_handles_labels()
+    for axes in panels:
+        axes.legend().remove()
+    if handles:
+        made.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=6)
 
 
 @paper_figure("teaser", "fig:teaser", "Delay slows training down; basis rotation takes most of that back.", across=2)
@@ -321,6 +331,7 @@ def _validation(experiments: Experiments, made: Figure) -> None:
     curves = _curves(experiments, SEVEN, deepest)
     _fill(left, curves, f"(a) training, P = {deepest}")
     _fill(right, curves, f"(b) validation, P = {deepest}", draw_validation)
+    _share_legend(made, left, right)
 
 
 @paper_figure("delay-compensation", "fig:result-appendix-dc", "Delay compensation.", across=3)
