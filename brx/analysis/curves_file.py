@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from brx.errors import RunError, UserError
 from brx.train.metrics import read_metrics
+from brx.train.run_folder import RunFolder
 
 NAME = "curves.npz"
 SECONDS_EVERY = 20
@@ -34,12 +35,19 @@ def read_curves(folder: Path) -> Curves:
     """The series of a run's folder, from metrics.jsonl, or from curves.npz where there is none.
 
     Raises:
-        UserError: neither holds a training loss.
+        UserError: neither holds a training loss, or not all of those of a finished run.
     """
     metrics, compact = folder / "metrics.jsonl", folder / NAME
-    curves = _from_metrics(metrics) if metrics.is_file() or not compact.is_file() else _from_compact(compact)
+    is_compact = compact.is_file() and not metrics.is_file()
+    curves = _from_compact(compact) if is_compact else _from_metrics(metrics)
     if len(curves.iterations) == 0:
         raise UserError(f"{metrics}: holds no training loss yet")
+    summary, last = RunFolder(folder).read_summary(), int(curves.iterations[-1])
+    if summary.get("status") == "finished" and last < summary.get("iteration", last):
+        raise UserError(
+            f"{compact if is_compact else metrics}: damaged after iteration {last}, of {summary['iteration']} that the"
+            " run has made; restore it, or train it again"
+        )
     return curves
 
 

@@ -32,10 +32,12 @@ def format_table(columns: Sequence[str], rows: Sequence[Sequence[str]], form: Fo
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([columns, *rows])
         return text.getvalue().rstrip("\n")
-    table = Table(*columns)
+    table = Table()
+    for column in columns:
+        table.add_column(column, no_wrap=column == "method")
     for row in rows:
         table.add_row(*row)
-    console = Console(width=max(100, Console().width))
+    console = Console(width=max(120, Console().width))
     with console.capture() as captured:
         console.print(table, highlight=False)
     return captured.get().rstrip("\n")

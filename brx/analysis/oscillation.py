@@ -105,7 +105,6 @@ class Oscillation:
         for name in DIRECTIONS:
             track: Track = getattr(self, name)
             content[name] |= {"sign_changes": track.sign_changes, "variance": track.variance}
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, content)
 
     @classmethod
@@ -158,6 +157,8 @@ def measure_oscillation(
             f"{checkpoint.path}: {num_iterations} iterations from here pass the run's last one, {last}; name an earlier"
             " checkpoint with --checkpoint, or fewer --iterations"
         )
+    kept = run_path / "analysis" / f"oscillation-{checkpoint.iteration:08d}.json"
+    kept.parent.mkdir(exist_ok=True)  # a folder that cannot be written to is found out before the work
     batches = list(checkpoint.batches(range(1, num_batches + 1)))
 
     def product(vector: Vectors) -> Vectors:
@@ -183,7 +184,7 @@ def measure_oscillation(
         dominant=dominant,
         random=random,
     )
-    found.write(run_path / "analysis" / f"oscillation-{checkpoint.iteration:08d}.json")
+    found.write(kept)
     return found
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from brx.analysis.results import Group
 from brx.analysis.scales import MAIN, METHODS, SEVEN, Experiments, Settings
 from brx.analysis.slowdown import reductions, slowdowns
-from brx.analysis.tables import Rows, rate_text
+from brx.analysis.tables import Rows, rate_text, seeds_text
 
 PRECONDITIONED = ("pipedream-lr", "nesterov", "muon", "scion", "soap", "basis-rotation")
 
@@ -59,7 +59,7 @@ def slowdown_table(methods: Sequence[str], experiments: Experiments) -> Rows:
         [
             found.group.method,
             found.text,
-            str(len(found.group.runs)),
+            seeds_text(found),
             rate_text(found.reference),
             rate_text(found.group),
             PAPER_SLOWDOWNS.get(found.group.method, ""),

@@ -99,12 +99,16 @@ def group_runs(runs: Iterable[Run]) -> list[Group]:
 
     Runs on other data or of another length are other experiments. Those still under way are left out; those that failed
     count as tried, and an experiment of which every run failed has no group.
+
+    Raises:
+        UserError: two runs have the same settings and seed.
     """
     by_experiment: dict[str, dict[float, dict[int, Run]]] = defaultdict(lambda: defaultdict(dict))
     for run in runs:
         if run.is_finished or run.is_failed:
-            experiment = f"{_settings(run.config)} {run.fingerprint}"
-            by_experiment[experiment][run.config.optimizer.lr][run.config.training.seed] = run
+            by_seed = by_experiment[f"{_settings(run.config)} {run.fingerprint}"][run.config.optimizer.lr]
+            if (other := by_seed.setdefault(run.config.training.seed, run)) is not run:
+                raise UserError(f"{run.path}: the same run as {other.path}: leave one of them out")
     groups = [_choose(by_rate) for by_rate in by_experiment.values()]
     return [group for group in groups if group.runs]
 

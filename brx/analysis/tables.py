@@ -58,7 +58,7 @@ def slowdown_rows(found: Sequence[Slowdown]) -> Rows:
             f"{'> ' if one.reference_reached.is_censored else ''}{one.reference_reached.mean:.0f}",
             rate_text(one.group),
             rate_text(one.reference),
-            str(len(one.group.runs)),
+            seeds_text(one),
             f"{one.target:.4f}",
         ]
         for one in found
@@ -88,6 +88,12 @@ def model_text(config: RunConfig) -> str:
     model = config.model
     mixture = f", {model.moe.experts} experts" if model.moe else ""
     return f"{model.blocks} blocks, d {model.width}{mixture}"
+
+
+def seeds_text(slowdown: Slowdown) -> str:
+    """How many seeds it is from; under delay / without where they differ, and there is no interval."""
+    ours, theirs = len(slowdown.reached.iterations), len(slowdown.reference_reached.iterations)
+    return str(ours) if ours == theirs else f"{ours} / {theirs}"
 
 
 def rate_text(group: Group) -> str:

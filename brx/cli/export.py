@@ -23,12 +23,19 @@ def run(args: argparse.Namespace) -> int:
     """Copy, and say how many."""
     from brx.analysis.curves_file import export
     from brx.analysis.results import find_runs
+    from brx.errors import UserError
     from brx.sweep.cell_state import read_summary
 
     found = find_runs(args.runs)
     chosen = [path for path in found if args.unfinished or read_summary(path).get("status") == "finished"]
+    sources: dict[str, Path] = {}
     for path in chosen:
-        export(path, args.to / path.name)
+        if (other := sources.setdefault(path.resolve().name, path)) != path:
+            raise UserError(f"RUNS: {other} and {path} would both become {args.to / path.resolve().name}; export one")
+        if path.resolve().parent == args.to.resolve():
+            raise UserError(f"--to {args.to}: is where {path} lies already; name another folder")
+    for name, path in sources.items():
+        export(path, args.to / name)
     print(f"{args.to}: {len(chosen)} runs")
     if len(chosen) < len(found):
         print(f"{len(found) - len(chosen)} unfinished ones left out (--unfinished takes them)")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -46,6 +47,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not report_error(error):
             print(f"brx: {error}", file=sys.stderr)
         return USAGE if isinstance(error, UserError) else FAILED
+    except BrokenPipeError:  # the reader, `head` for example, has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print(f"brx: {error.filename}: {error.strerror}", file=sys.stderr)
+        return FAILED
     except KeyboardInterrupt:
         print("brx: interrupted", file=sys.stderr)
         return INTERRUPTED

@@ -16,9 +16,15 @@ EXAMPLES = """\
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("figure", metavar="FIGURE", help="curves, all, list, or the name of one of the paper's figures")
+    parser.add_argument(
+        "figure", metavar="FIGURE", help="curves, all, list, or one of the paper's figures by name or label"
+    )
     parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="folders of runs (for `curves`)")
-    parser.add_argument("--out", type=Path, help="curves: the figure's path without suffix; else: the folder")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="curves: the figure's path without suffix (default: curves); else: the folder (figures/SCALE)",
+    )
     parser.add_argument("--scale", choices=["cpu", "paper"], default="cpu", help="which experiments (default: cpu)")
     parser.add_argument("--runs", type=Path, dest="folder", metavar="DIR", help="their folder (default: the scale's)")
 
@@ -36,6 +42,8 @@ def run(args: argparse.Namespace) -> int:
         for figure in FIGURES.values():
             print(f"{figure.name:24}{figure.label:40}{figure.caption}")
         return 0
+    by_label = {figure.label: figure.name for figure in FIGURES.values()}
+    args.figure = by_label.get(args.figure, args.figure)
     if args.figure not in (*FIGURES, "all"):
         raise UserError(f"FIGURE: unknown figure '{args.figure}' (known: curves, all, list, {', '.join(FIGURES)})")
     return _plot_paper(args)

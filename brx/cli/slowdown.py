@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 
 HELP = "how many times the iterations each method needs under delay to reach a loss"
@@ -43,6 +44,8 @@ def run(args: argparse.Namespace) -> int:
     from brx.errors import UserError
     from brx.figures.slowdown import draw_all_targets
 
+    if args.target is not None and not 0 < args.target < math.inf:
+        raise UserError(f"--target {args.target:g}: must be a loss above 0, in nats")
     found, saved = [], []
     results = Results(args.runs)
     for note in results.notes:
@@ -78,6 +81,8 @@ def run(args: argparse.Namespace) -> int:
             f" below the target ({how})"
         )
     print(format_table(*slowdown_rows(found), args.format))
+    if args.format == "table" and any(group.is_at_edge for one in found for group in (one.group, one.reference)):
+        print("*: at the edge of the rates that were tried")
     if saved and args.format == "table":
         print("Iterations saved over the best of PipeDream, PipeDream-LR and Nesterov, at its final loss")
         print(format_table(*reduction_rows(saved), args.format))

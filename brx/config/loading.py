@@ -90,10 +90,12 @@ def load_config(name: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def find_config(name: str | Path) -> Path:
-    """The file of that path, or the preset of that name in `configs/`."""
+    """The file of that path, that of the run in that folder, or the preset of that name in `configs/`."""
     path = Path(name)
     if path.is_file():
         return path
+    if (path / "config.yaml").is_file():
+        return path / "config.yaml"
     preset = PRESETS / f"{name}.yaml"
     if preset.is_file():
         return preset

@@ -101,7 +101,7 @@ class PipelineConfig(Section):
     """Recompute each block's activations in the backward pass instead of keeping them."""
     rings: Literal["device", "host"] = "device"
     """Where older weight versions are kept; `host`: in pinned memory, those in use are fetched ahead of time."""
-    timeout_s: float = Field(300.0, gt=0)
+    timeout_s: float = Field(300.0, gt=0, allow_inf_nan=False)
     """Seconds without an answer after which a device counts as lost."""
 
     @model_validator(mode="after")
@@ -118,7 +118,7 @@ class PipelineConfig(Section):
 class OptimizerSection(Section):
     """What all methods share (appendix "Experimental Details")."""
 
-    lr: float = Field(1e-3, gt=0)
+    lr: float = Field(1e-3, gt=0, allow_inf_nan=False)
     """Peak learning rate."""
     beta1: float = Field(0.9, ge=0, lt=1)
     """Decay of the first moment."""
@@ -126,7 +126,7 @@ class OptimizerSection(Section):
     """Decay of the second moment."""
     eps: float = Field(1e-8, gt=0)
     """Added to the root of the second moment."""
-    weight_decay: float = Field(0.01, ge=0)
+    weight_decay: float = Field(0.01, ge=0, allow_inf_nan=False)
     """Decoupled weight decay."""
 
 
@@ -224,7 +224,7 @@ class ScionConfig(Section):
 
     method: Literal["scion"]
     """The method's name."""
-    lr: float = Field(1e-3, gt=0)
+    lr: float = Field(1e-3, gt=0, allow_inf_nan=False)
     """Peak learning rate; the length of a step is this times the radius."""
     momentum: float = Field(0.1, gt=0, le=1)
     """Weight of the newest gradient in Scion's average."""
@@ -243,7 +243,7 @@ class CustomConfig(Section):
 
     method: str = Field(pattern=r"^[\w.]+:\w+$")
     """`package.module:Class` of a torch.optim.Optimizer."""
-    lr: float = Field(1e-3, gt=0)
+    lr: float = Field(1e-3, gt=0, allow_inf_nan=False)
     """Peak learning rate."""
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of its constructor, other than params and lr."""

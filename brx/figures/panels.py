@@ -66,11 +66,12 @@ def draw_validation(axes: Axes, curves: Sequence[Curve], *, title: str = "") -> 
 
 
 def draw_against_time(axes: Axes, curves: Sequence[Curve], *, title: str = "") -> None:
-    """Training loss against the first seed's training time."""
+    """The first seed's training loss against training time at the undisturbed pace of the method's fastest seed."""
     for curve in curves:
         run = curve.group.runs[0]
         places = thin(len(run.smoothed))
-        minutes = run.seconds[run.centres][places] / 60.0
+        pace = min(one.undisturbed_pace for one in curve.group.runs)
+        minutes = run.iterations[run.centres][places] * pace / 60.0
         axes.plot(minutes, run.smoothed[places], label=curve.label, **curve.style)
     finish_panel(axes, "training time (minutes)", "training loss (nats)", title)
     limit_losses(axes, curves)

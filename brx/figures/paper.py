@@ -129,7 +129,8 @@ def _share_legend(made: Figure, *panels: Axes) -> None:
     """One legend under panels whose curves leave no room for it, instead of one in each."""
     handles, labels = panels[0].get_legend_handles_labels()
     for axes in panels:
-        axes.legend().remove()
+        if legend := axes.get_legend():
+            legend.remove()
     if handles:
         made.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=6)
 
@@ -156,7 +157,7 @@ def _main(experiments: Experiments, made: Figure) -> None:
         draw_final_losses(panels[0], by_method, title="(a) final loss")
     deepest = experiments.scale.deepest
     _fill(panels[1], _curves(experiments, MAIN, deepest), f"(b) P = {deepest}")
-    _fill_slowdowns(experiments, MAIN[1:], panels[2:])
+    _fill_slowdowns(experiments, MAIN[1:], panels[2:], letters="cde")
 
 
 def _by_method(experiments: Experiments, methods: Sequence[str]) -> dict[str, list[Group]]:
@@ -167,7 +168,7 @@ def _by_method(experiments: Experiments, methods: Sequence[str]) -> dict[str, li
     return {method: groups for method, groups in found.items() if groups}
 
 
-def _fill_slowdowns(experiments: Experiments, methods: Sequence[str], panels: Sequence[Any]) -> None:
+def _fill_slowdowns(experiments: Experiments, methods: Sequence[str], panels: Sequence[Any], letters: str = "") -> None:
     """Each method at P = 1 and at the deepest pipeline, to the target of the scale."""
     target = experiments.slowdown_target()
     for method, axes in zip(methods, panels, strict=True):
@@ -176,6 +177,8 @@ def _fill_slowdowns(experiments: Experiments, methods: Sequence[str], panels: Se
             draw_slowdown(axes, undelayed, delayed, target)
         else:
             _fill(axes, [], look_of(method).label)
+    for axes, letter in zip(panels, letters, strict=False):
+        axes.set_title(f"({letter}) {axes.get_title()}")
 
 
 @paper_figure("block-scaling", "fig:result-main-blockscaling", "Deeper models, one block a stage.", across=3)
@@ -213,7 +216,8 @@ def _strategies(experiments: Experiments, made: Figure) -> None:
 
 @paper_figure(
     "efficiency", "fig:result-main-efficiency",
-    "(a) loss against training time (cells of a sweep share the machine), (b) refresh intervals, (c) stage-aware.",
+    "(a) loss against training time, at the pace of the method's fastest seed while least disturbed (cells share a"
+    " machine: an upper bound), (b) refresh intervals, (c) stage-aware.",
     across=3,
 )  # fmt: skip
 def _efficiency(experiments: Experiments, made: Figure) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from brx.config.schema import RunConfig
+from brx.config.schema import CustomConfig, RunConfig
 from brx.errors import RunError
 from brx.optim.basis_rotation import BasisRotation
 from brx.optim.groups import check_each_parameter_once
@@ -65,6 +65,11 @@ class MethodUpdater:
                 optimizer.step()
             except ValueError as error:
                 raise RunError(f"iteration {iteration}: {error}") from None
+            except Exception as error:
+                if not isinstance(self.config.optimizer, CustomConfig):
+                    raise
+                name, told = self.config.optimizer.method, " ".join(str(error).split()) or type(error).__name__
+                raise RunError(f"iteration {iteration}: optimizer.method {name}: its step failed: {told}") from error
 
     @property
     def num_failed_refreshes(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -25,7 +26,8 @@ def write_text(path: Path, text: str) -> None:
         temporary.replace(path)
         sync_folder(path.parent)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a read-only folder refuses this, too
+            temporary.unlink(missing_ok=True)
         raise cannot_write(path, error) from None
 
 

@@ -17,7 +17,7 @@ from brx.config.schema import RunConfig
 from brx.data.batches import Batches, validation_set
 from brx.data.prefetch import Prefetcher
 from brx.data.prepare import PreparedData, prepare
-from brx.errors import RunError, UserError
+from brx.errors import UserError
 from brx.model.stage import Stage, initialize, partition
 from brx.optim.updater import MethodUpdater
 from brx.pipeline.balance import assign, measure_stage_costs
@@ -132,9 +132,10 @@ class Trainer:
                 progress.say(f"device {self.device} ({self.device_reason})")
             try:
                 self._train(last, stop, recorder)
-            except RunError as error:
+            except Exception as error:
                 if recorder is not None:
-                    recorder.summary.write("failed", self.iteration, self.training_seconds, str(error))
+                    told = str(error) or type(error).__name__
+                    recorder.summary.write("failed", self.iteration, self.training_seconds, told)
                 raise
             status: Status = "finished" if self.iteration >= last else "interrupted"
             memory = self.world.gather((peak_memory(self.device), self.planned_memory.peak))

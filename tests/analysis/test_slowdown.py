@@ -1,6 +1,7 @@
 """Slowdown on made-up loss curves whose crossings are known."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from brx.analysis.runs import Run
 from brx.analysis.slowdown import reductions, slowdowns, slowest_final
 from brx.cli.main import main
 from brx.config.loading import dump_config
+from brx.errors import UserError
 from brx.train.summary import write_json
 from tests.train.helpers import tiny_config
 
@@ -214,3 +216,35 @@ def test_a_run_taken_up_after_an_early_stop_is_not_finished(tmp_path):
     assert run.is_finished
     write_json(run.path / "summary.json", {"status": "finished", "last_iteration": ITERATIONS // 2})
     assert not Run.load(run.path).is_finished
+
+
+def test_a_damaged_file_of_a_finished_run_is_not_taken_for_a_short_one(tmp_path):
+    run = write_run(tmp_path, "a", crosses_3_at=50)
+    write_json(run.path / "summary.json", {"status": "finished", "iteration": ITERATIONS})
+    metrics = run.path / "metrics.jsonl"
+    lines = metrics.read_text().splitlines(keepends=True)
+    metrics.write_text("".join([*lines[:9], "garbage\n", *lines[10:]]))
+    with pytest.raises(UserError, match=r"metrics\.jsonl: damaged after iteration 9, of 400"):
+        Run.load(run.path)
+    with pytest.raises(UserError, match="damaged after iteration 9"):
+        export(run.path, tmp_path / "compact")
+    assert not (tmp_path / "compact").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["slowdown", "runs", "--target", "nan"], "--target nan: must be a loss above 0"),
+        (["slowdown", "runs", "runs/p1"], "the same run as"),
+        (["export", "runs/p1", "other/p1", "--to", "z"], "would both become"),
+        (["export", "runs/p1", "--to", "runs"], "is where"),
+        (["plot", "curves", "runs/p1", "--out", "runs/p1/config.yaml/figure"], "config.yaml"),
+    ],
+)
+def test_mistakes_are_one_line(tmp_path, monkeypatch, capsys, arguments, expected):
+    write_run(tmp_path, "p1", "pipeline.stages=1", crosses_3_at=50)
+    shutil.copytree(tmp_path / "runs", tmp_path / "other")
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) != 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert expected in line

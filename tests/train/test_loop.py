@@ -379,3 +379,10 @@ def test_compiled_blocks_give_the_same_losses(stash, tmp_path):
         for folder in ("true", "false")
     )
     assert compiled == pytest.approx(eager, rel=1e-5)
+
+
+def test_a_custom_optimizer_whose_step_fails_is_one_line_and_a_failed_run(tmp_path):
+    config = tiny_config(tmp_path, "optimizer={method: 'torch.optim:SparseAdam'}")
+    with pytest.raises(RunError, match=r"iteration 1: optimizer.method torch.optim:SparseAdam: its step failed: \w+"):
+        train(config, tmp_path / "run", resume=False)
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
