@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from rich.table import Table
 
@@ -64,6 +65,45 @@ def slowdown_rows(found: Sequence[Slowdown]) -> Rows:
         for one in found
     ]
     return columns, rows
+
+
+def slowdown_numbers(found: Sequence[Slowdown]) -> list[dict[str, Any]]:
+    """The same for programs: numbers, None where there is none; `is_censored`: `ratio` is a lower bound."""
+    return [
+        {
+            "model": model_text(one.group.config),
+            "method": one.group.variant,
+            "stages": one.group.stages,
+            "ratio": one.ratio,
+            "low": one.low,
+            "high": one.high,
+            "is_censored": one.is_censored,
+            "iterations": one.reached.iterations,
+            "reference_stages": one.reference.stages,
+            "reference_iterations": one.reference_reached.iterations,
+            "lr": one.group.lr,
+            "lr_at_edge": one.group.is_at_edge,
+            "reference_lr": one.reference.lr,
+            "reference_lr_at_edge": one.reference.is_at_edge,
+            "target": one.target,
+        }
+        for one in found
+    ]
+
+
+def reduction_numbers(found: Sequence[Reduction]) -> list[dict[str, Any]]:
+    """As `reduction_rows`, for programs; `share`: of the baseline's iterations, None if the method never gets there."""
+    return [
+        {
+            "model": model_text(one.group.config),
+            "method": one.group.variant,
+            "stages": one.group.stages,
+            "baseline": one.baseline.variant,
+            "baseline_final_loss": one.baseline.final_loss,
+            "share": one.share,
+        }
+        for one in found
+    ]
 
 
 def reduction_rows(found: Sequence[Reduction]) -> Rows:

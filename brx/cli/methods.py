@@ -27,7 +27,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--stages", type=int, metavar="P", help="basis-rotation: print the refresh intervals of P stages"
     )
-    parser.add_argument("--frequency", type=int, metavar="F", default=10, help="their mean (default: 10)")
+    parser.add_argument("--frequency", type=int, metavar="F", help="their mean (default: 10)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -37,7 +37,10 @@ def run(args: argparse.Namespace) -> int:
 
     if args.stages is not None and args.name != "basis-rotation":
         raise UserError("--stages: only basis-rotation has refresh intervals: brx methods basis-rotation --stages 32")
-    if args.stages is not None and (args.stages < 1 or args.frequency < 1):
+    if args.stages is None and args.frequency is not None:
+        raise UserError("--frequency: is the mean of refresh intervals; give --stages too")
+    frequency = 10 if args.frequency is None else args.frequency
+    if args.stages is not None and (args.stages < 1 or frequency < 1):
         raise UserError("--stages and --frequency must be at least 1")
     if args.name is None:
         print("\n\n".join(_overview(name, method) for name, method in METHODS.items()))
@@ -46,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(_in_full(args.name, _find(args.name)))
     if args.stages is not None:
-        print("\n" + _intervals(args.stages, args.frequency))
+        print("\n" + _intervals(args.stages, frequency))
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
 from pathlib import Path
 
@@ -40,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     from brx.analysis.results import Results
     from brx.analysis.runs import SMOOTHING
     from brx.analysis.slowdown import comparable_sets, reductions, slowdowns, slowest_final, with_reference
-    from brx.analysis.tables import reduction_rows, slowdown_rows
+    from brx.analysis.tables import reduction_numbers, reduction_rows, slowdown_numbers, slowdown_rows
     from brx.errors import UserError
     from brx.figures.slowdown import draw_all_targets
 
@@ -80,7 +81,10 @@ def run(args: argparse.Namespace) -> int:
             f"Iterations until the training loss, a centred mean over {SMOOTHING:.0%} of the iterations, stays at or"
             f" below the target ({how})"
         )
-    print(format_table(*slowdown_rows(found), args.format))
+    if args.format == "json":
+        print(json.dumps({"slowdowns": slowdown_numbers(found), "reductions": reduction_numbers(saved)}, indent=2))
+    else:
+        print(format_table(*slowdown_rows(found), args.format))
     if args.format == "table" and any(group.is_at_edge for one in found for group in (one.group, one.reference)):
         print("*: at the edge of the rates that were tried")
     if saved and args.format == "table":

@@ -22,7 +22,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--heads", type=int, metavar="A", help="attention heads")
     model.add_argument("--params-per-block", type=float, metavar="W", help="parameters of one block, for example 202e6")
     model.add_argument("--blocks", type=int, metavar="L", help="Transformer blocks")
-    parser.add_argument("--memory", type=float, nargs="+", metavar="GB", help="of devices (default: the paper's)")
+    parser.add_argument(
+        "--memory", type=gigabytes, nargs="+", metavar="GB", help="of devices, 1e9 bytes (default: the paper's)"
+    )
     parser.add_argument("--sequence-length", type=int, default=4096, metavar="S", help="default: 4096")
     parser.add_argument("--batch-size", type=int, default=1, metavar="B", help="of a micro-batch (default: 1)")
     parser.add_argument("--format", choices=["table", "markdown", "csv", "json"], default="table")
@@ -58,6 +60,10 @@ def run(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     return 0
+
+
+def gigabytes(text: str) -> float:
+    return float(text.lower().removesuffix("gb"))
 
 
 def _short(number: float) -> str:

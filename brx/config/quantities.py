@@ -11,7 +11,7 @@ _BINARY_PREFIXES = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
 def parse_bytes(text: str, where: str) -> float:
-    """Bytes, from a number with an optional decimal or binary unit.
+    """Bytes, from a number with a decimal or binary unit.
 
     Raises:
         UserError: it is not one; names `where` it was given.
@@ -20,7 +20,7 @@ def parse_bytes(text: str, where: str) -> float:
 
 
 def parse_flops(text: str, where: str) -> float:
-    """FLOP/s, from a number with an optional prefix.
+    """FLOP/s, from a number with a prefix or a unit.
 
     Raises:
         UserError: it is not one; names `where` it was given.
@@ -29,8 +29,8 @@ def parse_flops(text: str, where: str) -> float:
 
 
 def _parse(text: str, where: str, units: str, example: str) -> float:
-    found = re.fullmatch(rf"(\d+\.?\d*(?:e\d+)?)\s*([kmgtp]?|[kmgt]i)(?:{units})?", text.strip().lower())
+    found = re.fullmatch(rf"(\d+\.?\d*(?:e\d+)?)\s*([kmgtp]?|[kmgt]i)({units})?", text.strip().lower())
     value = float(found[1]) * (_PREFIXES | _BINARY_PREFIXES)[found[2]] if found else 0.0
-    if value <= 0:
+    if found is None or value <= 0 or not (found[2] or found[3]):
         raise UserError(f"{where} {text}: must be a number above 0 with a unit, for example {example}")
     return value

@@ -185,9 +185,12 @@ def test_command_in_every_format(tmp_path, capsys, form):
     write_run(tmp_path, "p4", "pipeline.stages=4", crosses_3_at=200)
     assert main(["slowdown", str(tmp_path / "runs"), "--target", "3", "--format", form]) == 0
     out = capsys.readouterr().out
-    assert "4.00" in out
     if form == "json":
-        assert json.loads(out)[0]["method"] == "pipedream"
+        (found,) = json.loads(out)["slowdowns"]
+        assert (found["method"], found["stages"], found["ratio"]) == ("pipedream", 4, pytest.approx(4.0))
+        assert (found["iterations"], found["reference_iterations"]) == ([pytest.approx(200)], [pytest.approx(50)])
+    else:
+        assert "4.00" in out
 
 
 def test_all_targets_figure(tmp_path, capsys):
