@@ -109,10 +109,11 @@ def apply_overrides(content: Mapping[str, Any], overrides: Sequence[str], where:
     origins: dict[tuple[str, ...], str] = {}
     for override in overrides:
         key, equals, text = override.partition("=")
-        if not equals or not all(key.split(".")):
-            raise UserError(f"--set {override}: write it as section.key=value, for example optimizer.lr=3e-4")
-        settings[key] = parse_yaml(text, f"--set {override}")
-        origins[tuple(key.split("."))] = f"--set {override}"
+        shown = f"--set {override}" if override.isprintable() else f"--set {override!r}"
+        if not equals or not all(key.split(".")) or not key.isprintable():
+            raise UserError(f"{shown}: write it as section.key=value, for example optimizer.lr=3e-4")
+        settings[key] = parse_yaml(text, shown)
+        origins[tuple(key.split("."))] = shown
     return validate(set_values(content, settings, "--set"), RunConfig, where, origins)
 
 
