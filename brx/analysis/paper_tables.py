@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from brx.analysis.results import Group
 from brx.analysis.scales import MAIN, METHODS, SEVEN, Experiments, Settings
 from brx.analysis.slowdown import reductions, slowdowns
-from brx.analysis.tables import Rows, rate_text, seeds_text
+from brx.analysis.tables import Rows, model_text, rate_text, seeds_text
 
 PRECONDITIONED = ("pipedream-lr", "nesterov", "muon", "scion", "soap", "basis-rotation")
 
@@ -120,6 +121,28 @@ def rate_table(experiments: Experiments) -> Rows:
     return columns, rows
 
 
+def experiment_table(experiments: Experiments) -> Rows:
+    """Every experiment that has finished runs, whichever figure it is for."""
+    columns = ["model", "method", "P", "lr", "seeds", "final training loss", "final validation loss"]
+    rows = [
+        [
+            model_text(group.config),
+            group.variant,
+            str(group.stages),
+            rate_text(group),
+            str(len(group.runs)),
+            final_loss_text(group),
+            f"{fmean(run.final_val_loss for run in group.runs):.3f}",
+        ]
+        for group in sorted(experiments.results.groups, key=_by_size)
+    ]
+    return columns, rows
+
+
+def _by_size(group: Group) -> tuple[int, int, int, str]:
+    return group.config.model.blocks, group.config.model.width, group.stages, group.variant
+
+
 def final_loss_text(group: Group) -> str:
     """Mean final loss, and its range over seeds where there are several."""
     losses = group.final_losses
@@ -139,6 +162,7 @@ TABLES = {
             "preconditioned", "tab:result-preconditioned-slowdown", "Slowdown of preconditioned methods",
             lambda experiments: slowdown_table(PRECONDITIONED, experiments),
         ),
+        PaperTable("experiments", "", "Final losses of every experiment", experiment_table),
         PaperTable("reduction", "", "Iterations saved over the best baseline, at its final loss", reduction_table),
         PaperTable("learning-rates", "", "Learning rates, chosen by the final validation loss", rate_table),
     )
