@@ -10,6 +10,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from brx.analysis.paper_tables import PRECONDITIONED
 from brx.analysis.results import Group
 from brx.analysis.runs import SMOOTHING
 from brx.analysis.scales import COMPENSATIONS, FREQUENCIES, MAIN, SEVEN, STRATEGIES, Experiments
@@ -355,8 +356,7 @@ def _delay_compensation(experiments: Experiments, made: Figure) -> None:
 def _preconditioned(experiments: Experiments, made: Figure) -> None:
     deepest = experiments.scale.deepest
     (axes,) = row_of_axes(made, 1)
-    methods = ("pipedream-lr", "nesterov", "muon", "scion", "soap", "basis-rotation")
-    _fill(axes, _curves(experiments, methods, deepest), f"P = {deepest}")
+    _fill(axes, _curves(experiments, PRECONDITIONED, deepest), f"P = {deepest}")
 
 
 @paper_figure("3b", "fig:result-appendix-3b", "The 3B model.", across=1)

@@ -25,7 +25,7 @@ def load_optimizer_class(name: str) -> type[Optimizer]:
         module = importlib.import_module(module_name)
     except Exception as error:  # the module is the user's: anything can be wrong with it
         raise UserError(
-            f"{where}: module {module_name} cannot be imported: {_line(error)}"
+            f"{where}: module {module_name} cannot be imported: {one_line(error)}"
             " (install it, or put its folder on PYTHONPATH)"
         ) from None
     found = getattr(module, class_name, None)
@@ -58,8 +58,9 @@ def make_optimizer(name: str, groups: list[Group], lr: float, arguments: dict[st
     try:
         return optimizer_class(groups, lr=lr, **arguments)  # type: ignore[call-arg]
     except Exception as error:  # libraries raise what they like
-        raise UserError(f"optimizer.arguments: {name} refuses them: {_line(error)}") from None
+        raise UserError(f"optimizer.arguments: {name} refuses them: {one_line(error)}") from None
 
 
-def _line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
+    """What a library says of its failure, without line breaks."""
     return " ".join(str(error).split()) or type(error).__name__

@@ -10,6 +10,7 @@ import torch
 from brx.config.schema import CustomConfig, RunConfig
 from brx.errors import RunError
 from brx.optim.basis_rotation import BasisRotation
+from brx.optim.custom import one_line
 from brx.optim.groups import check_each_parameter_once
 from brx.optim.methods import find_method
 from brx.optim.schedule import lr_factor
@@ -68,8 +69,10 @@ class MethodUpdater:
             except Exception as error:
                 if not isinstance(self.config.optimizer, CustomConfig):
                     raise
-                name, told = self.config.optimizer.method, " ".join(str(error).split()) or type(error).__name__
-                raise RunError(f"iteration {iteration}: optimizer.method {name}: its step failed: {told}") from error
+                name = self.config.optimizer.method
+                raise RunError(
+                    f"iteration {iteration}: optimizer.method {name}: its step failed: {one_line(error)}"
+                ) from error
 
     @property
     def num_failed_refreshes(self) -> int:
