@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from brx.cli.arguments import add_overrides
+
 HELP = "show the complete settings of a preset or file"
 EXAMPLES = """\
   brx config show quick
@@ -15,7 +17,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("action", choices=["show"], help="show: print the resolved configuration as YAML")
     parser.add_argument("config", metavar="CONFIG", help="a YAML file or a preset's name")
-    parser.add_argument("--set", dest="overrides", metavar="KEY=VALUE", nargs="+", action="extend", default=[])
+    add_overrides(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from brx.cli.arguments import add_overrides
+
 if TYPE_CHECKING:
     from brx.data.prepare import PreparedData
 
@@ -31,7 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     preparing.add_argument("--tokenizer", metavar="NAME", help="bytes or gpt2")
     preparing.add_argument("--tokens", type=int, metavar="N", help="stop after this many training tokens")
     preparing.add_argument("--directory", metavar="DIR", help="folder for prepared token files")
-    preparing.add_argument("--set", dest="overrides", metavar="KEY=VALUE", nargs="+", action="extend", default=[])
+    add_overrides(preparing)
     preparing.add_argument("--workers", type=int, metavar="N", help="processes that tokenize (default: one a core)")
 
     info = actions.add_parser("info", help="say what a folder of token files holds, and check it")

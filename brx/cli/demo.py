@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from brx.cli.arguments import add_overrides
+
 HELP = "train the quick preset with and without delay, with two methods, and draw the four loss curves"
 EXAMPLES = """\
   brx demo
@@ -17,7 +19,7 @@ METHODS = ("pipedream", "basis-rotation")
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("--out", type=Path, default=Path("runs/demo"), metavar="DIR", help="default: runs/demo")
-    parser.add_argument("--set", dest="overrides", metavar="KEY=VALUE", nargs="+", action="extend", default=[])
+    add_overrides(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,14 +1,23 @@
-"""`brx memory`: what basis rotation adds to the optimizer's memory."""
+"""`brx memory`: what basis rotation adds to the optimizer's memory, and what a run holds in all."""
 
 from __future__ import annotations
 
 import argparse
 from collections import Counter
+from typing import TYPE_CHECKING
 
-HELP = "print the memory overhead of the basis-rotation strategies, for the paper's matrices or any model"
+from brx.cli.arguments import add_overrides
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from brx.config.schema import RunConfig
+
+HELP = "print the memory overhead of the basis-rotation strategies; for a configuration, of every stage and device too"
 EXAMPLES = """\
   brx memory                                         the paper's table: the matrices of Llama-3-8B
-  brx memory paper-1b                                the matrices of a configuration, and all of them together
+  brx memory paper-1b                                the matrices of a configuration, its stages and its device
+  brx memory paper-1b --set pipeline.devices=6 optimizer.method=basis-rotation      the same on six devices
   brx memory --matrix 4096x4096 --matrix 1024x4096   any matrices
 """
 
@@ -21,7 +30,7 @@ UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("config", metavar="CONFIG", nargs="?", help="a YAML file or a preset's name")
-    parser.add_argument("--set", dest="overrides", metavar="KEY=VALUE", nargs="+", action="extend", default=[])
+    add_overrides(parser)
     parser.add_argument("--matrix", dest="matrices", metavar="MxN", action="append", default=[], help="a weight matrix")
 
 
@@ -30,6 +39,7 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.table import Table
 
+    from brx.config.loading import load_config
     from brx.errors import UserError
     from brx.optim.overhead import LLAMA_3_8B, STRATEGIES, overhead_elements
 
@@ -38,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     if args.overrides and args.config is None:
         raise UserError("--set: needs a CONFIG to change")
     if args.config is not None:
-        shapes = _matrices_of(args.config, args.overrides)
+        shapes = _matrices_of(load_config(args.config, args.overrides))
         names = {shape: _times(shape) for shape in shapes}
     elif args.matrices:
         shapes = Counter(_parse(text) for text in args.matrices)
@@ -72,8 +82,18 @@ def run(args: argparse.Namespace) -> int:
         console.width = 160
     console.print(table)
     if args.config is not None:
-        console.print(f"What each device holds in all: brx plan {args.config} --set optimizer.method=basis-rotation")
+        _print_run(console, load_config(args.config, args.overrides))
     return 0
+
+
+def _print_run(console: Console, config: RunConfig) -> None:
+    """What a run holds, by stage and by device."""
+    from brx.cli.memory_tables import rank_notes, rank_table, stage_table
+    from brx.train.plan import plan_memory, planned_device_type
+
+    ranks = plan_memory(config, planned_device_type(config))
+    console.print(stage_table(config, ranks), rank_table(config, ranks))
+    console.print(*rank_notes(config), sep="\n", soft_wrap=True)
 
 
 def _two_decimals(num_bytes: int, unit_bytes: int) -> str:
@@ -83,13 +103,11 @@ def _two_decimals(num_bytes: int, unit_bytes: int) -> str:
     return str((Decimal(num_bytes) / Decimal(unit_bytes)).quantize(Decimal("0.01"), ROUND_HALF_UP))
 
 
-def _matrices_of(name: str, overrides: list[str]) -> Counter[tuple[int, ...]]:
+def _matrices_of(config: RunConfig) -> Counter[tuple[int, ...]]:
     """How often each shape of matrix (experts counted one by one) is in a configuration's model."""
-    from brx.config.loading import load_config
     from brx.model.sizes import stage_shapes
     from brx.model.stage import is_rotated
 
-    config = load_config(name, overrides)
     found: Counter[tuple[int, ...]] = Counter()
     shapes = stage_shapes(config.model, config.data.vocabulary_size, range(config.model.blocks))
     for parameter, shape in shapes.items():

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from rich.table import Table
+from brx.cli.arguments import add_overrides
 
+if TYPE_CHECKING:
     from brx.config.schema import RunConfig
     from brx.train.plan import RankMemory
 
@@ -26,7 +26,7 @@ UTILIZATION = 0.4
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("config", metavar="CONFIG", help="a YAML file or a preset's name")
-    parser.add_argument("--set", dest="overrides", metavar="KEY=VALUE", nargs="+", action="extend", default=[])
+    add_overrides(parser)
     parser.add_argument("--devices", type=int, metavar="R", help="devices (default: pipeline.devices)")
     parser.add_argument("--device-memory", metavar="SIZE", help="of each device, for example 24GB or 80GiB")
     parser.add_argument(
@@ -40,27 +40,22 @@ def run(args: argparse.Namespace) -> int:
     """Print the plan; 0 also where it does not fit."""
     from rich.console import Console
 
+    from brx.cli.memory_tables import rank_notes, rank_table
     from brx.config.loading import load_config
     from brx.config.quantities import parse_bytes
-    from brx.train.plan import plan_memory
+    from brx.train.plan import plan_memory, planned_device_type
 
     overrides = args.overrides if args.devices is None else [*args.overrides, f"pipeline.devices={args.devices}"]
     config = load_config(args.config, overrides)
     memory = None if args.device_memory is None else parse_bytes(args.device_memory, "--device-memory")
     throughput = None if args.throughput is None else parse_throughput(args.throughput, config.runtime.precision)
-    device_type = "cpu" if config.runtime.device == "cpu" else "cuda"
+    device_type = planned_device_type(config)
     ranks = plan_memory(config, device_type)
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = 140
-    console.print(_memory_table(config, ranks, memory))
-    console.print(
-        "Peak: weights, moments, rotation and rings, with the larger of activations + logits and gradients + update,"
-        " which are not there at one time.",
-        soft_wrap=True,
-    )
-    if config.runtime.compile:
-        console.print("Activations are those of uncompiled blocks; compiled ones (runtime.compile) keep less.")
+    console.print(rank_table(config, ranks, memory))
+    console.print(*rank_notes(config), sep="\n", soft_wrap=True)
     if memory is not None:
         console.print(_verdict(config, ranks, device_type, memory), soft_wrap=True)
     console.print(*_time_lines(config, throughput), sep="\n", soft_wrap=True)
@@ -83,25 +78,6 @@ def parse_throughput(text: str, precision: str) -> float:
     if text[:1].isdigit():
         return parse_flops(text, "--throughput")
     raise UserError(f"--throughput {text}: write FLOP/s as a number, for example 120T, or one of: {', '.join(PEAKS)}")
-
-
-def _memory_table(config: RunConfig, ranks: list[RankMemory], memory: float | None) -> Table:
-    from rich.table import Table
-
-    parts = ("weights", "gradients", "moments", "rotation", "rings", "activations", "logits", "update", "peak")
-    title = (
-        f"{config.optimizer.method}, P = {config.pipeline.stages}, R = {len(ranks)}:"
-        f" {sum(rank.num_parameters for rank in ranks):,} parameters; GB (10^9 bytes) a rank"
-    )
-    table = Table(title=title, title_justify="left")
-    for column in ("rank", "stages", "parameters", *parts, *([] if memory is None else ["fits"])):
-        table.add_column(column, justify="right", no_wrap=True)
-    for rank in ranks:
-        cells = [f"{getattr(rank, part) / 1e9:.2f}" for part in parts]
-        verdict = [] if memory is None else ["yes" if rank.peak <= memory else "no"]
-        stages = f"{rank.stages.start}-{rank.stages.stop - 1}"
-        table.add_row(str(rank.rank), stages, f"{rank.num_parameters / 1e6:,.1f} M", *cells, *verdict)
-    return table
 
 
 def _verdict(config: RunConfig, ranks: list[RankMemory], device_type: str, memory: float) -> str:

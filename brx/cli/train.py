@@ -6,6 +6,8 @@ import argparse
 import os
 from pathlib import Path
 
+from brx.cli.arguments import add_overrides
+
 HELP = "train a GPT under asynchronous-pipeline delay"
 EXAMPLES = """\
   brx train quick                                          a preset
@@ -20,15 +22,7 @@ EXAMPLES = """\
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("config", metavar="CONFIG", help="a YAML file, a preset's name, or a run's folder")
-    parser.add_argument(
-        "--set",
-        dest="overrides",
-        metavar="KEY=VALUE",
-        nargs="+",
-        action="extend",
-        default=[],
-        help="override settings, for example model.blocks=16 optimizer.lr=3e-4",
-    )
+    add_overrides(parser)
     parser.add_argument("--out", type=Path, metavar="DIR", help="the run's folder (default: runs/NAME-METHOD-pP-sSEED)")
     parser.add_argument("--devices", type=int, metavar="R", help="processes, one a device (sets pipeline.devices)")
     parser.add_argument("--profile", action="store_true", help="write a profiler trace of a few iterations")

@@ -10,9 +10,7 @@ import torch
 from brx.config.schema import RunConfig
 from brx.errors import UserError
 from brx.pipeline.world import World
-from brx.train.plan import RankMemory, plan_memory, what_would_fit
-
-_PARTS = ("weights", "gradients", "moments", "rotation", "rings", "activations", "logits", "update")
+from brx.train.plan import RANK_PARTS, RankMemory, plan_memory, what_would_fit
 
 
 def check_memory(config: RunConfig, device: torch.device, world: World, ranges: Sequence[range]) -> RankMemory:
@@ -39,7 +37,7 @@ def check_memory(config: RunConfig, device: torch.device, world: World, ranges: 
     if free is None or needed <= free:
         return ranks[world.rank]
     largest = max(sharing, key=lambda rank: rank.peak)
-    parts = ", ".join(f"{part} {getattr(largest, part) / 1e9:.2f}" for part in _PARTS if getattr(largest, part))
+    parts = ", ".join(f"{part} {getattr(largest, part) / 1e9:.2f}" for part in RANK_PARTS if getattr(largest, part))
     who = f"rank {largest.rank} (stages {largest.stages.start}-{largest.stages.stop - 1})"
     if len(sharing) > 1:
         who = f"{len(sharing)} ranks on this machine, the largest"

@@ -29,21 +29,53 @@ from brx.optim.basis_rotation import BATCH_BYTES
 from brx.optim.overhead import basis_elements, overhead_elements, rotated_sides
 from brx.pipeline.delay import stage_delay
 
+STAGE_PARTS = ("weights", "gradients", "moments", "rotation", "rings", "activations")
+"""What a stage holds, by the names of `StageMemory`."""
+
+RANK_PARTS = (*STAGE_PARTS, "logits", "update")
+"""What a rank holds, by the names of `RankMemory`."""
+
 
 @dataclass(frozen=True)
-class RankMemory:
-    """The memory of one rank, in bytes but for the first three.
+class StageMemory:
+    """What one virtual stage adds to the memory of its rank, in bytes but for the first two.
 
     Attributes:
-        rank: r.
-        stages: the virtual stages that it holds.
-        num_parameters: of these stages.
+        stage: k.
+        num_parameters: of the stage.
         weights: the live weights, fp32.
         gradients: fp32.
         moments: the optimizer's moments.
         rotation: bases and covariances.
         rings: the older weight versions, with what weight prediction keeps.
-        activations: of all micro-batches in flight, with the buffers of what is exchanged with neighbours.
+        activations: of all micro-batches in flight, with autocast's copies of the matrices.
+    """
+
+    stage: int
+    num_parameters: int
+    weights: int
+    gradients: int
+    moments: int
+    rotation: int
+    rings: int
+    activations: int
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """The memory of one rank, in bytes but for the first four.
+
+    Attributes:
+        rank: r.
+        stages: the virtual stages that it holds.
+        by_stage: what each of them adds.
+        num_parameters: of these stages; this and what follows up to `rings` are the sums over the stages.
+        weights: the live weights, fp32.
+        gradients: fp32.
+        moments: the optimizer's moments.
+        rotation: bases and covariances.
+        rings: the older weight versions, with what weight prediction keeps.
+        activations: the sum over the stages, with the buffers of what is exchanged with neighbours.
         logits: the head's and the loss's working memory (last rank).
         update: the working memory of an update.
         peak: the largest sum of what is there at one time.
@@ -51,6 +83,7 @@ class RankMemory:
 
     rank: int
     stages: range
+    by_stage: tuple[StageMemory, ...]
     num_parameters: int
     weights: int
     gradients: int
@@ -73,6 +106,11 @@ def plan_memory(config: RunConfig, device_type: str, ranges: Sequence[range] | N
     """
     ranges = ranges or partition(config.pipeline.stages, config.pipeline.devices)
     return [_rank_memory(config, device_type, rank, own, len(ranges)) for rank, own in enumerate(ranges)]
+
+
+def planned_device_type(config: RunConfig) -> str:
+    """The kind of device that a plan is for: the configured one; CUDA where any would do."""
+    return "cuda" if config.runtime.device == "auto" else config.runtime.device
 
 
 def smallest_num_ranks(config: RunConfig, device_type: str, device_memory: float) -> int | None:
@@ -135,51 +173,79 @@ def _rank_memory(config: RunConfig, device_type: str, rank: int, own: range, num
     model, batch, bf16 = config.model, config.training.batch_size, config.runtime.precision == "bf16"
     vocabulary = config.data.vocabulary_size
     blocks = partition(model.blocks, config.pipeline.stages)
-    by_stage = {index: stage_shapes(model, vocabulary, blocks[index]) for index in own}
-    shapes = {name: shape for stage in by_stage.values() for name, shape in stage.items()}
+    shapes = {index: stage_shapes(model, vocabulary, blocks[index]) for index in own}
     is_last = rank == num_ranks - 1
-    element = 2 if bf16 else FP32
-    boundary = batch * model.sequence_length * model.width * element
+    boundary = _boundary_bytes(config)
 
-    casts = 0
-    if bf16:  # autocast's copies of fp32 matrices; those of a bf16 ring are used as they are
-        cast_stages = own if not halves_rings(config) else [index for index in own if _delay(config, index) == 0]
-        casts = sum(element * _num_matrix_elements(by_stage[index]) for index in cast_stages)
-    own_blocks = [block for index in own for block in blocks[index]]
-    by_block = [block_activation_bytes(model, block, batch, bf16=bf16, device_type=device_type) for block in own_blocks]
     in_flight = num_ranks - rank
-    kept = len(own_blocks) * boundary if config.pipeline.recompute else sum(by_block)
-    recomputed = max(by_block) if config.pipeline.recompute else 0
-    activations = in_flight * (kept + casts)
-    if num_ranks > 1:  # received activations and gradients, and what is being sent
-        activations += ((in_flight + 1) * (rank > 0) + 2 * (not is_last) + 2) * boundary
-    others = activations - kept - casts  # once the backward pass has used up its own
-
-    num_parameters = num_elements(shapes)
-    weights = gradients = FP32 * num_parameters
-    moments, rotation = optimizer_bytes(config, shapes)
-    rings = sum(
-        _ring_bytes(config, _delay(config, index), stage, device_type, in_flight) for index, stage in by_stage.items()
+    by_stage = tuple(
+        _stage_memory(config, device_type, index, blocks[index], stage, in_flight) for index, stage in shapes.items()
     )
+    total = {part: sum(getattr(stage, part) for stage in by_stage) for part in ("num_parameters", *STAGE_PARTS)}
+    others = total["activations"] // in_flight * (in_flight - 1)  # once the backward pass has used up its own
+    buffers = 0
+    if num_ranks > 1:  # received activations and gradients, and what is being sent
+        buffers = ((in_flight + 1) * (rank > 0) + 2 * (not is_last) + 2) * boundary
+
     logits = head_bytes(model, vocabulary, batch, bf16=bf16) if is_last else 0
-    update = _update_bytes(config, by_stage, device_type)
+    update = _update_bytes(config, shapes, device_type)
     # In chunks, the loss makes the head's gradients before all others.
     is_chunked = batch * model.sequence_length * vocabulary > CHUNK_LOGITS
     early_gradients = FP32 * (model.width + 1) * vocabulary if is_last and is_chunked else 0
-    backward = recomputed + 6 * boundary  # gradients of activations within a block
+    backward = 6 * boundary  # gradients of activations within a block
+    if config.pipeline.recompute:
+        backward += max(_block_bytes(config, device_type, block) for index in own for block in blocks[index])
     peak = (
-        weights
-        + moments
-        + rotation
-        + rings
+        total["weights"]
+        + total["moments"]
+        + total["rotation"]
+        + total["rings"]
+        + buffers
         + max(
-            activations + max(logits, backward) + early_gradients,
-            others + gradients + update,
+            total["activations"] + max(logits, backward) + early_gradients,
+            others + total["gradients"] + update,
         )
     )
-    return RankMemory(
-        rank, own, num_parameters, weights, gradients, moments, rotation, rings, activations, logits, update, peak
+    total["activations"] += buffers
+    return RankMemory(rank, own, by_stage, **total, logits=logits, update=update, peak=peak)
+
+
+def _stage_memory(
+    config: RunConfig, device_type: str, index: int, blocks: range, shapes: Shapes, in_flight: int
+) -> StageMemory:
+    delay = _delay(config, index)
+    casts = 0
+    if config.runtime.precision == "bf16" and not (halves_rings(config) and delay > 0):
+        # Autocast's copies of fp32 matrices; those of a bf16 ring are used as they are.
+        casts = 2 * _num_matrix_elements(shapes)
+    if config.pipeline.recompute:
+        kept = len(blocks) * _boundary_bytes(config)
+    else:
+        kept = sum(_block_bytes(config, device_type, block) for block in blocks)
+    num_parameters = num_elements(shapes)
+    moments, rotation = optimizer_bytes(config, shapes)
+    return StageMemory(
+        stage=index,
+        num_parameters=num_parameters,
+        weights=FP32 * num_parameters,
+        gradients=FP32 * num_parameters,
+        moments=moments,
+        rotation=rotation,
+        rings=_ring_bytes(config, delay, shapes, device_type, in_flight),
+        activations=in_flight * (kept + casts),
     )
+
+
+def _block_bytes(config: RunConfig, device_type: str, block: int) -> int:
+    """The activations of a block, of one micro-batch."""
+    bf16 = config.runtime.precision == "bf16"
+    return block_activation_bytes(config.model, block, config.training.batch_size, bf16=bf16, device_type=device_type)
+
+
+def _boundary_bytes(config: RunConfig) -> int:
+    """What goes from one block to the next, of one micro-batch."""
+    element = 2 if config.runtime.precision == "bf16" else FP32
+    return element * config.training.batch_size * config.model.sequence_length * config.model.width
 
 
 def optimizer_bytes(config: RunConfig, shapes: Shapes) -> tuple[int, int]:

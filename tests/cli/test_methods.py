@@ -73,6 +73,20 @@ def test_memory_of_a_model_counts_every_matrix_and_expert(capsys):
     assert float(row[8]) == pytest.approx(4 * 240**2 * (128 + 2 * 144) / 2**20, abs=0.01)
 
 
+def test_memory_of_a_run_is_shown_by_stage_and_by_device(capsys):
+    text = printed(capsys, "memory", "cpu-small", "--set", "pipeline.devices=2", "optimizer.method=basis-rotation")
+    _, by_stage, by_rank = text.split("P = 32, R = 2")[0], *text.split("P = 32, R = 2")[1:]
+    rows = [line.split("│")[1:-1] for line in by_stage.splitlines() if line.startswith("│")]
+    assert [tuple(int(cell) for cell in row[:3]) for row in rows] == [(k, k // 16, 31 - k) for k in range(32)]
+    # A block of width 32: 12 d^2 + 2 d weights; U, V, L and R of four (32, 32) and two (128, 32) matrices.
+    assert [float(rows[1][4]), float(rows[1][7])] == [
+        pytest.approx(4 * (12 * 32**2 + 10 * 32) / 1e3, abs=2),
+        pytest.approx(4 * 2 * (4 * 2 * 32**2 + 2 * (128**2 + 32**2)) / 1e3, abs=0.1),
+    ]
+    assert sum(line.startswith("│") for line in by_rank.splitlines()) == 2
+    assert "Peak: " in by_rank
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -23,6 +23,7 @@ from brx.train import loop, memory_check
 from brx.train.device import autocast
 from brx.train.loop import build_stages, train
 from brx.train.plan import (
+    STAGE_PARTS,
     fits,
     optimizer_bytes,
     plan_memory,
@@ -72,6 +73,8 @@ def test_rings_are_the_engines(preset, overrides):
         expected.append(versions.ring_bytes + 2 * sum(tensor.nbytes for tensor in state))
     ranks = plan_memory(config, "cuda", partition(num_stages, num_stages))
     assert [rank.rings for rank in ranks] == expected
+    (alone,) = plan_memory(config, "cuda", [range(num_stages)])
+    assert [stage.rings for stage in alone.by_stage] == expected
 
 
 # What decides a peak, one after the other: rings, batch, precision, logits in one piece and in chunks, methods, modes.
@@ -184,6 +187,28 @@ def test_optimizer_state_is_the_optimizers(optimizer, mixture):
     )
     shapes = stage_shapes(config.model, 256, range(4))
     assert sum(optimizer_bytes(config, shapes)) == pytest.approx(held, rel=0.001)
+
+
+def test_stages_hold_what_their_optimizers_and_weights_take():
+    config = small("optimizer={method: basis-rotation}", "model.moe={experts: 4}")
+    (planned,) = plan_memory(config, "cpu")
+    for stage in planned.by_stage:
+        built = build_stages(config, torch.device("cpu"), range(stage.stage, stage.stage + 1))
+        assert stage.weights == sum(weight.nbytes for weight in built[0].live.values())
+        shapes = {name: tuple(weight.shape) for name, weight in built[0].live.items()}
+        assert (stage.moments, stage.rotation) == optimizer_bytes(config, shapes)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+@pytest.mark.parametrize("overrides", [[], ["pipeline.recompute=true"], ["pipeline.rings=host"]])
+def test_stages_add_up_to_their_rank(num_ranks, overrides):
+    config = small("runtime.precision=bf16", *overrides)
+    for rank in plan_memory(config, "cpu", partition(4, num_ranks)):
+        assert [stage.stage for stage in rank.by_stage] == list(rank.stages)
+        for part in STAGE_PARTS:
+            together = sum(getattr(stage, part) for stage in rank.by_stage)
+            exchanged = getattr(rank, part) - together
+            assert exchanged > 0 if (part == "activations" and num_ranks > 1) else exchanged == 0
 
 
 def test_flops_are_those_that_torch_counts():
