@@ -29,7 +29,7 @@ reproduce: setup  ## run all sweeps of a scale (SCALE=cpu or paper; long, contin
 	$(MAKE) reproduce-figures SCALE=$(SCALE)
 
 reproduce-figures: setup  ## draw every figure and table from the results at hand (seconds)
-	$(BIN)/brx plot all --scale $(SCALE) --runs $(RESULTS) --out figures/$(SCALE)
+	$(BIN)/brx plot all --scale $(SCALE) --runs $(RESULTS)
 	$(BIN)/brx tables all --scale $(SCALE) --runs $(RESULTS) --out results/tables/$(SCALE)
 	$(BIN)/brx slowdown $(RESULTS) --all-targets figures/$(SCALE)/slowdown-all-targets
 

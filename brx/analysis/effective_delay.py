@@ -40,6 +40,12 @@ class EffectiveDelay:
         return max(0.0, self.delay - margin), min(self.num_stages - 1.0, self.delay + margin)
 
 
+def usual_stages(results: Sequence[NormResult]) -> list[int]:
+    """Powers of two up to the number of blocks of the smallest model."""
+    fewest_blocks = min(result.num_blocks for result in results)
+    return [2**power for power in range(fewest_blocks.bit_length())]
+
+
 def effective_delay(result: NormResult, num_stages: int) -> EffectiveDelay:
     """tau' of the measured model, cut into `num_stages` stages as the trainer cuts it.
 

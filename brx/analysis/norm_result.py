@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +17,7 @@ from brx.model.stage import partition
 from brx.train.files import write_text
 
 Space = Literal["original", "rotated"]
+SPACES: tuple[Space, ...] = ("original", "rotated")
 NORMAL_95 = 1.96
 
 
@@ -126,9 +128,20 @@ def result_path(run: Path, space: Space, iteration: int) -> Path:
 
 def results_of(run: Path) -> dict[Space, NormResult]:
     """A run's measurements, of each space the one at the latest checkpoint."""
-    spaces: tuple[Space, ...] = ("original", "rotated")
-    found = {space: sorted((run / "analysis").glob(f"hessian-norm-{space}-*.json")) for space in spaces}
+    found = {space: sorted((run / "analysis").glob(f"hessian-norm-{space}-*.json")) for space in SPACES}
     return {space: NormResult.read(paths[-1]) for space, paths in found.items() if paths}
+
+
+def measured_norms(runs: Sequence[Path], spaces: Sequence[Space] = SPACES) -> list[NormResult]:
+    """What has been measured of some runs before.
+
+    Raises:
+        UserError: nothing has.
+    """
+    results = [one for run in runs for space, one in results_of(run).items() if space in spaces]
+    if not results:
+        raise UserError(f"{runs[0]}: has no measured norms; run `brx hessian-norm {runs[0]}` first")
+    return results
 
 
 def block_of(name: str) -> str:

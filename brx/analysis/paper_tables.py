@@ -6,10 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from brx.analysis.results import Group
-from brx.analysis.scales import MAIN, METHODS, SEVEN, Experiments, Settings
+from brx.analysis.norm_result import measured_norms
+from brx.analysis.norm_tables import NORM_TITLE, norm_rows
+from brx.analysis.results import Group, find_runs
+from brx.analysis.scales import CURVATURE, MAIN, METHODS, SEVEN, Experiments, Settings
 from brx.analysis.slowdown import reductions, slowdowns
+from brx.analysis.stage_count import DEVICES_GB, LLAMAS, stage_count_rows
 from brx.analysis.tables import Rows, model_text, rate_text, seeds_text
+from brx.optim.overhead import LLAMA_3_8B, overhead_rows
 
 PRECONDITIONED = ("pipedream-lr", "nesterov", "muon", "scion", "soap", "basis-rotation")
 
@@ -139,6 +143,18 @@ def experiment_table(experiments: Experiments) -> Rows:
     return columns, rows
 
 
+def memory_table(_: Experiments) -> Rows:
+    """What the strategies of basis rotation add for one matrix of Llama-3-8B's attention and of its MLP."""
+    names = {shape: name for name, shape in LLAMA_3_8B.items()}
+    _title, columns, rows = overhead_rows(dict.fromkeys(names, 1), names)
+    return columns, rows
+
+
+def norm_table(_: Experiments) -> Rows:
+    """Norms of the Hessian as far as they have been measured."""
+    return norm_rows(measured_norms(find_runs([CURVATURE])))
+
+
 def _by_size(group: Group) -> tuple[int, int, int, str]:
     return group.config.model.blocks, group.config.model.width, group.stages, group.variant
 
@@ -164,6 +180,12 @@ TABLES = {
         ),
         PaperTable("experiments", "", "Final losses of every experiment", experiment_table),
         PaperTable("reduction", "", "Iterations saved over the best baseline, at its final loss", reduction_table),
+        PaperTable(
+            "stages", "tab:stages_s4096", "The least number of stages of large models, by the memory of a device",
+            lambda _: stage_count_rows(LLAMAS, DEVICES_GB),
+        ),
+        PaperTable("memory", "", "Memory beyond Adam's moments, GiB a matrix (fp32)", memory_table),
+        PaperTable("hessian-norm", "", NORM_TITLE, norm_table),
         PaperTable("learning-rates", "", "Learning rates, chosen by the final validation loss", rate_table),
     )
 }  # fmt: skip

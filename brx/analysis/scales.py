@@ -40,6 +40,8 @@ STRATEGIES = (
 SEVEN = (*MAIN[:3], *reversed(STRATEGIES))
 TARGET_METHODS = SEVEN[1:]
 """Those that the paper compares by their slowdown in more than one place: without plain PipeDream."""
+CURVATURE = Path("results/curvature")
+"""Runs whose Hessians were measured (of the preset `quick`), for either scale: see its README."""
 COMPENSATIONS = (0.04, 0.1, 0.5, 1.0)
 FREQUENCIES = (1, 10, 100)
 

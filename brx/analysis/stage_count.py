@@ -7,8 +7,10 @@ CPU, no parallelism but the pipeline's, and no memory for embedding and head.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from brx.analysis.tables import Rows
 from brx.errors import UserError
 
 GB = 10**9
@@ -64,6 +66,37 @@ LLAMAS = (
 
 DEVICES_GB = (8.0, 16.0, 24.0, 48.0, 80.0)
 """Memory of the paper's devices as printed there: RTX3070, RTX3080, RTX3090, A6000, A100."""
+
+
+def stage_count_rows(
+    models: Sequence[ModelShape], memories: Sequence[float], sequence_length: int = 4096, batch_size: int = 1
+) -> Rows:
+    """A row a model, a column a device.
+
+    Args:
+        models: which.
+        memories: of the devices, in units of 1e9 bytes.
+        sequence_length: s.
+        batch_size: b, of a micro-batch.
+
+    Raises:
+        UserError: a size is not positive.
+    """
+    columns = ["model", "h", "a", "W", "L", *(f"{memory:g} GB" for memory in memories)]
+    rows = []
+    for model in models:
+        counts = [stage_count(model, GB * memory, sequence_length, batch_size) for memory in memories]
+        sizes = (str(model.hidden), str(model.heads), _short(model.params_per_block), str(model.blocks))
+        rows.append([model.name, *sizes, *map(str, counts)])
+    return columns, rows
+
+
+def _short(number: float) -> str:
+    """67M, 3.19B."""
+    for size, letter in ((1e9, "B"), (1e6, "M")):
+        if number >= size:
+            return f"{number / size:.4g}{letter}"
+    return f"{number:.0f}"
 
 
 def block_memory(model: ModelShape, sequence_length: int, batch_size: int) -> float:

@@ -29,7 +29,13 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    from brx.analysis.effective_delay import EffectiveDelay, effective_delay, slowdown_points, uniform_effective_delay
+    from brx.analysis.effective_delay import (
+        EffectiveDelay,
+        effective_delay,
+        slowdown_points,
+        uniform_effective_delay,
+        usual_stages,
+    )
     from brx.analysis.norm_result import NormResult, results_of
     from brx.analysis.runs import Run, comparability
     from brx.errors import UserError
@@ -41,8 +47,7 @@ def run(args: argparse.Namespace) -> int:
     for line in comparability(runs):
         print(f"brx: note: {line}", file=sys.stderr)
 
-    fewest_blocks = min(result.num_blocks for _, result in measured)
-    stages = args.stages or [2**power for power in range(fewest_blocks.bit_length())]
+    stages = args.stages or usual_stages([result for _, result in measured])
     table = Table()
     for column in ("tau'", *(f"P = {count}" for count in stages)):
         table.add_column(column, no_wrap=True)

@@ -133,16 +133,12 @@ def _measure(args: argparse.Namespace) -> list[NormResult]:
 
 def _measured(args: argparse.Namespace) -> list[NormResult]:
     """What has been measured of these runs before, at the latest checkpoint."""
-    from brx.analysis.norm_result import results_of
+    from brx.analysis.norm_result import SPACES, measured_norms
     from brx.analysis.runs import Run
-    from brx.errors import UserError
 
     left_out = "rotated" if args.original else "original" if args.rotated else None
-    runs = [Run.load(path) for path in args.runs]
-    results = [one for run in runs for space, one in results_of(run.path).items() if space != left_out]
-    if not results:
-        raise UserError(f"{args.runs[0]}: has no measured norms; run `brx hessian-norm {args.runs[0]}` first")
-    return results
+    runs = [Run.load(path).path for path in args.runs]
+    return measured_norms(runs, [space for space in SPACES if space != left_out])
 
 
 def _has_basis(folder: Path) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -21,11 +22,6 @@ EXAMPLES = """\
   brx memory --matrix 4096x4096 --matrix 1024x4096   any matrices
 """
 
-FP32 = 4
-"""Bytes; the state of basis rotation is fp32 whatever the weights are."""
-
-UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
-
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
@@ -41,48 +37,33 @@ def run(args: argparse.Namespace) -> int:
 
     from brx.config.loading import load_config
     from brx.errors import UserError
-    from brx.optim.overhead import LLAMA_3_8B, STRATEGIES, overhead_elements
+    from brx.optim.overhead import LLAMA_3_8B, overhead_rows
 
     if args.config is not None and args.matrices:
         raise UserError("CONFIG and --matrix: give one of the two")
     if args.overrides and args.config is None:
         raise UserError("--set: needs a CONFIG to change")
-    if args.config is not None:
-        shapes = _matrices_of(load_config(args.config, args.overrides))
-        names = {shape: _times(shape) for shape in shapes}
+    config = None if args.config is None else load_config(args.config, args.overrides)
+    names: dict[tuple[int, int], str] = {}
+    if config is not None:
+        shapes = _matrices_of(config)
     elif args.matrices:
         shapes = Counter(_parse(text) for text in args.matrices)
-        names = {shape: _times(shape) for shape in shapes}
     else:
         shapes = Counter(LLAMA_3_8B.values())
-        names = {shape: f"{name} {_times(shape)}" for name, shape in LLAMA_3_8B.items()}
-
-    largest = max(FP32 * overhead_elements(shape, *STRATEGIES[0]) for shape in shapes)
-    unit, unit_bytes = next(((unit, size) for unit, size in UNITS.items() if largest >= size / 20), ("bytes", 1))
-    title = f"Memory beyond Adam's moments, {unit} a matrix (fp32)"
+        names = {shape: name for name, shape in LLAMA_3_8B.items()}
+    title, columns, rows = overhead_rows(shapes, names)
     table = Table(title=title, title_justify="left")
-    for column in ("source", "geometry", "rotation", "covariances"):
-        table.add_column(column, no_wrap=True)
-    for shape, count in shapes.items():
-        table.add_column(names[shape] + (f" ({count} of them)" if count > 1 else ""), justify="right")
-    together = sum(shapes.values()) > len(shapes)
-    if together:
-        table.add_column(f"all, {unit}", justify="right")
-    table.add_column("share of Adam's moments", justify="right")
-    for source, geometry in STRATEGIES:
-        formula = "m^2 + n^2" if geometry == "bilateral" else "min(m, n)^2"
-        by_shape = {shape: FP32 * overhead_elements(shape, source, geometry) for shape in shapes}
-        total = sum(by_shape[shape] * count for shape, count in shapes.items())
-        moments = 2 * FP32 * sum(_size(shape) * count for shape, count in shapes.items())
-        cells = [_two_decimals(size, unit_bytes) for size in [*by_shape.values(), *([total] if together else [])]]
-        covariances = formula if source == "2nd" else "--"
-        table.add_row(source, geometry, formula, covariances, *cells, f"{total / moments:.1%}")
+    for column in columns:
+        table.add_column(column, no_wrap=True, justify="left" if column in columns[:4] else "right")
+    for row in rows:
+        table.add_row(*row)
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = 160
     console.print(table)
-    if args.config is not None:
-        _print_run(console, load_config(args.config, args.overrides))
+    if config is not None:
+        _print_run(console, config)
     return 0
 
 
@@ -96,38 +77,24 @@ def _print_run(console: Console, config: RunConfig) -> None:
     console.print(*rank_notes(config), sep="\n", soft_wrap=True)
 
 
-def _two_decimals(num_bytes: int, unit_bytes: int) -> str:
-    """Halves rounded up, as in the paper's table (0.125 is 0.13)."""
-    from decimal import ROUND_HALF_UP, Decimal
-
-    return str((Decimal(num_bytes) / Decimal(unit_bytes)).quantize(Decimal("0.01"), ROUND_HALF_UP))
-
-
-def _matrices_of(config: RunConfig) -> Counter[tuple[int, ...]]:
+def _matrices_of(config: RunConfig) -> Counter[tuple[int, int]]:
     """How often each shape of matrix (experts counted one by one) is in a configuration's model."""
     from brx.model.sizes import stage_shapes
     from brx.model.stage import is_rotated
 
-    found: Counter[tuple[int, ...]] = Counter()
+    found: Counter[tuple[int, int]] = Counter()
     shapes = stage_shapes(config.model, config.data.vocabulary_size, range(config.model.blocks))
     for parameter, shape in shapes.items():
         if is_rotated(parameter):
-            found[shape[-2:]] += shape[0] if len(shape) == 3 else 1
+            *lead, rows, columns = shape
+            found[rows, columns] += math.prod(lead)
     return found
 
 
-def _parse(text: str) -> tuple[int, ...]:
+def _parse(text: str) -> tuple[int, int]:
     from brx.errors import UserError
 
     sides = text.lower().split("x")
     if len(sides) != 2 or not all(side.isdecimal() and int(side) > 0 for side in sides):
         raise UserError(f"--matrix {text}: write rows x columns, for example 4096x14336")
     return int(sides[0]), int(sides[1])
-
-
-def _times(shape: tuple[int, ...]) -> str:
-    return "x".join(map(str, shape))
-
-
-def _size(shape: tuple[int, ...]) -> int:
-    return shape[0] * shape[1]

@@ -23,7 +23,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out",
         type=Path,
-        help="curves: the figure's path without suffix (default: curves); else: the folder (figures/SCALE)",
+        help="curves: the figure's path without suffix (default: curves); else: the folder (default: figures/SCALE;"
+        " of figures that need no sweep: figures)",
     )
     parser.add_argument("--scale", choices=["cpu", "paper"], default="cpu", help="which experiments (default: cpu)")
     parser.add_argument("--runs", type=Path, dest="folder", metavar="DIR", help="their folder (default: the scale's)")
@@ -32,21 +33,28 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Draw, and say what was written and what was missing."""
     from brx.errors import UserError
-    from brx.figures.paper import FIGURES
+    from brx.figures.paper import FIGURES, PaperFigure
+    from brx.figures.standalone import STANDALONE, StandaloneFigure
 
     if args.figure == "curves":
         return _plot_curves(args.runs, args.out or Path("curves"))
     if args.runs:
         raise UserError(f"RUN: only `curves` takes runs; give {args.figure} the folder of its runs with --runs")
+    catalogue: list[PaperFigure | StandaloneFigure] = [*STANDALONE.values(), *FIGURES.values()]
     if args.figure == "list":
-        for figure in FIGURES.values():
+        for figure in catalogue:
             print(f"{figure.name:24}{figure.label:40}{figure.caption}")
         return 0
-    by_label = {figure.label: figure.name for figure in FIGURES.values()}
-    args.figure = by_label.get(args.figure, args.figure)
-    if args.figure not in (*FIGURES, "all"):
-        raise UserError(f"FIGURE: unknown figure '{args.figure}' (known: curves, all, list, {', '.join(FIGURES)})")
-    return _plot_paper(args)
+    by_label = {figure.label: figure.name for figure in catalogue}
+    wanted = by_label.get(args.figure, args.figure)
+    if wanted not in (*STANDALONE, *FIGURES, "all"):
+        known = ", ".join(("curves", "all", "list", *STANDALONE, *FIGURES))
+        raise UserError(f"FIGURE: unknown figure '{wanted}' (known: {known})")
+    if wanted in FIGURES or wanted == "all":
+        _plot_paper(args, list(FIGURES) if wanted == "all" else [wanted])
+    if wanted in STANDALONE or wanted == "all":
+        _plot_standalone(list(STANDALONE) if wanted == "all" else [wanted], args.out or Path("figures"))
+    return 0
 
 
 def _plot_curves(paths: list[Path], out: Path) -> int:
@@ -66,22 +74,23 @@ def _plot_curves(paths: list[Path], out: Path) -> int:
     return 0
 
 
-def _plot_paper(args: argparse.Namespace) -> int:
+def _plot_paper(args: argparse.Namespace, names: list[str]) -> None:
+    """Draw figures from runs; of several, those that have any."""
     import sys
 
     from brx.analysis.scales import SCALES, Experiments
     from brx.errors import UserError
-    from brx.figures.paper import FIGURES, draw_paper_figure
+    from brx.figures.paper import draw_paper_figure
 
     experiments = Experiments(SCALES[args.scale], args.folder)
     for note in experiments.results.notes:
         print(f"brx: note: {note}", file=sys.stderr)
     folder = args.out or Path("figures") / args.scale
-    for name in FIGURES if args.figure == "all" else [args.figure]:
+    for name in names:
         try:
             written, found = draw_paper_figure(name, experiments, folder)
         except UserError as error:
-            if args.figure != "all":
+            if len(names) == 1:
                 raise
             print(f"brx: note: {error}", file=sys.stderr)
             continue
@@ -89,4 +98,19 @@ def _plot_paper(args: argparse.Namespace) -> int:
         if found.missing:
             number = len(found.missing)
             print(f"brx: note: figure {name}: {number} experiments not there: {found.makers}", file=sys.stderr)
-    return 0
+
+
+def _plot_standalone(names: list[str], folder: Path) -> None:
+    """Draw figures that need no sweep; of several, those whose measurements are there."""
+    import sys
+
+    from brx.errors import UserError
+    from brx.figures.standalone import STANDALONE
+
+    for name in names:
+        try:
+            print(STANDALONE[name].draw(folder / name)[0])
+        except UserError as error:
+            if len(names) == 1:
+                raise
+            print(f"brx: note: figure {name}: {error}", file=sys.stderr)

@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     import sys
 
     from brx.analysis.formats import format_table
-    from brx.analysis.stage_count import DEVICES_GB, GB, LLAMAS, ModelShape, stage_count
+    from brx.analysis.stage_count import DEVICES_GB, LLAMAS, ModelShape, stage_count_rows
     from brx.errors import UserError
 
     missing = [f"--{name.replace('_', '-')}" for name in MODEL_OPTIONS if getattr(args, name) is None]
@@ -45,13 +45,8 @@ def run(args: argparse.Namespace) -> int:
     if not missing:
         models = [ModelShape("model", args.hidden, args.heads, args.params_per_block, args.blocks)]
     memories = DEVICES_GB if args.memory is None else args.memory
-    header = ["model", "h", "a", "W", "L", *(f"{memory:g} GB" for memory in memories)]
-    rows = []
-    for model in models:
-        counts = [stage_count(model, GB * memory, args.sequence_length, args.batch_size) for memory in memories]
-        sizes = (str(model.hidden), str(model.heads), _short(model.params_per_block), str(model.blocks))
-        rows.append([model.name, *sizes, *map(str, counts)])
-    print(format_table(header, rows, args.format))
+    columns, rows = stage_count_rows(models, memories, args.sequence_length, args.batch_size)
+    print(format_table(columns, rows, args.format))
     if any(cell.startswith(">=") for row in rows for cell in row):
         print("brx: note: >=: the device does not hold a whole block, so that each needs at least two", file=sys.stderr)
     if missing and args.memory is None and (args.sequence_length, args.batch_size) == (4096, 1):
@@ -64,11 +59,3 @@ def run(args: argparse.Namespace) -> int:
 
 def gigabytes(text: str) -> float:
     return float(text.lower().removesuffix("gb"))
-
-
-def _short(number: float) -> str:
-    """67M, 3.19B."""
-    for size, letter in ((1e9, "B"), (1e6, "M")):
-        if number >= size:
-            return f"{number / size:.4g}{letter}"
-    return f"{number:.0f}"

@@ -42,7 +42,13 @@ def run(args: argparse.Namespace) -> int:
         print(f"brx: note: {note}", file=sys.stderr)
     for name in TABLES if args.table == "all" else [args.table]:
         found = experiments.fresh()
-        columns, rows = TABLES[name].rows(found)
+        try:
+            columns, rows = TABLES[name].rows(found)
+        except UserError as error:
+            if args.table != "all":
+                raise
+            print(f"brx: note: table {name}: {error}", file=sys.stderr)
+            continue
         if not rows and args.table != "all":
             raise UserError(f"table {name}: none of its runs are in {found.folder}; make them with {found.makers}")
         if found.missing:

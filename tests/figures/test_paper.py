@@ -2,6 +2,7 @@
 
 import pytest
 
+from brx.analysis import paper_tables
 from brx.analysis.paper_tables import TABLES
 from brx.analysis.scales import COMPENSATIONS, FREQUENCIES, MAIN, METHODS, SCALES, SEVEN, Experiments
 from brx.cli.main import main
@@ -100,6 +101,25 @@ def test_tables_from_complete_results(complete, tmp_path):
     slowdown = (tmp_path / "slowdown.csv").read_text()
     for method in SEVEN:
         assert f"{method}," in slowdown
+
+
+def test_tables_without_runs_are_those_of_their_commands(complete, capsys):
+    columns, rows = TABLES["stages"].rows(Experiments(CPU, complete))
+    assert main(["stages", "--format", "csv"]) == 0
+    assert capsys.readouterr().out.splitlines() == [",".join(row) for row in (columns, *rows)]
+    _, rows = TABLES["memory"].rows(Experiments(CPU, complete))
+    assert [row[4:6] for row in rows] == [["0.25", "1.66"], ["0.13", "0.13"], ["0.13", "0.83"], ["0.06", "0.06"]]
+    _, rows = TABLES["hessian-norm"].rows(Experiments(CPU, complete))
+    assert len(rows) == 8  # two coordinates of four measured runs
+
+
+def test_table_that_was_not_measured_is_refused_alone_and_noted_among_others(complete, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(paper_tables, "CURVATURE", tmp_path / "nothing")
+    assert main(["tables", "hessian-norm", "--runs", str(complete)]) == 2
+    assert "nothing: no such folder" in capsys.readouterr().err
+    assert main(["tables", "all", "--runs", str(complete), "--out", str(tmp_path / "tables")]) == 0
+    assert "note: table hessian-norm: " in capsys.readouterr().err
+    assert (tmp_path / "tables" / "slowdown.csv").exists()
 
 
 def test_slowdown_table_agrees_with_the_made_up_curves(complete, tmp_path):
