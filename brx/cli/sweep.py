@@ -49,12 +49,12 @@ def run(args: argparse.Namespace) -> int:
     sweeps = [Sweep.load(path, args.out) for path in args.sweep]
     if args.dry_run:
         for sweep in sweeps:
-            _list(sweep, args.jobs)
+            _list(sweep, args.jobs, retry_failed=args.retry_failed)
         return 0
     return max(_run(sweep, args) for sweep in sweeps)
 
 
-def _list(sweep: Sweep, jobs: int | None) -> None:
+def _list(sweep: Sweep, jobs: int | None, *, retry_failed: bool) -> None:
     from collections import Counter
 
     from rich.console import Console
@@ -63,18 +63,25 @@ def _list(sweep: Sweep, jobs: int | None) -> None:
     from brx.sweep.display import duration
     from brx.sweep.estimate import remaining_seconds
     from brx.sweep.local import LocalLauncher
+    from brx.sweep.run import choices_and_repetitions
 
     console = Console(highlight=False)
+    _, repetitions = choices_and_repetitions(sweep)
     states = {cell.name: state_of(cell) for cell in sweep.cells}
     for name, state in states.items():
         console.print(f"{state.value:12}{name}", soft_wrap=True, markup=False)
     num_jobs = LocalLauncher(jobs, max(cell.config.pipeline.devices for cell in sweep.cells)).num_jobs
-    left = remaining_seconds(sweep.cells, num_jobs, lambda line: Console(stderr=True).print(line, highlight=False))
+    left = remaining_seconds(
+        [*sweep.cells, *repetitions],
+        num_jobs,
+        lambda line: Console(stderr=True).print(line, highlight=False),
+        retry_failed=retry_failed,
+    )
     counts = ", ".join(f"{count} {state.value}" for state, count in Counter(states.values()).items())
     time = (
         f"about {duration(left)} with {num_jobs} at a time" if left is not None else "too large to time without a GPU"
     )
-    more = " and repetitions of the chosen ones" if sweep.spec.repeat else ""
+    more = f" and {len(repetitions)} repetitions of the chosen ones" if repetitions else ""
     console.print(f"{sweep.path}: {len(states)} cells{more} in {sweep.out}: {counts}; {time}", soft_wrap=True)
 
 

@@ -24,18 +24,22 @@ LARGEST_ON_CPU = 20_000_000
 """Parameters up to which a calibration on a CPU takes seconds."""
 
 
-def remaining_seconds(cells: Sequence[Cell], num_jobs: int, say: Callable[[str], None]) -> float | None:
+def remaining_seconds(
+    cells: Sequence[Cell], num_jobs: int, say: Callable[[str], None], *, retry_failed: bool = False
+) -> float | None:
     """Expected time of what is left, with `num_jobs` cells at a time; None if it cannot be told here.
 
     Args:
         cells: of the sweep.
         num_jobs: how many run at a time.
         say: is told of every calibration.
+        retry_failed: whether failed cells run again.
     """
+    ended = (State.DONE,) if retry_failed else (State.DONE, State.FAILED)
     rates = measured_rates(cells)
     total = 0.0
     for cell in cells:
-        if state_of(cell) in (State.DONE, State.FAILED):
+        if state_of(cell) in ended:
             continue
         kind = cost_kind(cell.config)
         if kind not in rates:

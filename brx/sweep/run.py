@@ -74,14 +74,21 @@ def run_sweep(sweep: Sweep, launcher: Launcher, observer: Observer, *, retry_fai
     sweep.out.mkdir(parents=True, exist_ok=True)
     outcome = Outcome(list(sweep.cells))
     _run_cells(sweep.cells, launcher, observer, outcome, retry_failed)
-    repeated = sweep.cells
-    if sweep.spec.choose is not None:
-        outcome.chosen = choose(sweep.cells, sweep.spec.choose)
-        repeated = [cell for chosen in outcome.chosen for cell in chosen.cells]
-    repetitions = sweep.repetitions(repeated)
+    outcome.chosen, repetitions = choices_and_repetitions(sweep)
     outcome.cells += repetitions
     _run_cells(repetitions, launcher, observer, outcome, retry_failed)
     return outcome
+
+
+def choices_and_repetitions(sweep: Sweep) -> tuple[list[Chosen], list[Cell]]:
+    """The choices, if the sweep makes any, and the further cells that they ask for.
+
+    Before all cells of the grid are done, both are those that the finished ones would lead to.
+    """
+    if sweep.spec.choose is None:
+        return [], sweep.repetitions(sweep.cells)
+    chosen = choose(sweep.cells, sweep.spec.choose)
+    return chosen, sweep.repetitions([cell for one in chosen for cell in one.cells])
 
 
 def _run_cells(
