@@ -43,9 +43,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Prepare or check, and say what there is."""
     from brx.data.prepare import PreparedData
+    from brx.errors import UserError
 
     if args.action == "info":
         folder = args.folder
+        if not folder.is_dir():
+            raise UserError(f"{folder}: no such folder; token files are made with brx data prepare")
         data = PreparedData.load(folder, always_hash=True)
     else:
         folder, data = _prepare(args)

@@ -24,10 +24,10 @@ def run(args: argparse.Namespace) -> int:
     from brx.analysis.curves_file import export
     from brx.analysis.results import find_runs
     from brx.errors import UserError
-    from brx.sweep.cell_state import read_summary
+    from brx.train.run_folder import RunFolder
 
     found = find_runs(args.runs)
-    chosen = [path for path in found if args.unfinished or read_summary(path).get("status") == "finished"]
+    chosen = [path for path in found if args.unfinished or RunFolder(path).read_summary().get("status") == "finished"]
     sources: dict[str, Path] = {}
     for path in chosen:
         if (other := sources.setdefault(path.resolve().name, path)) != path:

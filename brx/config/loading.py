@@ -114,7 +114,8 @@ def apply_overrides(content: Mapping[str, Any], overrides: Sequence[str], where:
             raise UserError(f"{shown}: write it as section.key=value, for example optimizer.lr=3e-4")
         settings[key] = parse_yaml(text, shown)
         origins[tuple(key.split("."))] = shown
-    return validate(set_values(content, settings, "--set"), RunConfig, where, origins)
+    source = f"{where} with {' '.join(origins.values())}" if origins else where
+    return validate(set_values(content, settings, "--set"), RunConfig, source, origins)
 
 
 def set_values(content: Mapping[str, Any], settings: Mapping[str, Any], where: str) -> dict[str, Any]:

@@ -9,7 +9,6 @@ import os
 from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
-from typing import Any
 
 from brx.config.loading import dump_config, load_config
 from brx.errors import UserError
@@ -36,7 +35,7 @@ def state_of(cell: Cell) -> State:
     Raises:
         UserError: the folder holds another run (a default of brx has changed since).
     """
-    summary = read_summary(cell.folder)
+    summary = RunFolder(cell.folder).read_summary()
     # A run that finished at an earlier training.stop_after is the same run, cut short: there is more of it to do.
     if summary.get("status") == "finished" and summary["iteration"] >= cell.config.training.last_iteration:
         _check_same_run(cell)
@@ -46,11 +45,6 @@ def state_of(cell: Cell) -> State:
     if (cell.folder / FAILURE).is_file():
         return State.FAILED
     return State.INTERRUPTED if (cell.folder / "checkpoints").is_dir() else State.WAITING
-
-
-def read_summary(folder: Path) -> dict[str, Any]:
-    """The folder's summary.json; empty if there is none (yet)."""
-    return RunFolder(folder).read_summary()
 
 
 def iterations_done(folder: Path) -> int:

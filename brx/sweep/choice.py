@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from brx.analysis.best_value import best_value, is_at_edge
-from brx.sweep.cell_state import read_summary
 from brx.sweep.spec import Cell, Choice, cell_name, value_at
-from brx.train.run_folder import settings_key
+from brx.train.run_folder import RunFolder, settings_key
 
 SEED = "training.seed"
 
@@ -56,6 +55,6 @@ def _choose_in(group: list[Cell], rule: Choice) -> Chosen:
 
 def score(cell: Cell, key: str) -> float:
     """A finished cell's value in its summary; infinite for one that failed, as it does when the loss diverges."""
-    summary = read_summary(cell.folder)
+    summary = RunFolder(cell.folder).read_summary()
     value = summary.get(key) if summary.get("status") == "finished" else None
     return value if isinstance(value, float) and math.isfinite(value) else math.inf

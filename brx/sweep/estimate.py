@@ -14,10 +14,11 @@ from brx.config.schema import RunConfig
 from brx.model.stage import Stage, count_parameters
 from brx.optim.updater import MethodUpdater
 from brx.pipeline.engine import Engine
-from brx.sweep.cell_state import State, iterations_done, read_summary, state_of
+from brx.sweep.cell_state import State, iterations_done, state_of
 from brx.sweep.spec import Cell
 from brx.train.device import autocast, choose_device, set_up
 from brx.train.loop import build_stages
+from brx.train.run_folder import RunFolder
 
 WARM_UP, MEASURED = 3, 10  # one refresh of the default interval is among them
 LARGEST_ON_CPU = 20_000_000
@@ -56,7 +57,7 @@ def measured_rates(cells: Sequence[Cell]) -> dict[str, float | None]:
     """Seconds an iteration of the finished cells, by kind."""
     seconds = defaultdict(list)
     for cell in cells:
-        summary = read_summary(cell.folder)
+        summary = RunFolder(cell.folder).read_summary()
         if summary.get("status") == "finished" and summary.get("training_seconds"):
             seconds[cost_kind(cell.config)].append(summary["training_seconds"] / summary["iteration"])
     return {kind: statistics.fmean(values) for kind, values in seconds.items()}

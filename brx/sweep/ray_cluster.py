@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from brx.errors import UserError
-from brx.sweep.cell_state import FAILURE, LOG, State, lock, prepare_folder, read_summary, record_failure, state_of
+from brx.sweep.cell_state import FAILURE, LOG, State, lock, prepare_folder, record_failure, state_of
 from brx.sweep.spec import Cell
 from brx.train.files import write_text
+from brx.train.run_folder import RunFolder
 
 MOST_RESTARTS = 3
 """How often a cell is continued elsewhere after its node or Ray's process there was lost."""
@@ -175,7 +176,7 @@ class RayLauncher:
         for job in [job for job in self.jobs if job.result in ready]:
             code, reason = self._ended(job)
             # A network file system may show the summary some seconds after the node that wrote it has told us.
-            if code == 0 and read_summary(job.cell.folder).get("status") != "finished":
+            if code == 0 and RunFolder(job.cell.folder).read_summary().get("status") != "finished":
                 continue
             self.jobs.remove(job)
             state = {0: State.DONE, 130: State.INTERRUPTED}.get(code, State.FAILED)

@@ -56,7 +56,7 @@ def test_settings_come_from_the_configuration_and_arguments_win(tmp_path, corpus
         (["prepare", "--tokens", "0"], "data.tokens"),
         (["prepare", "--tokenizer", "words"], "data.tokenizer"),
         (["prepare", "--workers", "-1"], "--workers must be at least 0, got -1"),
-        (["info", "missing"], "missing/train.json: cannot be read: No such file or directory"),
+        (["info", "missing"], "missing: no such folder; token files are made with brx data prepare"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(tmp_path, monkeypatch, capsys, arguments, message):
