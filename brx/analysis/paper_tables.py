@@ -10,9 +10,10 @@ from brx.analysis.norm_result import measured_norms
 from brx.analysis.norm_tables import NORM_TITLE, norm_rows
 from brx.analysis.results import Group, find_runs
 from brx.analysis.scales import CURVATURE, MAIN, METHODS, SEVEN, Experiments, Settings
-from brx.analysis.slowdown import reductions, slowdowns
+from brx.analysis.slowdown import reductions, slowdowns, slowest_final
 from brx.analysis.stage_count import DEVICES_GB, LLAMAS, stage_count_rows
 from brx.analysis.tables import Rows, model_text, rate_text, seeds_text
+from brx.errors import UserError
 from brx.optim.overhead import LLAMA_3_8B, overhead_rows
 
 PRECONDITIONED = ("pipedream-lr", "nesterov", "muon", "scion", "soap", "basis-rotation")
@@ -109,6 +110,37 @@ def reduction_table(experiments: Experiments) -> Rows:
     return columns, rows
 
 
+def budget_table(experiments: Experiments) -> Rows:
+    """What delay costs, by the length of the training: a target for each length, that both methods reach.
+
+    Raises:
+        UserError: the scale has one length only.
+    """
+    scale = experiments.scale
+    if not scale.budgets:
+        raise UserError("table budget: only at the scale of a laptop: brx sweep configs/sweeps/cpu/budget.yaml")
+    columns = ["method", "iterations", "P", "final training loss at P = 1", "at P", "slowdown", "target loss"]
+    columns += ["lr at P = 1", "lr at P"]
+    rows = []
+    for iterations in scale.budgets:
+        settings = {**scale.budget_model, "training.iterations": iterations}
+        stages = scale.budget_model["model.blocks"]
+        found = [
+            experiments.find(method, P, "budget", settings=settings)
+            for method in ("pipedream-lr", "basis-rotation")
+            for P in (1, stages)
+        ]
+        groups = [group for group in found if group is not None]
+        if len(groups) < len(found):
+            continue
+        for one in slowdowns(groups, slowest_final(groups)):
+            losses = (final_loss_text(one.reference), final_loss_text(one.group))
+            rates = (rate_text(one.reference), rate_text(one.group))
+            cells = (*losses, one.text, f"{one.target:.3f}", *rates)
+            rows.append([one.group.variant, str(iterations), str(stages), *cells])
+    return columns, rows
+
+
 def rate_table(experiments: Experiments) -> Rows:
     """The chosen learning rates with the final validation loss of every one tried."""
     columns = ["method", "P", "chosen", "seeds", "at the edge", "final validation loss of each"]
@@ -127,10 +159,11 @@ def rate_table(experiments: Experiments) -> Rows:
 
 def experiment_table(experiments: Experiments) -> Rows:
     """Every experiment that has finished runs, whichever figure it is for."""
-    columns = ["model", "method", "P", "lr", "seeds", "final training loss", "final validation loss"]
+    columns = ["model", "iterations", "method", "P", "lr", "seeds", "final training loss", "final validation loss"]
     rows = [
         [
             model_text(group.config),
+            str(group.config.training.last_iteration),
             group.variant,
             str(group.stages),
             rate_text(group),
@@ -155,8 +188,9 @@ def norm_table(_: Experiments) -> Rows:
     return norm_rows(measured_norms(find_runs([CURVATURE])))
 
 
-def _by_size(group: Group) -> tuple[int, int, int, str]:
-    return group.config.model.blocks, group.config.model.width, group.stages, group.variant
+def _by_size(group: Group) -> tuple[int, int, int, int, str]:
+    model, iterations = group.config.model, group.config.training.last_iteration
+    return model.blocks, model.width, iterations, group.stages, group.variant
 
 
 def final_loss_text(group: Group) -> str:
@@ -180,6 +214,7 @@ TABLES = {
         ),
         PaperTable("experiments", "", "Final losses of every experiment", experiment_table),
         PaperTable("reduction", "", "Iterations saved over the best baseline, at its final loss", reduction_table),
+        PaperTable("budget", "", "What delay costs, by the length of the training", budget_table),
         PaperTable(
             "stages", "tab:stages_s4096", "The least number of stages of large models, by the memory of a device",
             lambda _: stage_count_rows(LLAMAS, DEVICES_GB),

@@ -61,6 +61,8 @@ class Scale:
         wide_preset: which preset that is over.
         moe_preset: of the mixture-of-experts model.
         huge_preset: of the 3B model; none at the scale of a laptop.
+        budget_model: settings of the model that is trained for several numbers of iterations.
+        budgets: these numbers; none at the paper's scale.
     """
 
     name: str
@@ -73,6 +75,8 @@ class Scale:
     wide_preset: str
     moe_preset: str
     huge_preset: str | None
+    budget_model: Settings
+    budgets: tuple[int, ...]
 
     @property
     def deepest(self) -> int:
@@ -96,6 +100,8 @@ SCALES = {
         wide_preset="cpu-small",
         moe_preset="cpu-moe",
         huge_preset=None,
+        budget_model={"model.blocks": 8},
+        budgets=(1000, 4000, 16000),
     ),
     "paper": Scale(
         name="paper",
@@ -108,6 +114,8 @@ SCALES = {
         wide_preset="paper-1b",
         moe_preset="paper-moe-100m",
         huge_preset="paper-3b",
+        budget_model={},
+        budgets=(),
     ),
 }
 

@@ -7,8 +7,6 @@ from brx.config.loading import dump_config
 from brx.sweep.spec import identity
 from brx.train.summary import write_json
 
-ITERATIONS = 4000
-
 
 def write_experiment(folder, preset, settings, *, seeds=(0,), val_loss=None):
     """Runs whose loss falls as 3 / (1 + t / (100 P))."""
@@ -17,15 +15,16 @@ def write_experiment(folder, preset, settings, *, seeds=(0,), val_loss=None):
         path = folder / identity(config)
         path.mkdir(parents=True, exist_ok=True)
         (path / "config.yaml").write_text(dump_config(config))
-        iterations = np.arange(1, ITERATIONS + 1)
+        last = config.training.last_iteration
+        iterations = np.arange(1, last + 1)
         loss = 3.0 / (1.0 + iterations / (100.0 * config.pipeline.stages)) + 0.001 * seed
         np.savez(
             path / "curves.npz",
             iterations=iterations,
             train_loss=loss,
-            second_places=[0, ITERATIONS - 1],
+            second_places=[0, last - 1],
             seconds=[0.0, 100.0],
-            val_iterations=[ITERATIONS // 2, ITERATIONS],
-            val_loss=[loss[ITERATIONS // 2], loss[-1] if val_loss is None else val_loss],
+            val_iterations=[last // 2, last],
+            val_loss=[loss[last // 2], loss[-1] if val_loss is None else val_loss],
         )
         write_json(path / "summary.json", {"status": "finished", "data_fingerprint": "f"})

@@ -6,6 +6,7 @@ from brx.analysis import paper_tables
 from brx.analysis.paper_tables import TABLES
 from brx.analysis.scales import COMPENSATIONS, FREQUENCIES, MAIN, METHODS, SCALES, SEVEN, Experiments
 from brx.cli.main import main
+from brx.errors import UserError
 from brx.figures.paper import FIGURES, draw_paper_figure
 from tests.figures.helpers import write_experiment
 
@@ -34,6 +35,11 @@ def complete(tmp_path_factory):
         write_experiment(folder, CPU.preset, {"optimizer.frequency": frequency, **METHODS["basis-rotation"]})
     for allocation in ("stage-aware", "reversed"):
         write_experiment(folder, CPU.preset, {"optimizer.allocation": allocation, **METHODS["basis-rotation"]})
+    for iterations in CPU.budgets:
+        for method in ("pipedream-lr", "basis-rotation"):
+            for stages in (1, 8):
+                settings = {**CPU.budget_model, "training.iterations": iterations, "pipeline.stages": stages}
+                write_experiment(folder, CPU.preset, {**settings, **METHODS[method]})
     for strength in COMPENSATIONS:
         for stages in (8, 16, 32):
             settings = {"optimizer.compensation": strength, "pipeline.stages": stages}
@@ -128,6 +134,20 @@ def test_slowdown_table_agrees_with_the_made_up_curves(complete, tmp_path):
     for row in rows:
         assert float(row[1].split()[0]) == pytest.approx(32, rel=0.05)
         assert row[2] == "3"
+
+
+def test_budget_table_has_a_target_for_each_length(complete):
+    _, rows = TABLES["budget"].rows(Experiments(CPU, complete))
+    assert [(row[0], row[1]) for row in rows] == [
+        (method, iterations)
+        for iterations in ("1000", "4000", "16000")
+        for method in ("basis-rotation", "pipedream-lr")
+    ]
+    for row in rows:
+        assert float(row[5]) == pytest.approx(8, rel=0.05)
+    assert len({row[6] for row in rows}) == 3
+    with pytest.raises(UserError, match="only at the scale of a laptop"):
+        TABLES["budget"].rows(Experiments(SCALES["paper"], complete))
 
 
 def test_looking_up_an_experiment_takes_all_seeds_and_the_best_rate(tmp_path):
