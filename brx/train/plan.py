@@ -30,19 +30,18 @@ from brx.optim.overhead import basis_elements, overhead_elements, rotated_sides
 from brx.pipeline.delay import stage_delay
 
 STAGE_PARTS = ("weights", "gradients", "moments", "rotation", "rings", "activations")
-"""What a stage holds, by the names of `StageMemory`."""
+"""What a stage holds, by the names of `Memory`."""
 
 RANK_PARTS = (*STAGE_PARTS, "logits", "update")
 """What a rank holds, by the names of `RankMemory`."""
 
 
-@dataclass(frozen=True)
-class StageMemory:
-    """What one virtual stage adds to the memory of its rank, in bytes but for the first two.
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """What stages hold, in bytes but for the first.
 
     Attributes:
-        stage: k.
-        num_parameters: of the stage.
+        num_parameters: of these stages.
         weights: the live weights, fp32.
         gradients: fp32.
         moments: the optimizer's moments.
@@ -51,7 +50,6 @@ class StageMemory:
         activations: of all micro-batches in flight, with autocast's copies of the matrices.
     """
 
-    stage: int
     num_parameters: int
     weights: int
     gradients: int
@@ -61,36 +59,33 @@ class StageMemory:
     activations: int
 
 
-@dataclass(frozen=True)
-class RankMemory:
-    """The memory of one rank, in bytes but for the first four.
+@dataclass(frozen=True, kw_only=True)
+class StageMemory(Memory):
+    """What one virtual stage adds to the memory of its rank.
+
+    Attributes:
+        stage: k.
+    """
+
+    stage: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankMemory(Memory):
+    """The memory of one rank: the sums over its stages, and what it has once.
 
     Attributes:
         rank: r.
         stages: the virtual stages that it holds.
-        by_stage: what each of them adds.
-        num_parameters: of these stages; this and what follows up to `rings` are the sums over the stages.
-        weights: the live weights, fp32.
-        gradients: fp32.
-        moments: the optimizer's moments.
-        rotation: bases and covariances.
-        rings: the older weight versions, with what weight prediction keeps.
-        activations: the sum over the stages, with the buffers of what is exchanged with neighbours.
-        logits: the head's and the loss's working memory (last rank).
-        update: the working memory of an update.
-        peak: the largest sum of what is there at one time.
+        by_stage: what each of them adds; `activations` have the buffers of what is exchanged with neighbours besides.
+        logits: bytes of the head's and the loss's working memory (last rank).
+        update: of the working memory of an update.
+        peak: of the largest sum of what is there at one time.
     """
 
     rank: int
     stages: range
     by_stage: tuple[StageMemory, ...]
-    num_parameters: int
-    weights: int
-    gradients: int
-    moments: int
-    rotation: int
-    rings: int
-    activations: int
     logits: int
     update: int
     peak: int
@@ -207,7 +202,7 @@ def _rank_memory(config: RunConfig, device_type: str, rank: int, own: range, num
         )
     )
     total["activations"] += buffers
-    return RankMemory(rank, own, by_stage, **total, logits=logits, update=update, peak=peak)
+    return RankMemory(rank=rank, stages=own, by_stage=by_stage, **total, logits=logits, update=update, peak=peak)
 
 
 def _stage_memory(
