@@ -34,7 +34,7 @@ def format_table(columns: Sequence[str], rows: Sequence[Sequence[str]], form: Fo
         return text.getvalue().rstrip("\n")
     table = Table()
     for column in columns:
-        table.add_column(column, no_wrap=column == "method")
+        table.add_column(column, no_wrap=column in ("model", "method"))
     for row in rows:
         table.add_row(*row)
     console = Console(width=max(120, Console().width))
