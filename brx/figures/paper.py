@@ -25,7 +25,7 @@ from brx.figures.panels import (
     draw_validation,
     row_of_axes,
 )
-from brx.figures.style import figure, look_of, save, sequence_color
+from brx.figures.style import COLUMN_WIDTH_IN, figure, look_of, save, sequence_color
 
 PANEL_IN = 2.3
 
@@ -133,7 +133,15 @@ def _share_legend(made: Figure, *panels: Axes) -> None:
         if legend := axes.get_legend():
             legend.remove()
     if handles:
-        made.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=6)
+        made.legend(handles, labels, loc="outside lower center", ncols=2 * len(panels), fontsize=6)
+
+
+def _fill_alone(made: Figure, curves: list[Curve], title: str) -> None:
+    """One panel, a column wide, with the legend under it."""
+    made.set_size_inches(COLUMN_WIDTH_IN, 2.6)
+    (axes,) = row_of_axes(made, 1)
+    _fill(axes, curves, title)
+    _share_legend(made, axes)
 
 
 @paper_figure("teaser", "fig:teaser", "Delay slows training down; basis rotation takes most of that back.", across=2)
@@ -211,8 +219,7 @@ def _width(experiments: Experiments, made: Figure) -> None:
 @paper_figure("strategies", "fig:result-rotation", "Estimation strategies of basis rotation.", across=1)
 def _strategies(experiments: Experiments, made: Figure) -> None:
     deepest = experiments.scale.deepest
-    (axes,) = row_of_axes(made, 1)
-    _fill(axes, _curves(experiments, ("pipedream-lr", *STRATEGIES), deepest), f"P = {deepest}")
+    _fill_alone(made, _curves(experiments, ("pipedream-lr", *STRATEGIES), deepest), f"P = {deepest}")
 
 
 @paper_figure(
@@ -302,9 +309,8 @@ def _block_scaling_all(experiments: Experiments, made: Figure) -> None:
 @paper_figure("weight-prediction", "fig:result-appendix-pipemare", "With PipeMare's weight prediction.", across=1)
 def _weight_prediction(experiments: Experiments, made: Figure) -> None:
     deepest = experiments.scale.deepest
-    (axes,) = row_of_axes(made, 1)
     settings = {"pipeline.stash": "predict"}
-    _fill(axes, _curves(experiments, MAIN, deepest, "prediction", settings=settings), f"P = {deepest}")
+    _fill_alone(made, _curves(experiments, MAIN, deepest, "prediction", settings=settings), f"P = {deepest}")
 
 
 @paper_figure(
@@ -324,9 +330,8 @@ def _strategies_all_stages(experiments: Experiments, made: Figure) -> None:
     across=1,
 )
 def _reversed(experiments: Experiments, made: Figure) -> None:
-    (axes,) = row_of_axes(made, 1)
     curves = _allocation_curves(experiments, ("uniform", "stage-aware", "reversed"))
-    _fill(axes, curves, f"P = {experiments.scale.deepest}")
+    _fill_alone(made, curves, f"P = {experiments.scale.deepest}")
 
 
 @paper_figure("validation", "fig:result-appendix-val", "(a) training and (b) validation loss.", across=2)
@@ -355,8 +360,7 @@ def _delay_compensation(experiments: Experiments, made: Figure) -> None:
 @paper_figure("preconditioned", "tab:result-preconditioned-slowdown", "Preconditioned methods.", across=1)
 def _preconditioned(experiments: Experiments, made: Figure) -> None:
     deepest = experiments.scale.deepest
-    (axes,) = row_of_axes(made, 1)
-    _fill(axes, _curves(experiments, PRECONDITIONED, deepest), f"P = {deepest}")
+    _fill_alone(made, _curves(experiments, PRECONDITIONED, deepest), f"P = {deepest}")
 
 
 @paper_figure("3b", "fig:result-appendix-3b", "The 3B model.", across=1)
@@ -364,13 +368,11 @@ def _huge(experiments: Experiments, made: Figure) -> None:
     preset = experiments.scale.huge_preset
     if preset is None:
         raise UserError("figure 3b: only at the paper's scale: brx sweep configs/sweeps/paper/3b.yaml")
-    (axes,) = row_of_axes(made, 1)
-    _fill(axes, _curves(experiments, MAIN, 32, "3b", preset=preset), "3B, P = 32")
+    _fill_alone(made, _curves(experiments, MAIN, 32, "3b", preset=preset), "3B, P = 32")
 
 
 @paper_figure("moe", "fig:result-appendix-moe", "A mixture-of-experts model.", across=1)
 def _moe(experiments: Experiments, made: Figure) -> None:
     deepest = experiments.scale.deepest
-    (axes,) = row_of_axes(made, 1)
     curves = _curves(experiments, MAIN, deepest, "moe", preset=experiments.scale.moe_preset)
-    _fill(axes, curves, f"mixture of experts, P = {deepest}")
+    _fill_alone(made, curves, f"mixture of experts, P = {deepest}")
