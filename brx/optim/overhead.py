@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from decimal import ROUND_HALF_UP, Decimal
 from typing import Literal
 
+from brx.model.sizes import FP32
+
 Source = Literal["2nd", "1st"]
 Geometry = Literal["bilateral", "unilateral"]
 
@@ -20,9 +22,6 @@ STRATEGIES: tuple[tuple[Source, Geometry], ...] = (
 LLAMA_3_8B = {"attention": (4096, 4096), "MLP": (4096, 14336)}
 """The matrices of the paper's table."""
 
-
-FP32 = 4
-"""Bytes; the state of basis rotation is fp32 whatever the weights are."""
 
 UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
 
@@ -51,7 +50,7 @@ def overhead_elements(shape: Sequence[int], source: str, geometry: str) -> int:
 def overhead_rows(
     shapes: Mapping[tuple[int, int], int], names: Mapping[tuple[int, int], str]
 ) -> tuple[str, list[str], list[list[str]]]:
-    """The overhead of every strategy: title, headings, and a row a strategy.
+    """The overhead of every strategy, in fp32 whatever the weights are: title, headings, and a row a strategy.
 
     Args:
         shapes: how many matrices there are of each shape (m, n).
