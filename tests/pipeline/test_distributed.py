@@ -32,7 +32,7 @@ def torchrun(num_ranks, *arguments):
         timeout=300,
         check=False,
     )
-    assert found.returncode == 0, found.stderr[-3000:]
+    assert found.returncode == 0, found.stderr
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 from brx.config.loading import apply_overrides
 from brx.train.metrics import MEASURED, read_metrics
@@ -14,7 +15,7 @@ def tiny_config(folder, *overrides):
     text = folder / "text.txt"
     if not text.exists():
         lines = [f"{number}: the quick brown fox jumps over the lazy dog {number * number}" for number in range(6000)]
-        text.write_text("\n".join(lines))
+        write_once(text, "\n".join(lines))
     content = {
         "model": {"blocks": 4, "width": 8, "heads": 2, "sequence_length": 16},
         "data": {"source": str(text), "directory": str(folder / "data"), "validation_fraction": 0.3},
@@ -31,6 +32,15 @@ def tiny_config(folder, *overrides):
         "runtime": {"device": "cpu", "threads": 1},
     }
     return apply_overrides(content, overrides, "tiny")
+
+
+def write_once(path, content):
+    """Make a file that is whole from the start and the first writer's, although several ranks do this at once."""
+    own = path.with_name(f"{path.name}-{os.getpid()}")
+    own.write_text(content)
+    with suppress(FileExistsError):
+        os.link(own, path)
+    own.unlink()
 
 
 def losses(folder):
