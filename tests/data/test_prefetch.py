@@ -1,5 +1,6 @@
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -84,18 +85,27 @@ def test_no_thread_is_left_after_an_exception(threaded):
     assert threads() == []
 
 
-def test_waiting_is_counted(threaded):
+def test_waiting_is_counted_and_being_made_ahead_is_not(threaded, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(prefetch, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    first_is_used, all_are_made = threading.Event(), threading.Event()
+
     def slow(iteration):
-        time.sleep(0.02)
+        """One second each for the first one and the `AHEAD` after it."""
+        if iteration > 1:
+            assert first_is_used.wait(60)
+        now[0] += iteration <= 1 + prefetch.AHEAD
+        if iteration == 1 + prefetch.AHEAD:
+            all_are_made.set()
         return make(iteration)
 
     with threaded(slow) as prefetcher:
         prefetcher.batch(1)
-        assert prefetcher.seconds_waited >= 0.02
-        time.sleep(0.02 * (prefetch.AHEAD + 2))  # computing: meanwhile the next ones are made
-        before = prefetcher.seconds_waited
+        assert prefetcher.seconds_waited == 1
+        first_is_used.set()
+        assert all_are_made.wait(60)
         prefetcher.batch(2)
-        assert prefetcher.seconds_waited - before < 0.015
+        assert prefetcher.seconds_waited == 1
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -196,7 +196,7 @@ def test_two_at_once(tmp_path):
     second = run_python(*arguments)
     assert second.stderr.readline() == f"waiting for another process that prepares {token_folder(config)}\n"
     for process in (first, second):
-        process.communicate(timeout=60)
+        process.communicate(timeout=300)
         assert process.returncode == 0
     assert ids(prepare(config)) == naive(DOCUMENTS)
 
@@ -212,7 +212,7 @@ sys.exit(main(sys.argv[1:]))
 def test_a_file_system_that_is_full_is_one_line_and_can_be_gone_on_from(tmp_path):
     config = local_config(tmp_path, DOCUMENTS)
     process = run_python(FULL, "data", "prepare", config.source, "--directory", config.directory)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 1
     assert err.startswith(f"brx: {token_folder(config)}: cannot be written: File too large; once that is mended")
     assert len(err.splitlines()) == 1
@@ -227,7 +227,7 @@ def test_the_standard_library_is_split_alike_in_every_process(tmp_path):
             "data = prepare(DataConfig(directory=sys.argv[1])); print(data.fingerprint, data.train.num_tokens)"
         )
         process = run_python(code, tmp_path / seed, PYTHONHASHSEED=seed)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=300)
         assert process.returncode == 0, err
         digests.add(out)
     assert len(digests) == 1

@@ -34,7 +34,7 @@ def test_trajectory_on_two_devices_is_that_on_one(tmp_path):
     process = start_brx(
         "train", tmp_path / "tiny.yaml", "--devices", 2, "--out", tmp_path / "two", "--set", "pipeline.rings=host"
     )
-    _, stderr = process.communicate(timeout=120)
+    _, stderr = process.communicate(timeout=300)
     assert process.returncode == 0, stderr
     assert losses(tmp_path / "two") == losses(tmp_path / "one")
 

@@ -64,7 +64,7 @@ def start_brx(*arguments, **kwargs):
     )
 
 
-def wait_for_lines(path, number, process, timeout=120):
+def wait_for_lines(path, number, process, timeout=300):
     """Wait until a file has at least `number` lines."""
     end = time.monotonic() + timeout
     while time.monotonic() < end:

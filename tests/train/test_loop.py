@@ -186,7 +186,7 @@ def test_signal_saves_and_exits_130_and_resumes(number, tmp_path):
     process = start_brx("train", path, "--out", tmp_path / "run")
     wait_for_lines(tmp_path / "run" / "metrics.jsonl", 5, process)
     process.send_signal(number)
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=300)
     assert process.returncode == 130
     assert "continue with --resume" in stderr
     stopped = losses(tmp_path / "run")[-1]["iteration"]
@@ -295,7 +295,7 @@ def test_full_disk_is_one_clear_line(tmp_path):
         "train", path, "--out", tmp_path / "run",
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000)),
     )  # fmt: skip
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=300)
     assert process.returncode == 1
     assert re.fullmatch(r"brx: .*stage-000\.pt: cannot be written: .*", stderr.splitlines()[-1])
     assert checkpoint.list_checkpoints(tmp_path / "run") == []
