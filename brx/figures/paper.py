@@ -127,13 +127,17 @@ def _fill(axes: Any, curves: list[Curve], title: str, draw: Callable[..., None] 
 
 
 def _share_legend(made: Figure, *panels: Axes) -> None:
-    """One legend under panels whose curves leave no room for it, instead of one in each."""
-    handles, labels = panels[0].get_legend_handles_labels()
+    """One legend under panels with the same curves, instead of one in each, which would lie on them."""
+    handle_by_label: dict[str, Any] = {}
     for axes in panels:
+        handle_by_label |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
         if legend := axes.get_legend():
             legend.remove()
-    if handles:
-        made.legend(handles, labels, loc="outside lower center", ncols=2 * len(panels), fontsize=6)
+    if handle_by_label:
+        grid = panels[0].get_gridspec()
+        assert grid is not None  # panels come from `subplots`
+        labels, handles = list(handle_by_label), list(handle_by_label.values())
+        made.legend(handles, labels, loc="outside lower center", ncols=2 * grid.ncols, fontsize=6)
 
 
 def _fill_alone(made: Figure, curves: list[Curve], title: str) -> None:
@@ -166,6 +170,7 @@ def _main(experiments: Experiments, made: Figure) -> None:
         draw_final_losses(panels[0], by_method, title="(a) final loss")
     deepest = experiments.scale.deepest
     _fill(panels[1], _curves(experiments, MAIN, deepest), f"(b) P = {deepest}")
+    _share_legend(made, *panels[:2])
     _fill_slowdowns(experiments, MAIN[1:], panels[2:], letters="cde")
 
 
@@ -192,7 +197,9 @@ def _fill_slowdowns(experiments: Experiments, methods: Sequence[str], panels: Se
 
 @paper_figure("block-scaling", "fig:result-main-blockscaling", "Deeper models, one block a stage.", across=3)
 def _block_scaling(experiments: Experiments, made: Figure) -> None:
-    _fill_block_scaling(experiments, MAIN[1:], row_of_axes(made, 3, share_y=True))
+    panels = row_of_axes(made, 3, share_y=True)
+    _fill_block_scaling(experiments, MAIN[1:], panels)
+    _share_legend(made, *panels)
 
 
 def _fill_block_scaling(experiments: Experiments, methods: Sequence[str], panels: Sequence[Any]) -> None:
@@ -214,6 +221,7 @@ def _width(experiments: Experiments, made: Figure) -> None:
     _fill(left, _curves(experiments, MAIN, 24, "width", settings=scale.narrow), "(a) smaller model")
     wide = _curves(experiments, MAIN, 24, "width", preset=scale.wide_preset, settings=scale.wide)
     _fill(right, wide, "(b) larger model")
+    _share_legend(made, left, right)
 
 
 @paper_figure("strategies", "fig:result-rotation", "Estimation strategies of basis rotation.", across=1)
@@ -281,6 +289,7 @@ def _all_stages(experiments: Experiments, made: Figure) -> None:
     panels = made.subplots(2, 3, squeeze=False, sharey=True).ravel()
     for axes, stages in zip(panels, experiments.scale.depths, strict=True):
         _fill(axes, _curves(experiments, MAIN, stages), f"P = {stages}")
+    _share_legend(made, *panels)
 
 
 @paper_figure(
@@ -304,6 +313,7 @@ def _block_scaling_all(experiments: Experiments, made: Figure) -> None:
     panels = list(made.subplots(2, 4, squeeze=False, sharey=True).ravel())
     panels[-1].remove()
     _fill_block_scaling(experiments, SEVEN, panels[:-1])
+    _share_legend(made, *panels[:-1])
 
 
 @paper_figure("weight-prediction", "fig:result-appendix-pipemare", "With PipeMare's weight prediction.", across=1)
@@ -321,6 +331,7 @@ def _strategies_all_stages(experiments: Experiments, made: Figure) -> None:
     panels = made.subplots(2, 3, squeeze=False, sharey=True).ravel()
     for axes, stages in zip(panels, experiments.scale.depths, strict=True):
         _fill(axes, _curves(experiments, ("pipedream-lr", *STRATEGIES), stages), f"P = {stages}")
+    _share_legend(made, *panels)
 
 
 @paper_figure(
@@ -346,8 +357,9 @@ def _validation(experiments: Experiments, made: Figure) -> None:
 
 @paper_figure("delay-compensation", "fig:result-appendix-dc", "Delay compensation.", across=3)
 def _delay_compensation(experiments: Experiments, made: Figure) -> None:
-    for axes, stages in zip(row_of_axes(made, 3, share_y=True), (8, 16, 32), strict=True):
-        curves = _curves(experiments, ("pipedream", "basis-rotation"), stages)
+    panels = row_of_axes(made, 3, share_y=True)
+    for axes, stages in zip(panels, (8, 16, 32), strict=True):
+        curves = _curves(experiments, MAIN, stages)
         for place, strength in enumerate(COMPENSATIONS):
             settings = {"optimizer.compensation": strength}
             group = experiments.find("delay-compensation", stages, "delay-compensation", settings=settings)
@@ -355,6 +367,7 @@ def _delay_compensation(experiments: Experiments, made: Figure) -> None:
                 color = sequence_color(place, len(COMPENSATIONS))
                 curves.append(curve_of(group, rf"DC, $\lambda$ = {strength:g}", color=color))
         _fill(axes, curves, f"P = {stages}")
+    _share_legend(made, *panels)
 
 
 @paper_figure("preconditioned", "tab:result-preconditioned-slowdown", "Preconditioned methods.", across=1)

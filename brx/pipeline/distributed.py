@@ -20,6 +20,9 @@ T = TypeVar("T")
 _PREPARATION_TIMEOUT = timedelta(days=2)
 """Rank 0 may tokenize a corpus while the others wait."""
 
+_MEETING_TIMEOUT_S = 300.0
+"""How long the first process waits for the last at least: they start, and load torch, at different times."""
+
 
 def started_as_one_of_many() -> bool:
     """Whether the environment says that this process is a rank (as torchrun's does)."""
@@ -33,7 +36,7 @@ class DistributedWorld:
     pipeline goes over gloo, whatever the devices are.
 
     Args:
-        timeout_s: seconds without an answer after which a device counts as lost.
+        timeout_s: seconds without an answer after which a device counts as lost, once all have met.
 
     Raises:
         UserError: the processes cannot find each other.
@@ -48,7 +51,7 @@ class DistributedWorld:
         self._sending: list[tuple[dist.Work | None, Tensor]] = []
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         try:
-            dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+            dist.init_process_group(backend, timeout=timedelta(seconds=max(timeout_s, _MEETING_TIMEOUT_S)))
         except (RuntimeError, ValueError) as error:
             address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
             problem = "the port is in use" if "EADDRINUSE" in str(error) else " ".join(str(error).split())[:150]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -59,7 +61,7 @@ def launch(arguments: Sequence[str], num_ranks: int) -> int:
     """
     with tempfile.TemporaryDirectory(prefix="brx-") as folder:
         reports = [Path(folder) / f"rank-{rank}.json" for rank in range(num_ranks)]
-        port = int(os.environ.get("MASTER_PORT") or _free_port())
+        port = int(os.environ.get("MASTER_PORT") or free_port())
         processes = [_start(arguments, rank, num_ranks, port, reports[rank]) for rank in range(num_ranks)]
 
         def pass_on(number: int, frame: FrameType | None) -> None:
@@ -189,8 +191,10 @@ def _end(processes: list[subprocess.Popen[bytes]]) -> None:
         process.stdin.close()
 
 
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
+def free_port() -> int:
+    """A port below those that systems hand out by themselves: nobody is given it before rank 0 binds it."""
+    for port in random.SystemRandom().sample(range(20_000, 32_768), 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise RunError("no free port between 20000 and 32767; name one in MASTER_PORT")

@@ -19,7 +19,7 @@ def test_prepare_and_info_through_the_entry_point(tmp_path, corpus, capsys):
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=300,
         )
 
     options = ["--tokenizer", "gpt2", "--tokens", "3_000", "--workers", "1", "--directory", tmp_path / "data"]

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from brx.cli.main import COMMANDS, main
 from brx.config.loading import dump_config
@@ -35,6 +36,7 @@ def test_every_command_has_help_with_examples(command, capsys):
 )
 def test_mistakes_exit_2_with_one_line(arguments, expected, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert main(arguments) == 2
     error = capsys.readouterr().err
     assert expected in error

@@ -211,7 +211,8 @@ sys.exit(main(sys.argv[1:]))
 
 def test_a_file_system_that_is_full_is_one_line_and_can_be_gone_on_from(tmp_path):
     config = local_config(tmp_path, DOCUMENTS)
-    process = run_python(FULL, "data", "prepare", config.source, "--directory", config.directory)
+    arguments = ("data", "prepare", config.source, "--directory", config.directory)
+    process = run_python(FULL, *arguments, PYTHONDONTWRITEBYTECODE="1")
     _, err = process.communicate(timeout=300)
     assert process.returncode == 1
     assert err.startswith(f"brx: {token_folder(config)}: cannot be written: File too large; once that is mended")

@@ -29,7 +29,7 @@ def torchrun(num_ranks, *arguments):
         capture_output=True,
         text=True,
         env=environment,
-        timeout=300,
+        timeout=900,
         check=False,
     )
     assert found.returncode == 0, found.stderr
@@ -105,9 +105,9 @@ def test_resumes_on_another_number_of_devices(tmp_path):
     assert [record for record in losses(tmp_path / "run") if "train_loss" in record] == expected
 
 
-def running(path):
+def running(path, *options):
     """Start a long run on three devices; returns the launcher and the process ids of its ranks."""
-    process = start_brx("train", path, "--devices", 3, "--out", path.parent / "run", "--resume")
+    process = start_brx("train", path, "--devices", 3, "--out", path.parent / "run", "--resume", *options)
     wait_for_lines(path.parent / "run" / "metrics.jsonl", 20, process)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     assert len(children) == 3
@@ -117,7 +117,7 @@ def running(path):
 @pytest.fixture
 def long_config(tmp_path):
     path = tmp_path / "long.yaml"
-    overrides = ["training.iterations=4000", "training.stop_after=1200", "pipeline.timeout_s=5", "training.log_every=4"]
+    overrides = ["training.iterations=4000", "training.stop_after=1200", "training.log_every=4"]
     path.write_text(dump_config(tiny_config(tmp_path, *overrides)))
     return path
 
@@ -140,7 +140,7 @@ def test_rank_that_dies_is_named_and_takes_the_others_down(rank, long_config):
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="finds the ranks in /proc")
 def test_rank_that_stops_answering_is_named(long_config):
-    process, ranks = running(long_config)
+    process, ranks = running(long_config, "--set", "pipeline.timeout_s=5")
     os.kill(ranks[1], signal.SIGSTOP)
     _, stderr = process.communicate(timeout=300)
     assert process.returncode == 1

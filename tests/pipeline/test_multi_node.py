@@ -2,12 +2,12 @@
 
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 from brx.config.loading import dump_config
+from brx.pipeline.launch import free_port
 from brx.train.loop import train
 from tests.train.helpers import losses, tiny_config
 
@@ -17,12 +17,6 @@ SCRIPT = ROOT / "examples" / "slurm" / "train.sbatch"
 # Stand-ins for Slurm's commands: the nodes' names, and the command on every node at one time.
 SCONTROL = "#!/bin/sh\necho 127.0.0.1\necho 127.0.0.1\n"
 SRUN = '#!/bin/sh\n"$@" & first=$!\n"$@" & second=$!\nwait $first && wait $second\n'
-
-
-def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return str(found.getsockname()[1])
 
 
 def test_two_nodes_are_one_run(tmp_path):
@@ -40,7 +34,7 @@ def test_two_nodes_are_one_run(tmp_path):
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": str(ROOT),
         "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}",
-        "PORT": free_port(),
+        "PORT": str(free_port()),
         "SLURM_JOB_ID": "7",
         "SLURM_JOB_NODELIST": "node[1-2]",
         "SLURM_JOB_NUM_NODES": "2",

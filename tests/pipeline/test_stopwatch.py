@@ -13,7 +13,7 @@ def test_on_a_cpu_it_is_the_clock():
     stopwatch.start()
     time.sleep(0.02)
     stopwatch.stop()
-    assert 0.02 <= stopwatch.seconds() < 1
+    assert 0.02 <= stopwatch.seconds() < 60
     assert stopwatch.seconds() == stopwatch.seconds()
 
 

@@ -5,7 +5,7 @@ from brx.figures.paper import FIGURES
 from tests.report.helpers import EVIL_NAME, write_run
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def runs(tmp_path_factory):
     """Two methods at P = 1 and 32, a learning rate that was not chosen, a failed run, and one with an evil name."""
     folder = tmp_path_factory.mktemp("results")
@@ -21,7 +21,7 @@ def runs(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="package", autouse=True)
 def _few_figures():
     """Two with runs, one without: to draw them all is not this room's to test, and takes a while."""
     with pytest.MonkeyPatch.context() as patch:
@@ -30,7 +30,7 @@ def _few_figures():
         yield
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def page(runs, tmp_path_factory):
     """The report of those runs."""
     path = tmp_path_factory.mktemp("report") / "report.html"
