@@ -116,8 +116,11 @@ def test_the_sweeps_that_come_with_brx_expand(scale):
     for file in files:
         sweep = Sweep.load(file)
         rates = {cell.config.optimizer.lr for cell in sweep.cells}
-        assert len(rates) == {"3b": 2, "main-edges": 2, "budget-edges": 2, "refreshes": 2}.get(file.stem, 3)
-        lengths = {cell.config.training.iterations for cell in sweep.cells}
+        assert len(rates) == {"3b": 2, "main-edges": 2, "budget-edges": 2, "refreshes": 2, "block-scaling-long": 1}.get(
+            file.stem, 3
+        )
         usual = {4000 if scale == "cpu" else 250_000}
-        assert lengths == ({1000, 4000, 16000} if file.stem in {"budget", "budget-edges", "refreshes"} else usual)
+        of_tests = {1000, 4000, 16000}
+        lengths = {"budget": of_tests, "budget-edges": of_tests, "refreshes": of_tests, "block-scaling-long": {16000}}
+        assert {cell.config.training.iterations for cell in sweep.cells} == lengths.get(file.stem, usual)
     assert load_config("cpu-small").model.blocks == 32
