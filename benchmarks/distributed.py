@@ -28,9 +28,9 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 from benchmarks.engine import BATCH, SEQUENCE, VOCABULARY, config_for, engine_runner, micro_batch
 from benchmarks.report import Table
+from brx.distributed.processes import DistributedWorld
+from brx.methods.updater import MethodUpdater
 from brx.model.stage import Stage, initialize, partition
-from brx.optim.updater import MethodUpdater
-from brx.pipeline.distributed import DistributedWorld
 from brx.pipeline.engine import Engine
 from brx.train.loop import build_stages
 

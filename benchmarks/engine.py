@@ -17,8 +17,8 @@ import torch
 from benchmarks.report import Table
 from brx.config.loading import apply_overrides
 from brx.config.schema import RunConfig
+from brx.methods.updater import MethodUpdater
 from brx.model.stage import initialize, whole_model
-from brx.optim.updater import MethodUpdater
 from brx.pipeline.engine import Engine, MicroBatch
 from brx.train.loop import build_stages
 

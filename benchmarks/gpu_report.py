@@ -9,8 +9,8 @@ import argparse
 from pathlib import Path
 
 from benchmarks.report import Table
-from brx.analysis.runs import Run, common_target, comparability, iterations_to_target
-from brx.figures.curves import draw_curves
+from brx.plot.curves import draw_curves
+from brx.runs.reading import Run, common_target, comparability, iterations_to_target
 
 
 def main() -> None:

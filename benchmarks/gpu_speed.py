@@ -22,8 +22,8 @@ from benchmarks.report import Table
 from brx.config.loading import load_config
 from brx.config.schema import RunConfig
 from brx.data.prefetch import Prefetcher
+from brx.methods.updater import MethodUpdater
 from brx.model.stage import initialize, whole_model
-from brx.optim.updater import MethodUpdater
 from brx.pipeline.engine import Engine
 from brx.train.device import autocast, choose_device, set_up
 from brx.train.efficiency import Utilization

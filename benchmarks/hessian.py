@@ -21,9 +21,9 @@ from torch.func import grad, jvp
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.report import Table
-from brx.analysis.hessian import gradient, hessian_vector_product, training_loss
 from brx.config import load_config
 from brx.config.schema import ModelConfig
+from brx.curvature.hessian import gradient, hessian_vector_product, training_loss
 from brx.model.stage import initialize, whole_model
 
 VOCABULARY = 256

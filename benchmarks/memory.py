@@ -21,11 +21,11 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.report import Table
 from brx.config.loading import load_config
 from brx.config.schema import RunConfig
-from brx.optim.updater import MethodUpdater
+from brx.methods.updater import MethodUpdater
 from brx.pipeline.engine import Engine
+from brx.planning.plan import plan_memory
 from brx.train.device import autocast, choose_device
 from brx.train.loop import build_stages
-from brx.train.plan import plan_memory
 
 METHODS = ("pipedream", "basis-rotation")
 

@@ -26,10 +26,10 @@ def run(args: argparse.Namespace) -> int:
     """Train what is not trained yet, then draw the figure and print the table."""
     from rich.console import Console
 
-    from brx.analysis.runs import Run, common_target
-    from brx.analysis.tables import loss_table
     from brx.config import load_config
-    from brx.figures.curves import draw_curves
+    from brx.plot.curves import draw_curves
+    from brx.runs.reading import Run, common_target
+    from brx.runs.tables import loss_table
     from brx.train.loop import train
 
     delayed = load_config("quick", args.overrides).pipeline.stages

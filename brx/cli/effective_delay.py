@@ -29,16 +29,16 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    from brx.analysis.effective_delay import (
+    from brx.curvature.effective_delay import (
         EffectiveDelay,
         effective_delay,
         slowdown_points,
         uniform_effective_delay,
         usual_stages,
     )
-    from brx.analysis.norm_result import NormResult, results_of
-    from brx.analysis.runs import Run, comparability
+    from brx.curvature.norm_result import NormResult, results_of
     from brx.errors import UserError
+    from brx.runs.reading import Run, comparability
 
     runs = [Run.load(path) for path in args.runs]
     measured = [(path, result) for path in args.runs for result in results_of(path).values()]
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
             )
         console.print(slowdowns)
     if args.out is not None:
-        from brx.figures.curvature import draw_effective_delay
+        from brx.plot.curvature import draw_effective_delay
 
         for written in draw_effective_delay(curves, points, args.out):
             print(written)

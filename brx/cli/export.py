@@ -21,10 +21,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Copy, and say how many."""
-    from brx.analysis.curves_file import export
-    from brx.analysis.results import find_runs
     from brx.errors import UserError
-    from brx.train.run_folder import RunFolder
+    from brx.runs.curves_file import export
+    from brx.runs.experiments import find_runs
+    from brx.runs.folder import RunFolder
 
     found = find_runs(args.runs)
     chosen = [path for path in found if args.unfinished or RunFolder(path).read_summary().get("status") == "finished"]

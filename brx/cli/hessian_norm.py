@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from brx.analysis.norm_result import NormResult
+    from brx.curvature.norm_result import NormResult
 
 HELP = "measure basis misalignment: the (1,1)-norm of the Hessian at a checkpoint, per parameter"
 EXAMPLES = """\
@@ -67,10 +67,10 @@ def run(args: argparse.Namespace) -> int:
 
     from rich.console import Console
 
-    from brx.analysis.formats import format_table
-    from brx.analysis.norm_measurement import Stopped
-    from brx.analysis.norm_result import result_path
-    from brx.analysis.norm_tables import NORM_TITLE, breakdown_table, norm_rows, resolution_warning
+    from brx.curvature.norm_measurement import Stopped
+    from brx.curvature.norm_result import result_path
+    from brx.curvature.norm_tables import NORM_TITLE, breakdown_table, norm_rows, resolution_warning
+    from brx.runs.formats import format_table
 
     try:
         results = _measured(args) if args.measured else _measure(args)
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
         if args.format == "table" and not args.measured:
             print(result_path(Path(result.run), result.space, result.iteration))
     if args.out is not None:
-        from brx.figures.curvature import draw_norms
+        from brx.plot.curvature import draw_norms
 
         for written in draw_norms(results, args.out):
             print(written, file=sys.stderr if args.format != "table" else sys.stdout)
@@ -98,8 +98,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _measure(args: argparse.Namespace) -> list[NormResult]:
     """One measurement for each run and coordinates, made now or read again if it has been."""
-    from brx.analysis.norm_measurement import NormSettings, measure
-    from brx.analysis.norm_result import Space
+    from brx.curvature.norm_measurement import NormSettings, measure
+    from brx.curvature.norm_result import Space
 
     _check_at_least_one(args, "batches_per_vector", "basis_batches", "jobs")
     settings = NormSettings(
@@ -133,8 +133,8 @@ def _measure(args: argparse.Namespace) -> list[NormResult]:
 
 def _measured(args: argparse.Namespace) -> list[NormResult]:
     """What has been measured of these runs before, at the latest checkpoint."""
-    from brx.analysis.norm_result import SPACES, measured_norms
-    from brx.analysis.runs import Run
+    from brx.curvature.norm_result import SPACES, measured_norms
+    from brx.runs.reading import Run
 
     left_out = "rotated" if args.original else "original" if args.rotated else None
     runs = [Run.load(path).path for path in args.runs]
@@ -142,8 +142,8 @@ def _measured(args: argparse.Namespace) -> list[NormResult]:
 
 
 def _has_basis(folder: Path) -> bool:
-    from brx.analysis.runs import Run
     from brx.config.schema import BasisRotationConfig
+    from brx.runs.reading import Run
 
     return isinstance(Run.load(folder).config.optimizer, BasisRotationConfig)
 

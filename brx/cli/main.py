@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(options.run(options))
     except (UserError, RunError) as error:
-        from brx.pipeline.launch import report_error
+        from brx.distributed.launch import report_error
 
         if not report_error(error):
             print(f"brx: {error}", file=sys.stderr)

@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
 
     from brx.config.loading import load_config
     from brx.errors import UserError
-    from brx.optim.overhead import LLAMA_3_8B, overhead_rows
+    from brx.planning.optimizer_memory import LLAMA_3_8B, overhead_rows
 
     if args.config is not None and args.matrices:
         raise UserError("CONFIG and --matrix: give one of the two")
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
 def _print_run(console: Console, config: RunConfig) -> None:
     """What a run holds, by stage and by device."""
     from brx.cli.memory_tables import rank_notes, rank_table, stage_table
-    from brx.train.plan import plan_memory, planned_device_type
+    from brx.planning.plan import plan_memory, planned_device_type
 
     ranks = plan_memory(config, planned_device_type(config))
     console.print(stage_table(config, ranks), rank_table(config, ranks))

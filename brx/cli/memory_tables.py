@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from brx.train.plan import RANK_PARTS, STAGE_PARTS
+from brx.planning.plan import RANK_PARTS, STAGE_PARTS
 
 if TYPE_CHECKING:
     from brx.config.schema import RunConfig
-    from brx.train.plan import RankMemory
+    from brx.planning.plan import RankMemory
 
 UNITS = {"GB": 10**9, "MB": 10**6, "kB": 10**3}
 

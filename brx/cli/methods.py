@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from brx.config.schema import Section
-    from brx.optim.methods import Method
+    from brx.methods.table import Method
 
 HELP = "list the methods: equation, source, defaults, which optimizer gets which parameters"
 EXAMPLES = """\
@@ -33,7 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print all methods, or one."""
     from brx.errors import UserError
-    from brx.optim.methods import CUSTOM, METHODS
+    from brx.methods.table import CUSTOM, METHODS
 
     if args.stages is not None and args.name != "basis-rotation":
         raise UserError("--stages: only basis-rotation has refresh intervals: brx methods basis-rotation --stages 32")
@@ -57,7 +57,7 @@ def _find(name: str) -> Method:
     import difflib
 
     from brx.errors import UserError
-    from brx.optim.methods import METHODS
+    from brx.methods.table import METHODS
 
     if name not in METHODS:
         close = difflib.get_close_matches(name, METHODS, n=1)
@@ -107,7 +107,7 @@ def _options(section: type[Section]) -> list[tuple[str, Any, str]]:
 def _constructor(name: str) -> str:
     import inspect
 
-    from brx.optim.custom import load_optimizer_class
+    from brx.methods.custom import load_optimizer_class
 
     parameters = list(inspect.signature(load_optimizer_class(name)).parameters.values())
     lines = [f"arguments of {name} (under `optimizer.arguments`)"]
@@ -118,7 +118,7 @@ def _constructor(name: str) -> str:
 def _intervals(num_stages: int, frequency: int) -> str:
     from typing import get_args
 
-    from brx.optim.allocation import Allocation, refresh_intervals, refreshes_per_iteration
+    from brx.methods.refresh_schedule import Allocation, refresh_intervals, refreshes_per_iteration
 
     allocations = get_args(Allocation)
     columns = {name: refresh_intervals(num_stages, frequency, name) for name in allocations}

@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    from brx.analysis.oscillation import measure_oscillation, measured_oscillation
+    from brx.curvature.oscillation import measure_oscillation, measured_oscillation
     from brx.errors import UserError
 
     for name in ("iterations", "batches", "power_iterations"):
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     console.print(table)
     console.print("share: of the updates' squared norms, along the direction", highlight=False)
     if args.out is not None:
-        from brx.figures.curvature import draw_oscillation
+        from brx.plot.curvature import draw_oscillation
 
         for written in draw_oscillation(found, args.out):
             print(written)

@@ -9,7 +9,7 @@ from brx.cli.arguments import add_overrides
 
 if TYPE_CHECKING:
     from brx.config.schema import RunConfig
-    from brx.train.plan import RankMemory
+    from brx.planning.plan import RankMemory
 
 HELP = "say what a run needs: memory of every device, multiplications, time"
 EXAMPLES = """\
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     from brx.cli.memory_tables import rank_notes, rank_table
     from brx.config.loading import load_config
     from brx.config.quantities import parse_bytes
-    from brx.train.plan import plan_memory, planned_device_type
+    from brx.planning.plan import plan_memory, planned_device_type
 
     overrides = args.overrides if args.devices is None else [*args.overrides, f"pipeline.devices={args.devices}"]
     config = load_config(args.config, overrides)
@@ -70,7 +70,7 @@ def parse_throughput(text: str, precision: str) -> float:
     """
     from brx.config.quantities import parse_flops
     from brx.errors import UserError
-    from brx.train.device_peaks import PEAKS, peak_flops
+    from brx.planning.device_peaks import PEAKS, peak_flops
 
     peak = peak_flops(text, precision)
     if peak is not None:
@@ -83,7 +83,7 @@ def parse_throughput(text: str, precision: str) -> float:
 def _verdict(config: RunConfig, ranks: list[RankMemory], device_type: str, memory: float) -> str:
     """Whether it fits, on how few devices it would, and otherwise what would."""
     from brx.model.stage import partition
-    from brx.train.plan import fits, plan_memory, smallest_num_ranks, what_would_fit
+    from brx.planning.plan import fits, plan_memory, smallest_num_ranks, what_would_fit
 
     smallest = smallest_num_ranks(config, device_type, memory)
     least = f"the smallest R that fits is {smallest}"
@@ -102,7 +102,7 @@ def _time_lines(config: RunConfig, throughput: float | None) -> list[str]:
     """Multiplications, time, and what a synchronous pipeline would lose."""
     from brx.model.sizes import training_flops
     from brx.model.stage import partition
-    from brx.train.plan import rank_flops, synchronous_bubble
+    from brx.planning.plan import rank_flops, synchronous_bubble
 
     training, num_ranks = config.training, config.pipeline.devices
     ranges = partition(config.pipeline.stages, num_ranks)

@@ -33,8 +33,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Draw, and say what was written and what was missing."""
     from brx.errors import UserError
-    from brx.figures.paper import FIGURES, PaperFigure
-    from brx.figures.standalone import STANDALONE, StandaloneFigure
+    from brx.paper.figures import FIGURES, PaperFigure
+    from brx.paper.standalone_figures import STANDALONE, StandaloneFigure
 
     if args.figure == "curves":
         return _plot_curves(args.runs, args.out or Path("curves"))
@@ -60,9 +60,9 @@ def run(args: argparse.Namespace) -> int:
 def _plot_curves(paths: list[Path], out: Path) -> int:
     import sys
 
-    from brx.analysis.runs import Run, comparability
     from brx.errors import UserError
-    from brx.figures.curves import draw_curves
+    from brx.plot.curves import draw_curves
+    from brx.runs.reading import Run, comparability
 
     if not paths:
         raise UserError("RUN: name at least one run's folder")
@@ -78,9 +78,9 @@ def _plot_paper(args: argparse.Namespace, names: list[str]) -> None:
     """Draw figures from runs; of several, those that have any."""
     import sys
 
-    from brx.analysis.scales import SCALES, Experiments
     from brx.errors import UserError
-    from brx.figures.paper import draw_paper_figure
+    from brx.paper.figures import draw_paper_figure
+    from brx.paper.scales import SCALES, Experiments
 
     experiments = Experiments(SCALES[args.scale], args.folder)
     for note in experiments.results.notes:
@@ -105,7 +105,7 @@ def _plot_standalone(names: list[str], folder: Path) -> None:
     import sys
 
     from brx.errors import UserError
-    from brx.figures.standalone import STANDALONE
+    from brx.paper.standalone_figures import STANDALONE
 
     for name in names:
         try:

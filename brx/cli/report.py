@@ -29,8 +29,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the page, and say where."""
-    from brx.analysis.scales import SCALES, Experiments
     from brx.errors import UserError
+    from brx.paper.scales import SCALES, Experiments
     from brx.report.page import write_report
 
     for folder in args.figures or []:

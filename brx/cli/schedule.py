@@ -24,7 +24,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the schedules, or draw them."""
     from brx.errors import UserError
-    from brx.figures.schedule import draw_schedules
+    from brx.plot.schedule import draw_schedules
 
     devices = args.stages if args.devices is None else args.devices
     if args.stages < 1 or args.micro_batches < 1:

@@ -37,13 +37,13 @@ def run(args: argparse.Namespace) -> int:
     """Print the slowdowns, and the iterations saved over the best baseline."""
     import sys
 
-    from brx.analysis.formats import format_table
-    from brx.analysis.results import Results
-    from brx.analysis.runs import SMOOTHING
-    from brx.analysis.slowdown import comparable_sets, reductions, slowdowns, slowest_final, with_reference
-    from brx.analysis.tables import reduction_numbers, reduction_rows, slowdown_numbers, slowdown_rows
     from brx.errors import UserError
-    from brx.figures.slowdown import draw_all_targets
+    from brx.plot.slowdown import draw_all_targets
+    from brx.runs.experiments import Results
+    from brx.runs.formats import format_table
+    from brx.runs.reading import SMOOTHING
+    from brx.runs.slowdown import comparable_sets, reductions, slowdowns, slowest_final, with_reference
+    from brx.runs.tables import reduction_numbers, reduction_rows, slowdown_numbers, slowdown_rows
 
     if args.target is not None and not 0 < args.target < math.inf:
         raise UserError(f"--target {args.target:g}: must be a loss above 0, in nats")

@@ -34,9 +34,9 @@ def run(args: argparse.Namespace) -> int:
     """Print the table."""
     import sys
 
-    from brx.analysis.formats import format_table
-    from brx.analysis.stage_count import DEVICES_GB, LLAMAS, ModelShape, stage_count_rows
     from brx.errors import UserError
+    from brx.planning.stage_count import DEVICES_GB, LLAMAS, ModelShape, stage_count_rows
+    from brx.runs.formats import format_table
 
     missing = [f"--{name.replace('_', '-')}" for name in MODEL_OPTIONS if getattr(args, name) is None]
     if 0 < len(missing) < len(MODEL_OPTIONS):

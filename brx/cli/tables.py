@@ -25,11 +25,11 @@ def run(args: argparse.Namespace) -> int:
     """Print or write the tables."""
     import sys
 
-    from brx.analysis.formats import format_table
-    from brx.analysis.paper_tables import TABLES
-    from brx.analysis.scales import SCALES, Experiments
     from brx.errors import UserError
-    from brx.train.files import write_text
+    from brx.files import write_text
+    from brx.paper.scales import SCALES, Experiments
+    from brx.paper.tables import TABLES
+    from brx.runs.formats import format_table
 
     if args.table == "list":
         for table in TABLES.values():

@@ -29,20 +29,20 @@ def run(args: argparse.Namespace) -> int:
     """Run the descents, keep the numbers, and draw."""
     from brx.config import load_yaml_as
     from brx.config.loading import PRESETS
-    from brx.train.files import write_json
+    from brx.files import write_json
 
     config_path = args.config or PRESETS / "toy" / f"{args.landscape}.yaml"
     figure = args.out or Path("figures") / f"toy-{config_path.stem}"
     numbers = args.json or Path("results") / "toy" / f"{config_path.stem}.json"
     if args.landscape == "quadratic":
-        from brx.analysis.toy.quadratic import QuadraticConfig, run_quadratic
-        from brx.figures.toy import draw_quadratic
+        from brx.paper.toy.figures import draw_quadratic
+        from brx.paper.toy.quadratic import QuadraticConfig, run_quadratic
 
         quadratic = run_quadratic(load_yaml_as(config_path, QuadraticConfig))
         content, written = quadratic.numbers(), draw_quadratic(quadratic, figure)
     else:
-        from brx.analysis.toy.spiral import SpiralConfig, run_spiral
-        from brx.figures.toy import draw_spiral
+        from brx.paper.toy.figures import draw_spiral
+        from brx.paper.toy.spiral import SpiralConfig, run_spiral
 
         spiral = run_spiral(load_yaml_as(config_path, SpiralConfig))
         content, written = spiral.numbers(), draw_spiral(spiral, figure)

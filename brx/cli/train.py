@@ -32,12 +32,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Train; 0 when the run is finished, 130 when it was stopped and can be resumed."""
     from brx.config.loading import find_config, load_config
-    from brx.pipeline.distributed import DistributedWorld, started_as_one_of_many
-    from brx.pipeline.launch import end_with_launcher, launch
+    from brx.distributed.launch import end_with_launcher, launch
+    from brx.distributed.processes import DistributedWorld, started_as_one_of_many
     from brx.pipeline.world import SingleDevice, World
+    from brx.runs.folder import default_folder
     from brx.train.device import choose_device
     from brx.train.loop import train
-    from brx.train.run_folder import default_folder
 
     source = Path(args.config)
     is_run = source.is_dir()

@@ -1,0 +1,1 @@
+"""The HTML page: figures, tables, and a browser of the runs."""

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from brx.analysis.scales import Experiments
 from brx.errors import UserError
-from brx.figures.paper import FIGURES, PANEL_IN, draw_paper_figure
-from brx.figures.style import DPI
+from brx.paper.figures import FIGURES, PANEL_IN, draw_paper_figure
+from brx.paper.scales import Experiments
+from brx.plot.style import DPI
 
 PNG_SIZE = slice(16, 24)
 """Where a PNG's header has its width and height, two big-endian 32-bit integers."""

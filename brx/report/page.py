@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
-from brx.analysis.scales import Experiments
 from brx.errors import UserError
+from brx.files import write_text
+from brx.paper.scales import Experiments
 from brx.report.drawings import further_drawings, paper_drawings
 from brx.report.page_tables import page_tables
 from brx.report.provenance import provenance
 from brx.report.run_browser import facets_of, run_entries
-from brx.train.files import write_text
 
 
 def write_report(experiments: Experiments, figure_folders: list[Path], path: Path) -> None:

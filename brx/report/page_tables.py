@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from brx.analysis.paper_tables import TABLES
-from brx.analysis.results import Group
-from brx.analysis.scales import Experiments
-from brx.analysis.slowdown import comparable_sets, slowdowns, slowest_final, with_reference
-from brx.analysis.tables import Rows, model_text, slowdown_rows
 from brx.errors import UserError
+from brx.paper.scales import Experiments
+from brx.paper.tables import TABLES
+from brx.runs.experiments import Group
+from brx.runs.slowdown import comparable_sets, slowdowns, slowest_final, with_reference
+from brx.runs.tables import Rows, model_text, slowdown_rows
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ import numpy as np
 import yaml
 from matplotlib.colors import to_hex
 
-from brx.analysis.results import Results
-from brx.analysis.runs import Run, Series
-from brx.analysis.tables import model_text
-from brx.figures.style import METHOD_LOOKS, look_of, sequence_color
+from brx.plot.style import METHOD_LOOKS, look_of, sequence_color
 from brx.report.provenance import status_of
-from brx.train.run_folder import trajectory_of
+from brx.runs.experiments import Results
+from brx.runs.folder import trajectory_of
+from brx.runs.reading import Run, Series
+from brx.runs.tables import model_text
 
 MOST_POINTS = 300
 """Points of a curve: the losses are means over 2 % of a run, which 300 points resolve sixfold."""

@@ -1,0 +1,1 @@
+"""Grids of runs, and where they run."""

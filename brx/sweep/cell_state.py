@@ -12,9 +12,9 @@ from pathlib import Path
 
 from brx.config.loading import dump_config, load_config
 from brx.errors import UserError
+from brx.files import write_text
+from brx.runs.folder import RunFolder, trajectory_of
 from brx.sweep.spec import Cell
-from brx.train.files import write_text
-from brx.train.run_folder import RunFolder, trajectory_of
 
 LOG, FAILURE, LOCK = "log.txt", "failed.txt", ".lock"
 

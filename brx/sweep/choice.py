@@ -7,9 +7,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from brx.analysis.best_value import best_value, is_at_edge
+from brx.runs.best_value import best_value, is_at_edge
+from brx.runs.folder import RunFolder, settings_key
 from brx.sweep.spec import Cell, Choice, cell_name, value_at
-from brx.train.run_folder import RunFolder, settings_key
 
 SEED = "training.seed"
 

@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 import torch
 
 from brx.config.schema import RunConfig
+from brx.methods.updater import MethodUpdater
 from brx.model.stage import Stage, count_parameters
-from brx.optim.updater import MethodUpdater
 from brx.pipeline.engine import Engine
+from brx.runs.folder import RunFolder
 from brx.sweep.cell_state import State, iterations_done, state_of
 from brx.sweep.spec import Cell
 from brx.train.device import autocast, choose_device, set_up
 from brx.train.loop import build_stages
-from brx.train.run_folder import RunFolder
 
 WARM_UP, MEASURED = 3, 10  # one refresh of the default interval is among them
 LARGEST_ON_CPU = 20_000_000

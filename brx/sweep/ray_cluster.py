@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from brx.errors import UserError
+from brx.files import write_text
+from brx.runs.folder import RunFolder
 from brx.sweep.cell_state import FAILURE, LOG, State, lock, prepare_folder, record_failure, state_of
 from brx.sweep.spec import Cell
-from brx.train.files import write_text
-from brx.train.run_folder import RunFolder
 
 MOST_RESTARTS = 3
 """How often a cell is continued elsewhere after its node or Ray's process there was lost."""

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from rich.table import Table
 
+from brx.files import write_text
 from brx.sweep.choice import Chosen
 from brx.sweep.spec import Choice, Sweep
-from brx.train.files import write_text
 
 EDGE = "at the edge: widen the grid"
 

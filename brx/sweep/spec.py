@@ -14,7 +14,7 @@ from pydantic import Field
 from brx.config.loading import PRESETS, find_config, load_yaml_as, read_mapping, set_values, validate
 from brx.config.schema import RunConfig, Section
 from brx.errors import UserError
-from brx.train.run_folder import settings_key
+from brx.runs.folder import settings_key
 
 Value = bool | int | float | str | None
 Settings = dict[str, Any]

@@ -1,0 +1,1 @@
+"""Assembling and running one training: build, loop, recorder."""

@@ -7,7 +7,7 @@ import torch
 from brx.config import schema
 from brx.config.schema import RunConfig
 from brx.model.sizes import training_flops
-from brx.train.device_peaks import peak_flops
+from brx.planning.device_peaks import peak_flops
 
 
 class Utilization:

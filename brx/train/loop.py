@@ -18,24 +18,24 @@ from brx.data.batches import Batches, validation_set
 from brx.data.prefetch import Prefetcher
 from brx.data.prepare import PreparedData, prepare
 from brx.errors import UserError
+from brx.methods.updater import MethodUpdater
 from brx.model.stage import Stage, initialize, partition
-from brx.optim.updater import MethodUpdater
-from brx.pipeline.balance import assign, measure_stage_costs
 from brx.pipeline.delay import stage_delay
 from brx.pipeline.engine import Engine, MicroBatch, StepResult, check_finite
 from brx.pipeline.versions import StageVersions
 from brx.pipeline.world import SingleDevice, World
-from brx.train import checkpoint
+from brx.planning.balance import assign, measure_stage_costs
+from brx.planning.fit import check_memory
+from brx.planning.plan import halves_rings
+from brx.runs import checkpoint
+from brx.runs.folder import RunFolder
+from brx.runs.metrics import MetricsWriter, complete_until, truncate_metrics
+from brx.runs.summary import Summary, peak_memory
 from brx.train.device import autocast, choose_device, set_up
 from brx.train.interrupt import StopSignal
-from brx.train.memory_check import check_memory
-from brx.train.metrics import MetricsWriter, complete_until, truncate_metrics
-from brx.train.plan import halves_rings
 from brx.train.profiling import IterationProfiler
 from brx.train.progress import TrainingProgress
 from brx.train.recorder import Recorder, merge, to_numbers
-from brx.train.run_folder import RunFolder
-from brx.train.summary import Summary, peak_memory
 from brx.train.trackers import open_trackers
 
 Status = Literal["finished", "interrupted"]

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from brx.config.schema import RunConfig
 from brx.pipeline.engine import StepResult
+from brx.runs.metrics import MetricsWriter, Record, exact
+from brx.runs.summary import Summary
 from brx.train.efficiency import RefreshTime
-from brx.train.metrics import MetricsWriter, Record, exact
 from brx.train.progress import TrainingProgress
-from brx.train.summary import Summary
 from brx.train.trackers import Tracker
 
 

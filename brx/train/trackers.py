@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from brx.config.schema import RunConfig
 from brx.errors import UserError
-from brx.train.metrics import Record
+from brx.runs.metrics import Record
 
 
 class Tracker(Protocol):

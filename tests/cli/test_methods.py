@@ -5,7 +5,7 @@ import re
 import pytest
 
 from brx.cli.main import main
-from brx.optim.methods import METHODS
+from brx.methods.table import METHODS
 
 
 def printed(capsys, *arguments):

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from brx.config.loading import apply_overrides
+from brx.methods.updater import MethodUpdater
 from brx.model.stage import Stage, initialize, partition, whole_model
-from brx.optim.updater import MethodUpdater
 from brx.pipeline.delay import stage_delay, version_used
 from brx.pipeline.engine import Engine
 from brx.pipeline.versions import StageVersions
@@ -24,7 +24,7 @@ METHODS = {
     "basis-rotation": ["optimizer.frequency=3", "optimizer.geometry=unilateral"],
     # Far above the paper's range: at these weights a smaller lambda would hardly show.
     "delay-compensation": ["optimizer.compensation=1.0"],
-    # No SOAP: it rotates both sides, from covariances that start rank-deficient (tests/optim/test_methods.py has it).
+    # No SOAP: it rotates both sides, from covariances that start rank-deficient (tests/methods/test_table.py has it).
     "muon": [],
     "scion": [],
     "torch.optim:SGD": ["optimizer.arguments={momentum: 0.9, nesterov: true}"],

@@ -6,7 +6,7 @@ from torch import nn
 
 from brx.config.loading import dump_config
 from brx.pipeline.host_ring import HostRing
-from brx.train import checkpoint
+from brx.runs import checkpoint
 from brx.train.loop import train
 from tests.train.helpers import losses, start_brx, tiny_config
 

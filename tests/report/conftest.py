@@ -1,7 +1,7 @@
 import pytest
 
 from brx.cli.main import main
-from brx.figures.paper import FIGURES
+from brx.paper.figures import FIGURES
 from tests.report.helpers import EVIL_NAME, write_run
 
 

@@ -7,7 +7,7 @@ import time
 from contextlib import suppress
 
 from brx.config.loading import apply_overrides
-from brx.train.metrics import MEASURED, read_metrics
+from brx.runs.metrics import MEASURED, read_metrics
 
 
 def tiny_config(folder, *overrides):

@@ -8,12 +8,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.memory import measured_peak
 from brx.config.loading import apply_overrides
+from brx.methods.updater import MethodUpdater
 from brx.model.transformer import Attention
-from brx.optim.updater import MethodUpdater
 from brx.pipeline.engine import Engine
+from brx.planning.plan import plan_memory
 from brx.train.device import autocast
 from brx.train.loop import build_stages, train
-from brx.train.plan import plan_memory
 from tests.train.helpers import losses, tiny_config
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")

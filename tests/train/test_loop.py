@@ -17,10 +17,10 @@ import yaml
 from brx.config.loading import dump_config, load_config
 from brx.data.prepare import prepare
 from brx.errors import RunError, UserError
-from brx.optim.methods import METHODS
-from brx.train import checkpoint
+from brx.methods.table import METHODS
+from brx.runs import checkpoint
+from brx.runs.metrics import read_metrics
 from brx.train.loop import train
-from brx.train.metrics import read_metrics
 from tests.train.helpers import losses, start_brx, tiny_config, wait_for_lines
 
 NAMES = ["pipedream", "pipedream-lr", "nesterov", "basis-rotation", "delay-compensation", "soap", "muon", "scion"]
@@ -238,7 +238,7 @@ def test_summary_of_a_finished_run_that_lost_its_last_checkpoint_is_written_agai
 
 def test_loss_that_is_not_finite_stops_the_run(tmp_path, monkeypatch):
     config = tiny_config(tmp_path)
-    monkeypatch.setattr("brx.optim.updater.lr_factor", lambda t, training: 1e30 if t == 17 else 1.0)
+    monkeypatch.setattr("brx.methods.updater.lr_factor", lambda t, training: 1e30 if t == 17 else 1.0)
     with pytest.raises(RunError, match=r"iteration 1[89]: the (loss is|gradient norm of stage \d is) (nan|inf)"):
         train(config, tmp_path / "run")
     assert [path.name for path in checkpoint.list_checkpoints(tmp_path / "run")] == ["00000007", "00000014"]
@@ -247,7 +247,7 @@ def test_loss_that_is_not_finite_stops_the_run(tmp_path, monkeypatch):
     assert "iteration 1" in summary["error"]
 
     # It resumes from before the failure, as if there had been none.
-    monkeypatch.setattr("brx.optim.updater.lr_factor", lambda t, training: 1.0)
+    monkeypatch.setattr("brx.methods.updater.lr_factor", lambda t, training: 1.0)
     assert train(config, tmp_path / "run", resume=True) == "finished"
     train(config, tmp_path / "straight")
     assert losses(tmp_path / "run") == losses(tmp_path / "straight")

@@ -1,0 +1,1 @@
+"""Curvature of a training loss at a checkpoint: Hessian products, Cauchy norms, bases, oscillation."""

@@ -1,0 +1,77 @@
+"""The rotated coordinates of basis rotation: W = U W~ V^T for each rotated matrix, the identity for all else.
+
+With w = Q w~, the Hessian in the rotated coordinates is Q^T H Q: multiply by Q, then by H, then by Q^T.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from brx.curvature.hessian import Vectors
+from brx.model.stage import is_rotated
+from brx.optim.basis_rotation import BasisRotation
+
+
+@dataclass(frozen=True)
+class Basis:
+    """Orthogonal bases of a matrix (m, n), or of each matrix of a stack (*, m, n).
+
+    Attributes:
+        left: U (*, m, m); None for the identity.
+        right: V (*, n, n); None for the identity.
+    """
+
+    left: Tensor | None
+    right: Tensor | None
+
+    def to_weights(self, rotated: Tensor) -> Tensor:
+        """U A V^T."""
+        product = rotated if self.left is None else self.left @ rotated
+        return product if self.right is None else product @ self.right.mT
+
+    def from_weights(self, matrix: Tensor) -> Tensor:
+        """U^T A V."""
+        product = matrix if self.left is None else self.left.mT @ matrix
+        return product if self.right is None else product @ self.right
+
+
+Bases = dict[str, Basis]
+"""By parameter name; a parameter that is absent is not rotated."""
+
+
+def to_weights(bases: Bases, vectors: Vectors) -> Vectors:
+    """Q z."""
+    return {name: bases[name].to_weights(value) if name in bases else value for name, value in vectors.items()}
+
+
+def from_weights(bases: Bases, vectors: Vectors) -> Vectors:
+    """Q^T z."""
+    return {name: bases[name].from_weights(value) if name in bases else value for name, value in vectors.items()}
+
+
+def read_basis(state: Mapping[str, Any], dtype: torch.dtype) -> Basis | None:
+    """U and V from what `BasisRotation` keeps for a parameter; None if that is not basis rotation's state."""
+    left, right = state.get("left_basis"), state.get("right_basis")
+    if left is None and right is None:
+        return None
+    return Basis(*(None if side is None else side.to(dtype) for side in (left, right)))
+
+
+def estimate_bases(parameters: Vectors, gradients: Iterable[Vectors]) -> Bases:
+    """The bases that basis rotation (source 2nd, bilateral) finds from these gradients, at fixed weights.
+
+    The optimizer itself estimates them, with a learning rate of zero and a refresh at every gradient.
+    """
+    matrices = {name: nn.Parameter(value.clone()) for name, value in parameters.items() if is_rotated(name)}
+    optimizer = BasisRotation(list(matrices.values()), lr=0.0, weight_decay=0.0, frequency=1)
+    for found in gradients:
+        for name, matrix in matrices.items():
+            matrix.grad = found[name]
+        optimizer.step()
+    states = {name: read_basis(optimizer.state[matrix], matrix.dtype) for name, matrix in matrices.items()}
+    return {name: basis for name, basis in states.items() if basis is not None}

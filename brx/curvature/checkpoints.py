@@ -1,0 +1,188 @@
+"""A run's checkpoint as the analyses need it: the whole model's newest weights, its bases, and numbered batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from brx.curvature.bases import Bases, estimate_bases, read_basis
+from brx.curvature.hessian import Vectors, gradient
+from brx.data.batches import Batches
+from brx.data.prepare import prepare
+from brx.errors import UserError
+from brx.model.stage import Stage, whole_model
+from brx.pipeline.engine import MicroBatch
+from brx.runs.checkpoint import checkpoint_folder, list_checkpoints, read_manifest, read_stage
+from brx.runs.reading import Run
+
+MIDWAY = 0.1
+"""How far from the middle, as a share of the iterations, a checkpoint still counts as midway."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One checkpoint, read.
+
+    Attributes:
+        run: the run it is of.
+        path: its folder.
+        iteration: the number of updates behind it.
+        model: the whole model's structure (on the meta device: `parameters` holds the numbers).
+        parameters: the newest weights of all stages.
+        bases: U and V of basis rotation; empty for other methods.
+    """
+
+    run: Run
+    path: Path
+    iteration: int
+    model: Stage
+    parameters: Vectors
+    bases: Bases
+    _batches: Batches
+
+    def batches(self, numbers: Iterable[int]) -> Iterator[tuple[int, MicroBatch]]:
+        """Batches that the run did not train on: number 1 is the one that would have followed its last iteration."""
+        device = next(iter(self.parameters.values())).device
+        for number in numbers:
+            inputs, targets = self._batches.batch(self.run.config.training.last_iteration + number)
+            yield number, (inputs.to(device), targets.to(device))
+
+    @property
+    def num_parameters(self) -> int:
+        """d."""
+        return sum(parameter.numel() for parameter in self.parameters.values())
+
+
+def find_checkpoint(run: Run, iteration: int | None, default: Literal["newest", "midway"]) -> Path:
+    """The folder of the checkpoint to analyse.
+
+    Args:
+        run: the run.
+        iteration: of the checkpoint; None for the default one.
+        default: the newest one of a finished run, or the one nearest to the middle of its iterations.
+
+    Raises:
+        UserError: there is no such checkpoint, none near the middle, or the run is not finished and no checkpoint was
+            named.
+    """
+    found = {int(path.name): path for path in list_checkpoints(run.path)}
+    if not found:
+        raise UserError(f"{run.path}: has no checkpoint (checkpoints/ is empty or missing); train it again")
+    listed = ", ".join(map(str, found))
+    if iteration is not None:
+        if iteration not in found:
+            raise UserError(
+                f"{checkpoint_folder(run.path, iteration)}: there is no such checkpoint; there are: {listed}"
+            )
+        return found[iteration]
+    last = run.config.training.last_iteration
+    if not run.is_finished:
+        raise UserError(
+            f"{run.path}: the run is not finished (iteration {run.iterations[-1]:.0f} of {last}); finish it with"
+            f" `brx train {run.path} --resume`, or name a checkpoint with --checkpoint: {listed}"
+        )
+    wanted = last if default == "newest" else last // 2
+    nearest = min(found, key=lambda candidate: abs(candidate - wanted))
+    if default == "midway" and abs(nearest - wanted) > MIDWAY * last:
+        raise UserError(
+            f"{run.path}: has no checkpoint near the middle of its {last} iterations; name one with --checkpoint"
+            f" ({listed}), or train with a larger training.keep_checkpoints"
+        )
+    return found[nearest]
+
+
+def load_checkpoint(
+    run_path: Path,
+    iteration: int | None = None,
+    *,
+    default: Literal["newest", "midway"] = "newest",
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | None = None,
+) -> Checkpoint:
+    """Read a checkpoint of a run.
+
+    Args:
+        run_path: the run's folder.
+        iteration: of the checkpoint; None for the default one.
+        default: see `find_checkpoint`.
+        dtype: of weights and bases.
+        device: where they go; the CPU by default.
+
+    Raises:
+        UserError: there is none, it is damaged, it is another model's, or the run's token files have changed.
+    """
+    device = device or torch.device("cpu")
+    run = Run.load(run_path)
+    path = find_checkpoint(run, iteration, default)
+    manifest = read_manifest(path)
+    weights: Vectors = {}
+    bases: Bases = {}
+    for stage in range(manifest["num_stages"]):
+        state = read_stage(path, stage, device)
+        weights |= {name: tensor.to(dtype) for name, tensor in state["versions"]["weights"].items()}
+        for entry in state["optimizer"]:
+            found = {name: read_basis(parameter_state, dtype) for name, parameter_state in entry["state"].items()}
+            bases |= {name: basis for name, basis in found.items() if basis is not None}
+    with torch.device("meta"):
+        model = whole_model(run.config.model, run.config.data.vocabulary_size)
+    check_same_model({name: tuple(tensor.shape) for name, tensor in weights.items()}, model, path)
+    data = prepare(run.config.data)
+    if data.fingerprint != manifest["fingerprint"]:
+        raise UserError(
+            f"{path}: was trained on other data (fingerprint {manifest['fingerprint'][:12]}, now"
+            f" {data.fingerprint[:12]}); restore the token files"
+        )
+    batches = Batches(
+        data.train,
+        sequence_length=run.config.model.sequence_length,
+        batch_size=run.config.training.batch_size,
+        seed=run.config.training.seed,
+    )
+    parameters = {name: weights[name] for name, _ in model.named_parameters()}
+    return Checkpoint(run, path, manifest["iteration"], model, parameters, bases, batches)
+
+
+def check_same_model(shapes: dict[str, tuple[int, ...]], model: Stage, where: Path) -> None:
+    """Refuse weights whose names or shapes are not the model's.
+
+    Raises:
+        UserError: names the first difference.
+    """
+    expected = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    for name in sorted(expected.keys() | shapes.keys()):
+        if shapes.get(name) != expected.get(name):
+            raise UserError(
+                f"{where}: is a checkpoint of another model: {name} is {_describe(shapes.get(name))} in it and"
+                f" {_describe(expected.get(name))} in config.yaml"
+            )
+
+
+def borrow_bases(checkpoint: Checkpoint, other: Path) -> Bases:
+    """The bases that another run of the same model has in its newest checkpoint.
+
+    Raises:
+        UserError: it has none, or is of another model.
+    """
+    parameter = next(iter(checkpoint.parameters.values()))
+    lender = load_checkpoint(other, dtype=parameter.dtype, device=parameter.device)
+    if not lender.bases:
+        raise UserError(f"{lender.path}: has no basis (method {lender.run.method}); name a basis-rotation run")
+    shapes = {name: tuple(tensor.shape) for name, tensor in lender.parameters.items()}
+    check_same_model(shapes, checkpoint.model, lender.path)
+    return lender.bases
+
+
+def fit_bases(checkpoint: Checkpoint, num_batches: int) -> Bases:
+    """Bases estimated on the spot by the optimizer's own algorithm, at the checkpoint's weights."""
+    # Numbers below 1 are batches of the training itself: those that measurements take from 1 on stay unseen.
+    numbers = range(1 - num_batches, 1)
+    gradients = (gradient(checkpoint.model, checkpoint.parameters, batch) for _, batch in checkpoint.batches(numbers))
+    return estimate_bases(checkpoint.parameters, gradients)
+
+
+def _describe(shape: tuple[int, ...] | None) -> str:
+    return "missing" if shape is None else str(shape)

@@ -1,0 +1,113 @@
+"""The effective delay tau' of a pipeline (equation "effective delay"): its stages' delays, weighted by curvature.
+
+tau'^2 = sum_k tau_k^2 S_k / sum_k S_k, where tau_k = P - 1 - k is the delay of stage k = 0 .. P - 1 (the paper counts
+stages from 1 and writes K - k) and S_k is the sum of the squared row norms C_i^2 of its parameters. The C_i of the
+theorem bound the rows of the Hessian wherever training goes; here they are the rows at one checkpoint.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from brx.curvature.norm_result import NORMAL_95, NormResult, Space, results_of, stage_of_block
+from brx.errors import UserError
+from brx.pipeline.delay import stage_delay
+from brx.runs.reading import Run, common_target, iterations_to_target
+
+
+@dataclass(frozen=True)
+class EffectiveDelay:
+    """tau' at one number of stages.
+
+    Attributes:
+        num_stages: P.
+        delay: tau', in iterations.
+        standard_error: of it.
+    """
+
+    num_stages: int
+    delay: float
+    standard_error: float
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % confidence interval."""
+        margin = NORMAL_95 * self.standard_error
+        return max(0.0, self.delay - margin), min(self.num_stages - 1.0, self.delay + margin)
+
+
+def usual_stages(results: Sequence[NormResult]) -> list[int]:
+    """Powers of two up to the number of blocks of the smallest model."""
+    fewest_blocks = min(result.num_blocks for result in results)
+    return [2**power for power in range(fewest_blocks.bit_length())]
+
+
+def effective_delay(result: NormResult, num_stages: int) -> EffectiveDelay:
+    """tau' of the measured model, cut into `num_stages` stages as the trainer cuts it.
+
+    Raises:
+        UserError: there are more stages than blocks.
+    """
+    if not 1 <= num_stages <= result.num_blocks:
+        raise UserError(f"--stages {num_stages}: must be from 1 to the model's {result.num_blocks} blocks")
+    stages = stage_of_block(result.num_blocks, num_stages)
+    squared_delays = np.array([stage_delay(stages[name], num_stages) ** 2 for name in result.blocks.names], np.float64)
+    squares = np.array(result.blocks.sums[1])
+    covariance = np.array(result.blocks.covariances[1])
+    squared = float(squared_delays @ squares / squares.sum())
+    slope = (squared_delays - squared) / squares.sum()  # d tau'^2 / d S_k
+    delay = math.sqrt(squared)
+    error = math.sqrt(max(0.0, slope @ covariance @ slope)) / (2 * delay) if delay else 0.0
+    return EffectiveDelay(num_stages, delay, error)
+
+
+def uniform_effective_delay(num_stages: int) -> float:
+    """tau' if all stages had the same S_k: the root mean square of the delays."""
+    return math.sqrt(sum(stage_delay(stage, num_stages) ** 2 for stage in range(num_stages)) / num_stages)
+
+
+@dataclass(frozen=True)
+class SlowdownPoint:
+    """One run's measured slowdown beside its effective delay.
+
+    Attributes:
+        run: the run.
+        estimate: where the norms are from: the run's own measurement, else one of another run of its method.
+        delay: tau' of the run.
+        slowdown: its iterations to the target over those of its method's run without delay; None if it never gets
+            there.
+        target: the smoothed training loss that all runs of the method reach, in nats.
+    """
+
+    run: Run
+    estimate: NormResult
+    delay: EffectiveDelay
+    slowdown: float | None
+    target: float
+
+
+def slowdown_points(runs: Sequence[Run]) -> list[SlowdownPoint]:
+    """The runs whose method has a run without delay and a measurement among `runs`, by method and stages.
+
+    A run's coordinates are those that its method takes its steps in: rotated ones for basis rotation.
+    """
+    points = []
+    for method in dict.fromkeys(run.method for run in runs):
+        group = sorted((run for run in runs if run.method == method), key=lambda run: run.stages)
+        space: Space = "rotated" if method.startswith("basis-rotation") else "original"
+        found = {run.path: results_of(run.path).get(space) for run in group}
+        measured = [result for result in found.values() if result is not None]
+        if group[0].stages != 1 or not measured:
+            continue
+        target = common_target(group)
+        base = iterations_to_target(group[0], target)
+        for run in group:
+            estimate = found[run.path] or measured[-1]
+            reached = iterations_to_target(run, target)
+            slowdown = reached / base if reached is not None and base is not None else None
+            points.append(SlowdownPoint(run, estimate, effective_delay(estimate, run.stages), slowdown, target))
+    return points

@@ -1,0 +1,1 @@
+"""Several devices: processes, links between neighbours, launch. Knows the engine's actions, no method, no file."""

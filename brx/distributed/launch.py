@@ -1,0 +1,200 @@
+"""Start the ranks of one machine and watch over them: if one fails, all end, and one line says which and why."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from brx.distributed.links import NeighbourLostError
+from brx.errors import RunError, UserError
+
+REPORT = "BRX_RANK_REPORT"
+"""Environment variable: the file in which a rank leaves its error for the launcher."""
+
+POLL_S = 0.05
+# After the first failure the others get this long to report theirs, so that the cause is told from its consequences.
+GRACE_S = 3.0
+TERMINATE_S = 5.0
+
+
+@dataclass(frozen=True)
+class _Report:
+    """What a rank left behind: the exit code, and its error if it could still write one.
+
+    Attributes:
+        is_consequence: whether the error is that another rank was lost.
+        lost_peer: which one, if that is known.
+    """
+
+    rank: int
+    code: int
+    message: str | None
+    is_consequence: bool
+    lost_peer: int | None
+
+
+def launch(arguments: Sequence[str], num_ranks: int) -> int:
+    """Run `brx ARGUMENTS` in `num_ranks` processes on this machine, with the environment that torchrun would set.
+
+    The processes are in a session of their own: Ctrl-C reaches the launcher, which passes it on to rank 0 alone.
+
+    Returns:
+        0 when all are done, 130 when they were stopped.
+
+    Raises:
+        UserError: a rank refused the request.
+        RunError: a rank failed; names it and the cause.
+    """
+    with tempfile.TemporaryDirectory(prefix="brx-") as folder:
+        reports = [Path(folder) / f"rank-{rank}.json" for rank in range(num_ranks)]
+        port = int(os.environ.get("MASTER_PORT") or free_port())
+        processes = [_start(arguments, rank, num_ranks, port, reports[rank]) for rank in range(num_ranks)]
+
+        def pass_on(number: int, frame: FrameType | None) -> None:
+            if processes[0].poll() is None:
+                processes[0].send_signal(number)
+
+        before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            return _watch(processes, reports)
+        finally:
+            _end(processes)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def report_error(error: UserError | RunError) -> bool:
+    """In a launched rank: leave the error for the launcher to tell, once; False if there is no launcher."""
+    if REPORT not in os.environ:
+        return False
+    content: dict[str, Any] = {"message": str(error), "is_consequence": False, "lost_peer": None}
+    if isinstance(error, NeighbourLostError):
+        content |= {"is_consequence": True, "lost_peer": error.peer}
+    Path(os.environ[REPORT]).write_text(json.dumps(content), encoding="utf-8")
+    return True
+
+
+def end_with_launcher() -> None:
+    """In a launched rank: exit as soon as the launcher is gone, however it went (it holds our standard input open)."""
+    if REPORT not in os.environ:
+        return
+
+    def wait_for_end() -> None:
+        os.read(0, 1)  # not sys.stdin: its lock would be held at interpreter shutdown
+        os._exit(1)
+
+    threading.Thread(target=wait_for_end, daemon=True).start()
+
+
+def _start(arguments: Sequence[str], rank: int, num_ranks: int, port: int, report: Path) -> subprocess.Popen[bytes]:
+    environment = {
+        **os.environ,
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(num_ranks),
+        "LOCAL_WORLD_SIZE": str(num_ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        REPORT: str(report),
+    }
+    command = [sys.executable, "-m", "brx", *arguments]
+    return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, start_new_session=True)
+
+
+def _watch(processes: list[subprocess.Popen[bytes]], reports: list[Path]) -> int:
+    while True:
+        codes = [process.poll() for process in processes]
+        if any(code not in (None, 0, 130) for code in codes):
+            break
+        if all(code is not None for code in codes):
+            return 130 if 130 in codes else 0
+        time.sleep(POLL_S)
+    deadline = time.monotonic() + GRACE_S
+    while time.monotonic() < deadline and not _cause(processes, reports, final=False):
+        time.sleep(POLL_S)
+    raise _cause(processes, reports, final=True) or RunError("a rank failed and left no reason")
+
+
+def _cause(
+    processes: list[subprocess.Popen[bytes]], reports: list[Path], *, final: bool
+) -> UserError | RunError | None:
+    """The error to tell: a rank's own before those of ranks that merely lost a neighbour.
+
+    Args:
+        processes: the ranks.
+        reports: where they leave their errors.
+        final: blame a rank that is still running but that others say stopped answering.
+    """
+    ended = [_read(rank, process, reports[rank]) for rank, process in enumerate(processes)]
+    failed = [report for report in ended if report is not None and report.code not in (0, 130)]
+    for report in failed:
+        if report.code < 0:
+            name = signal.Signals(-report.code).name
+            return RunError(f"rank {report.rank} was killed by {name}; the last checkpoint is kept")
+    for report in failed:
+        if report.message is not None and not report.is_consequence:
+            text = f"rank {report.rank}: {report.message}"
+            return UserError(report.message) if report.code == 2 else RunError(text)
+        if report.message is None:
+            return RunError(f"rank {report.rank} ended with exit code {report.code} (its traceback is above)")
+    if not final:
+        return None
+    running = [rank for rank, report in enumerate(ended) if report is None]
+    blamed = next((report for report in failed if report.lost_peer in running), failed[0] if failed else None)
+    if blamed is None or blamed.message is None:
+        return None
+    # A rank that waited for all does not know for whom: it is one that has not said anything.
+    message = blamed.message
+    if blamed.lost_peer is None and running:
+        message = message.replace("a rank", f"rank {running[0]}", 1)
+    return RunError(f"{message}; the last checkpoint is kept")
+
+
+def _read(rank: int, process: subprocess.Popen[bytes], path: Path) -> _Report | None:
+    code = process.poll()
+    if code is None:
+        return None
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        content = {"message": None, "is_consequence": False, "lost_peer": None}
+    return _Report(rank, code, **content)
+
+
+def _end(processes: list[subprocess.Popen[bytes]]) -> None:
+    """Leave no process behind: first politely, then (also if it is stopped) for good."""
+    running = [process for process in processes if process.poll() is None]
+    for process in running:
+        process.terminate()
+    deadline = time.monotonic() + TERMINATE_S
+    while time.monotonic() < deadline and any(process.poll() is None for process in running):
+        time.sleep(POLL_S)
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+def free_port() -> int:
+    """A port below those that systems hand out by themselves: nobody is given it before rank 0 binds it."""
+    for port in random.SystemRandom().sample(range(20_000, 32_768), 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise RunError("no free port between 20000 and 32767; name one in MASTER_PORT")

@@ -1,0 +1,1 @@
+"""What trains under delay: the table of methods, their optimizers, learning rates, refresh schedules. Knows no file."""

@@ -1,0 +1,131 @@
+"""A method at work on one device's stages: learning rates, gradient rule, optimizer steps, state by stage."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from brx.config.schema import CustomConfig, RunConfig
+from brx.errors import RunError
+from brx.methods.custom import one_line
+from brx.methods.groups import check_each_parameter_once
+from brx.methods.learning_rate import lr_factor
+from brx.methods.table import find_method
+from brx.optim.basis_rotation import BasisRotation
+from brx.pipeline.versions import StageVersions
+
+StageOptimizerState = list[dict[str, Any]]
+"""For each of the method's optimizers: `state` by parameter name, and `groups` with the groups' own values by kind."""
+
+
+class MethodUpdater:
+    """Implements `brx.pipeline.engine.Updater` for the configured method."""
+
+    def __init__(self, config: RunConfig, stages: Sequence[StageVersions]) -> None:
+        self.config = config
+        self.method = find_method(config)
+        self.optimizers = self.method.optimizers(config, stages)
+        check_each_parameter_once(self.optimizers, stages)
+        self._peak_lr = {
+            (place, group["stage"], _kind(group)): group["lr"]
+            for place, optimizer in enumerate(self.optimizers)
+            for group in optimizer.param_groups
+        }
+
+    def lr(self, iteration: int) -> float:
+        """The learning rate of a stage without delay."""
+        return self.config.optimizer.lr * lr_factor(iteration, self.config.training)
+
+    @torch.no_grad()
+    def correct_gradients(self, stage: StageVersions, iteration: int) -> None:
+        """Apply the method's gradient rule, if it has one, to a stage's gradients."""
+        if self.method.gradient_rule is None or stage.delay == 0 or stage.stash == "none":
+            return  # without delay or stash the backward pass saw the newest weights: there is nothing to correct
+        with_gradient = [
+            (live.grad, live, used)
+            for live, used in zip(stage.live.values(), stage.used(iteration), strict=True)
+            if live.grad is not None
+        ]
+        gradients, newest, used_weights = (list(column) for column in zip(*with_gradient, strict=True))
+        self.method.gradient_rule(self.config, gradients, newest, used_weights)
+
+    def step(self, iteration: int) -> None:
+        """Set the stages' learning rates for this iteration and take the optimizers' steps.
+
+        Raises:
+            RunError: an optimizer refuses a gradient; no weight of its parameters was changed.
+        """
+        factor = lr_factor(iteration, self.config.training)
+        for place, optimizer in enumerate(self.optimizers):
+            for group in optimizer.param_groups:
+                divisor = self.method.lr_divisor(self.config, group["delay"], iteration)
+                group["lr"] = self._peak_lr[place, group["stage"], _kind(group)] * factor / divisor
+            try:
+                optimizer.step()
+            except ValueError as error:
+                raise RunError(f"iteration {iteration}: {error}") from None
+            except Exception as error:
+                if not isinstance(self.config.optimizer, CustomConfig):
+                    raise
+                name = self.config.optimizer.method
+                raise RunError(
+                    f"iteration {iteration}: optimizer.method {name}: its step failed: {one_line(error)}"
+                ) from error
+
+    @property
+    def num_failed_refreshes(self) -> int:
+        """How often, so far, a basis stayed as it was because its decomposition failed; waits for a GPU."""
+        return sum(one.num_failed_refreshes for one in self.optimizers if isinstance(one, BasisRotation))
+
+    def stage_state(self, stage: StageVersions) -> StageOptimizerState:
+        """The optimizer state of one stage, by parameter name; on the CPU, so that saving takes no device memory.
+
+        A copy, and of this stage alone: the states of a BasisRotation are views of whole batches.
+        """
+        saved = []
+        for optimizer in self.optimizers:
+            entry: dict[str, Any] = {"state": {}, "groups": {}}
+            for group in optimizer.param_groups:
+                if group["stage"] == stage.index:
+                    own = {key: value for key, value in group.items() if key not in _NOT_SAVED}
+                    entry["groups"][_kind(group)] = own
+                    entry["state"] |= {
+                        name: {key: _on_cpu(value) for key, value in optimizer.state[parameter].items()}
+                        for name, parameter in zip(group["param_names"], group["params"], strict=True)
+                        if parameter in optimizer.state
+                    }
+            saved.append(entry)
+        return saved
+
+    def load_stage_states(self, states: dict[int, StageOptimizerState]) -> None:
+        """Restore what `stage_state` gave, for all stages of this device at once.
+
+        Args:
+            states: by stage index.
+        """
+        for place, optimizer in enumerate(self.optimizers):
+            packed = optimizer.state_dict()
+            packed["state"] = {}
+            for group in packed["param_groups"]:
+                entry = states[group["stage"]][place]
+                group.update(entry["groups"][_kind(group)])
+                for name, number in zip(group["param_names"], group["params"], strict=True):
+                    if name in entry["state"]:
+                        packed["state"][number] = entry["state"][name]
+            optimizer.load_state_dict(packed)
+
+
+def _on_cpu(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to("cpu", copy=True)
+    return [_on_cpu(entry) for entry in value] if isinstance(value, list) else value
+
+
+_NOT_SAVED = ("params", "param_names", "stage", "delay", "kind")
+
+
+def _kind(group: dict[str, Any]) -> str:
+    """What tells a group from the others of its stage in the same optimizer."""
+    return str(group.get("kind", "all"))

@@ -1,0 +1,391 @@
+"""The paper's figures, one function each, under the paper's own labels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from brx.errors import UserError
+from brx.paper.scales import COMPENSATIONS, FREQUENCIES, MAIN, SEVEN, STRATEGIES, Experiments
+from brx.paper.tables import PRECONDITIONED
+from brx.plot.panels import (
+    Curve,
+    curve_of,
+    draw_against_time,
+    draw_curves,
+    draw_final_losses,
+    draw_slowdown,
+    draw_validation,
+    row_of_axes,
+)
+from brx.plot.style import COLUMN_WIDTH_IN, figure, look_of, save, sequence_color
+from brx.runs.experiments import Group
+from brx.runs.reading import SMOOTHING
+
+PANEL_IN = 2.3
+
+Draw = Callable[[Experiments, Figure], None]
+
+
+@dataclass(frozen=True)
+class PaperFigure:
+    """One figure.
+
+    Attributes:
+        name: on the command line and of the files.
+        label: in the paper's source.
+        caption: what it shows.
+        size: panels across and down.
+        draw: fills it; leaves panels without runs empty.
+    """
+
+    name: str
+    label: str
+    caption: str
+    size: tuple[int, int]
+    draw: Draw
+
+
+FIGURES: dict[str, PaperFigure] = {}
+
+
+def paper_figure(name: str, label: str, caption: str, *, across: int, down: int = 1) -> Callable[[Draw], Draw]:
+    """Enter a drawing function into the catalogue."""
+
+    def enter(draw: Draw) -> Draw:
+        FIGURES[name] = PaperFigure(name, label, caption, (across, down), draw)
+        return draw
+
+    return enter
+
+
+def draw_paper_figure(name: str, experiments: Experiments, folder: Path) -> tuple[list[Path], Experiments]:
+    """Draw one of the paper's figures into a folder.
+
+    Returns:
+        The files written, and the experiments with what was used and what was missing.
+
+    Raises:
+        UserError: none of its runs exist.
+    """
+    paper = FIGURES[name]
+    found = experiments.fresh()
+    across, down = paper.size
+    with figure(width=PANEL_IN * across, height=2.0 * down) as made:
+        paper.draw(found, made)
+        if not found.used:
+            raise UserError(f"figure {name}: none of its runs are in {found.folder}; make them with {found.makers}")
+        return save(made, folder / name, _caption(paper, found)), found
+
+
+def _caption(paper: PaperFigure, found: Experiments) -> str:
+    lines = [
+        f"{paper.caption} (The paper's {paper.label}.)",
+        f"Training losses are means over {SMOOTHING:.0%} of the iterations; bands: range over seeds;"
+        " learning rates: lowest final validation loss of the grid (* at its edge).",
+    ]
+    for group in found.used:
+        edge = "*" if group.is_at_edge else ""
+        names = ", ".join(run.path.name for run in group.runs)
+        lines.append(f"{group.variant}, P = {group.stages}, lr {group.lr:g}{edge}: {names}")
+    lines += [f"not there: {line}" for line in found.missing]
+    return "\n".join(lines)
+
+
+def _present(groups: Sequence[Group | None]) -> list[Group]:
+    return [group for group in groups if group is not None]
+
+
+def _curves(
+    experiments: Experiments, methods: Sequence[str], stages: int, sweep: str = "", **found: Any
+) -> list[Curve]:
+    """A curve a method at P stages."""
+    groups = [experiments.find(method, stages, sweep or experiments.sweep_of(method), **found) for method in methods]
+    return [curve_of(group) for group in _present(groups)]
+
+
+def _depth_curves(experiments: Experiments, method: str, depths: Sequence[int]) -> list[Curve]:
+    """A curve a number of stages, from light to dark."""
+    found = [experiments.find(method, depth, experiments.sweep_of(method)) for depth in depths]
+    colors = {depth: sequence_color(place, len(depths)) for place, depth in enumerate(depths)}
+    return [curve_of(group, f"P = {group.stages}", color=colors[group.stages]) for group in _present(found)]
+
+
+def _fill(axes: Any, curves: list[Curve], title: str, draw: Callable[..., None] = draw_curves) -> None:
+    """Draw curves into a panel; say so in it where there are none."""
+    if curves:
+        draw(axes, curves, title=title)
+    else:
+        axes.set_title(title)
+        axes.tick_params(bottom=False, left=False, labelbottom=False)
+        axes.text(0.5, 0.5, "not run", ha="center", va="center", transform=axes.transAxes, color="grey")
+
+
+def _share_legend(made: Figure, *panels: Axes) -> None:
+    """One legend under panels with the same curves, instead of one in each, which would lie on them."""
+    handle_by_label: dict[str, Any] = {}
+    for axes in panels:
+        handle_by_label |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+        if legend := axes.get_legend():
+            legend.remove()
+    if handle_by_label:
+        grid = panels[0].get_gridspec()
+        assert grid is not None  # panels come from `subplots`
+        labels, handles = list(handle_by_label), list(handle_by_label.values())
+        made.legend(handles, labels, loc="outside lower center", ncols=2 * grid.ncols, fontsize=6)
+
+
+def _fill_alone(made: Figure, curves: list[Curve], title: str) -> None:
+    """One panel, a column wide, with the legend under it."""
+    made.set_size_inches(COLUMN_WIDTH_IN, 2.6)
+    (axes,) = row_of_axes(made, 1)
+    _fill(axes, curves, title)
+    _share_legend(made, axes)
+
+
+@paper_figure("teaser", "fig:teaser", "Delay slows training down; basis rotation takes most of that back.", across=2)
+def _teaser(experiments: Experiments, made: Figure) -> None:
+    left, right = row_of_axes(made, 2, share_y=True)
+    _fill(left, _depth_curves(experiments, "pipedream", experiments.scale.depths), "(a) PipeDream")
+    deepest = experiments.scale.deepest
+    _fill(right, _curves(experiments, ("pipedream", "basis-rotation"), deepest), f"(b) P = {deepest}")
+
+
+@paper_figure(
+    "main",
+    "fig:result-main",
+    "Methods against the number of stages for one model; (c-e) slowdown, to the loss that they and the strategies of"
+    " basis rotation all reach.",
+    across=5,
+)
+def _main(experiments: Experiments, made: Figure) -> None:
+    panels = row_of_axes(made, 5)
+    by_method = _by_method(experiments, MAIN)
+    if by_method:
+        draw_final_losses(panels[0], by_method, title="(a) final loss")
+    deepest = experiments.scale.deepest
+    _fill(panels[1], _curves(experiments, MAIN, deepest), f"(b) P = {deepest}")
+    _share_legend(made, *panels[:2])
+    _fill_slowdowns(experiments, MAIN[1:], panels[2:], letters="cde")
+
+
+def _by_method(experiments: Experiments, methods: Sequence[str]) -> dict[str, list[Group]]:
+    found = {
+        method: _present([experiments.find(method, P, experiments.sweep_of(method)) for P in experiments.scale.depths])
+        for method in methods
+    }
+    return {method: groups for method, groups in found.items() if groups}
+
+
+def _fill_slowdowns(experiments: Experiments, methods: Sequence[str], panels: Sequence[Any], letters: str = "") -> None:
+    """Each method at P = 1 and at the deepest pipeline, to the target of the scale."""
+    target = experiments.slowdown_target()
+    for method, axes in zip(methods, panels, strict=True):
+        undelayed, delayed = (experiments.find(method, P, experiments.sweep_of(method)) for P in experiments.ends)
+        if undelayed is not None and delayed is not None and target is not None:
+            draw_slowdown(axes, undelayed, delayed, target)
+        else:
+            _fill(axes, [], look_of(method).label)
+    for axes, letter in zip(panels, letters, strict=False):
+        axes.set_title(f"({letter}) {axes.get_title()}")
+
+
+@paper_figure("block-scaling", "fig:result-main-blockscaling", "Deeper models, one block a stage.", across=3)
+def _block_scaling(experiments: Experiments, made: Figure) -> None:
+    panels = row_of_axes(made, 3, share_y=True)
+    _fill_block_scaling(experiments, MAIN[1:], panels)
+    _share_legend(made, *panels)
+
+
+def _fill_block_scaling(experiments: Experiments, methods: Sequence[str], panels: Sequence[Any]) -> None:
+    sizes = experiments.scale.blocks
+    for method, axes in zip(methods, panels, strict=True):
+        curves = []
+        for place, blocks in enumerate(sizes):
+            group = experiments.find(method, blocks, "block-scaling", settings={"model.blocks": blocks})
+            if group is not None:
+                color = sequence_color(place, len(sizes))
+                curves.append(curve_of(group, f"{blocks} blocks, P = {blocks}", color=color))
+        _fill(axes, curves, look_of(method).label)
+
+
+@paper_figure("width", "fig:result-main-1b", "P = 24, (a) the smaller and (b) the larger model.", across=2)
+def _width(experiments: Experiments, made: Figure) -> None:
+    left, right = row_of_axes(made, 2)
+    scale = experiments.scale
+    _fill(left, _curves(experiments, MAIN, 24, "width", settings=scale.narrow), "(a) smaller model")
+    wide = _curves(experiments, MAIN, 24, "width", preset=scale.wide_preset, settings=scale.wide)
+    _fill(right, wide, "(b) larger model")
+    _share_legend(made, left, right)
+
+
+@paper_figure("strategies", "fig:result-rotation", "Estimation strategies of basis rotation.", across=1)
+def _strategies(experiments: Experiments, made: Figure) -> None:
+    deepest = experiments.scale.deepest
+    _fill_alone(made, _curves(experiments, ("pipedream-lr", *STRATEGIES), deepest), f"P = {deepest}")
+
+
+@paper_figure(
+    "efficiency", "fig:result-main-efficiency",
+    "(a) loss against training time, at the pace of the method's fastest seed while least disturbed (cells share a"
+    " machine: an upper bound), (b) refresh intervals, (c) stage-aware.",
+    across=3,
+)  # fmt: skip
+def _efficiency(experiments: Experiments, made: Figure) -> None:
+    panels = row_of_axes(made, 3)
+    deepest = experiments.scale.deepest
+    _fill(panels[0], _curves(experiments, MAIN, deepest), f"(a) P = {deepest}", draw_against_time)
+    _fill(panels[1], _frequency_curves(experiments), f"(b) P = {deepest}")
+    _fill(panels[2], _allocation_curves(experiments, ("uniform", "stage-aware")), f"(c) P = {deepest}")
+
+
+def _frequency_curves(experiments: Experiments) -> list[Curve]:
+    deepest = experiments.scale.deepest
+    curves = _curves(experiments, ("pipedream-lr",), deepest)
+    for place, frequency in enumerate(FREQUENCIES):
+        settings = {"optimizer.frequency": frequency}
+        group = experiments.find("basis-rotation", deepest, "frequency", settings=settings)
+        if group is not None:
+            color = sequence_color(place, len(FREQUENCIES))
+            curves.append(curve_of(group, f"every {frequency} iterations", color=color))
+    return curves
+
+
+def _allocation_curves(experiments: Experiments, allocations: Sequence[str]) -> list[Curve]:
+    found = [
+        experiments.find("basis-rotation", experiments.scale.deepest, sweep, settings={"optimizer.allocation": one})
+        for one in allocations
+        for sweep in ("main" if one == "uniform" else "stage-aware",)
+    ]
+    return [curve_of(group) for group in _present(found)]
+
+
+@paper_figure(
+    "weight-stashing", "fig:result-weightstashing",
+    "Without weight stashing: (a) all methods, (b, c) with and without.", across=3,
+)  # fmt: skip
+def _weight_stashing(experiments: Experiments, made: Figure) -> None:
+    panels = row_of_axes(made, 3)
+    deepest = experiments.scale.deepest
+    without = {"pipeline.stash": "none"}
+    _fill(
+        panels[0], _curves(experiments, MAIN, deepest, "stashing", settings=without), f"(a) no stashing, P = {deepest}"
+    )
+    for axes, method, letter in zip(panels[1:], ("pipedream-lr", "basis-rotation"), "bc", strict=True):
+        curves = _curves(experiments, (method,), deepest)
+        curves = [curve_of(curve.group, "stashing") for curve in curves]
+        group = experiments.find(method, deepest, "stashing", settings=without)
+        curves += [curve_of(group, "no stashing", linestyle="--")] if group is not None else []
+        _fill(axes, curves, f"({letter}) {look_of(method).label}")
+
+
+@paper_figure("all-stages", "fig:result-appendix-optmain", "All methods at every number of stages.", across=3, down=2)
+def _all_stages(experiments: Experiments, made: Figure) -> None:
+    panels = made.subplots(2, 3, squeeze=False, sharey=True).ravel()
+    for axes, stages in zip(panels, experiments.scale.depths, strict=True):
+        _fill(axes, _curves(experiments, MAIN, stages), f"P = {stages}")
+    _share_legend(made, *panels)
+
+
+@paper_figure(
+    "slowdown-all",
+    "fig:result-appendix-slowdown",
+    "Slowdown of seven methods, to the loss that all but PipeDream reach.",
+    across=4,
+    down=2,
+)
+def _slowdown_all(experiments: Experiments, made: Figure) -> None:
+    panels = list(made.subplots(2, 4, squeeze=False, sharey=True).ravel())
+    panels[-1].remove()
+    _fill_slowdowns(experiments, SEVEN, panels[:-1])
+
+
+@paper_figure(
+    "block-scaling-all", "fig:result-appendix-blockscaling", "Deeper models, one block a stage, seven methods.",
+    across=4, down=2,
+)  # fmt: skip
+def _block_scaling_all(experiments: Experiments, made: Figure) -> None:
+    panels = list(made.subplots(2, 4, squeeze=False, sharey=True).ravel())
+    panels[-1].remove()
+    _fill_block_scaling(experiments, SEVEN, panels[:-1])
+    _share_legend(made, *panels[:-1])
+
+
+@paper_figure("weight-prediction", "fig:result-appendix-pipemare", "With PipeMare's weight prediction.", across=1)
+def _weight_prediction(experiments: Experiments, made: Figure) -> None:
+    deepest = experiments.scale.deepest
+    settings = {"pipeline.stash": "predict"}
+    _fill_alone(made, _curves(experiments, MAIN, deepest, "prediction", settings=settings), f"P = {deepest}")
+
+
+@paper_figure(
+    "strategies-all-stages", "fig:result-appendix-optrotated", "Estimation strategies at every number of stages.",
+    across=3, down=2,
+)  # fmt: skip
+def _strategies_all_stages(experiments: Experiments, made: Figure) -> None:
+    panels = made.subplots(2, 3, squeeze=False, sharey=True).ravel()
+    for axes, stages in zip(panels, experiments.scale.depths, strict=True):
+        _fill(axes, _curves(experiments, ("pipedream-lr", *STRATEGIES), stages), f"P = {stages}")
+    _share_legend(made, *panels)
+
+
+@paper_figure(
+    "reversed",
+    "fig:reverse-stage-wise-frequency",
+    "Refreshes shared by delay, evenly, and inversely.",
+    across=1,
+)
+def _reversed(experiments: Experiments, made: Figure) -> None:
+    curves = _allocation_curves(experiments, ("uniform", "stage-aware", "reversed"))
+    _fill_alone(made, curves, f"P = {experiments.scale.deepest}")
+
+
+@paper_figure("validation", "fig:result-appendix-val", "(a) training and (b) validation loss.", across=2)
+def _validation(experiments: Experiments, made: Figure) -> None:
+    left, right = row_of_axes(made, 2, share_y=True)
+    deepest = experiments.scale.deepest
+    curves = _curves(experiments, SEVEN, deepest)
+    _fill(left, curves, f"(a) training, P = {deepest}")
+    _fill(right, curves, f"(b) validation, P = {deepest}", draw_validation)
+    _share_legend(made, left, right)
+
+
+@paper_figure("delay-compensation", "fig:result-appendix-dc", "Delay compensation.", across=3)
+def _delay_compensation(experiments: Experiments, made: Figure) -> None:
+    panels = row_of_axes(made, 3, share_y=True)
+    for axes, stages in zip(panels, (8, 16, 32), strict=True):
+        curves = _curves(experiments, MAIN, stages)
+        for place, strength in enumerate(COMPENSATIONS):
+            settings = {"optimizer.compensation": strength}
+            group = experiments.find("delay-compensation", stages, "delay-compensation", settings=settings)
+            if group is not None:
+                color = sequence_color(place, len(COMPENSATIONS))
+                curves.append(curve_of(group, rf"DC, $\lambda$ = {strength:g}", color=color))
+        _fill(axes, curves, f"P = {stages}")
+    _share_legend(made, *panels)
+
+
+@paper_figure("preconditioned", "tab:result-preconditioned-slowdown", "Preconditioned methods.", across=1)
+def _preconditioned(experiments: Experiments, made: Figure) -> None:
+    deepest = experiments.scale.deepest
+    _fill_alone(made, _curves(experiments, PRECONDITIONED, deepest), f"P = {deepest}")
+
+
+@paper_figure("3b", "fig:result-appendix-3b", "The 3B model.", across=1)
+def _huge(experiments: Experiments, made: Figure) -> None:
+    preset = experiments.scale.huge_preset
+    if preset is None:
+        raise UserError("figure 3b: only at the paper's scale: brx sweep configs/sweeps/paper/3b.yaml")
+    _fill_alone(made, _curves(experiments, MAIN, 32, "3b", preset=preset), "3B, P = 32")
+
+
+@paper_figure("moe", "fig:result-appendix-moe", "A mixture-of-experts model.", across=1)
+def _moe(experiments: Experiments, made: Figure) -> None:
+    deepest = experiments.scale.deepest
+    curves = _curves(experiments, MAIN, deepest, "moe", preset=experiments.scale.moe_preset)
+    _fill_alone(made, curves, f"mixture of experts, P = {deepest}")

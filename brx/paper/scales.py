@@ -1,0 +1,198 @@
+"""The two scales at which the paper is reproduced, and how its experiments are found among a scale's runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from brx.errors import UserError
+from brx.runs.experiments import Group, Results, preset_with
+from brx.runs.slowdown import slowest_final
+
+Settings = Mapping[str, Any]
+
+METHODS: dict[str, Settings] = {
+    "pipedream": {"optimizer.method": "pipedream"},
+    "pipedream-lr": {"optimizer.method": "pipedream-lr"},
+    "nesterov": {"optimizer.method": "nesterov"},
+    "basis-rotation": {"optimizer.method": "basis-rotation"},
+    "basis-rotation 2nd/unilateral": {"optimizer.method": "basis-rotation", "optimizer.geometry": "unilateral"},
+    "basis-rotation 1st/bilateral": {"optimizer.method": "basis-rotation", "optimizer.source": "1st"},
+    "basis-rotation 1st/unilateral": {
+        "optimizer.method": "basis-rotation",
+        "optimizer.source": "1st",
+        "optimizer.geometry": "unilateral",
+    },
+    "soap": {"optimizer.method": "soap"},
+    "muon": {"optimizer.method": "muon"},
+    "scion": {"optimizer.method": "scion"},
+    "delay-compensation": {"optimizer.method": "delay-compensation"},
+}
+MAIN = ("pipedream", "pipedream-lr", "nesterov", "basis-rotation")
+STRATEGIES = (
+    "basis-rotation",
+    "basis-rotation 2nd/unilateral",
+    "basis-rotation 1st/bilateral",
+    "basis-rotation 1st/unilateral",
+)
+SEVEN = (*MAIN[:3], *reversed(STRATEGIES))
+TARGET_METHODS = SEVEN[1:]
+"""Those that the paper compares by their slowdown in more than one place: without plain PipeDream."""
+CURVATURE = Path("results/curvature")
+"""Runs whose Hessians were measured (of the preset `quick`), for either scale: see its README."""
+COMPENSATIONS = (0.04, 0.1, 0.5, 1.0)
+FREQUENCIES = (1, 10, 100)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Where the runs of a scale are and what they are made of.
+
+    Attributes:
+        name: `cpu` or `paper`.
+        preset: of the main model.
+        runs: folder of its results.
+        depths: numbers of stages of the main comparison.
+        blocks: models of the block scaling, one block a stage.
+        narrow: settings, over the preset, of the smaller model at P = 24.
+        wide: of the larger one.
+        wide_preset: which preset that is over.
+        moe_preset: of the mixture-of-experts model.
+        huge_preset: of the 3B model; none at the scale of a laptop.
+        budget_model: settings of the model that is trained for several numbers of iterations.
+        budgets: these numbers; none at the paper's scale.
+    """
+
+    name: str
+    preset: str
+    runs: Path
+    depths: tuple[int, ...]
+    blocks: tuple[int, ...]
+    narrow: Settings
+    wide: Settings
+    wide_preset: str
+    moe_preset: str
+    huge_preset: str | None
+    budget_model: Settings
+    budgets: tuple[int, ...]
+
+    @property
+    def deepest(self) -> int:
+        """The largest number of stages of the main comparison."""
+        return max(self.depths)
+
+    def sweep(self, name: str) -> str:
+        """The sweep file that makes the runs of an experiment."""
+        return f"configs/sweeps/{self.name}/{name}.yaml"
+
+
+SCALES = {
+    "cpu": Scale(
+        name="cpu",
+        preset="cpu-small",
+        runs=Path("results/cpu"),
+        depths=(1, 2, 4, 8, 16, 32),
+        blocks=(4, 8, 16, 32),
+        narrow={"model.blocks": 24},
+        wide={"model.blocks": 24, "model.width": 64},
+        wide_preset="cpu-small",
+        moe_preset="cpu-moe",
+        huge_preset=None,
+        budget_model={"model.blocks": 8},
+        budgets=(1000, 4000, 16000),
+    ),
+    "paper": Scale(
+        name="paper",
+        preset="paper-95m",
+        runs=Path("runs/paper"),
+        depths=(1, 2, 4, 8, 16, 32),
+        blocks=(4, 8, 16, 32),
+        narrow={"model.blocks": 24},
+        wide={},
+        wide_preset="paper-1b",
+        moe_preset="paper-moe-100m",
+        huge_preset="paper-3b",
+        budget_model={},
+        budgets=(),
+    ),
+}
+
+
+class Experiments:
+    """Finds a scale's experiments, and remembers what was not there.
+
+    Args:
+        scale: which.
+        folder: of its runs; the scale's own by default.
+
+    Raises:
+        UserError: there are no runs at all; names the sweep that makes them.
+    """
+
+    def __init__(self, scale: Scale, folder: Path | None = None) -> None:
+        self.scale = scale
+        self.folder = folder or scale.runs
+        if not self.folder.is_dir():
+            raise UserError(f"{self.folder}: no such folder; make the runs with brx sweep {scale.sweep('main')}")
+        self.results = Results([self.folder])
+        self.used: list[Group] = []
+        self.missing: list[str] = []
+
+    def fresh(self) -> Experiments:
+        """The same runs with nothing used or missing yet."""
+        copy = object.__new__(Experiments)
+        copy.scale, copy.folder, copy.results = self.scale, self.folder, self.results
+        copy.used, copy.missing = [], []
+        return copy
+
+    def find(
+        self, method: str, stages: int, sweep: str, *, preset: str | None = None, settings: Settings | None = None
+    ) -> Group | None:
+        """The runs of a method at P stages, apart from `settings` at the preset's.
+
+        Args:
+            method: a key of METHODS.
+            stages: P.
+            sweep: the name of the sweep that makes them, for `missing`.
+            preset: instead of the scale's main one.
+            settings: further dotted keys.
+        """
+        wanted = {"pipeline.stages": stages, **METHODS[method], **(settings or {})}
+        group = self.results.find(preset_with(preset or self.scale.preset, wanted))
+        if group is None:
+            extra = "".join(f", {key} = {value}" for key, value in (settings or {}).items())
+            line = f"{method} at P = {stages}{extra}: brx sweep {self.scale.sweep(sweep)}"
+            self.missing += [] if line in self.missing else [line]
+        elif group not in self.used:
+            self.used.append(group)
+        return group
+
+    def slowdown_target(self) -> float | None:
+        """The one target of all the paper's slowdowns at this scale; None while no method has both ends.
+
+        It is the highest final training loss, at P = 1 and at the deepest pipeline, of TARGET_METHODS.
+        """
+        finals = []
+        for method in TARGET_METHODS:
+            configs = [preset_with(self.scale.preset, {"pipeline.stages": P, **METHODS[method]}) for P in self.ends]
+            pair = [self.results.find(config) for config in configs]
+            finals += [group for group in pair if group is not None and None not in pair]
+        return slowest_final(finals) if finals else None
+
+    @property
+    def ends(self) -> tuple[int, int]:
+        """The numbers of stages between which a slowdown is taken."""
+        return 1, self.scale.deepest
+
+    @property
+    def makers(self) -> str:
+        """The commands that make what was missing."""
+        return ", ".join(sorted({line.rpartition(": ")[2] for line in self.missing}))
+
+    def sweep_of(self, method: str) -> str:
+        """The sweep that a method's plain runs come from."""
+        if method in MAIN:
+            return "main"
+        return "strategies" if method in STRATEGIES else "preconditioned"

@@ -1,0 +1,354 @@
+"""What a run will need, before it starts: memory of every rank and multiplications, from closed forms.
+
+The memory of a rank peaks at one of two moments: when the loss is computed, with all activations there, or when the
+optimizer steps, with all gradients there. What is always there: weights, optimizer state, rings. On CPUs the sums are
+checked against measured peaks (tests/planning/test_plan.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from brx.config import schema
+from brx.config.schema import RunConfig
+from brx.model.cross_entropy import CHUNK_LOGITS
+from brx.model.sizes import (
+    FP32,
+    Shapes,
+    block_activation_bytes,
+    head_bytes,
+    num_elements,
+    stage_forward_flops,
+    stage_shapes,
+)
+from brx.model.stage import is_rotated, partition
+from brx.optim.basis_rotation import BATCH_BYTES
+from brx.pipeline.delay import stage_delay
+from brx.planning.optimizer_memory import basis_elements, overhead_elements, rotated_sides
+
+STAGE_PARTS = ("weights", "gradients", "moments", "rotation", "rings", "activations")
+"""What a stage holds, by the names of `Memory`."""
+
+RANK_PARTS = (*STAGE_PARTS, "logits", "update")
+"""What a rank holds, by the names of `RankMemory`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """What stages hold, in bytes but for the first.
+
+    Attributes:
+        num_parameters: of these stages.
+        weights: the live weights, fp32.
+        gradients: fp32.
+        moments: the optimizer's moments.
+        rotation: bases and covariances.
+        rings: the older weight versions, with what weight prediction keeps.
+        activations: of all micro-batches in flight, with autocast's copies of the matrices.
+    """
+
+    num_parameters: int
+    weights: int
+    gradients: int
+    moments: int
+    rotation: int
+    rings: int
+    activations: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageMemory(Memory):
+    """What one virtual stage adds to the memory of its rank.
+
+    Attributes:
+        stage: k.
+    """
+
+    stage: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankMemory(Memory):
+    """The memory of one rank: the sums over its stages, and what it has once.
+
+    Attributes:
+        rank: r.
+        stages: the virtual stages that it holds.
+        by_stage: what each of them adds; `activations` have the buffers of what is exchanged with neighbours besides.
+        logits: bytes of the head's and the loss's working memory (last rank).
+        update: of the working memory of an update.
+        peak: of the largest sum of what is there at one time.
+    """
+
+    rank: int
+    stages: range
+    by_stage: tuple[StageMemory, ...]
+    logits: int
+    update: int
+    peak: int
+
+
+def plan_memory(config: RunConfig, device_type: str, ranges: Sequence[range] | None = None) -> list[RankMemory]:
+    """The memory of every rank.
+
+    Args:
+        config: the run.
+        device_type: `cuda`, `cpu` or `mps`: autocast keeps other activations on CUDA, and optimizers other batches.
+        ranges: the stages of each rank; by default an even cut into `pipeline.devices` runs.
+    """
+    ranges = ranges or partition(config.pipeline.stages, config.pipeline.devices)
+    return [_rank_memory(config, device_type, rank, own, len(ranges)) for rank, own in enumerate(ranges)]
+
+
+def planned_device_type(config: RunConfig) -> str:
+    """The kind of device that a plan is for: the configured one; CUDA where any would do."""
+    return "cuda" if config.runtime.device == "auto" else config.runtime.device
+
+
+def smallest_num_ranks(config: RunConfig, device_type: str, device_memory: float) -> int | None:
+    """The smallest R all of whose ranks fit; None if even R = P does not."""
+    for num_ranks in range(1, config.pipeline.stages + 1):
+        if fits(plan_memory(config, device_type, partition(config.pipeline.stages, num_ranks)), device_memory):
+            return num_ranks
+    return None
+
+
+def fits(ranks: list[RankMemory], device_memory: float) -> bool:
+    """Whether every rank's peak is within the memory of its device."""
+    return max(rank.peak for rank in ranks) <= device_memory
+
+
+def halves_rings(config: RunConfig) -> bool:
+    """Whether the rings hold matrices in bf16, as autocast would cast them to it anyway.
+
+    Delay compensation takes differences to the stashed versions, which bf16 would drown in rounding. In the modes that
+    overwrite a slot before the backward pass there is no choice: from fp32, autocast would save a copy in the forward
+    pass, and what is overwritten would never be seen.
+    """
+    stashed_for_differences = config.optimizer.method == "delay-compensation" and config.pipeline.stash == "stash"
+    return config.runtime.precision == "bf16" and not stashed_for_differences
+
+
+def what_would_fit(config: RunConfig, device_type: str, device_memory: float) -> list[str]:
+    """Changes of the configuration that would make it fit, as overrides: alone if that is enough, else with devices."""
+    found: list[str] = []
+    for change in _changes(config):
+        overrides = [f"{section}.{key}={str(value).lower()}" for section, key, value in change]
+        changed = config
+        for section, key, value in change:
+            updated = getattr(changed, section).model_copy(update={key: value})
+            changed = changed.model_copy(update={section: updated})
+        if change and fits(plan_memory(changed, device_type), device_memory):
+            return [*found, " ".join(overrides)]
+        smallest = smallest_num_ranks(changed, device_type, device_memory)
+        if smallest is not None and not found:
+            found.append(" ".join([f"pipeline.devices={smallest}", *overrides]))
+    return found
+
+
+def _changes(config: RunConfig) -> Iterator[list[tuple[str, str, Any]]]:
+    """What may be changed besides the number of devices, in order of what it costs."""
+    yield []
+    savings: list[tuple[str, str, Any]] = []
+    if config.pipeline.stash == "stash" and not config.pipeline.recompute:
+        savings.append(("pipeline", "recompute", True))
+        yield savings
+    if config.pipeline.rings == "device":
+        yield [("pipeline", "rings", "host")]
+        savings = [*savings, ("pipeline", "rings", "host")]
+        yield savings
+    for halvings in range(1, config.training.batch_size.bit_length()):
+        yield [*savings, ("training", "batch_size", config.training.batch_size >> halvings)]
+
+
+def _rank_memory(config: RunConfig, device_type: str, rank: int, own: range, num_ranks: int) -> RankMemory:
+    model, batch, bf16 = config.model, config.training.batch_size, config.runtime.precision == "bf16"
+    vocabulary = config.data.vocabulary_size
+    blocks = partition(model.blocks, config.pipeline.stages)
+    shapes = {index: stage_shapes(model, vocabulary, blocks[index]) for index in own}
+    is_last = rank == num_ranks - 1
+    boundary = _boundary_bytes(config)
+
+    in_flight = num_ranks - rank
+    by_stage = tuple(
+        _stage_memory(config, device_type, index, blocks[index], stage, in_flight) for index, stage in shapes.items()
+    )
+    total = {part: sum(getattr(stage, part) for stage in by_stage) for part in ("num_parameters", *STAGE_PARTS)}
+    others = total["activations"] // in_flight * (in_flight - 1)  # once the backward pass has used up its own
+    buffers = 0
+    if num_ranks > 1:  # received activations and gradients, and what is being sent
+        buffers = ((in_flight + 1) * (rank > 0) + 2 * (not is_last) + 2) * boundary
+
+    logits = head_bytes(model, vocabulary, batch, bf16=bf16) if is_last else 0
+    update = _update_bytes(config, shapes, device_type)
+    # In chunks, the loss makes the head's gradients before all others.
+    is_chunked = batch * model.sequence_length * vocabulary > CHUNK_LOGITS
+    early_gradients = FP32 * (model.width + 1) * vocabulary if is_last and is_chunked else 0
+    backward = 6 * boundary  # gradients of activations within a block
+    if config.pipeline.recompute:
+        backward += max(_block_bytes(config, device_type, block) for index in own for block in blocks[index])
+    peak = (
+        total["weights"]
+        + total["moments"]
+        + total["rotation"]
+        + total["rings"]
+        + buffers
+        + max(
+            total["activations"] + max(logits, backward) + early_gradients,
+            others + total["gradients"] + update,
+        )
+    )
+    total["activations"] += buffers
+    return RankMemory(rank=rank, stages=own, by_stage=by_stage, **total, logits=logits, update=update, peak=peak)
+
+
+def _stage_memory(
+    config: RunConfig, device_type: str, index: int, blocks: range, shapes: Shapes, in_flight: int
+) -> StageMemory:
+    delay = _delay(config, index)
+    casts = 0
+    if config.runtime.precision == "bf16" and not (halves_rings(config) and delay > 0):
+        # Autocast's copies of fp32 matrices; those of a bf16 ring are used as they are.
+        casts = 2 * _num_matrix_elements(shapes)
+    if config.pipeline.recompute:
+        kept = len(blocks) * _boundary_bytes(config)
+    else:
+        kept = sum(_block_bytes(config, device_type, block) for block in blocks)
+    num_parameters = num_elements(shapes)
+    moments, rotation = optimizer_bytes(config, shapes)
+    return StageMemory(
+        stage=index,
+        num_parameters=num_parameters,
+        weights=FP32 * num_parameters,
+        gradients=FP32 * num_parameters,
+        moments=moments,
+        rotation=rotation,
+        rings=_ring_bytes(config, delay, shapes, device_type, in_flight),
+        activations=in_flight * (kept + casts),
+    )
+
+
+def _block_bytes(config: RunConfig, device_type: str, block: int) -> int:
+    """The activations of a block, of one micro-batch."""
+    bf16 = config.runtime.precision == "bf16"
+    return block_activation_bytes(config.model, block, config.training.batch_size, bf16=bf16, device_type=device_type)
+
+
+def _boundary_bytes(config: RunConfig) -> int:
+    """What goes from one block to the next, of one micro-batch."""
+    element = 2 if config.runtime.precision == "bf16" else FP32
+    return element * config.training.batch_size * config.model.sequence_length * config.model.width
+
+
+def optimizer_bytes(config: RunConfig, shapes: Shapes) -> tuple[int, int]:
+    """Bytes of the method's moments, and of its rotation matrices, for these parameters."""
+    optimizer = config.optimizer
+    moments = 2 * FP32 * num_elements(shapes)
+    if isinstance(optimizer, schema.BasisRotationConfig):
+        elements = sum(overhead_elements(s, optimizer.source, optimizer.geometry) for s in _matrices(shapes))
+        return moments, FP32 * elements
+    if isinstance(optimizer, schema.SoapConfig):
+        return moments, 2 * FP32 * sum(basis_elements(shape, "bilateral") for shape in _matrices(shapes))
+    if isinstance(optimizer, schema.MuonConfig):  # one moment for a matrix
+        return moments - FP32 * sum(math.prod(shape) for shape in _matrices(shapes)), 0
+    if isinstance(optimizer, schema.ScionConfig):
+        return moments // 2, 0
+    return moments, 0
+
+
+def method_flops(config: RunConfig, shapes: Shapes) -> float:
+    """Operations of the method's own matrix products, an iteration on average.
+
+    A rotation U^T G V takes 2 m n (m + n): one for the gradient and one for the update; at a refresh two more for the
+    momentum, the covariances 2 m n (m + n), and for each side a product and a QR decomposition, about 7 m^3.
+    """
+    optimizer = config.optimizer
+    if not isinstance(optimizer, schema.BasisRotationConfig | schema.SoapConfig):
+        return 0.0
+    geometry = optimizer.geometry if isinstance(optimizer, schema.BasisRotationConfig) else "bilateral"
+    total = 0.0
+    for *lead, rows, columns in _matrices(shapes):
+        sides = rotated_sides(rows, columns, geometry)
+        product = 2 * rows * columns * sum(sides)
+        refresh = 3 * product + 7 * sum(side**3 for side in sides)
+        total += math.prod(lead) * (2 * product + refresh / optimizer.frequency)
+    return total
+
+
+def rank_flops(config: RunConfig, own: range) -> float:
+    """Operations of one rank in an iteration: forward and backward pass, recomputation, and the method's own."""
+    vocabulary = config.data.vocabulary_size
+    parts = partition(config.model.blocks, config.pipeline.stages)
+    blocks = range(parts[own.start].start, parts[own.stop - 1].stop)
+    forward = stage_forward_flops(config.model, vocabulary, blocks, config.training.batch_size)
+    shapes = stage_shapes(config.model, vocabulary, blocks)
+    return (4 if config.pipeline.recompute else 3) * forward + method_flops(config, shapes)
+
+
+def synchronous_bubble(num_ranks: int, num_micro_batches: int) -> float:
+    """The share of time in which the ranks of a synchronous pipeline wait: (R - 1) / (M + R - 1), GPipe or 1F1B."""
+    return (num_ranks - 1) / (num_micro_batches + num_ranks - 1)
+
+
+def _ring_bytes(config: RunConfig, delay: int, shapes: Shapes, device_type: str, in_flight: int) -> int:
+    if delay == 0:
+        return 0
+    num_matrix_elements = sum(math.prod(shape) for shape in _matrices(shapes))
+    num_other_elements = num_elements(shapes) - num_matrix_elements
+    matrix_bytes = 2 if halves_rings(config) else FP32
+    num_slots = delay + 1
+    if config.pipeline.rings == "host":  # only those in use and the next one are on the device
+        num_slots = in_flight + 1 + (num_slots if device_type == "cpu" else 0)
+    ring = num_slots * (matrix_bytes * num_matrix_elements + FP32 * num_other_elements)
+    predictor = 2 * FP32 * num_elements(shapes) if config.pipeline.stash == "predict" else 0
+    return ring + predictor
+
+
+def _update_bytes(config: RunConfig, by_stage: dict[int, Shapes], device_type: str) -> int:
+    """Temporary tensors of an update: of the largest batch of equal matrices, or of the largest stage."""
+    largest_stage = max(FP32 * num_elements(stage) for stage in by_stage.values())
+    # For the norms of the updates, the weights before.
+    before = sum(FP32 * num_elements(stage) for stage in by_stage.values()) if config.logging.update_norms else 0
+    if isinstance(config.optimizer, schema.BasisRotationConfig):
+        return before + _rotation_update_bytes(config.optimizer, by_stage, device_type)
+    if isinstance(config.optimizer, schema.NesterovConfig):
+        return before + 2 * largest_stage
+    predicted = config.pipeline.stash == "predict"
+    correction = isinstance(config.optimizer, schema.DelayCompensationConfig) and config.pipeline.stash != "none"
+    return max(before, (predicted + correction) * largest_stage)
+
+
+def _rotation_update_bytes(optimizer: schema.BasisRotationConfig, by_stage: dict[int, Shapes], device_type: str) -> int:
+    counts: dict[tuple[int, ...], int] = {}
+    for stage in by_stage.values():
+        for shape in _matrices(stage):
+            counts[shape] = counts.get(shape, 0) + 1
+    largest = 0
+    for shape, count in counts.items():
+        *lead, rows, columns = shape
+        size = math.prod(shape)
+        members = min(count, max(1, BATCH_BYTES.get(device_type, BATCH_BYTES["cuda"]) // (FP32 * size)))
+        sides = rotated_sides(rows, columns, optimizer.geometry)
+        side = math.prod(lead) * max(sides) ** 2
+        # At a refresh: gradients, momentum, both moments anew, their way through the products with the bases. For the
+        # side under way: the product with its basis, and what its columns are orthonormalised in, on the CPU a padded
+        # copy, elsewhere the columns, their products, the triangular factor and the solution, in float64.
+        orthonormalisation = 1 if device_type == "cpu" else 7
+        largest = max(largest, FP32 * members * ((3 + 2 * len(sides)) * size + (1 + orthonormalisation) * side))
+    return largest
+
+
+def _delay(config: RunConfig, stage: int) -> int:
+    return stage_delay(stage, config.pipeline.stages)
+
+
+def _num_matrix_elements(shapes: Shapes) -> int:
+    return sum(math.prod(shape) for shape in _matrices(shapes))
+
+
+def _matrices(shapes: Shapes) -> Iterator[tuple[int, ...]]:
+    """Shapes of the weight matrices of attention and MLP."""
+    return (shape for name, shape in shapes.items() if is_rotated(name))

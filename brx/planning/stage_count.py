@@ -1,0 +1,134 @@
+"""How many pipeline stages a model needs at least (the paper's appendix on the number of stages).
+
+Assumed there: mixed precision with AdamW, activations recomputed from each block's start, stashed weights kept on the
+CPU, no parallelism but the pipeline's, and no memory for embedding and head.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from brx.errors import UserError
+from brx.runs.tables import Rows
+
+GB = 10**9
+BYTES_PER_PARAMETER = 16
+"""Half-precision weight and gradient (2 + 2); master weight and both moments in full precision (4 + 4 + 4)."""
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A Transformer.
+
+    Attributes:
+        name: for the table.
+        hidden: embedding dimension h.
+        heads: attention heads a.
+        params_per_block: W.
+        blocks: L.
+    """
+
+    name: str
+    hidden: int
+    heads: int
+    params_per_block: float
+    blocks: int
+
+
+@dataclass(frozen=True)
+class StageCount:
+    """The least number of stages.
+
+    Attributes:
+        stages: P.
+        block_fits: whether a device holds a block; if not, `stages` is only a lower bound, two devices for each.
+    """
+
+    stages: int
+    block_fits: bool
+
+    def __str__(self) -> str:
+        return str(self.stages) if self.block_fits else f">= {self.stages}"
+
+
+LLAMAS = (
+    ModelShape("Llama 3.2 1B", 2048, 32, 67e6, 16),
+    ModelShape("Llama 3.2 3B", 3072, 24, 113e6, 28),
+    ModelShape("LLaMA 1-7B", 4096, 32, 202e6, 32),
+    ModelShape("LLaMA 1-13B", 5120, 40, 317e6, 40),
+    ModelShape("LLaMA 1-33B", 6656, 52, 535e6, 60),
+    ModelShape("LLaMA 1-65B", 8192, 64, 810e6, 80),
+    ModelShape("Llama 3.1 405B", 16384, 128, 3.19e9, 126),
+)
+"""The models of the paper's table, with W as printed there."""
+
+DEVICES_GB = (8.0, 16.0, 24.0, 48.0, 80.0)
+"""Memory of the paper's devices as printed there: RTX3070, RTX3080, RTX3090, A6000, A100."""
+
+
+def stage_count_rows(
+    models: Sequence[ModelShape], memories: Sequence[float], sequence_length: int = 4096, batch_size: int = 1
+) -> Rows:
+    """A row a model, a column a device.
+
+    Args:
+        models: which.
+        memories: of the devices, in units of 1e9 bytes.
+        sequence_length: s.
+        batch_size: b, of a micro-batch.
+
+    Raises:
+        UserError: a size is not positive.
+    """
+    columns = ["model", "h", "a", "W", "L", *(f"{memory:g} GB" for memory in memories)]
+    rows = []
+    for model in models:
+        counts = [stage_count(model, GB * memory, sequence_length, batch_size) for memory in memories]
+        sizes = (str(model.hidden), str(model.heads), _short(model.params_per_block), str(model.blocks))
+        rows.append([model.name, *sizes, *map(str, counts)])
+    return columns, rows
+
+
+def _short(number: float) -> str:
+    """67M, 3.19B."""
+    for size, letter in ((1e9, "B"), (1e6, "M")):
+        if number >= size:
+            return f"{number / size:.4g}{letter}"
+    return f"{number:.0f}"
+
+
+def block_memory(model: ModelShape, sequence_length: int, batch_size: int) -> float:
+    """M_block = 16 W + 34 s b h + 5 b a s^2 in bytes: parameters with optimizer state, and activations.
+
+    The activations of a block are those of Korthikanti et al. (arXiv:2205.05198).
+    """
+    parameters = BYTES_PER_PARAMETER * model.params_per_block
+    linear = 34 * sequence_length * batch_size * model.hidden
+    attention = 5 * batch_size * model.heads * sequence_length**2
+    return parameters + linear + attention
+
+
+def stage_count(model: ModelShape, device_bytes: float, sequence_length: int = 4096, batch_size: int = 1) -> StageCount:
+    """P = ceil(L / N) where N blocks fit on a device; at least 2 L where none does.
+
+    Raises:
+        UserError: a size is not positive.
+    """
+    sizes = {
+        "--hidden": model.hidden,
+        "--heads": model.heads,
+        "--params-per-block": model.params_per_block,
+        "--blocks": model.blocks,
+        "--memory": device_bytes,
+        "--sequence-length": sequence_length,
+        "--batch-size": batch_size,
+    }
+    for name, size in sizes.items():
+        if not (size > 0 and math.isfinite(size)):
+            raise UserError(f"{name} must be more than 0, got {size:g}")
+    fitting = math.floor(device_bytes / block_memory(model, sequence_length, batch_size))
+    if fitting == 0:
+        return StageCount(2 * model.blocks, block_fits=False)
+    return StageCount(math.ceil(model.blocks / fitting), block_fits=True)

@@ -1,0 +1,1 @@
+"""One look for all figures, and the figures that any runs can have."""

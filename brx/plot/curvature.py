@@ -1,0 +1,178 @@
+"""Figures of curvature: oscillation along eigenvectors, norms of the Hessian, and the effective delay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.axes import Axes
+
+from brx.curvature.effective_delay import EffectiveDelay, SlowdownPoint, uniform_effective_delay
+from brx.curvature.norm_result import NormResult
+from brx.curvature.norm_tables import NORM_TITLE, norm_rows
+from brx.curvature.oscillation import Oscillation
+from brx.plot.style import COLUMN_WIDTH_IN, figure, line_style, look_of, save
+from brx.runs.formats import format_table
+
+SPACE_LINES = {"original": "-", "rotated": (0, (1, 1))}
+
+
+def draw_oscillation(found: Sequence[Oscillation], path: Path) -> list[Path]:
+    """Projections of the updates: left on the dominant eigenvector, right on the random direction, a row for each P.
+
+    The columns have vertical scales of their own: updates along a random direction are small.
+
+    Returns:
+        The files written (PNG, PDF, caption).
+    """
+    titles = {"dominant": "dominant eigenvector", "random": "random orthogonal direction"}
+    stages = sorted({one.num_stages for one in found})
+    with figure(height=0.9 + 1.5 * len(stages), columns=2) as made:
+        rows = made.subplots(len(stages), 2, squeeze=False, sharex=True)
+        lines = []
+        for one in found:
+            look = look_of(one.method)
+            lines.append(f"{one.run}, iteration {one.iteration}: eigenvalue {one.eigenvalue:.4g}")
+            for axes, (name, title) in zip(rows[stages.index(one.num_stages)], titles.items(), strict=True):
+                track = getattr(one, name)
+                axes.plot(track.projections, color=look.color, linewidth=0.9, label=look.label)
+                lines.append(
+                    f"  {title}: sign changes {track.sign_changes:.0%}, variance {track.variance:.3g}, share of the"
+                    f" updates' squared norms {track.share:.2g}"
+                )
+        for row, num_stages in zip(rows, stages, strict=True):
+            row[0].set_ylabel(f"P = {num_stages}\nprojection of the update")
+            for axes in row:
+                axes.axhline(0.0, color="black", linewidth=0.5)
+                axes.ticklabel_format(axis="y", scilimits=(-2, 3))
+        for axes, title in zip(rows[0], titles.values(), strict=True):
+            axes.set_title(title)
+        for axes in rows[-1]:
+            axes.set_xlabel("iterations after the checkpoint")
+        rows[0, 0].legend()
+        caption = "Projections of the updates w(t) - w(t - 1), from a checkpoint on the way.\n" + "\n".join(lines)
+        return save(made, path, caption)
+
+
+def draw_norms(results: Sequence[NormResult], path: Path) -> list[Path]:
+    """The (1,1)-norm per parameter of each run, in both coordinates, with 95 % intervals; logarithmic.
+
+    Returns:
+        The files written (PNG, PDF, caption).
+    """
+    runs = list(dict.fromkeys(result.run for result in results))
+    with figure(width=max(COLUMN_WIDTH_IN, 1.0 * len(runs) + 0.8)) as made:
+        axes = made.subplots()
+        for space, face in (("original", "white"), ("rotated", "black")):
+            shown = [result for result in results if result.space == space]
+            places = [runs.index(result.run) + (-0.12 if space == "original" else 0.12) for result in shown]
+            for place, result in zip(places, shown, strict=True):
+                look = look_of(result.method)
+                low, high = result.interval
+                errors = [[result.normalized - low], [high - result.normalized]]
+                axes.errorbar(
+                    place,
+                    result.normalized,
+                    yerr=errors,
+                    color=look.color,
+                    marker=look.marker,
+                    markersize=4,
+                    markerfacecolor="white" if space == "original" else look.color,
+                    capsize=2,
+                    linestyle="none",
+                )
+            axes.plot([], [], marker="o", color="black", markerfacecolor=face, linestyle="none", label=space)
+        first_of = {result.run: result for result in reversed(results)}
+        labels = [f"{look_of(first_of[run].method).label}\nP = {first_of[run].num_stages}" for run in runs]
+        axes.set_xticks(range(len(runs)), labels)
+        axes.set_xlim(-0.5, len(runs) - 0.5)
+        axes.set_yscale("log")
+        axes.set_ylabel("Hessian (1,1)-norm / parameter")
+        axes.legend(title="coordinates", title_fontsize=7)
+        columns, rows = norm_rows(results)
+        return save(made, path, f"{NORM_TITLE}; bars: 95 % intervals\n{format_table(columns, rows, 'markdown')}")
+
+
+def draw_effective_delay(
+    curves: Sequence[tuple[NormResult, list[EffectiveDelay]]], points: Sequence[SlowdownPoint], path: Path
+) -> list[Path]:
+    """tau' as a share of the largest delay against the number of stages, and measured slowdowns against tau'.
+
+    Args:
+        curves: measurements, and tau' of each for several numbers of stages.
+        points: runs with their slowdown.
+        path: of the figure, without suffix.
+
+    Returns:
+        The files written (PNG, PDF, caption).
+    """
+    with figure(columns=2 if points else 1) as made:
+        panels = made.subplots(1, 2 if points else 1, squeeze=False)[0]
+        _draw_delays(panels[0], curves)
+        if points:
+            _draw_slowdowns(panels[1], points)
+        lines = [
+            f"{_label(result)} coordinates: "
+            + ", ".join(f"P = {one.num_stages}: {one.delay:.3g} +- {one.standard_error:.2g}" for one in delays)
+            for result, delays in curves
+        ]
+        lines += [
+            f"{point.run.path}: tau' {point.delay.delay:.3g}, slowdown to loss {point.target:.3f}: "
+            + ("never reached" if point.slowdown is None else f"{point.slowdown:.3g}")
+            for point in points
+        ]
+        return save(made, path, "Effective delay; bars and +-: standard error.\n" + "\n".join(lines))
+
+
+def _draw_delays(axes: Axes, curves: Sequence[tuple[NormResult, list[EffectiveDelay]]]) -> None:
+    stages = sorted({one.num_stages for _, delays in curves for one in delays} - {1})
+    equal = [uniform_effective_delay(count) / (count - 1) for count in stages]
+    axes.plot(stages, equal, color="black", linewidth=0.8, linestyle=":", label="equal stages")
+    for result, delays in curves:
+        look = look_of(result.method)
+        delayed = [one for one in delays if one.num_stages > 1]
+        axes.errorbar(
+            [one.num_stages for one in delayed],
+            [one.delay / (one.num_stages - 1) for one in delayed],
+            yerr=[one.standard_error / (one.num_stages - 1) for one in delayed],
+            color=look.color,
+            marker=look.marker,
+            markersize=3,
+            linestyle=SPACE_LINES[result.space],
+            alpha=0.4 if result.num_stages == 1 else 1.0,
+            label=_label(result),
+        )
+    axes.set_xlabel("stages P")
+    axes.set_ylabel("effective delay $\\tau'$ / (P - 1)")
+    axes.set_xticks(stages)
+    axes.set_ylim(0.0, 1.0)
+    axes.legend(loc="lower right", fontsize=6)
+
+
+def _label(result: NormResult) -> str:
+    return f"{look_of(result.method).label} (run at P = {result.num_stages}), {result.space}"
+
+
+def _draw_slowdowns(axes: Axes, points: Sequence[SlowdownPoint]) -> None:
+    for method in dict.fromkeys(point.run.method for point in points):
+        look = look_of(method)
+        reached = [point for point in points if point.run.method == method and point.slowdown is not None]
+        axes.plot(
+            [point.delay.delay for point in reached],
+            [point.slowdown or 0.0 for point in reached],
+            color=look.color,
+            marker=look.marker,
+            markersize=4,
+            linestyle=line_style(2),
+            label=look.label,
+        )
+    # One label a number of stages, above its highest point: the methods' tau' are close to each other.
+    labelled = {point.run.stages: point for point in sorted(points, key=lambda point: point.slowdown or 0.0)}
+    for stages, point in labelled.items():
+        place = (point.delay.delay, point.slowdown or 0.0)
+        axes.annotate(f"P = {stages}", place, textcoords="offset points", xytext=(0, 6), ha="center", fontsize=6)
+    axes.margins(x=0.08, y=0.12)
+    axes.axhline(1.0, color="black", linewidth=0.5)
+    axes.set_xlabel("effective delay $\\tau'$ of the run")
+    axes.set_ylabel("slowdown in iterations")
+    axes.legend()

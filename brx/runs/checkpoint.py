@@ -1,0 +1,178 @@
+"""Checkpoints: complete or absent, one file per virtual stage, checked when read.
+
+    checkpoints/00000500/stage-000.pt ... stage-007.pt, manifest.json
+
+Stages are files of their own so that a run may resume on another number of devices.
+
+A run that fell back to an older checkpoint comes to later ones again. These are then replaced in two renames, the old
+one to checkpoints/.replaced/ and the new one to its place; in between, the old one there counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from brx.errors import UserError
+from brx.files import cannot_write, sync_folder, write_json
+
+MANIFEST = "manifest.json"
+REPLACED = ".replaced"
+
+
+def checkpoint_folder(run: Path, iteration: int) -> Path:
+    """Where the checkpoint after `iteration` updates is."""
+    return run / "checkpoints" / f"{iteration:08d}"
+
+
+def list_checkpoints(run: Path) -> list[Path]:
+    """The complete checkpoints of a run, oldest first."""
+    folder = run / "checkpoints"
+    found = {manifest.parent.name: manifest.parent for manifest in folder.glob(f"[0-9]*/{MANIFEST}")}
+    for manifest in folder.glob(f"{REPLACED}/[0-9]*/{MANIFEST}"):
+        found.setdefault(manifest.parent.name, manifest.parent)
+    return [found[name] for name in sorted(found)]
+
+
+def begin(run: Path, iteration: int) -> Path:
+    """Make the temporary folder in which the devices write their stages."""
+    temporary = _temporary(run, iteration)
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+    except OSError as error:
+        raise cannot_write(temporary, error) from None
+    return temporary
+
+
+def write_stage(run: Path, iteration: int, stage: int, state: dict[str, Any]) -> dict[str, Any]:
+    """Write one stage into the temporary folder; returns its entry for the manifest.
+
+    Raises:
+        RunError: the disk is full or read-only.
+    """
+    path = _temporary(run, iteration) / _stage_file(stage)
+    try:
+        with path.open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        return {"stage": stage, "bytes": path.stat().st_size, "sha256": _sha256(path)}
+    except OSError as error:
+        raise cannot_write(path, error) from None
+    except RuntimeError as error:  # torch.save reports a short write so
+        raise cannot_write(path, OSError(0, str(error).splitlines()[0])) from None
+
+
+def finish(run: Path, iteration: int, content: dict[str, Any], stages: list[dict[str, Any]], keep: int) -> Path:
+    """Complete the checkpoint (all stages are written), put it in place, and remove older ones.
+
+    Args:
+        run: the run folder.
+        iteration: the number of updates behind it.
+        content: what the manifest says beside the stages.
+        stages: the entries that `write_stage` gave.
+        keep: how many stay, this one among them.
+    """
+    temporary, final = _temporary(run, iteration), checkpoint_folder(run, iteration)
+    write_json(temporary / MANIFEST, content | {"iteration": iteration, "stages": stages})
+    try:
+        if final.exists():
+            _set_aside(final)
+        temporary.rename(final)
+        sync_folder(final.parent)
+    except OSError as error:
+        with contextlib.suppress(OSError):  # set aside, the old one counts as well
+            _settle_replaced(run)
+        raise cannot_write(final, error) from None
+    _settle_replaced(run)
+    # After a fallback there may be later ones: they stay, but do not count, until the run comes to them again.
+    up_to_this = [path for path in list_checkpoints(run) if path.name <= final.name]
+    for old in up_to_this[:-keep]:
+        _remove(old)
+    return final
+
+
+def recover(run: Path) -> None:
+    """Remove what an interrupted write left behind, and put back what it had set aside."""
+    for leftover in (run / "checkpoints").glob(".*.tmp"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    _settle_replaced(run)
+
+
+def read_manifest(checkpoint: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint.
+
+    Raises:
+        UserError: it is not readable.
+    """
+    path = checkpoint / MANIFEST
+    try:
+        manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return manifest
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: not a readable checkpoint manifest: {error}") from None
+
+
+def read_stage(checkpoint: Path, stage: int, device: torch.device) -> dict[str, Any]:
+    """One stage's state, checked against the manifest.
+
+    Raises:
+        UserError: the file is missing or is not what was written.
+    """
+    entry = next((item for item in read_manifest(checkpoint)["stages"] if item["stage"] == stage), None)
+    path = checkpoint / _stage_file(stage)
+    if entry is None or not path.is_file():
+        raise UserError(f"{path}: the checkpoint lacks stage {stage}; resume from another one")
+    if path.stat().st_size != entry["bytes"] or _sha256(path) != entry["sha256"]:
+        raise UserError(f"{path}: damaged (its SHA-256 is not the manifest's); remove {checkpoint} to resume before it")
+    state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+    return state
+
+
+def _set_aside(checkpoint: Path) -> None:
+    if not (checkpoint / MANIFEST).is_file():  # half removed
+        shutil.rmtree(checkpoint)
+        return
+    aside = checkpoint.parent / REPLACED / checkpoint.name
+    aside.parent.mkdir(exist_ok=True)
+    checkpoint.rename(aside)
+
+
+def _settle_replaced(run: Path) -> None:
+    """Remove the checkpoints that were set aside; one whose successor is not in place goes back there instead."""
+    aside = run / "checkpoints" / REPLACED
+    for old in aside.glob("[0-9]*"):
+        final = checkpoint_folder(run, int(old.name))
+        if final.exists():
+            _remove(old)
+        else:
+            old.rename(final)
+    with contextlib.suppress(OSError):  # not there, or not empty
+        aside.rmdir()
+
+
+def _remove(checkpoint: Path) -> None:
+    # The manifest goes first: what is half removed is no checkpoint any more.
+    (checkpoint / MANIFEST).unlink(missing_ok=True)
+    shutil.rmtree(checkpoint, ignore_errors=True)
+
+
+def _temporary(run: Path, iteration: int) -> Path:
+    return run / "checkpoints" / f".{iteration:08d}.tmp"
+
+
+def _stage_file(stage: int) -> str:
+    return f"stage-{stage:03d}.pt"
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

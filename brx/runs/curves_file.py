@@ -1,0 +1,108 @@
+"""curves.npz: a run's losses in a hundredth of the space of metrics.jsonl, for results that are kept or shared."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import zipfile
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from brx.errors import RunError, UserError
+from brx.runs.folder import RunFolder
+from brx.runs.metrics import read_metrics
+
+NAME = "curves.npz"
+SECONDS_EVERY = 20
+"""Training time is kept at every so many iterations and interpolated between them."""
+
+
+class Curves(NamedTuple):
+    """A run's series, float64: `iterations` from 1, `train_loss` and `val_loss` in nats, `seconds` of training."""
+
+    iterations: NDArray[np.float64]
+    train_loss: NDArray[np.float64]
+    seconds: NDArray[np.float64]
+    val_iterations: NDArray[np.float64]
+    val_loss: NDArray[np.float64]
+
+
+def read_curves(folder: Path) -> Curves:
+    """The series of a run's folder, from metrics.jsonl, or from curves.npz where there is none.
+
+    Raises:
+        UserError: neither holds a training loss, or not all of those of a finished run.
+    """
+    metrics, compact = folder / "metrics.jsonl", folder / NAME
+    is_compact = compact.is_file() and not metrics.is_file()
+    curves = _from_compact(compact) if is_compact else _from_metrics(metrics)
+    if len(curves.iterations) == 0:
+        raise UserError(f"{metrics}: holds no training loss yet")
+    summary, last = RunFolder(folder).read_summary(), int(curves.iterations[-1])
+    if summary.get("status") == "finished" and last < summary.get("iteration", last):
+        raise UserError(
+            f"{compact if is_compact else metrics}: damaged after iteration {last}, of {summary['iteration']} that the"
+            " run has made; restore it, or train it again"
+        )
+    return curves
+
+
+def export(folder: Path, target: Path) -> Path:
+    """Copy a run into the folder `target` in compact form: config.yaml, summary.json, curves.npz, log left behind.
+
+    Losses keep their float32 values.
+
+    Raises:
+        UserError: `folder` is no run with losses.
+        RunError: `target` cannot be written to.
+    """
+    curves = read_curves(folder)
+    content = io.BytesIO()
+    kept = sorted({*range(0, len(curves.seconds), SECONDS_EVERY), len(curves.seconds) - 1})
+    np.savez_compressed(
+        content,
+        iterations=curves.iterations.astype(np.int32),
+        train_loss=curves.train_loss.astype(np.float32),
+        second_places=np.array(kept, dtype=np.int32),
+        seconds=curves.seconds[kept].astype(np.float32),
+        val_iterations=curves.val_iterations.astype(np.int32),
+        val_loss=curves.val_loss,
+    )
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        for name in ("config.yaml", "summary.json"):
+            if (folder / name).is_file():
+                shutil.copyfile(folder / name, target / name)
+        temporary = target / f".{NAME}.{os.getpid()}.tmp"
+        temporary.write_bytes(content.getvalue())
+        temporary.replace(target / NAME)
+    except OSError as error:
+        raise RunError(f"{target}: cannot be written: {error.strerror}") from None
+    return target
+
+
+def _from_metrics(path: Path) -> Curves:
+    steps, validations = [], []
+    for record in read_metrics(path):
+        if "train_loss" in record:
+            steps.append((record["iteration"], record["train_loss"], record["seconds"]))
+        if "val_loss" in record:
+            validations.append((record["iteration"], record["val_loss"]))
+    iterations, train_loss, seconds = np.array(steps, dtype=np.float64).reshape(-1, 3).T
+    val_iterations, val_loss = np.array(validations, dtype=np.float64).reshape(-1, 2).T
+    return Curves(iterations, train_loss, seconds, val_iterations, val_loss)
+
+
+def _from_compact(path: Path) -> Curves:
+    try:
+        with np.load(path) as file:
+            found = {name: file[name].astype(np.float64) for name in file.files}
+        places = np.arange(len(found["iterations"]), dtype=np.float64)
+        seconds = np.interp(places, found["second_places"], found["seconds"])
+        return Curves(found["iterations"], found["train_loss"], seconds, found["val_iterations"], found["val_loss"])
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise UserError(f"{path}: not readable: {error}") from None

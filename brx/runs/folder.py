@@ -1,0 +1,115 @@
+"""A run's folder: config.yaml, metrics.jsonl, summary.json, checkpoints/."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from brx.config.loading import dump_config, load_config
+from brx.config.schema import RunConfig
+from brx.errors import UserError
+from brx.files import cannot_write, write_text
+
+# What may differ between a run and its continuation, because no number of the trajectory depends on it.
+_MAY_CHANGE = {
+    "pipeline": {"devices", "balance", "recompute", "rings", "timeout_s"},
+    "data": {"directory", "max_epochs"},
+    "training": {"stop_after", "checkpoint_every", "keep_checkpoints", "log_every"},
+    "runtime": {"device", "threads", "compile", "deterministic"},
+    "logging": {"tensorboard", "wandb", "update_norms"},
+}
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths of one run.
+
+    Attributes:
+        path: the folder.
+    """
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        """The resolved configuration; reloads to the same run."""
+        return self.path / "config.yaml"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object a line."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def summary(self) -> Path:
+        """Final and best losses, status, times, versions."""
+        return self.path / "summary.json"
+
+    def read_summary(self) -> dict[str, Any]:
+        """What the summary says; empty if there is none (yet)."""
+        try:
+            content: dict[str, Any] = json.loads(self.summary.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return content
+
+    def create(self, config: RunConfig, *, resume: bool) -> None:
+        """Make the folder for a new run, or check that it holds the run to be continued.
+
+        Raises:
+            UserError: the folder holds a run already and `resume` is off, or holds a run of another configuration.
+            RunError: the folder cannot be written to.
+        """
+        if self.config.exists():
+            if not resume:
+                raise UserError(f"{self.path}: holds a run already; continue it with --resume, or choose another --out")
+            self._check_same_run(config)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise cannot_write(self.path, error) from None
+        write_text(self.config, dump_config(config))
+
+    def _check_same_run(self, config: RunConfig) -> None:
+        old, new = trajectory_of(load_config(self.config)), trajectory_of(config)
+        for section, values in new.items():
+            for key in {**values, **old[section]}:
+                before, now = old[section].get(key), values.get(key)
+                if before != now:
+                    raise UserError(
+                        f"{self.config}: {section}.{key} was {before!r} and is now {now!r}:"
+                        " a run resumes with its own configuration; choose another --out for a new run"
+                    )
+
+
+def trajectory_of(config: RunConfig, *, with_defaults: bool = True) -> dict[str, dict[str, Any]]:
+    """The settings, by section and key, that decide a run's trajectory; on request only those that are no defaults."""
+    return {
+        section: {key: value for key, value in values.items() if key not in _MAY_CHANGE.get(section, set())}
+        for section, values in config.model_dump(mode="json", exclude_defaults=not with_defaults).items()
+    }
+
+
+def settings_key(config: RunConfig, *, without: Iterable[str] = ()) -> str:
+    """A text that is equal for runs whose trajectories are decided by the same settings.
+
+    Defaults are left out, so that a setting that is added to brx later leaves the keys of older runs as they are.
+
+    Args:
+        config: a run.
+        without: dotted keys that may differ, for example `training.seed`.
+    """
+    content = trajectory_of(config, with_defaults=False)
+    for dotted in without:
+        section, _, name = dotted.partition(".")
+        content.get(section, {}).pop(name, None)
+    return json.dumps({section: values for section, values in content.items() if values}, sort_keys=True)
+
+
+def default_folder(config: RunConfig, name: str) -> Path:
+    """runs/<preset>-<method>-p<stages>-s<seed>."""
+    method = config.optimizer.method.replace(":", ".")
+    return Path("runs") / f"{name}-{method}-p{config.pipeline.stages}-s{config.training.seed}"

@@ -1,0 +1,202 @@
+"""Finished (or running) runs as the analyses read them."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from brx.config.loading import load_config
+from brx.config.schema import BasisRotationConfig, DelayCompensationConfig, RunConfig
+from brx.errors import UserError
+from brx.runs.curves_file import read_curves
+
+Series = NDArray[np.float64]
+
+# The share of a run's iterations over which its training loss is averaged before anything is read off it.
+SMOOTHING = 0.02
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run's folder, read.
+
+    Attributes:
+        path: the folder.
+        config: its configuration.
+        summary: its summary.json; empty while it is under way.
+        iterations: of the training losses, from 1.
+        train_loss: in nats.
+        seconds: training time at each iteration, without validations and checkpoints.
+        val_iterations: of the validation losses.
+        val_loss: in nats.
+    """
+
+    path: Path
+    config: RunConfig
+    summary: dict[str, Any]
+    iterations: Series
+    train_loss: Series
+    seconds: Series
+    val_iterations: Series
+    val_loss: Series
+
+    @classmethod
+    def load(cls, path: Path) -> Run:
+        """Read a run's folder.
+
+        Raises:
+            UserError: it is none, or has no training loss yet.
+        """
+        if not (path / "config.yaml").is_file():
+            raise UserError(f"{path}: not a run's folder (it has no config.yaml)")
+        summary_path = path / "summary.json"
+        try:
+            summary = json.loads(summary_path.read_text(encoding="utf-8")) if summary_path.is_file() else {}
+        except ValueError as error:
+            raise UserError(f"{summary_path}: not readable: {error}") from None
+        config = load_config(path / "config.yaml")
+        return cls(path, config, summary, *read_curves(path))
+
+    @property
+    def stages(self) -> int:
+        """P."""
+        return self.config.pipeline.stages
+
+    @property
+    def method(self) -> str:
+        """The method with what tells its variants apart, for example `basis-rotation 1st/unilateral`."""
+        optimizer = self.config.optimizer
+        name = optimizer.method
+        if isinstance(optimizer, BasisRotationConfig):
+            if (optimizer.source, optimizer.geometry) != ("2nd", "bilateral"):
+                name += f" {optimizer.source}/{optimizer.geometry}"
+            if optimizer.allocation != "uniform":
+                name += f" {optimizer.allocation}"
+        return name
+
+    @property
+    def variant(self) -> str:
+        """The method, and what else about it differs from its usual form."""
+        optimizer, parts = self.config.optimizer, [self.method]
+        if isinstance(optimizer, BasisRotationConfig) and optimizer.frequency != 10:
+            parts.append(f"refresh every {optimizer.frequency}")
+        if isinstance(optimizer, DelayCompensationConfig):
+            parts.append(f"lambda {optimizer.compensation:g}")
+        if self.config.pipeline.stash != "stash":
+            parts.append({"none": "no stashing", "predict": "weight prediction"}[self.config.pipeline.stash])
+        return ", ".join(parts)
+
+    @property
+    def fingerprint(self) -> str | None:
+        """Of the token files."""
+        found: str | None = self.summary.get("data_fingerprint")
+        return found
+
+    @property
+    def budget(self) -> tuple[int, int]:
+        """The iterations of the schedule, and at which of them the run ends."""
+        training = self.config.training
+        return training.iterations, training.last_iteration
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run reached its last iteration.
+
+        A run that stopped early (`training.stop_after`) and has been taken up again keeps its old summary for a while.
+        """
+        last = self.budget[1]
+        return self.summary.get("status") == "finished" and bool(self.summary.get("last_iteration", last) >= last)
+
+    @property
+    def final_val_loss(self) -> float:
+        """The newest validation loss; infinite before the first."""
+        return float(self.val_loss[-1]) if len(self.val_loss) else math.inf
+
+    @property
+    def is_failed(self) -> bool:
+        """Whether the run ended early by an error, as it does when its loss diverges."""
+        return self.summary.get("status") == "failed"
+
+    @cached_property
+    def smoothed(self) -> Series:
+        """The training loss averaged over windows of 2 % of the schedule; the last one is the final training loss.
+
+        A mean belongs to the middle of its window (see `centres`): dated at the end, it would come late by half a
+        window, which is much where a loss is reached early.
+        """
+        sums = np.cumsum(np.concatenate([[0.0], self.train_loss]))
+        means: Series = (sums[self._window :] - sums[: -self._window]) / self._window
+        return means
+
+    @property
+    def centres(self) -> slice:
+        """The places, among `iterations`, of the smoothed losses."""
+        return slice(self._window // 2, len(self.iterations) - self._window // 2)
+
+    @property
+    def _window(self) -> int:
+        """An odd number of iterations."""
+        longest = min(SMOOTHING * self.config.training.iterations, len(self.iterations))
+        return max(1, 2 * math.ceil(longest / 2) - 1)
+
+    @property
+    def undisturbed_pace(self) -> float:
+        """Seconds an iteration while nothing else used the machine: the 5 % quantile of the pace over 20 iterations.
+
+        Cells of a sweep share a machine, whose other work can only slow them down.
+        """
+        marks = self.seconds[::20]
+        if len(marks) < 2:
+            return 1.0 / self.iterations_per_second
+        return float(np.quantile(np.diff(marks) / 20, 0.05))
+
+    @property
+    def iterations_per_second(self) -> float:
+        """Over the whole run."""
+        return float(self.iterations[-1] / self.seconds[-1])
+
+
+def iterations_to_target(run: Run, target: float) -> float | None:
+    """The iteration from which the smoothed training loss stays at or below `target`.
+
+    Interpolated between iterations; None if the run never gets there.
+    """
+    iterations = run.iterations[run.centres]
+    above = np.flatnonzero(run.smoothed > target)
+    if len(above) == 0:
+        return float(iterations[0])
+    last = int(above[-1])
+    if last + 1 == len(run.smoothed):
+        return None
+    before, after = run.smoothed[last], run.smoothed[last + 1]
+    share = (before - target) / (before - after)
+    return float(iterations[last] + share * (iterations[last + 1] - iterations[last]))
+
+
+def common_target(runs: list[Run]) -> float:
+    """The loss that all runs reach: the highest of their final smoothed training losses (rule `slowest-final`)."""
+    return float(max(run.smoothed[-1] for run in runs))
+
+
+def comparability(runs: list[Run]) -> list[str]:
+    """What makes runs incomparable: other data, model, or token budget; a line for each, none if they compare."""
+    found = []
+    first = runs[0]
+    for run in runs[1:]:
+        pairs = {
+            "data fingerprint": (first.fingerprint, run.fingerprint),
+            "model": (first.config.model, run.config.model),
+            "iterations": (first.budget, run.budget),
+            "batch size": (first.config.training.batch_size, run.config.training.batch_size),
+        }
+        differing = [name for name, (one, other) in pairs.items() if one != other]
+        if differing:
+            found.append(f"{run.path} and {first.path} differ in {', '.join(differing)}: their losses do not compare")
+    return found

@@ -1,0 +1,111 @@
+"""The effective delay in closed form, its error by simulation, and the command."""
+
+import dataclasses
+import math
+import shutil
+
+import numpy as np
+import pytest
+
+from brx.cli.main import main
+from brx.curvature.effective_delay import effective_delay, slowdown_points, uniform_effective_delay
+from brx.curvature.norm_measurement import NormSettings, measure
+from brx.curvature.norm_result import Groups, NormResult
+from brx.errors import UserError
+from brx.runs.reading import Run
+from tests.curvature.helpers import finished_run
+
+NAMES = ["embedding", "0", "1", "2", "3", "head"]
+
+
+def result_with(squares, covariance=None):
+    """A measurement of a model of four blocks with these sums of squared row norms."""
+    zero = [[0.0] * 6] * 6
+    covariance = zero if covariance is None else covariance
+    blocks = Groups(NAMES, [1] * 6, [[1.0] * 6, list(squares)], [zero, covariance])
+    return NormResult("run", "pipedream", 4, 10, "original", {}, 6, 6.0, 0.0, 0.0, blocks, blocks)
+
+
+@pytest.mark.parametrize(
+    ("squares", "stages", "expected"),
+    [
+        # One stage of four with all of the curvature: tau' is its delay.
+        ([0, 5, 0, 0, 0, 0], 4, 3),
+        ([7, 0, 0, 0, 0, 0], 4, 3),
+        ([0, 0, 5, 0, 0, 0], 4, 2),
+        ([0, 0, 0, 0, 2, 3], 4, 0),
+        # sqrt((9 (1 + 2) + 4 3 + 1 4 + 0) / 21)
+        ([1, 2, 3, 4, 5, 6], 4, math.sqrt(43 / 21)),
+        # Two stages: blocks 0 and 1 with the embedding, blocks 2 and 3 with the head.
+        ([1, 2, 3, 4, 5, 6], 2, math.sqrt(6 / 21)),
+        ([1, 2, 3, 4, 5, 6], 1, 0),
+        # Three stages of one, one and two blocks.
+        ([1, 2, 3, 4, 5, 6], 3, math.sqrt((4 * 3 + 3) / 21)),
+    ],
+)
+def test_closed_form(squares, stages, expected):
+    assert effective_delay(result_with(squares), stages).delay == pytest.approx(expected)
+
+
+def test_equal_stages_give_the_uniform_delay():
+    assert effective_delay(result_with([0, 1, 1, 1, 1, 0]), 4).delay == pytest.approx(uniform_effective_delay(4))
+    assert uniform_effective_delay(4) == pytest.approx(math.sqrt((9 + 4 + 1) / 4))
+
+
+def test_standard_error_is_that_of_noisy_sums():
+    generator = np.random.default_rng(0)
+    squares = np.array([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+    factor = 0.02 * generator.standard_normal((6, 6))
+    noisy = [
+        effective_delay(result_with(squares + factor @ generator.standard_normal(6)), 4).delay for _ in range(2000)
+    ]
+    found = effective_delay(result_with(squares, (factor @ factor.T).tolist()), 4)
+    assert found.standard_error == pytest.approx(np.std(noisy), rel=0.1)
+    assert found.interval[0] < found.delay < found.interval[1]
+
+
+def test_more_stages_than_blocks():
+    with pytest.raises(UserError, match="--stages 5: must be from 1 to the model's 4 blocks"):
+        effective_delay(result_with([1] * 6), 5)
+
+
+@pytest.fixture(scope="module")
+def delayed_and_not(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("slowdown")
+    runs = [finished_run(folder, f"p{stages}", f"pipeline.stages={stages}") for stages in (1, 4)]
+    measure(runs[1], "original", NormSettings(vectors=5, batches_per_vector=1))
+    return runs
+
+
+def test_slowdown_is_against_the_run_without_delay(delayed_and_not):
+    loaded = [Run.load(path) for path in delayed_and_not]
+    steady = np.linspace(5.0, 2.0, 30)
+    slower = [
+        dataclasses.replace(loaded[0], train_loss=np.concatenate([steady[::2], [1.9] * 15])),
+        dataclasses.replace(loaded[1], train_loss=steady),
+    ]
+    points = slowdown_points(slower[::-1])
+    assert [point.run.stages for point in points] == [1, 4]
+    assert points[0].slowdown == 1.0
+    assert points[1].slowdown == pytest.approx(2.0, rel=0.1)
+    assert points[0].delay.delay == 0.0
+    assert 0 < points[1].delay.delay < 3
+    assert slowdown_points(slower[1:]) == []  # no run without delay
+
+
+def test_command(delayed_and_not, tmp_path, capsys):
+    paths = [str(path) for path in delayed_and_not]
+    assert main(["effective-delay", *paths, "--out", str(tmp_path / "figure")]) == 0
+    shown = capsys.readouterr().out
+    assert "P = 4" in shown
+    assert "slowdown" in shown
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["figure.pdf", "figure.png", "figure.txt"]
+    assert "tau'" in (tmp_path / "figure.txt").read_text()
+
+
+def test_run_without_a_measurement(runs, tmp_path, capsys):
+    copy = shutil.copytree(runs["pipedream"], tmp_path / "run", ignore=shutil.ignore_patterns("analysis"))
+    assert main(["effective-delay", str(copy)]) == 2
+    assert f"run `brx hessian-norm {copy}` first" in capsys.readouterr().err
+    assert main(["effective-delay", str(tmp_path / "nowhere")]) == 2
+    assert "nowhere: not a run's folder" in capsys.readouterr().err

@@ -1,0 +1,130 @@
+"""Hessian-vector products against the whole Hessian, torch.func and curvlinops."""
+
+import curvlinops
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, grad, jvp
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from brx.curvature import hessian
+from brx.curvature.hessian import gradient, hessian_vector_product, mean_product, training_loss
+from brx.errors import RunError
+from tests.curvature.helpers import KINDS, flat, full_hessian, random_like, tiny_model, unflat
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_product_is_the_whole_hessian_times_the_vector(kind):
+    model, parameters, batch = tiny_model(kind)
+    matrix = full_hessian(model, parameters, batch)
+    vector = random_like(parameters)
+    product = flat(hessian_vector_product(model, parameters, batch, vector))
+    expected = matrix @ flat(vector)
+    assert expected.abs().max() > 0.1
+    torch.testing.assert_close(product, expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_product_is_forward_over_reverse(kind):
+    model, parameters, batch = tiny_model(kind)
+    vector = random_like(parameters)
+    with sdpa_kernel(SDPBackend.MATH):
+        _, expected = jvp(grad(lambda at: training_loss(model, at, batch)), (parameters,), (vector,))
+    found = hessian_vector_product(model, parameters, batch, vector)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_product_is_the_finite_difference_of_the_gradient():
+    model, parameters, batch = tiny_model("dense")
+    vector = random_like(parameters)
+    step = 1e-6
+    after, before = (
+        flat(gradient(model, {name: value + sign * step * vector[name] for name, value in parameters.items()}, batch))
+        for sign in (1, -1)
+    )
+    found = flat(hessian_vector_product(model, parameters, batch, vector))
+    torch.testing.assert_close(found, (after - before) / (2 * step), rtol=1e-6, atol=1e-8)
+
+
+def test_product_is_that_of_curvlinops():
+    model, parameters, (inputs, targets) = tiny_model("dense")
+
+    class Logits(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = model.double()
+
+        def forward(self, x):
+            x = self.model.embedding(x)
+            for block in self.model.blocks.values():
+                x, _ = block(x)
+            return self.model.head(x).flatten(0, 1)
+
+    wrapped = Logits()
+    model.load_state_dict(parameters)
+    vector = random_like(parameters)
+    found = hessian_vector_product(model, parameters, (inputs, targets), vector)
+    with sdpa_kernel(SDPBackend.MATH):
+        operator = curvlinops.HessianLinearOperator(
+            wrapped, nn.CrossEntropyLoss(), list(wrapped.parameters()), [(inputs, targets.flatten())]
+        )
+        expected = unflat((operator @ flat(vector)).flatten(), parameters)
+    for name in parameters:
+        # It runs the backward pass under vmap, where torch gets these rows wrong (see helpers.full_hessian).
+        if not name.endswith("norm.weight"):
+            torch.testing.assert_close(found[name], expected[name], rtol=1e-9, atol=1e-12)
+
+
+def test_gradient_is_the_finite_difference_of_the_loss():
+    model, parameters, batch = tiny_model("mixture")
+    vector = random_like(parameters)
+    step = 1e-6
+    at = [{n: p + sign * step * vector[n] for n, p in parameters.items()} for sign in (1, -1)]
+    difference = (training_loss(model, at[0], batch) - training_loss(model, at[1], batch)) / (2 * step)
+    found = flat(gradient(model, parameters, batch)) @ flat(vector)
+    assert found.item() == pytest.approx(difference.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "worth", "expected"),
+    [(5, 1, [1, 1, 1]), (10, 1, [2, 1]), (1000, 1, [2, 1]), (1000, 2**14, [3])],  # of 3 examples of 5 tokens
+)
+def test_a_dense_batch_in_parts_gives_the_same_product(tokens, worth, expected, monkeypatch):
+    model, parameters, batch = tiny_model("dense")
+    vector = random_like(parameters)
+    whole = hessian_vector_product(model, parameters, batch, vector)
+    assert len(hessian._parts(model, batch)) == 1
+    monkeypatch.setattr(hessian, "WORTH_A_PASS", worth)
+    monkeypatch.setitem(hessian.TOKENS_PER_PASS, "cpu", tokens)
+    assert [len(inputs) for inputs, _ in hessian._parts(model, batch)] == expected
+    torch.testing.assert_close(hessian_vector_product(model, parameters, batch, vector), whole, rtol=1e-9, atol=1e-12)
+
+
+def test_a_mixtures_batch_is_never_split(monkeypatch):
+    model, parameters, batch = tiny_model("mixture")
+    vector = random_like(parameters)
+    whole = hessian_vector_product(model, parameters, batch, vector)
+    monkeypatch.setitem(hessian.TOKENS_PER_PASS, "cpu", 5)
+    torch.testing.assert_close(hessian_vector_product(model, parameters, batch, vector), whole, rtol=0, atol=0)
+
+
+def test_mean_over_batches_is_the_product_of_the_mean_loss():
+    model, parameters, (inputs, targets) = tiny_model("dense")
+    vector = random_like(parameters)
+    batches = [(7, (inputs, targets)), (8, (targets, inputs))]
+
+    def loss(at):
+        return sum(functional_call(model, at, batch)[0] for _, batch in batches) / 2
+
+    with sdpa_kernel(SDPBackend.MATH):
+        _, expected = jvp(grad(loss), (parameters,), (vector,))
+    torch.testing.assert_close(
+        mean_product(model, parameters, batches, vector, "here"), expected, rtol=1e-9, atol=1e-12
+    )
+
+
+def test_a_product_that_is_not_finite_names_the_batch():
+    model, parameters, batch = tiny_model("dense", torch.float32)
+    huge = unflat(torch.full_like(flat(parameters), 1e38), parameters)
+    with pytest.raises(RunError, match=r"runs/x/7: vector 3: .* of batch 41 is not finite; try --precision fp64"):
+        mean_product(model, parameters, [(41, batch)], huge, "runs/x/7: vector 3")

@@ -1,0 +1,282 @@
+"""A measurement: its file, that it resumes to the same numbers, shares its vectors, and refuses what it cannot do."""
+
+import csv
+import json
+import os
+import shutil
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from brx.cli.main import main
+from brx.curvature import norm_measurement
+from brx.curvature.bases import from_weights, to_weights
+from brx.curvature.checkpoints import load_checkpoint
+from brx.curvature.hessian import mean_product
+from brx.curvature.hessian_norm import cauchy_vector
+from brx.curvature.norm_measurement import NormSettings, measure
+from brx.curvature.norm_result import NormResult, result_path, results_of
+from brx.errors import RunError, UserError
+from brx.runs.checkpoint import list_checkpoints
+from tests.curvature.helpers import finished_run, flat
+
+SETTINGS = NormSettings(vectors=6, batches_per_vector=2)
+
+
+@pytest.fixture
+def run(runs, tmp_path):
+    """A copy of a basis-rotation run, to write results into."""
+    return Path(shutil.copytree(runs["basis-rotation"], tmp_path / "run"))
+
+
+def same(one, other):
+    return json.dumps(vars(replace(one, run="")), default=vars) == json.dumps(
+        vars(replace(other, run="")), default=vars
+    )
+
+
+@pytest.mark.parametrize("estimator", ["geometric", "median"])
+@pytest.mark.parametrize("space", ["original", "rotated"])
+def test_result_is_the_estimate_over_the_products_named(run, space, estimator):
+    settings = replace(SETTINGS, estimator=estimator)
+    result = measure(run, space, settings)
+    checkpoint = load_checkpoint(run)
+    bases = checkpoint.bases if space == "rotated" else {}
+    products = []
+    for number in range(6):
+        vector = to_weights(bases, cauchy_vector(checkpoint.parameters, 0, number))
+        batches = checkpoint.batches([1 + 2 * number, 2 + 2 * number])
+        product = mean_product(checkpoint.model, checkpoint.parameters, batches, vector, "")
+        products.append(flat(from_weights(bases, product)).double().abs())
+    sizes = torch.stack(products)
+    if estimator == "median":
+        rows = torch.from_numpy(np.median(sizes.numpy(), axis=0))
+    else:
+        seen = (sizes > 0).sum(dim=0)
+        mean_log = torch.where(sizes > 0, sizes.log(), 0.0).sum(dim=0) / seen.clamp(min=1)
+        corrected = mean_log.exp() * torch.cos(torch.pi / (2 * seen.clamp(min=1))) ** seen * seen / 6
+        rows = torch.where(seen > 1, corrected, 0.0)
+    assert result.norm == pytest.approx(rows.sum().item(), rel=1e-4)
+    assert result.normalized == result.norm / checkpoint.num_parameters
+    assert result.interval[0] < result.normalized < result.interval[1]
+    assert sum(result.blocks.sums[0]) == pytest.approx(result.norm, rel=1e-5)
+    assert sum(result.kinds.num_rows) == checkpoint.num_parameters == result.num_parameters
+    assert result.blocks.names == ["embedding", "0", "1", "2", "3", "head"]
+    assert NormResult.read(result_path(run, space, 30)) == result
+    assert results_of(run) == {space: result}
+    assert [path.name for path in (run / "analysis").iterdir()] == [f"hessian-norm-{space}-00000030.json"]
+
+
+@pytest.mark.parametrize("estimator", ["geometric", "median"])
+def test_stopped_and_continued_gives_the_same_numbers(run, tmp_path, monkeypatch, estimator):
+    settings = replace(SETTINGS, estimator=estimator)
+    expected = measure(Path(shutil.copytree(run, tmp_path / "straight")), "original", settings)
+    calls = []
+    monkeypatch.setattr(norm_measurement, "vector_product", failing(norm_measurement.vector_product, calls, at=4))
+    monkeypatch.setattr(norm_measurement, "SAVE_EVERY_S", 0.0)
+    with pytest.raises(RunError, match="stopped here"):
+        measure(run, "original", settings)
+    monkeypatch.undo()
+    monkeypatch.setattr(norm_measurement, "vector_product", failing(norm_measurement.vector_product, calls, at=None))
+    assert same(measure(run, "original", settings), expected)
+    assert calls == [0, 1, 2, 3, 4, 4, 5]  # what was saved is not done again
+
+
+def test_ctrl_c_saves_and_the_same_command_continues(run, tmp_path, monkeypatch, capsys):
+    expected = measure(Path(shutil.copytree(run, tmp_path / "straight")), "original", SETTINGS)
+    original = norm_measurement.vector_product
+
+    def interrupted(checkpoint, settings, number):
+        if number == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return original(checkpoint, settings, number)
+
+    monkeypatch.setattr(norm_measurement, "vector_product", interrupted)
+    arguments = ["hessian-norm", str(run), "--original", "--vectors", "6", "--batches-per-vector", "2"]
+    assert main(arguments) == 130
+    assert "stopped after 3 of 6 vectors; the same command continues" in capsys.readouterr().err
+    assert not result_path(run, "original", 30).exists()
+    monkeypatch.undo()
+    assert main(arguments) == 0
+    assert same(NormResult.read(result_path(run, "original", 30)), expected)
+
+
+def failing(original, calls, at):
+    def product(checkpoint, settings, number):
+        calls.append(number)
+        if number == at:
+            raise RunError("stopped here")
+        return original(checkpoint, settings, number)
+
+    return product
+
+
+def test_several_processes_give_the_same_estimate(run, tmp_path):
+    one = measure(Path(shutil.copytree(run, tmp_path / "one")), "original", SETTINGS)
+    two = measure(run, "original", SETTINGS, jobs=2)
+    assert two.norm == pytest.approx(one.norm, rel=1e-5)
+    assert two.blocks.sums[1] == pytest.approx(one.blocks.sums[1], rel=1e-4)
+
+
+def test_a_basis_may_be_borrowed_or_estimated(runs, tmp_path):
+    run = Path(shutil.copytree(runs["pipedream"], tmp_path / "run"))
+    original = measure(run, "original", SETTINGS)
+    borrowed = measure(run, "rotated", replace(SETTINGS, basis_from=str(runs["basis-rotation"])))
+    estimated = measure(run, "rotated", replace(SETTINGS, basis_batches=4))
+    assert len({original.norm, borrowed.norm, estimated.norm}) == 3
+    # Embeddings and head are not rotated, but their rows cross the rotated columns.
+    checkpoint = load_checkpoint(run)
+    for bases in (norm_measurement.fit_bases(checkpoint, 4), load_checkpoint(runs["basis-rotation"]).bases):
+        assert len(bases) == 6 * 4
+        for basis in bases.values():
+            for side in (basis.left, basis.right):
+                torch.testing.assert_close(side.T @ side, torch.eye(len(side)), atol=1e-5, rtol=0)
+
+
+def test_precisions_agree_on_the_same_vectors(run):
+    fp32 = measure(run, "original", SETTINGS)
+    fp64 = measure(run, "original", replace(SETTINGS, precision="fp64"))
+    assert fp32.norm == pytest.approx(fp64.norm, rel=1e-2)
+    assert fp64.below_resolution <= fp32.below_resolution
+
+
+def test_command(run, capsys):
+    arguments = ["hessian-norm", str(run), "--vectors", "4", "--batches-per-vector", "1"]
+    assert main([*arguments, "--by", "kind"]) == 0
+    shown = capsys.readouterr().out
+    assert "original" in shown
+    assert "rotated" in shown
+    assert "attention.query" in shown
+    before = {path: path.stat().st_mtime_ns for path in (run / "analysis").iterdir()}
+    assert len(before) == 2
+    assert main([*arguments, "--original", "--by", "stage"]) == 0  # read again, not measured again
+    assert "stage 3" in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in (run / "analysis").iterdir()} == before
+
+
+def test_what_was_measured_is_shown_without_checkpoints(run, tmp_path, capsys):
+    arguments = ["hessian-norm", str(run)]
+    assert main([*arguments, "--measured"]) == 2
+    assert f"has no measured norms; run `brx hessian-norm {run}` first" in capsys.readouterr().err
+    assert main([*arguments, "--vectors", "4", "--batches-per-vector", "1"]) == 0
+    shutil.rmtree(run / "checkpoints")
+    capsys.readouterr()
+    assert main([*arguments, "--measured", "--format", "csv", "--out", str(tmp_path / "figure")]) == 0
+    header, original, rotated = csv.reader(capsys.readouterr().out.splitlines())
+    assert header[3:7] == ["coordinates", "norm", "95 % low", "95 % high"]
+    assert (original[3], rotated[3]) == ("original", "rotated, own basis")
+    result = results_of(run)["rotated"]
+    assert float(rotated[4]) == pytest.approx(result.normalized, rel=1e-3)
+    assert "| 4 x 1 |" in (tmp_path / "figure.txt").read_text()
+    assert (tmp_path / "figure.png").stat().st_size > 0
+    assert main([*arguments, "--measured", "--rotated", "--format", "csv"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_several_runs_in_one_table(run, runs, tmp_path, capsys):
+    other = shutil.copytree(runs["pipedream"], tmp_path / "other")
+    arguments = ["hessian-norm", str(run), str(other), "--vectors", "3", "--batches-per-vector", "1"]
+    assert main([*arguments, "--format", "markdown"]) == 0
+    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
+    assert [(row[0].strip("| "), row[3]) for row in rows] == [
+        ("run", "original"),
+        ("run", "rotated, own basis"),
+        ("other", "original"),
+    ]
+
+
+def test_run_without_checkpoints(run):
+    shutil.rmtree(run / "checkpoints")
+    with pytest.raises(UserError, match="has no checkpoint"):
+        measure(run, "original", SETTINGS)
+
+
+def test_checkpoint_that_is_not_there(run):
+    with pytest.raises(UserError, match="no such checkpoint; there are: 7, 14, 21, 28, 30"):
+        measure(run, "original", SETTINGS, iteration=8)
+
+
+def test_unfinished_run_needs_a_named_checkpoint(run):
+    summary = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps(summary | {"status": "interrupted"}))
+    with pytest.raises(UserError, match=r"not finished .* or name a checkpoint with --checkpoint: 7, 14"):
+        measure(run, "original", SETTINGS)
+    assert measure(run, "original", SETTINGS, iteration=14).iteration == 14
+
+
+def test_checkpoint_of_another_model(run, runs):
+    config = run / "config.yaml"
+    config.write_text(config.read_text().replace("width: 8", "width: 16"))
+    with pytest.raises(
+        UserError, match=r"another model: blocks.0.attention.key.weight is \(8, 8\) in it and \(16, 16\)"
+    ):
+        measure(run, "original", SETTINGS)
+    with pytest.raises(UserError, match="another model"):
+        measure(runs["pipedream"], "rotated", replace(SETTINGS, basis_from=str(run)))
+
+
+def test_basis_from_a_run_of_another_model(runs, tmp_path):
+    other = finished_run(
+        tmp_path,
+        "other",
+        "optimizer.method=basis-rotation",
+        "model.width=4",
+        "training.iterations=3",
+        "data.max_epochs=9",
+    )
+    with pytest.raises(UserError, match="another model"):
+        measure(runs["pipedream"], "rotated", replace(SETTINGS, basis_from=str(other)))
+
+
+def test_run_without_a_basis(runs):
+    with pytest.raises(UserError, match=r"has no basis .* give --basis-from RUN or --basis-batches N"):
+        measure(runs["pipedream"], "rotated", SETTINGS)
+    with pytest.raises(UserError, match=r"has no basis .* name a basis-rotation run"):
+        measure(runs["basis-rotation"], "rotated", replace(SETTINGS, basis_from=str(runs["pipedream"])))
+
+
+def test_median_that_does_not_fit(run, monkeypatch):
+    settings = replace(SETTINGS, estimator="median")
+    row = load_checkpoint(run).num_parameters * 4
+    usage = shutil.disk_usage(run)._replace(free=4.5 * row / norm_measurement.USABLE_SHARE)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(UserError, match=r"that is 4 vectors; .* --or-geometric"):
+        measure(run, "original", settings)
+    assert measure(run, "original", settings, or_geometric=True).settings["estimator"] == "geometric"
+
+
+def test_product_that_is_not_finite_names_checkpoint_vector_and_batch(run, monkeypatch):
+    def infinite(like, seed, number):
+        return {name: torch.full_like(value, float("inf") if number == 2 else 1.0) for name, value in like.items()}
+
+    monkeypatch.setattr(norm_measurement, "cauchy_vector", infinite)
+    with pytest.raises(RunError, match="00000030: vector 2: the Hessian-vector product of batch 5 is not finite"):
+        measure(run, "original", SETTINGS)
+
+
+def test_too_few_vectors(run):
+    with pytest.raises(UserError, match="at least 3"):
+        measure(run, "original", replace(SETTINGS, vectors=2))
+    assert main(["hessian-norm", str(run), "--batches-per-vector", "0"]) == 2
+
+
+def test_damaged_result_says_so(run):
+    path = result_path(run, "original", 30)
+    measure(run, "original", SETTINGS)
+    path.write_text(path.read_text()[:100])
+    with pytest.raises(UserError, match="not a result of hessian-norm"):
+        measure(run, "original", SETTINGS)
+
+
+def test_bases_are_read_for_every_rotated_matrix(runs):
+    assert load_checkpoint(runs["pipedream"]).bases == {}
+    checkpoint = load_checkpoint(runs["basis-rotation"], 14)
+    assert checkpoint.path == list_checkpoints(runs["basis-rotation"])[1]
+    for name, basis in checkpoint.bases.items():
+        rows, columns = checkpoint.parameters[name].shape
+        assert basis.left.shape == (rows, rows)
+        assert basis.right.shape == (columns, columns)

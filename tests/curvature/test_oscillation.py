@@ -1,0 +1,137 @@
+"""Power iteration against eigh, and the tracked updates against the run's own checkpoints."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from brx.cli.main import main
+from brx.curvature.checkpoints import load_checkpoint
+from brx.curvature.oscillation import (
+    Track,
+    dominant_eigenvector,
+    measure_oscillation,
+    measured_oscillation,
+    orthogonal_to,
+    track_updates,
+)
+from brx.errors import RunError, UserError
+from tests.curvature.helpers import flat, random_like, unflat
+
+
+def product_with(matrix):
+    return lambda vector: {"x": matrix @ vector["x"]}
+
+
+@pytest.mark.parametrize("largest", [10.0, -10.0])
+def test_dominant_eigenvector_is_that_of_eigh(largest):
+    generator = torch.Generator().manual_seed(0)
+    basis = torch.linalg.qr(torch.randn(20, 20, generator=generator, dtype=torch.float64)).Q
+    values = torch.linspace(-5, 5, 20, dtype=torch.float64)
+    values[7] = largest
+    matrix = basis @ torch.diag(values) @ basis.T
+    start = {"x": torch.randn(20, generator=generator, dtype=torch.float64)}
+    pair = dominant_eigenvector(product_with(matrix), start, 1e-6, 1000)
+    assert pair.value == pytest.approx(largest)
+    assert abs(pair.vector["x"] @ basis[:, 7]).item() == pytest.approx(1)
+    assert pair.residual <= 1e-6
+    actual = (matrix @ pair.vector["x"] - pair.value * pair.vector["x"]).norm() / abs(pair.value)
+    assert pair.residual == pytest.approx(actual.item(), abs=1e-7)
+    assert pair.num_iterations < 100
+
+
+def test_power_iteration_stops_at_its_limit_and_says_so():
+    matrix = torch.diag(torch.tensor([1.0, 0.999], dtype=torch.float64))
+    pair = dominant_eigenvector(product_with(matrix), {"x": torch.ones(2, dtype=torch.float64)}, 1e-12, 5)
+    assert pair.num_iterations == 5
+    assert pair.residual > 1e-12
+
+
+def test_zero_hessian_has_no_dominant_direction():
+    with pytest.raises(RunError, match="no dominant direction"):
+        dominant_eigenvector(product_with(torch.zeros(3, 3)), {"x": torch.ones(3)}, 1e-3, 10)
+
+
+def test_orthogonal_to():
+    one = {"a": torch.tensor([0.6, 0.8]), "b": torch.zeros(1)}
+    other = orthogonal_to(one, {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([3.0])})
+    assert (flat(one) @ flat(other)).item() == pytest.approx(0, abs=1e-6)
+    assert flat(other).norm().item() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("method", ["pipedream", "basis-rotation"])
+def test_tracked_updates_are_those_of_the_run(runs, method):
+    before, after = (load_checkpoint(runs[method], iteration) for iteration in (14, 21))
+    directions = [random_like(before.parameters, seed) for seed in (1, 2)]
+    tracks = track_updates(before, directions, 7)
+    for track, direction in zip(tracks, directions, strict=True):
+        moved = flat(after.parameters) - flat(before.parameters)
+        assert len(track.projections) == 7
+        assert sum(track.projections) == pytest.approx((moved @ flat(direction)).item(), rel=1e-3)
+
+
+def test_share_of_the_motion_along_its_own_direction_is_all_of_it(runs):
+    before, after = (load_checkpoint(runs["pipedream"], iteration) for iteration in (28, 30))
+    moved = flat(after.parameters) - flat(before.parameters)
+    along = unflat(moved / moved.norm(), before.parameters)
+    track = track_updates(before, [along], 2)[0]
+    assert 0.9 < track.share <= 1 + 1e-6  # two updates that are nearly parallel: momentum
+
+
+def test_numbers_of_a_track():
+    track = Track([1.0, -1.0, -2.0, 2.0], 0.5)
+    assert track.sign_changes == pytest.approx(2 / 3)
+    assert track.variance == pytest.approx(2.5)
+
+
+@pytest.fixture
+def run(runs, tmp_path):
+    return Path(shutil.copytree(runs["pipedream"], tmp_path / "run"))
+
+
+def test_command(run, tmp_path, capsys):
+    arguments = ["oscillation", str(run), "--iterations", "9", "--batches", "1", "--power-iterations", "3"]
+    assert main([*arguments, "--out", str(tmp_path / "figures" / "oscillation")]) == 0
+    shown = capsys.readouterr()
+    assert "residual" in shown.err
+    assert "after 3 power iterations" in " ".join(shown.err.split())
+    content = json.loads((run / "analysis" / "oscillation-00000014.json").read_text())
+    assert content["iteration"] == 14  # the checkpoint nearest to the middle
+    assert len(content["dominant"]["projections"]) == 9
+    assert content["dominant"]["variance"] > 0
+    assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == [
+        "oscillation.pdf",
+        "oscillation.png",
+        "oscillation.txt",
+    ]
+    assert main(["oscillation", str(run), "--iterations", "1"]) == 2
+
+
+def test_what_was_measured_is_drawn_without_checkpoints(run, tmp_path, capsys):
+    assert main(["oscillation", str(run), "--measured"]) == 2
+    assert f"has no measured oscillation; run `brx oscillation {run}` first" in capsys.readouterr().err
+    found = measure_oscillation(run, num_iterations=9, num_batches=1, max_power_iterations=3)
+    shutil.rmtree(run / "checkpoints")
+    assert measured_oscillation(run) == found
+    assert main(["oscillation", str(run), "--measured", "--out", str(tmp_path / "figure")]) == 0
+    assert (tmp_path / "figure.png").stat().st_size > 0
+    (run / "analysis" / "oscillation-00000014.json").write_text("{}")
+    with pytest.raises(UserError, match="not a result of oscillation"):
+        measured_oscillation(run)
+
+
+def test_schedule_that_ends_too_soon(run):
+    with pytest.raises(UserError, match="100 iterations from here pass the run's last one, 30"):
+        measure_oscillation(run)
+
+
+def test_a_late_checkpoint_is_not_taken_for_midway(runs, tmp_path):
+    late = tmp_path / "late"
+    shutil.copytree(runs["pipedream"], late)
+    for path in (late / "checkpoints").iterdir():
+        if int(path.name) < 28:
+            shutil.rmtree(path)
+    with pytest.raises(UserError, match=r"no checkpoint near the middle of its 30 iterations.*28, 30"):
+        measure_oscillation(late)

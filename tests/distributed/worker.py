@@ -1,0 +1,166 @@
+"""What each process of the distributed tests runs, under torchrun:
+
+torchrun --nproc-per-node R tests/distributed/worker.py FOLDER equality|probe|stop|synchronous
+"""
+
+import json
+import signal
+import sys
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+from brx.distributed.processes import DistributedWorld
+from brx.model.stage import Stage, initialize, partition
+from brx.runs.folder import RunFolder
+from brx.train.loop import Trainer, train
+from tests.train.helpers import tiny_config
+
+METHODS = {
+    "pipedream": ["optimizer.method=pipedream"],
+    "bilateral": ["optimizer.method=basis-rotation", "optimizer.frequency=5"],
+    "unilateral": [
+        "optimizer={method: basis-rotation, lr: 0.01, source: 1st, geometry: unilateral, frequency: 5}",
+    ],
+}
+METHODS_OF_MIXTURES = {
+    "stage-aware": ["optimizer.method=basis-rotation", "optimizer.frequency=3", "optimizer.allocation=stage-aware"],
+    "scion": ["optimizer.method=scion", "optimizer.lr=0.001"],
+}
+
+
+def equality_configs(folder):
+    """All combinations that must not depend on the number of devices, by name."""
+    configs = {}
+    for stages in (4, 8):
+        for stash in ("stash", "none", "predict"):
+            for name, method in METHODS.items():
+                overrides = [
+                    "model.blocks=8",
+                    f"pipeline.stages={stages}",
+                    f"pipeline.stash={stash}",
+                    f"training.iterations={4 * stages + 3}",
+                    *method,
+                ]
+                configs[f"{name}-p{stages}-{stash}"] = tiny_config(folder, *overrides)
+    for name, method in METHODS_OF_MIXTURES.items():
+        mixture = ["model.moe={experts: 4}", "pipeline.stages=4", "training.iterations=15"]
+        configs[f"{name}-mixture"] = tiny_config(folder, *mixture, *method)
+    return configs
+
+
+def equality(folder, world):
+    for name, config in equality_configs(folder).items():
+        train(config, folder / f"r{world.num_ranks}" / name, world=world)
+
+
+def probe(folder, world):
+    """Stamp the number of each update into a parameter of each stage, and note which stamp each forward pass sees."""
+    config = tiny_config(folder, f"pipeline.stages={world.num_ranks}", "training.iterations=20", "training.clip=1e9")
+    trainer = Trainer(config, RunFolder(folder / "probe"), world)
+    seen = []
+    for versions in trainer.stages:
+        name = next(name for name in versions.live if name.endswith("attention_norm.bias"))
+        place = list(versions.live).index(name)
+        for slot in versions.ring:
+            slot[place].data.fill_(0)
+        versions.live[name].data.fill_(0)
+        versions.stage.register_forward_pre_hook(
+            lambda module, args, name=name: seen.append(int(dict(module.named_parameters())[name][0].item()))
+        )
+
+    @torch.no_grad()
+    def stamp(iteration):
+        for versions in trainer.stages:
+            next(w for n, w in versions.live.items() if n.endswith("attention_norm.bias")).fill_(iteration)
+
+    trainer.updater.step = stamp
+    list(trainer.engine.run(1, lambda: 20))
+    (folder / f"probe-{world.rank}.json").write_text(json.dumps(seen))
+    world.barrier()
+
+
+def stop(folder, world):
+    """Ask rank 0 to stop between two validations, and note what is on its way when all have saved."""
+    trainer = Trainer(stop_config(folder), RunFolder(folder / "stopped"), world)
+    if world.rank == 0:
+        trainer._after_iteration = lambda: trainer.iteration == 20 and signal.raise_signal(signal.SIGINT)
+    status = trainer.run(resume=False)
+    found = {"status": status, "iteration": trainer.iteration, "in_flight": sorted(trainer.engine._in_flight)}
+    (folder / f"stop-{world.rank}.json").write_text(json.dumps(found))
+    world.barrier()
+
+
+def stop_config(folder):
+    """Log points at 20, 30, 40; the stop asked for at 20 is for 40, and a segment ends at 33."""
+    return tiny_config(
+        folder, "training.iterations=100", "training.log_every=10", "training.validation_every=33",
+        "training.checkpoint_every=100",
+    )  # fmt: skip
+
+
+class _Part(nn.Module):
+    """A stage as torch.distributed.pipelining wants it: one tensor in, one out, the loss outside."""
+
+    def __init__(self, stage):
+        super().__init__()
+        self.stage = stage
+
+    def forward(self, x):
+        if self.stage.embedding is not None:
+            x = self.stage.embedding(x)
+        for block in self.stage.blocks.values():
+            x, _ = block(x)
+        return self.stage.head(x) if self.stage.head is not None else x
+
+
+def synchronous(folder, world):
+    """torch's own synchronous pipeline with one micro-batch, on the same weights and batches."""
+    config = synchronous_config(folder)
+    data = Trainer(config, RunFolder(folder / f"unused-{world.rank}"), _Alone())
+    own = partition(config.model.blocks, world.num_ranks)[world.rank]
+    part = Stage(config.model, 256, own)
+    initialize(part, config.model.blocks, config.training.seed)
+    device = torch.device("cpu")
+    pipeline_stage = PipelineStage(_Part(part), world.rank, world.num_ranks, device)
+    losses = []
+    schedule = ScheduleGPipe(
+        pipeline_stage, 1, loss_fn=lambda logits, targets: F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    )
+    optimizer = torch.optim.AdamW(part.parameters(), lr=config.optimizer.lr, weight_decay=0.01, fused=True)
+    for t in range(1, config.training.iterations + 1):
+        optimizer.param_groups[0]["lr"] = data.updater.lr(t)
+        inputs, targets = data.prefetcher.batch(t)
+        optimizer.zero_grad()
+        found = []
+        if world.rank == 0:
+            schedule.step(inputs)
+        else:
+            schedule.step(target=targets, losses=found)
+        losses += [loss.item() for loss in found]
+        optimizer.step()
+    if losses:
+        (folder / "synchronous.json").write_text(json.dumps(losses))
+    world.barrier()
+
+
+def synchronous_config(folder):
+    return tiny_config(folder, "pipeline.stages=1", "training.iterations=12", "training.clip=1e9")
+
+
+def _Alone():
+    from brx.pipeline.world import SingleDevice
+
+    return SingleDevice()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    world = DistributedWorld(timeout_s=120)
+    {"equality": equality, "probe": probe, "stop": stop, "synchronous": synchronous}[sys.argv[2]](
+        Path(sys.argv[1]), world
+    )
+    world.close()

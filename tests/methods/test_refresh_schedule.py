@@ -1,0 +1,89 @@
+"""Refresh intervals by stage: the paper's numbers, the budget, and what the optimizer makes of them."""
+
+import pytest
+import torch
+
+from brx.methods.refresh_schedule import refresh_intervals, refreshes_per_iteration
+from brx.methods.updater import MethodUpdater
+from brx.optim import BasisRotation
+from tests.pipeline.test_engine import make_config, make_versions
+
+RULES = ["stage-aware", "reversed", "stage-aware-exact", "reversed-exact"]
+
+
+def test_the_papers_numbers():
+    by_delay = refresh_intervals(32, 10, "stage-aware")[::-1]
+    assert {tau: by_delay[tau] for tau in (31, 16, 15, 2, 1, 0)} == {31: 4, 16: 9, 15: 10, 2: 150, 1: None, 0: None}
+    assert refresh_intervals(32, 10, "reversed") == by_delay
+    assert refresh_intervals(32, 10, "uniform") == [10] * 32
+
+
+@pytest.mark.parametrize("num_stages", [4, 6, 8, 16, 24, 32, 64])
+@pytest.mark.parametrize("frequency", [4, 10, 100])
+def test_budget(num_stages, frequency):
+    # Without the floor the rule adds up to (P + 1 / mid) / f_0 for even P: n = mid + 1 would have been -1 / mid.
+    budget = num_stages / frequency
+    mid = num_stages // 2 - 1
+    floored = refresh_intervals(num_stages, frequency, "stage-aware")
+    unfloored = (num_stages + 1 / mid) / frequency
+    # Rounding an interval down costs at most 1 / (f (f - 1)) refreshes an iteration.
+    excess = sum(1 / (interval * (interval + 1)) for interval in floored if interval is not None)
+    assert unfloored <= refreshes_per_iteration(floored) <= unfloored + excess
+    for allocation in ("uniform", "stage-aware-exact", "reversed-exact"):
+        found = refreshes_per_iteration(refresh_intervals(num_stages, frequency, allocation))
+        assert found == pytest.approx(budget, rel=1e-12)
+
+
+def test_budget_of_the_paper():
+    assert refreshes_per_iteration(refresh_intervals(32, 10, "stage-aware")) == pytest.approx(3.2 * 1.072, rel=1e-3)
+
+
+@pytest.mark.parametrize("allocation", RULES)
+@pytest.mark.parametrize("num_stages", [1, 2, 3])
+def test_too_few_stages_for_the_rule_are_uniform(num_stages, allocation):
+    assert refresh_intervals(num_stages, 10, allocation) == [10] * num_stages
+
+
+@pytest.mark.parametrize("allocation", RULES)
+@pytest.mark.parametrize("frequency", [1, 2])
+def test_no_interval_is_shorter_than_an_iteration(frequency, allocation):
+    intervals = refresh_intervals(8, frequency, allocation)
+    assert all(interval is None or interval >= 1 for interval in intervals)
+    if frequency == 2 and allocation.endswith("exact"):  # what the first stages cannot take goes to the others
+        assert refreshes_per_iteration(intervals) == pytest.approx(4)
+
+
+@pytest.mark.parametrize("allocation", RULES)
+@pytest.mark.parametrize("num_stages", [5, 9])
+def test_exact_rules_keep_the_order_of_delay(num_stages, allocation):
+    rates = [1 / i if i else 0 for i in refresh_intervals(num_stages, 10, allocation)]
+    assert rates == sorted(rates, reverse=not allocation.startswith("reversed"))
+
+
+@pytest.mark.parametrize("frequency", [3, 9.5, 1.25, None])
+def test_optimizer_refreshes_as_often_as_told(frequency, monkeypatch):
+    refreshed = []
+    original = BasisRotation._estimate_eigenbasis
+
+    def counting(self, batch, gradient, first):
+        refreshed.append(batch.members[0].num_updates + 1)
+        original(self, batch, gradient, first)
+
+    monkeypatch.setattr(BasisRotation, "_estimate_eigenbasis", counting)
+    parameter = torch.nn.Parameter(torch.eye(3))
+    optimizer = BasisRotation([parameter], frequency=frequency)
+    for _ in range(190):
+        parameter.grad = torch.ones(3, 3)
+        optimizer.step()
+    expected = {1} if frequency is None else {1} | {t for t in range(1, 191) if any(
+        t - 1 < k * frequency <= t for k in range(1, 191))}  # fmt: skip
+    assert set(refreshed) == expected
+    if frequency is not None:
+        assert len(expected - {1}) == pytest.approx(190 / frequency, abs=1)
+
+
+def test_method_gives_each_stage_its_interval():
+    config = make_config("basis-rotation", 8, "stash", 24, "optimizer.frequency=10", "optimizer.allocation=stage-aware")
+    rotation = MethodUpdater(config, make_versions(config)).optimizers[0]
+    expected = refresh_intervals(8, 10, "stage-aware")
+    assert {group["stage"]: group["frequency"] for group in rotation.param_groups} == dict(enumerate(expected))

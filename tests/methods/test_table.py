@@ -1,0 +1,222 @@
+"""Every method against its library optimizer in a plain loop; what a method refuses, in one line."""
+
+import sys
+
+import pytest
+import pytorch_optimizer
+import torch
+
+from brx.errors import RunError, UserError
+from brx.methods.table import METHODS, find_method
+from brx.methods.updater import MethodUpdater
+from brx.model.stage import initialize, whole_model
+from brx.pipeline.engine import Engine
+from tests.pipeline.test_engine import BLOCKS, VOCABULARY, make_config, make_versions, micro_batch, run_engine
+
+MOE = ["model.moe.experts=4", "model.moe.every=2"]
+
+
+def library_optimizers(method, model, lr):
+    """The rivals' optimizers as a user of the libraries would write them, an expert's matrices taken apart."""
+    matrices, embeddings, vectors = [], [], []
+    for name, parameter in model.named_parameters():
+        stacked = parameter.ndim == 3 or (parameter.ndim == 2 and ".mlp." in name and name.endswith("bias"))
+        for member in parameter.detach().unbind() if stacked else [parameter]:
+            inside = ("attention." in name or "mlp." in name) and "router" not in name
+            (vectors if member.ndim == 1 else matrices if inside else embeddings).append(member)
+    # The rest stays whole: AdamW does not care.
+    rest = [p for n, p in model.named_parameters() if not (p.ndim >= 2 and n.endswith("weight") and _inside(n))]
+    if method == "soap":
+        options = {"betas": (0.9, 0.999), "weight_decay": 0.01, "precondition_frequency": 10, "eps": 1e-8}
+        first = [pytorch_optimizer.SOAP(matrices, lr=lr, **options)]
+    elif method == "muon":
+        first = [torch.optim.Muon(matrices, lr=lr, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")]
+    else:
+        return [
+            pytorch_optimizer.SCION(kind, lr=lr, constraint=True, norm_type=norm, scale=scale)
+            for kind, norm, scale in ((matrices, 2, 50.0), (embeddings, 4, 3000.0), (vectors, 5, 1.0))
+        ]
+    return [*first, torch.optim.AdamW(rest, lr=lr, fused=True)]
+
+
+def _inside(name):
+    return ("attention." in name or "mlp." in name) and "router" not in name and "norm" not in name
+
+
+@pytest.mark.parametrize("extra", [[], MOE], ids=["dense", "mixture"])
+@pytest.mark.parametrize("method", ["soap", "muon", "scion"])
+def test_rival_is_the_librarys_optimizer(method, extra):
+    # P = 1, constant learning rate, no clipping: nothing but the optimizer is left.
+    constant = ["training.final_lr_fraction=1.0", "training.warmup_fraction=0.0", "training.clip=1e9"]
+    config = make_config(method, 1, "stash", 24, "optimizer.lr=0.001", *constant, *extra)
+    _, versions = run_engine(config, 24)
+    model = whole_model(config.model, VOCABULARY)
+    initialize(model, BLOCKS, seed=0)
+    optimizers = library_optimizers(method, model, 0.001)
+    given = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    members = {
+        member: (parameter, place)
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for member in group["params"]
+        for parameter in model.parameters()
+        if id(parameter) not in given
+        for place in range(len(parameter))
+        if member.data_ptr() == parameter[place].data_ptr() and member.shape == parameter[place].shape
+    }
+    for t in range(1, 25):
+        loss, auxiliary = model(*micro_batch(t))
+        (loss if auxiliary is None else loss + auxiliary).backward()
+        for member, (parameter, place) in members.items():
+            member.grad = parameter.grad[place]
+        for optimizer in optimizers:
+            optimizer.step()
+        model.zero_grad()
+    assert bool(members) == bool(extra)
+    for name, weight in model.named_parameters():
+        assert torch.equal(weight, versions[0].live[name]), name
+
+
+def test_compensation_without_delay_or_stash_is_pipedream():
+    losses = {}
+    for method, stages, stash in [
+        ("pipedream", 1, "stash"),
+        ("delay-compensation", 1, "stash"),
+        ("pipedream", 4, "none"),
+        ("delay-compensation", 4, "none"),
+        ("pipedream", 4, "stash"),
+        ("delay-compensation", 4, "stash"),
+    ]:
+        results, _ = run_engine(make_config(method, stages, stash, 24), 24)
+        losses[method, stages, stash] = [result.loss.item() for result in results]
+    for place in ((1, "stash"), (4, "none")):
+        assert losses["pipedream", *place] == losses["delay-compensation", *place]
+    assert losses["pipedream", 4, "stash"] != losses["delay-compensation", 4, "stash"]
+
+
+@pytest.mark.parametrize("method", ["soap", "scion"])
+def test_missing_package_is_one_line_that_names_the_extra(method, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)
+    config = make_config(method, 2, "stash")
+    with pytest.raises(UserError, match=r"method \w+ needs the package pytorch-optimizer: pip install 'brx\[rivals\]'"):
+        MethodUpdater(config, make_versions(config))
+
+
+def test_old_torch_is_one_line(monkeypatch):
+    monkeypatch.delattr(torch.optim, "Muon")
+    config = make_config("muon", 2, "stash")
+    with pytest.raises(UserError, match=r"method muon needs torch >= 2\.9 .*, this is "):
+        MethodUpdater(config, make_versions(config))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "message"),
+    [
+        ("{method: 'no.such:Class'}", "optimizer.method no.such:Class: module no.such cannot be imported: No module"),
+        ("{method: 'torch.optim:Adamm'}", "Adamm is no torch.optim.Optimizer of torch.optim; did you mean Adam?"),
+        ("{method: 'json:dumps'}", "dumps is no torch.optim.Optimizer of json (there: none)"),
+        ("{method: 'torch.optim:LBFGS'}", "torch.optim:LBFGS: its step needs a closure"),
+        (
+            "{method: 'torch.optim:SGD', arguments: {momentun: 0.9}}",
+            "torch.optim:SGD: takes no argument 'momentun' (known: momentum, dampening,",
+        ),
+        (
+            "{method: 'torch.optim:SGD', arguments: {momentum: -1.0}}",
+            "optimizer.arguments: torch.optim:SGD refuses them: Invalid momentum value: -1.0",
+        ),
+        ("{method: 'torch.optim:Muon'}", "torch.optim:Muon refuses them: Muon only supports 2D parameters"),
+    ],
+)
+def test_wrong_custom_optimizer_is_one_line(optimizer, message):
+    config = make_config("pipedream", 2, "stash", 24, f"optimizer={optimizer}")
+    with pytest.raises(UserError) as caught:
+        MethodUpdater(config, make_versions(config))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["lr", "params"])
+def test_custom_arguments_leave_what_is_brxs(key):
+    with pytest.raises(UserError, match=rf"arguments must not hold {key}"):
+        make_config("torch.optim:SGD", 1, "stash", 24, f"optimizer.arguments={{{key}: 1}}")
+
+
+def test_gradient_that_the_optimizer_refuses_ends_the_run_in_one_line():
+    config = make_config("basis-rotation", 2, "stash")
+    versions = make_versions(config)
+    updater = MethodUpdater(config, versions)
+    for stage in versions:
+        for weight in stage.live.values():
+            weight.grad = torch.full_like(weight, float("nan"))
+    with pytest.raises(RunError, match=r"iteration 7: parameter blocks\.0\.attention\.query\.weight of shape .* NaN"):
+        updater.step(7)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_entry_is_complete(method):
+    entry = METHODS[method]
+    name = "torch.optim:SGD" if ":" in method else method
+    config = make_config(name, 1, "stash")
+    assert find_method(config) is entry
+    assert isinstance(config.optimizer, entry.config)
+    assert entry.summary
+    assert entry.source
+    assert entry.equation
+    assert entry.gets
+    assert entry.why
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "soap optimizer.frequency=2",
+        "muon optimizer.momentum=0.5",
+        "muon optimizer.adjust_lr=original",
+        "scion optimizer.momentum=0.5",
+        "scion optimizer.scale=10.0",
+        "scion optimizer.rest_scale=100.0",
+        "scion optimizer.vector_scale=5.0",
+        "scion optimizer.constrained=false",
+        "delay-compensation optimizer.compensation=0.1",
+        "nesterov optimizer.momentum_decay=0.1",
+        "nesterov optimizer.beta1=0.9",
+        "pipedream-lr optimizer.annealing_fraction=1.0",
+        "basis-rotation optimizer.source=1st",
+        "basis-rotation optimizer.geometry=bilateral",  # make_config has unilateral
+        "basis-rotation optimizer.frequency=3",
+        "basis-rotation optimizer.covariance=step",
+        "basis-rotation optimizer.allocation=stage-aware",
+        "basis-rotation optimizer.allocation=reversed",
+        "basis-rotation optimizer.rotation_precision=tf32",
+        "basis-rotation optimizer.rotation_precision=bf16",
+        "basis-rotation optimizer.staggered=true",
+        *(
+            f"{method} optimizer.{key}"
+            for method in ("pipedream", "basis-rotation", "soap", "muon")
+            for key in ("beta1=0.5", "beta2=0.5", "eps=1e-3", "weight_decay=1.0")
+        ),
+    ],
+)
+def test_every_option_changes_the_run(option):
+    method, override = option.split()
+    common = ["optimizer.lr=0.001", *(["optimizer.frequency=2"] if method == "basis-rotation" else [])]
+    stages = 4 if "allocation" in override else 3
+    weights = []
+    for overrides in ([], [override]):
+        _, versions = run_engine(make_config(method, stages, "stash", 24, *common, *overrides), 6)
+        weights.append(torch.cat([w.detach().flatten() for stage in versions for w in stage.live.values()]))
+    assert not torch.equal(*weights)
+
+
+@pytest.mark.parametrize("method", ["basis-rotation", "soap", "muon", "scion"])
+@pytest.mark.parametrize("stash", ["stash", "none", "predict"])
+def test_mixtures_train_under_every_method(method, stash):
+    config = make_config(method, 4, stash, 12, "optimizer.lr=0.001", *MOE)
+    versions = make_versions(config)
+    before = [weight.detach().clone() for stage in versions for weight in stage.live.values()]
+    engine = Engine(versions, MethodUpdater(config, versions), micro_batch, clip=1.0)
+    losses = [result.loss.item() for result in engine.run(1, lambda: 12)]
+    assert all(torch.isfinite(torch.tensor(losses)))
+    live = [(name, weight) for stage in versions for name, weight in stage.live.items()]
+    unmoved = [name for (name, weight), old in zip(live, before, strict=True) if torch.equal(weight, old)]
+    assert unmoved == []

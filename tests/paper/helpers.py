@@ -1,0 +1,30 @@
+"""Made-up runs of the presets, as compact results."""
+
+import numpy as np
+
+from brx.config.loading import dump_config
+from brx.runs.experiments import preset_with
+from brx.runs.summary import write_json
+from brx.sweep.spec import identity
+
+
+def write_experiment(folder, preset, settings, *, seeds=(0,), val_loss=None):
+    """Runs whose loss falls as 3 / (1 + t / (100 P))."""
+    for seed in seeds:
+        config = preset_with(preset, {**settings, "training.seed": seed})
+        path = folder / identity(config)
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "config.yaml").write_text(dump_config(config))
+        last = config.training.last_iteration
+        iterations = np.arange(1, last + 1)
+        loss = 3.0 / (1.0 + iterations / (100.0 * config.pipeline.stages)) + 0.001 * seed
+        np.savez(
+            path / "curves.npz",
+            iterations=iterations,
+            train_loss=loss,
+            second_places=[0, last - 1],
+            seconds=[0.0, 100.0],
+            val_iterations=[last // 2, last],
+            val_loss=[loss[last // 2], loss[-1] if val_loss is None else val_loss],
+        )
+        write_json(path / "summary.json", {"status": "finished", "data_fingerprint": "f"})

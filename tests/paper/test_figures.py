@@ -1,0 +1,172 @@
+"""The paper's figures and tables from made-up runs: all of them draw, and say what is missing and what makes it."""
+
+import pytest
+
+from brx.cli.main import main
+from brx.errors import UserError
+from brx.paper import tables as paper_tables
+from brx.paper.figures import FIGURES, draw_paper_figure
+from brx.paper.scales import COMPENSATIONS, FREQUENCIES, MAIN, METHODS, SCALES, SEVEN, Experiments
+from brx.paper.tables import TABLES
+from tests.paper.helpers import write_experiment
+
+CPU = SCALES["cpu"]
+
+
+@pytest.fixture(scope="module")
+def complete(tmp_path_factory):
+    """Made-up runs of every experiment at the scale of a laptop but for the mixture; slower with more delay."""
+    folder = tmp_path_factory.mktemp("results")
+    for method in METHODS:
+        for stages in CPU.depths if method in SEVEN else (1, 32):
+            if method != "delay-compensation":
+                seeds = (0, 1, 2) if stages in (1, 32) else (0,)
+                write_experiment(folder, CPU.preset, {"pipeline.stages": stages, **METHODS[method]}, seeds=seeds)
+        if method in SEVEN:
+            for blocks in CPU.blocks[:-1]:
+                settings = {"pipeline.stages": blocks, "model.blocks": blocks, **METHODS[method]}
+                write_experiment(folder, CPU.preset, settings)
+    for method in MAIN:
+        for model in (CPU.narrow, CPU.wide):
+            write_experiment(folder, CPU.preset, {"pipeline.stages": 24, **model, **METHODS[method]})
+        for stash in ("none", "predict"):
+            write_experiment(folder, CPU.preset, {"pipeline.stash": stash, **METHODS[method]})
+    for frequency in FREQUENCIES:
+        write_experiment(folder, CPU.preset, {"optimizer.frequency": frequency, **METHODS["basis-rotation"]})
+    for allocation in ("stage-aware", "reversed"):
+        write_experiment(folder, CPU.preset, {"optimizer.allocation": allocation, **METHODS["basis-rotation"]})
+    for iterations in CPU.budgets:
+        for method in ("pipedream-lr", "basis-rotation"):
+            for stages in (1, 8):
+                settings = {**CPU.budget_model, "training.iterations": iterations, "pipeline.stages": stages}
+                write_experiment(folder, CPU.preset, {**settings, **METHODS[method]})
+    for strength in COMPENSATIONS:
+        for stages in (8, 16, 32):
+            settings = {"optimizer.compensation": strength, "pipeline.stages": stages}
+            write_experiment(folder, CPU.preset, {**settings, **METHODS["delay-compensation"]})
+    return folder
+
+
+@pytest.mark.parametrize("name", [name for name in FIGURES if name not in ("3b", "moe")])
+def test_every_figure_draws_from_complete_results(complete, tmp_path, name):
+    written, found = draw_paper_figure(name, Experiments(CPU, complete), tmp_path)
+    assert found.missing == []
+    assert [path.suffix for path in written] == [".png", ".pdf", ".txt"]
+    assert all(path.stat().st_size > 200 for path in written)
+    caption = written[2].read_text()
+    assert FIGURES[name].label in caption
+    for group in found.used:
+        assert group.runs[0].path.name in caption
+
+
+def test_same_runs_give_the_same_bytes(complete, tmp_path):
+    for folder in ("a", "b"):
+        draw_paper_figure("main", Experiments(CPU, complete), tmp_path / folder)
+    for name in ("main.png", "main.pdf", "main.txt"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+def test_all_draws_what_there_is_and_names_the_sweep_of_the_rest(tmp_path, capsys):
+    write_experiment(tmp_path / "runs", CPU.preset, {"pipeline.stages": 32})
+    assert main(["plot", "all", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "figures")]) == 0
+    out, error = capsys.readouterr()
+    assert "teaser.png" in out
+    assert "figure weight-prediction: none of its runs" in error
+    assert "brx sweep configs/sweeps/cpu/prediction.yaml" in error
+
+
+def test_a_figure_without_runs_is_one_line_that_names_the_sweep(tmp_path, capsys):
+    write_experiment(tmp_path / "runs", CPU.preset, {"pipeline.stages": 32})
+    assert main(["plot", "moe", "--runs", str(tmp_path / "runs")]) == 2
+    error = capsys.readouterr().err
+    assert "figure moe: none of its runs are in" in error
+    assert "brx sweep configs/sweeps/cpu/moe.yaml" in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["plot", "mian"], "unknown figure 'mian'"),
+        (["plot", "main", "--runs", "nowhere"], "nowhere: no such folder; make the runs with brx sweep"),
+        (["plot", "curves"], "name at least one run's folder"),
+        (["plot", "main", "runs/a"], "only `curves` takes runs"),
+        (["tables", "nothing"], "unknown table 'nothing'"),
+    ],
+)
+def test_mistakes(arguments, expected, capsys):
+    assert main(arguments) == 2
+    assert expected in capsys.readouterr().err
+
+
+def test_tables_from_complete_results(complete, tmp_path):
+    assert main(["tables", "all", "--runs", str(complete), "--out", str(tmp_path)]) == 0
+    for name in TABLES:
+        lines = (tmp_path / f"{name}.csv").read_text().splitlines()
+        assert len(lines) > 2, name
+        assert (tmp_path / f"{name}.md").read_text().count("\n| ") >= len(lines)
+    slowdown = (tmp_path / "slowdown.csv").read_text()
+    for method in SEVEN:
+        assert f"{method}," in slowdown
+
+
+def test_tables_without_runs_are_those_of_their_commands(complete, capsys):
+    columns, rows = TABLES["stages"].rows(Experiments(CPU, complete))
+    assert main(["stages", "--format", "csv"]) == 0
+    assert capsys.readouterr().out.splitlines() == [",".join(row) for row in (columns, *rows)]
+    _, rows = TABLES["memory"].rows(Experiments(CPU, complete))
+    assert [row[4:6] for row in rows] == [["0.25", "1.66"], ["0.13", "0.13"], ["0.13", "0.83"], ["0.06", "0.06"]]
+    _, rows = TABLES["hessian-norm"].rows(Experiments(CPU, complete))
+    assert len(rows) == 8  # two coordinates of four measured runs
+
+
+def test_table_that_was_not_measured_is_refused_alone_and_noted_among_others(complete, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(paper_tables, "CURVATURE", tmp_path / "nothing")
+    assert main(["tables", "hessian-norm", "--runs", str(complete)]) == 2
+    assert "nothing: no such folder" in capsys.readouterr().err
+    assert main(["tables", "all", "--runs", str(complete), "--out", str(tmp_path / "tables")]) == 0
+    assert "note: table hessian-norm: " in capsys.readouterr().err
+    assert (tmp_path / "tables" / "slowdown.csv").exists()
+
+
+def test_slowdown_table_agrees_with_the_made_up_curves(complete, tmp_path):
+    # Every curve falls as 1 / (1 + t / (100 P)), so P = 32 takes 32 times as long (means of a convex curve aside).
+    _, rows = TABLES["slowdown"].rows(Experiments(CPU, complete))
+    for row in rows:
+        assert float(row[1].split()[0]) == pytest.approx(32, rel=0.05)
+        assert row[2] == "3"
+
+
+def test_budget_table_has_a_target_for_each_length(complete):
+    _, rows = TABLES["budget"].rows(Experiments(CPU, complete))
+    assert [(row[0], row[1]) for row in rows] == [
+        (method, iterations)
+        for iterations in ("1000", "4000", "16000")
+        for method in ("basis-rotation", "pipedream-lr")
+    ]
+    for row in rows:
+        assert float(row[5]) == pytest.approx(8, rel=0.05)
+    assert len({row[6] for row in rows}) == 3
+    with pytest.raises(UserError, match="only at the scale of a laptop"):
+        TABLES["budget"].rows(Experiments(SCALES["paper"], complete))
+
+
+def test_looking_up_an_experiment_takes_all_seeds_and_the_best_rate(tmp_path):
+    settings = {"pipeline.stages": 32, **METHODS["nesterov"]}
+    write_experiment(tmp_path, CPU.preset, {**settings, "optimizer.lr": 0.003}, seeds=(0, 1), val_loss=1.0)
+    write_experiment(tmp_path, CPU.preset, {**settings, "optimizer.lr": 0.001}, seeds=(0,), val_loss=2.0)
+    group = Experiments(CPU, tmp_path).find("nesterov", 32, "main")
+    assert group.lr == 0.003
+    assert len(group.runs) == 2
+
+
+def test_tables_and_figures_share_one_target_that_pipedream_does_not_set(complete):
+    experiments = Experiments(CPU, complete)
+    targets = {
+        row[columns.index("target loss")]
+        for name in ("slowdown", "preconditioned")
+        for columns, rows in [TABLES[name].rows(experiments.fresh())]
+        for row in rows
+    }
+    slowest = experiments.find("nesterov", 32, "main")
+    assert targets == {f"{max(slowest.final_losses):.3f}"}
+    assert experiments.slowdown_target() == pytest.approx(max(slowest.final_losses))

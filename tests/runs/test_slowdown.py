@@ -1,0 +1,253 @@
+"""Slowdown on made-up loss curves whose crossings are known."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from brx.cli.main import main
+from brx.config.loading import dump_config
+from brx.errors import UserError
+from brx.runs.curves_file import export
+from brx.runs.experiments import Results, group_runs
+from brx.runs.reading import Run
+from brx.runs.slowdown import reductions, slowdowns, slowest_final
+from brx.runs.summary import write_json
+from tests.train.helpers import tiny_config
+
+ITERATIONS = 400
+
+
+def write_run(folder, name, *overrides, crosses_3_at, val_loss=1.0, status="finished", corpus="f"):
+    """A run whose training loss falls on a line from 4, through 3 at the given iteration, and stays at its end."""
+    config = tiny_config(folder, f"training.iterations={ITERATIONS}", *overrides)
+    path = folder / "runs" / name
+    path.mkdir(parents=True)
+    (path / "config.yaml").write_text(dump_config(config))
+    lines = [
+        {"iteration": t, "train_loss": 4.0 - t / crosses_3_at, "seconds": 0.5 * t} for t in range(1, ITERATIONS + 1)
+    ]
+    lines.append({"iteration": ITERATIONS, "val_loss": val_loss})
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_json(path / "summary.json", {"status": status, "data_fingerprint": corpus})
+    return Run.load(path)
+
+
+LAST = ITERATIONS - 3
+"""The middle of the last window of 2 % of the iterations, made odd: 7."""
+
+
+def test_smoothed_losses_are_dated_at_the_middle_of_their_window(tmp_path):
+    run = write_run(tmp_path, "a", crosses_3_at=50)
+    np.testing.assert_allclose(run.smoothed, 4.0 - run.iterations[run.centres] / 50, rtol=1e-12)
+    assert run.smoothed[-1] == pytest.approx(run.train_loss[-7:].mean())
+    assert (run.iterations[run.centres][0], run.iterations[run.centres][-1]) == (4, LAST)
+
+
+def test_ratio_is_that_of_the_crossings(tmp_path):
+    fast = write_run(tmp_path, "p1", "pipeline.stages=1", crosses_3_at=50)
+    slow = write_run(tmp_path, "p4", "pipeline.stages=4", crosses_3_at=200)
+    (found,) = slowdowns(group_runs([fast, slow]), 3.0)
+    assert found.ratio == pytest.approx(4.0, rel=1e-9)
+    assert not found.is_censored
+    assert found.low is None
+
+
+def test_a_run_that_never_gets_there_is_a_lower_bound_not_dropped(tmp_path):
+    fast = write_run(tmp_path, "p1", "pipeline.stages=1", crosses_3_at=50)
+    never = write_run(tmp_path, "p4", "pipeline.stages=4", crosses_3_at=4000)
+    (found,) = slowdowns(group_runs([fast, never]), 3.0)
+    assert found.is_censored
+    assert found.text.startswith("> ")
+    assert found.ratio == pytest.approx(LAST / 50)
+
+
+def test_a_reference_that_never_gets_there_gives_no_ratio(tmp_path):
+    never = write_run(tmp_path, "p1", "pipeline.stages=1", crosses_3_at=4000)
+    slow = write_run(tmp_path, "p4", "pipeline.stages=4", crosses_3_at=100)
+    (found,) = slowdowns(group_runs([never, slow]), 3.0)
+    assert found.ratio is None
+    assert found.text == "reference never reaches it"
+
+
+def test_interval_covers_the_mean_over_seeds(tmp_path):
+    runs = [
+        write_run(tmp_path, f"p{P}s{seed}", f"pipeline.stages={P}", f"training.seed={seed}", crosses_3_at=P * 30 + seed)
+        for P in (1, 4)
+        for seed in range(3)
+    ]
+    (found,) = slowdowns(group_runs(runs), 3.0)
+    assert found.ratio == pytest.approx(121 / 31)
+    # Three times the same seed is 1 resample in 27, more than the 2.5 % that lie outside on each side.
+    assert (found.low, found.high) == (pytest.approx(122 / 32), pytest.approx(120 / 30))
+
+
+def test_ratio_and_interval_are_of_the_seeds_that_both_have(tmp_path):
+    runs = [
+        write_run(tmp_path, f"p{P}s{seed}", f"pipeline.stages={P}", f"training.seed={seed}", crosses_3_at=P * 30 + seed)
+        for P, seeds in ((1, (0, 1)), (4, (0, 1, 2)))
+        for seed in seeds
+    ]
+    (found,) = slowdowns(group_runs(runs), 3.0)
+    assert found.ratio == pytest.approx(120.5 / 30.5)
+
+
+def test_runs_that_did_not_finish_move_no_target_and_are_named(tmp_path, capsys):
+    for name, P, at, status in (("a", 1, 50, "finished"), ("b", 4, 200, "finished"), ("c", 2, 9000, "failed")):
+        write_run(tmp_path, name, f"pipeline.stages={P}", crosses_3_at=at, status=status)
+    assert main(["slowdown", str(tmp_path / "runs")]) == 0
+    out, error = capsys.readouterr()
+    assert "4.00" in out
+    assert "not finished, left out: c" in error
+
+
+def test_an_early_target_is_told(tmp_path, capsys):
+    write_run(tmp_path, "p1", "pipeline.stages=1", crosses_3_at=10)
+    write_run(tmp_path, "p4", "pipeline.stages=4", crosses_3_at=200)
+    for target, is_told in (("3", True), ("-10", False)):
+        main(["slowdown", str(tmp_path / "runs"), "--target", target])
+        assert ("first 5 % of iterations" in capsys.readouterr().err) == is_told
+
+
+def test_runs_of_another_length_or_corpus_are_other_experiments(tmp_path):
+    write_run(tmp_path, "a", "optimizer.lr=0.001", crosses_3_at=50, val_loss=2.0)
+    write_run(tmp_path, "b", "optimizer.lr=0.01", crosses_3_at=50, val_loss=1.0, corpus="other")
+    write_run(tmp_path, "c", "optimizer.lr=0.01", "training.stop_after=300", crosses_3_at=50, val_loss=1.0)
+    write_run(tmp_path, "d", "optimizer.lr=0.003", crosses_3_at=50, val_loss=1.5)
+    results = Results([tmp_path / "runs"])
+    assert sorted((group.lr, len(group.scores)) for group in results.groups) == [(0.003, 2), (0.01, 1), (0.01, 1)]
+    (note,) = results.notes
+    assert "2 corpora" in note
+    assert results.find(tiny_config(tmp_path, f"training.iterations={ITERATIONS}")).lr == 0.003
+
+
+def test_target_is_the_loss_that_all_reach(tmp_path):
+    runs = [write_run(tmp_path, f"p{P}", f"pipeline.stages={P}", crosses_3_at=50 * P) for P in (1, 2, 4)]
+    groups = group_runs(runs)
+    target = slowest_final(groups)
+    assert target == pytest.approx(4.0 - LAST / 200)
+    assert not any(found.is_censored for found in slowdowns(groups, target))
+
+
+def test_learning_rate_is_the_one_with_the_lowest_validation_loss(tmp_path):
+    runs = [
+        write_run(tmp_path, f"lr{lr}", f"optimizer.lr={lr}", crosses_3_at=50, val_loss=val_loss, status=status)
+        for lr, val_loss, status in ((0.001, 2.0, "finished"), (0.01, 1.5, "finished"), (0.1, 0.5, "failed"))
+    ]
+    (group,) = group_runs(runs)
+    assert group.lr == 0.01
+    assert group.scores == {0.001: 2.0, 0.01: 1.5, 0.1: float("inf")}
+    assert not group.is_at_edge  # the highest rate was tried, and diverged
+
+
+def test_rates_are_compared_over_the_seeds_they_share(tmp_path):
+    write_run(tmp_path, "a", "optimizer.lr=0.001", "training.seed=0", crosses_3_at=50, val_loss=2.0)
+    write_run(tmp_path, "b", "optimizer.lr=0.01", "training.seed=0", crosses_3_at=50, val_loss=1.9)
+    write_run(tmp_path, "c", "optimizer.lr=0.01", "training.seed=1", crosses_3_at=50, val_loss=9.0)
+    (group,) = Results([tmp_path / "runs"]).groups
+    assert (group.lr, len(group.runs)) == (0.01, 2)
+
+
+def test_reduction_is_against_the_best_baseline_at_its_final_loss(tmp_path):
+    runs = [
+        write_run(tmp_path, method, f"optimizer.method={method}", crosses_3_at=at)
+        for method, at in (("pipedream", 300), ("nesterov", 200), ("basis-rotation", 100))
+    ]
+    (found,) = reductions(group_runs(runs))
+    assert found.baseline.method == "nesterov"
+    assert found.share == pytest.approx(0.5)
+
+
+def test_reduction_compares_only_runs_that_differ_in_nothing_but_the_optimizer(tmp_path):
+    write_run(tmp_path, "a", "optimizer.method=nesterov", "pipeline.stash=none", crosses_3_at=100)
+    write_run(tmp_path, "b", "optimizer.method=nesterov", crosses_3_at=200)
+    write_run(tmp_path, "c", "optimizer.method=basis-rotation", crosses_3_at=100)
+    (found,) = reductions(Results([tmp_path / "runs"]).groups)
+    assert found.baseline.runs[0].path.name == "b"
+
+
+def test_compact_runs_read_like_the_originals(tmp_path):
+    run = write_run(tmp_path, "a", crosses_3_at=70)
+    export(run.path, tmp_path / "compact")
+    again = Run.load(tmp_path / "compact")
+    np.testing.assert_array_equal(again.iterations, run.iterations)
+    np.testing.assert_array_equal(again.train_loss, run.train_loss.astype(np.float32))
+    np.testing.assert_allclose(again.seconds, run.seconds, rtol=1e-6)
+    np.testing.assert_array_equal(again.val_loss, run.val_loss)
+    assert again.config == run.config
+    assert again.summary == run.summary
+
+
+@pytest.mark.parametrize("form", ["table", "csv", "json", "markdown"])
+def test_command_in_every_format(tmp_path, capsys, form):
+    write_run(tmp_path, "p1", "pipeline.stages=1", crosses_3_at=50)
+    write_run(tmp_path, "p4", "pipeline.stages=4", crosses_3_at=200)
+    assert main(["slowdown", str(tmp_path / "runs"), "--target", "3", "--format", form]) == 0
+    out = capsys.readouterr().out
+    if form == "json":
+        (found,) = json.loads(out)["slowdowns"]
+        assert (found["method"], found["stages"], found["ratio"]) == ("pipedream", 4, pytest.approx(4.0))
+        assert (found["iterations"], found["reference_iterations"]) == ([pytest.approx(200)], [pytest.approx(50)])
+    else:
+        assert "4.00" in out
+
+
+def test_all_targets_figure(tmp_path, capsys):
+    write_run(tmp_path, "p1", "pipeline.stages=1", crosses_3_at=50)
+    write_run(tmp_path, "p4", "pipeline.stages=4", crosses_3_at=200)
+    assert main(["slowdown", str(tmp_path / "runs"), "--all-targets", str(tmp_path / "figure")]) == 0
+    assert (tmp_path / "figure.png").stat().st_size > 5000
+
+
+def test_incomparable_runs_are_told(tmp_path, capsys):
+    write_run(tmp_path, "p1", "pipeline.stages=1", crosses_3_at=50)
+    write_run(tmp_path, "p4", "pipeline.stages=4", "model.width=16", crosses_3_at=200)
+    assert main(["slowdown", str(tmp_path / "runs")]) == 2
+    error = capsys.readouterr().err
+    assert "2 sets of runs that differ in data, model or budget" in error
+    assert "nothing to compare" in error
+
+
+def test_no_runs_is_one_line(tmp_path, capsys):
+    assert main(["slowdown", str(tmp_path)]) == 2
+    assert "no run with losses there" in capsys.readouterr().err
+
+
+def test_a_run_taken_up_after_an_early_stop_is_not_finished(tmp_path):
+    run = write_run(tmp_path, "a", crosses_3_at=50)
+    assert run.is_finished
+    write_json(run.path / "summary.json", {"status": "finished", "last_iteration": ITERATIONS // 2})
+    assert not Run.load(run.path).is_finished
+
+
+def test_a_damaged_file_of_a_finished_run_is_not_taken_for_a_short_one(tmp_path):
+    run = write_run(tmp_path, "a", crosses_3_at=50)
+    write_json(run.path / "summary.json", {"status": "finished", "iteration": ITERATIONS})
+    metrics = run.path / "metrics.jsonl"
+    lines = metrics.read_text().splitlines(keepends=True)
+    metrics.write_text("".join([*lines[:9], "garbage\n", *lines[10:]]))
+    with pytest.raises(UserError, match=r"metrics\.jsonl: damaged after iteration 9, of 400"):
+        Run.load(run.path)
+    with pytest.raises(UserError, match="damaged after iteration 9"):
+        export(run.path, tmp_path / "compact")
+    assert not (tmp_path / "compact").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["slowdown", "runs", "--target", "nan"], "--target nan: must be a loss above 0"),
+        (["slowdown", "runs", "runs/p1"], "the same run as"),
+        (["export", "runs/p1", "other/p1", "--to", "z"], "would both become"),
+        (["export", "runs/p1", "--to", "runs"], "is where"),
+        (["plot", "curves", "runs/p1", "--out", "runs/p1/config.yaml/figure"], "config.yaml"),
+    ],
+)
+def test_mistakes_are_one_line(tmp_path, monkeypatch, capsys, arguments, expected):
+    write_run(tmp_path, "p1", "pipeline.stages=1", crosses_3_at=50)
+    shutil.copytree(tmp_path / "runs", tmp_path / "other")
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) != 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert expected in line
