@@ -54,7 +54,8 @@ def run(args: argparse.Namespace) -> int:
     sets = comparable_sets(results.groups)
     if len(sets) > 1:
         print(
-            f"brx: note: {len(sets)} sets of runs that differ in data, model or budget, each by itself", file=sys.stderr
+            f"brx: note: {len(sets)} sets of runs that differ in data, trajectory version, model or budget, each alone",
+            file=sys.stderr,
         )
     for groups in sets:
         compared = with_reference(groups, args.reference_stages)

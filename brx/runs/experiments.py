@@ -97,8 +97,8 @@ class Group:
 def group_runs(runs: Iterable[Run]) -> list[Group]:
     """Sort runs into experiments and choose each one's learning rate: the lowest final validation loss.
 
-    Runs on other data or of another length are other experiments. Those still under way are left out; those that failed
-    count as tried, and an experiment of which every run failed has no group.
+    Runs on other data, of another trajectory version or of another length are other experiments. Those still under way
+    are left out; those that failed count as tried, and an experiment of which every run failed has no group.
 
     Raises:
         UserError: two runs have the same settings and seed.
@@ -106,7 +106,7 @@ def group_runs(runs: Iterable[Run]) -> list[Group]:
     by_experiment: dict[str, dict[float, dict[int, Run]]] = defaultdict(lambda: defaultdict(dict))
     for run in runs:
         if run.is_finished or run.is_failed:
-            by_seed = by_experiment[f"{_settings(run.config)} {run.fingerprint}"][run.config.optimizer.lr]
+            by_seed = by_experiment[f"{_settings(run.config)} {run.origin}"][run.config.optimizer.lr]
             if (other := by_seed.setdefault(run.config.training.seed, run)) is not run:
                 raise UserError(f"{run.path}: the same run as {other.path}: leave one of them out")
     groups = [_choose(by_rate) for by_rate in by_experiment.values()]
@@ -142,15 +142,16 @@ class Results:
         self.runs = [Run.load(path) for path in find_runs(folders)]
         self.groups = group_runs(self.runs)
         unfinished = [run.path.name for run in self.runs if not run.is_finished]
-        corpora = Counter(group.runs[0].fingerprint for group in self.groups).most_common()
+        origins = Counter(group.runs[0].origin for group in self.groups).most_common()
         self.notes = [f"not finished, left out: {', '.join(unfinished)}"] if unfinished else []
-        if len(corpora) > 1:
+        if len(origins) > 1:
+            (fingerprint, version), num_taken = origins[0]
             self.notes.append(
-                f"runs on {len(corpora)} corpora, whose losses do not compare: the paper's figures and tables take"
-                f" those on {str(corpora[0][0])[:8]}"
+                f"runs on other data or of another trajectory version do not compare: the paper's figures and tables"
+                f" take {num_taken} of {len(self.groups)} experiments, on {str(fingerprint)[:8]}, of version {version}"
             )
         self._by_settings = {
-            _settings(group.config): group for group in self.groups if group.runs[0].fingerprint == corpora[0][0]
+            _settings(group.config): group for group in self.groups if group.runs[0].origin == origins[0][0]
         }
 
     def find(self, base: RunConfig) -> Group | None:

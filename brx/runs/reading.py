@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from brx.config.loading import load_config
 from brx.config.schema import BasisRotationConfig, DelayCompensationConfig, RunConfig
 from brx.errors import UserError
+from brx.methods.trajectory_version import recorded_version
 from brx.runs.curves_file import read_curves
 
 Series = NDArray[np.float64]
@@ -98,6 +99,16 @@ class Run:
         """Of the token files."""
         found: str | None = self.summary.get("data_fingerprint")
         return found
+
+    @property
+    def trajectory_version(self) -> int | None:
+        """The version of brx's numbers that made it; None while it is under way."""
+        return recorded_version(self.summary) if self.summary else None
+
+    @property
+    def origin(self) -> tuple[str | None, int | None]:
+        """What its losses come from beside its settings: fingerprint and trajectory version."""
+        return self.fingerprint, self.trajectory_version
 
     @property
     def budget(self) -> tuple[int, int]:
@@ -186,12 +197,13 @@ def common_target(runs: list[Run]) -> float:
 
 
 def comparability(runs: list[Run]) -> list[str]:
-    """What makes runs incomparable: other data, model, or token budget; a line for each, none if they compare."""
+    """What makes runs incomparable: other data, numbers, model or budget; a line for each, none if they compare."""
     found = []
     first = runs[0]
     for run in runs[1:]:
         pairs = {
             "data fingerprint": (first.fingerprint, run.fingerprint),
+            "trajectory version": (first.trajectory_version, run.trajectory_version),
             "model": (first.config.model, run.config.model),
             "iterations": (first.budget, run.budget),
             "batch size": (first.config.training.batch_size, run.config.training.batch_size),

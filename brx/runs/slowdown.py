@@ -83,11 +83,11 @@ class Slowdown:
 
 
 def comparable_sets(groups: Sequence[Group]) -> list[list[Group]]:
-    """Sort groups by what makes losses comparable: data, model, and token budget; the largest set first."""
+    """Sort groups by what makes losses comparable: data, trajectory version, model, budget; the largest set first."""
     sets: dict[str, list[Group]] = defaultdict(list)
     for group in groups:
         first = group.runs[0]
-        key = (first.fingerprint, first.config.model, first.budget, first.config.training.batch_size)
+        key = (first.origin, first.config.model, first.budget, first.config.training.batch_size)
         sets[repr(key)].append(group)
     return sorted(sets.values(), key=len, reverse=True)
 

@@ -15,6 +15,7 @@ import torch
 import brx
 from brx.config.schema import RunConfig
 from brx.files import write_json
+from brx.methods.trajectory_version import TRAJECTORY_VERSION
 from brx.runs.folder import RunFolder
 from brx.runs.metrics import Record, read_metrics
 from brx.train.efficiency import Utilization
@@ -104,6 +105,7 @@ class Summary:
             "planned_memory_bytes": [planned for _, planned in memory] if memory else None,
             "device": describe_device(self._device),
             "data_fingerprint": self._fingerprint,
+            "trajectory_version": TRAJECTORY_VERSION,
             "versions": {"brx": brx.__version__, "torch": torch.__version__, "python": platform.python_version()},
             "git_commit": git_commit(),
             "finished_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

@@ -13,6 +13,7 @@ from pathlib import Path
 from brx.config.loading import dump_config, load_config
 from brx.errors import UserError
 from brx.files import write_text
+from brx.methods.trajectory_version import check_trajectory_version
 from brx.runs.folder import RunFolder, trajectory_of
 from brx.sweep.spec import Cell
 
@@ -33,12 +34,13 @@ def state_of(cell: Cell) -> State:
     """The cell's state.
 
     Raises:
-        UserError: the folder holds another run (a default of brx has changed since).
+        UserError: the folder holds another run (a default of brx or the trajectory version has changed since).
     """
     summary = RunFolder(cell.folder).read_summary()
     # A run that finished at an earlier training.stop_after is the same run, cut short: there is more of it to do.
     if summary.get("status") == "finished" and summary["iteration"] >= cell.config.training.last_iteration:
         _check_same_run(cell)
+        check_trajectory_version(summary, cell.folder)
         return State.DONE
     if is_locked(cell.folder):
         return State.RUNNING

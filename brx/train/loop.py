@@ -18,6 +18,7 @@ from brx.data.batches import Batches, validation_set
 from brx.data.prefetch import Prefetcher
 from brx.data.prepare import PreparedData, prepare
 from brx.errors import UserError
+from brx.methods.trajectory_version import TRAJECTORY_VERSION, check_trajectory_version
 from brx.methods.updater import MethodUpdater
 from brx.model.stage import Stage, initialize, partition
 from brx.pipeline.delay import stage_delay
@@ -242,6 +243,7 @@ class Trainer:
             recorder.sync()  # a checkpoint is no use without the metrics before it
             content = {
                 "fingerprint": self.data.fingerprint,
+                "trajectory_version": TRAJECTORY_VERSION,
                 "num_stages": self.config.pipeline.stages,
                 "training_seconds": self.training_seconds,
             }
@@ -266,6 +268,7 @@ class Trainer:
                 f"{newest}: was trained on other data (fingerprint {manifest['fingerprint'][:12]}, now"
                 f" {self.data.fingerprint[:12]}); restore the token files or start a new run"
             )
+        check_trajectory_version(manifest, newest)
         optimizer_states = {}
         for stage in self.stages:
             # By way of the CPU: a second copy of everything might not fit on the device.

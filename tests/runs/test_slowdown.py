@@ -118,7 +118,7 @@ def test_runs_of_another_length_or_corpus_are_other_experiments(tmp_path):
     results = Results([tmp_path / "runs"])
     assert sorted((group.lr, len(group.scores)) for group in results.groups) == [(0.003, 2), (0.01, 1), (0.01, 1)]
     (note,) = results.notes
-    assert "2 corpora" in note
+    assert "take 2 of 3 experiments" in note
     assert results.find(tiny_config(tmp_path, f"training.iterations={ITERATIONS}")).lr == 0.003
 
 
@@ -205,7 +205,7 @@ def test_incomparable_runs_are_told(tmp_path, capsys):
     write_run(tmp_path, "p4", "pipeline.stages=4", "model.width=16", crosses_3_at=200)
     assert main(["slowdown", str(tmp_path / "runs")]) == 2
     error = capsys.readouterr().err
-    assert "2 sets of runs that differ in data, model or budget" in error
+    assert "2 sets of runs that differ in data, trajectory version, model or budget" in error
     assert "nothing to compare" in error
 
 

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from brx.cli.main import main
+from brx.methods.trajectory_version import TRAJECTORY_VERSION
 from brx.sweep.cell_state import State, lock, state_of
 from brx.sweep.choice import choose
 from brx.sweep.spec import Sweep
@@ -52,6 +53,16 @@ def test_a_folder_that_holds_another_run_is_left_alone(tmp_path, capsys):
     assert main(["sweep", str(path), "--jobs", "1"]) == 2
     assert "config.yaml: differs from what the sweep asks for" in capsys.readouterr().err.replace("\n", " ")
     assert (cell.folder / "config.yaml").read_text() == before
+
+
+def test_a_cell_that_another_trajectory_version_finished_is_not_done(tmp_path, capsys, monkeypatch):
+    path = write_sweep(tmp_path, grid={"pipeline.stages": [4]})
+    (cell,) = Sweep.load(path).cells
+    train(cell.config, cell.folder)
+    assert states(path) == [State.DONE]
+    monkeypatch.setattr("brx.methods.trajectory_version.TRAJECTORY_VERSION", TRAJECTORY_VERSION + 1)
+    assert main(["sweep", str(path), "--jobs", "1"]) == 2
+    assert f"trained at trajectory version {TRAJECTORY_VERSION}" in capsys.readouterr().err.replace("\n", " ")
 
 
 def test_a_failed_cell_is_recorded_and_the_rest_goes_on(tmp_path, capsys):

@@ -18,6 +18,7 @@ from brx.config.loading import dump_config, load_config
 from brx.data.prepare import prepare
 from brx.errors import RunError, UserError
 from brx.methods.table import METHODS
+from brx.methods.trajectory_version import TRAJECTORY_VERSION
 from brx.runs import checkpoint
 from brx.runs.metrics import read_metrics
 from brx.train.loop import train
@@ -45,7 +46,7 @@ def test_run_folder_holds_what_it_should(tmp_path):
     assert [record["iteration"] for record in records if "val_loss" in record] == [12, 24, 30]
     assert steps[-1]["train_loss"] < steps[0]["train_loss"] - 1
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["status"] == "finished"
+    assert (summary["status"], summary["trajectory_version"]) == ("finished", TRAJECTORY_VERSION)
     assert summary["final_train_loss"] == steps[-1]["train_loss"]
     assert summary["best_val_loss"] == min(record["val_loss"] for record in records if "val_loss" in record)
     assert summary["tokens_per_second"] > 0
@@ -278,6 +279,16 @@ def test_other_data_is_not_resumed_on(tmp_path):
     (tmp_path / "text.txt").write_text("\n".join(f"other text {number}" for number in range(20000)))
     with pytest.raises(UserError, match="was trained on other data"):
         train(tiny_config(tmp_path), tmp_path / "run", resume=True)
+
+
+def test_a_checkpoint_of_another_trajectory_version_is_not_resumed_from(tmp_path, monkeypatch):
+    train(tiny_config(tmp_path, "training.stop_after=3"), tmp_path / "run")
+    before = (tmp_path / "run" / "metrics.jsonl").read_text()
+    monkeypatch.setattr("brx.methods.trajectory_version.TRAJECTORY_VERSION", TRAJECTORY_VERSION + 1)
+    message = f"00000003: trained at trajectory version {TRAJECTORY_VERSION}, this brx computes version"
+    with pytest.raises(UserError, match=message):
+        train(tiny_config(tmp_path), tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == before
 
 
 def test_run_longer_than_the_data_says_how_many_epochs(tmp_path):

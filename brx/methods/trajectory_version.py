@@ -1,0 +1,46 @@
+"""The version of the trajectory: equal settings, data and version give equal numbers, but for a machine's rounding.
+
+Every summary and checkpoint carries it. Runs of two versions compare as little as runs on two corpora, and no run
+continues from another version's checkpoint.
+
+Raise `TRAJECTORY_VERSION` in the commit that changes, by more than rounding, what a method, the model, the delay or the
+order of the data computes, and say here what changed:
+
+1. Until the version was recorded: runs without one count as this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from brx.errors import UserError
+
+TRAJECTORY_VERSION = 1
+UNRECORDED = 1
+"""The version of runs from before it was recorded."""
+
+
+def recorded_version(content: Mapping[str, Any]) -> int:
+    """The version in a summary or a checkpoint's manifest."""
+    version: int = content.get("trajectory_version", UNRECORDED)
+    return version
+
+
+def check_trajectory_version(content: Mapping[str, Any], path: Path) -> None:
+    """Refuse to go on from what another version has written.
+
+    Args:
+        content: a summary or a checkpoint's manifest.
+        path: what the message names.
+
+    Raises:
+        UserError: says both versions.
+    """
+    version = recorded_version(content)
+    if version != TRAJECTORY_VERSION:
+        raise UserError(
+            f"{path}: trained at trajectory version {version}, this brx computes version {TRAJECTORY_VERSION}, whose"
+            " numbers differ: start a new run in another folder, or go on with the brx that began this one"
+        )
