@@ -2,27 +2,32 @@
 
 The engine runs the asynchronous one; the synchronous ones are for comparison (`brx schedule`).
 
-Action text follows torch.distributed.pipelining: `2F0` is the forward pass of micro-batch 0 on rank 2, `2B0` its
-backward pass; `2U0` is the update that follows from it.
+Action text follows torch.distributed.pipelining: `2F0` is the forward pass of micro-batch 0 on stage 2, `2B0` its
+backward pass, or `2I0` and `2W0` where that is split into the gradient of the input, which the stage before waits for,
+and the gradient of the weights, which nobody does; `2U0` is the update that follows from it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 
-@dataclass(frozen=True)
-class Action:
-    """One unit of a device's work."""
+class Action(NamedTuple):
+    """One unit of a device's work.
 
-    rank: int
-    kind: Literal["F", "B", "U"]
+    Attributes:
+        stage: the rank, unless the rank holds several chunks of the model.
+        kind: forward pass, backward pass or its two parts, update.
+        micro_batch: from 1.
+    """
+
+    stage: int
+    kind: Literal["F", "B", "I", "W", "U"]
     micro_batch: int
 
     def __str__(self) -> str:
-        return f"{self.rank}{self.kind}{self.micro_batch}"
+        return f"{self.stage}{self.kind}{self.micro_batch}"
 
 
 def asynchronous_1f1b(rank: int, num_ranks: int, first: int, last: Callable[[], int]) -> Iterator[Action]:
@@ -57,6 +62,84 @@ def gpipe(rank: int, num_ranks: int, num_micro_batches: int, num_steps: int) -> 
 def synchronous_1f1b(rank: int, num_ranks: int, num_micro_batches: int, num_steps: int) -> Iterator[Action]:
     """One forward, one backward, with a flush and one update a step (PipeDream-Flush, arXiv:2006.09503)."""
     return _synchronous(rank, num_micro_batches, num_steps, ahead=min(num_ranks - 1 - rank, num_micro_batches - 1))
+
+
+def interleaved_1f1b(
+    rank: int, num_ranks: int, num_micro_batches: int, num_steps: int, num_chunks: int = 2
+) -> Iterator[Action]:
+    """1F1B with several chunks of the model per rank, chunk c of rank r being stage c R + r (arXiv:2104.04473, 2.2).
+
+    A rank turns to its next chunk after a round of micro-batches; `num_micro_batches` is a multiple of their number,
+    max(1, M // R), as in torch's `ScheduleInterleaved1F1B`.
+
+    Raises:
+        ValueError: it is not.
+    """
+    per_round = micro_batches_per_round(num_ranks, num_micro_batches)
+    total = num_chunks * num_micro_batches
+    ahead = min((num_chunks - 1) * per_round + 2 * (num_ranks - 1 - rank), total - 1)
+
+    def place(index: int) -> tuple[int, int]:
+        """Chunk and micro-batch, from 0, of the rank's forward pass `index`."""
+        round_index, within = divmod(index, num_chunks * per_round)
+        return within // per_round, round_index * per_round + within % per_round
+
+    for step in range(num_steps):
+        first = step * num_micro_batches + 1
+        for forward in range(total + ahead):
+            if forward < total:
+                chunk, micro_batch = place(forward)
+                yield Action(chunk * num_ranks + rank, "F", first + micro_batch)
+            if forward >= ahead:
+                chunk, micro_batch = place(forward - ahead)
+                yield Action((num_chunks - 1 - chunk) * num_ranks + rank, "B", first + micro_batch)
+        yield Action(rank, "U", first + num_micro_batches - 1)
+
+
+def micro_batches_per_round(num_ranks: int, num_micro_batches: int) -> int:
+    """How many micro-batches an interleaved schedule takes through a chunk before it turns to the next.
+
+    Raises:
+        ValueError: there is no interleaved schedule for so many.
+    """
+    rounds = max(1, num_micro_batches // num_ranks)
+    if num_micro_batches % rounds:
+        raise ValueError(
+            f"interleaving {num_ranks} ranks: {num_micro_batches} micro-batches are no multiple of {rounds}"
+        )
+    return num_micro_batches // rounds
+
+
+def zero_bubble(rank: int, num_ranks: int, num_micro_batches: int, num_steps: int, depth: int = 1) -> Iterator[Action]:
+    """1F1B whose gradients of the weights wait until the rank would be idle (ZB-H1, ZB-H2 of arXiv:2401.10241).
+
+    Rank r lets depth (R - 1 - r) forward passes run ahead and depth r gradients of the weights run behind, so that
+    every rank keeps the activations of depth (R - 1) + 1 micro-batches.
+
+    Args:
+        rank: r.
+        num_ranks: R.
+        num_micro_batches: M of a step.
+        num_steps: how many.
+        depth: 1 for ZB-H1, which needs the memory of 1F1B; 2 for ZB-H2, which is never idle with enough micro-batches,
+            for twice the activations. Both without waiting for other ranks at an update.
+    """
+    ahead, behind = depth * (num_ranks - 1 - rank), depth * rank
+    for step in range(num_steps):
+        first = step * num_micro_batches + 1
+        last = first + num_micro_batches - 1
+        forwarded, weighted = first - 1, first - 1
+        for micro_batch in range(first, last + 1):
+            while forwarded < min(micro_batch + ahead, last):
+                forwarded += 1
+                yield Action(rank, "F", forwarded)
+            yield Action(rank, "I", micro_batch)
+            if micro_batch - weighted > behind:
+                weighted += 1
+                yield Action(rank, "W", weighted)
+        for micro_batch in range(weighted + 1, last + 1):
+            yield Action(rank, "W", micro_batch)
+        yield Action(rank, "U", last)
 
 
 def _synchronous(rank: int, num_micro_batches: int, num_steps: int, ahead: int) -> Iterator[Action]:

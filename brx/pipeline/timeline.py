@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from brx.pipeline.schedule import Action
 
 FORWARD_TIME, BACKWARD_TIME = 1.0, 2.0
-"""In units of one forward pass: a backward pass does twice its multiplications. An update counts as instantaneous."""
+DURATIONS = {"F": FORWARD_TIME, "B": BACKWARD_TIME, "I": BACKWARD_TIME / 2, "W": BACKWARD_TIME / 2, "U": 0.0}
+"""In units of one rank's forward pass: a backward pass does twice its multiplications, half of them for the gradient of
+the input and half for that of the weights. An update counts as instantaneous."""
 
 
-@dataclass(frozen=True)
-class Timed:
+class Timed(NamedTuple):
     """An action with its time.
 
     Attributes:
@@ -26,33 +27,40 @@ class Timed:
     end: float
 
 
-def timeline(actions: Sequence[Sequence[Action]]) -> list[list[Timed]]:
+def timeline(actions: Sequence[Sequence[Action]], transfer_time: float = 0.0) -> list[list[Timed]]:
     """Times of the actions of all ranks.
 
     A rank does its actions in order, each as soon as it can: a forward pass needs the same micro-batch's forward pass
-    on the rank before, a backward pass that on the rank behind. Communication takes no time.
+    on the stage before, a backward pass that on the stage behind. Where a rank holds several chunks of the model, each
+    takes its share of the time.
 
     Args:
         actions: of each rank, in the order in which the rank does them.
+        transfer_time: of activations or gradients from one rank to another, in units of one forward pass. Links are
+            busy beside the computation and never in each other's way.
 
     Raises:
         ValueError: the ranks wait for each other for ever.
     """
     num_ranks = len(actions)
-    ends: dict[Action, float] = {}
+    num_stages = 1 + max(action.stage for rank in actions for action in rank)
+    durations = {kind: duration * num_ranks / num_stages for kind, duration in DURATIONS.items()}
+    latency = transfer_time if num_ranks > 1 else 0.0
+    arrivals: dict[_Pass, float] = {}
     done: list[list[Timed]] = [[] for _ in actions]
     while any(len(done[rank]) < len(actions[rank]) for rank in range(num_ranks)):
         progress = False
         for rank in range(num_ranks):
-            while len(done[rank]) < len(actions[rank]):
-                action = actions[rank][len(done[rank])]
-                needed = _needed(action, num_ranks)
-                if needed is not None and needed not in ends:
+            free = done[rank][-1].end if done[rank] else 0.0
+            for action in actions[rank][len(done[rank]) :]:
+                needed = _needed(action, num_stages)
+                if needed is not None and needed not in arrivals:
                     break
-                free = done[rank][-1].end if done[rank] else 0.0
-                start = max(free, ends[needed] if needed is not None else 0.0)
-                ends[action] = start + {"F": FORWARD_TIME, "B": BACKWARD_TIME, "U": 0.0}[action.kind]
-                done[rank].append(Timed(action, start, ends[action]))
+                start = max(free, arrivals[needed] if needed is not None else 0.0)
+                free = start + durations[action.kind]
+                if action.kind in _DIRECTIONS:
+                    arrivals[_DIRECTIONS[action.kind], action.stage, action.micro_batch] = free + latency
+                done[rank].append(Timed(action, start, free))
                 progress = True
         if not progress:
             raise ValueError("the schedule cannot be carried out: the ranks wait for each other")
@@ -81,10 +89,29 @@ def updates_between(actions: Sequence[Action], micro_batch: int) -> int:
     return sum(action.kind == "U" for action in actions[forward:update])
 
 
-def _needed(action: Action, num_ranks: int) -> Action | None:
-    """What has to be over on a neighbouring rank."""
-    if action.kind == "F" and action.rank > 0:
-        return Action(action.rank - 1, "F", action.micro_batch)
-    if action.kind == "B" and action.rank < num_ranks - 1:
-        return Action(action.rank + 1, "B", action.micro_batch)
+def most_in_flight(actions: Sequence[Action], num_chunks: int = 1) -> float:
+    """The most micro-batches whose activations a rank keeps at one time, a chunk of the model counting as its share.
+
+    Those of a micro-batch go when the gradient of its weights is there.
+    """
+    in_flight = most = 0
+    for action in actions:
+        in_flight += (action.kind == "F") - (action.kind in "BW")
+        most = max(most, in_flight)
+    return most / num_chunks
+
+
+_Pass = tuple[str, int, int]
+"""Direction, stage and micro-batch of what one stage waits for from another."""
+
+_DIRECTIONS = {"F": "forward", "B": "backward", "I": "backward"}
+
+
+def _needed(action: Action, num_stages: int) -> _Pass | None:
+    """What has to have arrived from a neighbouring stage."""
+    direction = _DIRECTIONS.get(action.kind)
+    if direction == "forward" and action.stage > 0:
+        return direction, action.stage - 1, action.micro_batch
+    if direction == "backward" and action.stage < num_stages - 1:
+        return direction, action.stage + 1, action.micro_batch
     return None
