@@ -199,14 +199,15 @@ class BasisRotation(Optimizer):
         rotated_gradient = rotated_gradient.view_as(batch.state["exp_avg"])
         update = torch.zeros_like(rotated_gradient)
         beta1, beta2 = batch.options["betas"]
-        for lr, run in batch.runs(lambda member: float(member.group["lr"])):
+        for (lr, _), run in batch.runs(lambda member: (float(member.group["lr"]), member.num_updates)):
+            steps = batch.state["step"][run]
             adamw(
-                params=list(update[run].unbind()),
-                grads=list(rotated_gradient[run].unbind()),
-                exp_avgs=list(batch.state["exp_avg"][run].unbind()),
-                exp_avg_sqs=list(batch.state["exp_avg_sq"][run].unbind()),
+                params=[update[run]],
+                grads=[rotated_gradient[run]],
+                exp_avgs=[batch.state["exp_avg"][run]],
+                exp_avg_sqs=[batch.state["exp_avg_sq"][run]],
                 max_exp_avg_sqs=[],
-                state_steps=list(batch.state["step"][run].unbind()),
+                state_steps=[steps[0]],
                 fused=True,
                 amsgrad=False,
                 beta1=beta1,
@@ -216,6 +217,7 @@ class BasisRotation(Optimizer):
                 eps=batch.options["eps"],
                 maximize=False,
             )
+            steps[1:] += 1  # the kernel counts one step for the whole run
         return update.flatten(0, -3)
 
     def _check_gradients(self) -> None:
@@ -223,18 +225,17 @@ class BasisRotation(Optimizer):
 
         The norm also finds entries whose squares overflow, which would poison the covariances just as well.
         """
-        gradients = []
-        for _, parameter in self._parameters():
-            if parameter.grad is None:
-                continue
-            if parameter.grad.layout is not torch.strided:
+        with_gradient = [(p, p.grad) for group in self.param_groups for p in group["params"] if p.grad is not None]
+        for parameter, gradient in with_gradient:
+            if gradient.layout is not torch.strided:
                 raise ValueError(
                     f"{self._describe(parameter)}: its gradient is sparse; give a dense one (sparse=False)"
                 )
-            gradients.append((parameter, parameter.grad))
-        norms = [torch.linalg.vector_norm(grad, dtype=_precision(parameter)) for parameter, grad in gradients]
+        norms: list[Tensor] = []
+        for dtype, alike in groupby(with_gradient, lambda pair: _precision(pair[0])):
+            norms += torch._foreach_norm([gradient for _, gradient in alike], dtype=dtype)
         if norms and not (is_finite := torch.stack(norms).isfinite()).all():
-            wrong = gradients[is_finite.tolist().index(False)][0]
+            wrong = with_gradient[is_finite.tolist().index(False)][0]
             raise ValueError(
                 f"{self._describe(wrong)}: its gradient has NaN, infinity, or entries too large to be squared; "
                 f"no parameter was updated"

@@ -79,20 +79,19 @@ class MatrixBatch:
 
     def gradients(self) -> Tensor:
         """The gradients as (b, m, n), in the precision of the arithmetic."""
-        gradients = [member.parameter.grad for member in self.members]
-        dense = [gradient.unsqueeze(0) for gradient in gradients if gradient is not None]
-        stacked = torch.cat(dense) if len(dense) > 1 else dense[0]
-        return stacked.flatten(0, -3).to(self.state["exp_avg"].dtype)
+        gradients = [member.parameter.grad for member in self.members if member.parameter.grad is not None]
+        return torch.stack(gradients).flatten(0, -3).to(self.state["exp_avg"].dtype)
 
     def update_weights(self, updates: Tensor) -> None:
         """W <- (1 - lr weight_decay) W + update, for updates (b, m, n)."""
         parameters = [member.parameter for member in self.members]
-        decays = [1 - member.group["lr"] * member.group["weight_decay"] for member in self.members]
         # Half-precision weights are rounded once, after the sum.
         is_half = parameters[0].dtype != updates.dtype
         weights = [parameter.to(updates.dtype) for parameter in parameters] if is_half else parameters
-        torch._foreach_mul_(weights, decays)
-        torch._foreach_add_(weights, list(updates.view_as(self.state["exp_avg"]).unbind()))
+        for decay, run in self.runs(lambda member: 1 - float(member.group["lr"]) * member.group["weight_decay"]):
+            # A tensor, since a number would be made into one for every weight.
+            torch._foreach_mul_(weights[run], updates.new_tensor(decay))
+        torch._foreach_add_(weights, updates.view_as(self.state["exp_avg"]).unbind())
         if is_half:
             torch._foreach_copy_(parameters, weights)
 
