@@ -1,0 +1,144 @@
+"""Iterations to every loss, by method and delay: what a folder of runs says about delay, in one small file.
+
+Written beside the committed results, so that `brx verdict` need not read two hundred runs.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+from brx.config.loading import validate
+from brx.config.schema import RunConfig
+from brx.errors import UserError
+from brx.files import write_text
+from brx.runs.experiments import Group
+from brx.runs.reading import iterations_to_target
+
+LOSS_STEP = 0.02
+"""Nats between the losses that are kept; between them, iterations are interpolated."""
+
+HIGHEST_LOSS = 4.0
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Experiment(_Frozen):
+    """The seeds of one method under one delay, at the learning rate that was chosen for them."""
+
+    method: str
+    """With what tells its variants apart."""
+    delay: float
+    """The largest delay of a stage, in updates: 0 without asynchrony."""
+    lr: float
+    """The chosen learning rate."""
+    num_rates: int
+    """How many were tried."""
+    seconds: float
+    """Per iteration, of the fastest seed while nothing else used the machine."""
+    iterations: list[list[float | None]]
+    """To each loss (rows, as `Measurements.losses`) by each seed (columns); None where a seed never got there."""
+
+
+class Measurements(_Frozen):
+    """Runs that compare: on the same data, model and budget."""
+
+    source: str
+    """Where the runs are."""
+    model: str
+    """In a few words."""
+    last_iteration: int
+    """At which the runs end."""
+    losses: list[float]
+    """In nats, descending by `LOSS_STEP`."""
+    experiments: list[Experiment]
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """From a file that `write` made.
+
+        Raises:
+            UserError: it is none.
+        """
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path}: not readable: {error}") from None
+        return validate(content, cls, str(path))
+
+    def write(self, path: Path) -> None:
+        """As JSON."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, self.model_dump_json() + "\n")
+
+    def reached(self, experiment: Experiment, loss: float) -> tuple[float, bool]:
+        """Iterations to a loss, the mean over seeds, and whether that is a lower bound since a seed never got there."""
+        if loss > self.losses[0]:
+            raise UserError(f"--loss {loss:g}: above {self.losses[0]:g}, where these measurements begin")
+        below = next((index for index, kept in enumerate(self.losses) if kept <= loss + 1e-9), None)
+        if below is None:
+            return float(self.last_iteration), True
+        above = max(0, below - 1)
+        share = (self.losses[above] - loss) / LOSS_STEP if above < below else 0.0
+        found = [
+            None if after is None or before is None else before + share * (after - before)
+            for before, after in zip(experiment.iterations[above], experiment.iterations[below], strict=True)
+        ]
+        counted = [float(self.last_iteration) if one is None else one for one in found]
+        return sum(counted) / len(counted), None in found
+
+    def lowest_loss(self, experiment: Experiment) -> float:
+        """The lowest of `losses` that all seeds reach; infinite if there is none."""
+        reached = [loss for loss, row in zip(self.losses, experiment.iterations, strict=True) if None not in row]
+        return min(reached, default=math.inf)
+
+
+def measure(groups: Sequence[Group], source: str) -> Measurements:
+    """What comparable groups of runs (`brx.runs.slowdown.comparable_sets`) say about delay."""
+    first = groups[0].runs[0]
+    lowest = min(loss for group in groups for loss in group.final_losses)
+    steps = range(round(HIGHEST_LOSS / LOSS_STEP), math.floor(lowest / LOSS_STEP), -1)
+    losses = [round(step * LOSS_STEP, 4) for step in steps]
+    model = first.config.model
+    return Measurements(
+        source=source,
+        model=f"{model.blocks} blocks, d {model.width}" + (", mixture of experts" if model.moe else ""),
+        last_iteration=first.budget[1],
+        losses=losses,
+        experiments=[_experiment(group, losses) for group in _by_method_and_delay(groups)],
+    )
+
+
+def largest_delay(config: RunConfig) -> float:
+    """Of a run's stages, in updates."""
+    return float(config.pipeline.stages - 1)
+
+
+def _by_method_and_delay(groups: Iterable[Group]) -> list[Group]:
+    """One group each: of several (with other moments or decays), that with the lowest final loss."""
+    best: dict[tuple[str, float], Group] = {}
+    for group in groups:
+        key = (group.variant, largest_delay(group.config))
+        if key not in best or group.final_loss < best[key].final_loss:
+            best[key] = group
+    return [best[key] for key in sorted(best)]
+
+
+def _experiment(group: Group, losses: Sequence[float]) -> Experiment:
+    by_loss = [[iterations_to_target(run, loss) for run in group.runs] for loss in losses]
+    return Experiment(
+        method=group.variant,
+        delay=largest_delay(group.config),
+        lr=group.lr,
+        num_rates=len(group.scores),
+        seconds=float(np.round(min(run.undisturbed_pace for run in group.runs), 6)),
+        iterations=[[None if one is None else round(one, 1) for one in row] for row in by_loss],
+    )

@@ -1,0 +1,129 @@
+"""The verdict on made-up measurements whose answers are plain arithmetic."""
+
+import pytest
+
+from brx.errors import UserError
+from brx.planning.verdict import Question, answer, default_loss, grid, iterations_at, update_costs
+from brx.plot.verdict import draw_verdict
+from brx.runs.time_to_loss import Experiment, Measurements
+
+
+def experiment(method, delay, to_losses, seconds=1.0, num_rates=3):
+    """Iterations to the losses 3.02, 3.0, 2.98, of one seed or several."""
+    rows = [row if isinstance(row, list) else [row] for row in to_losses]
+    return Experiment(method=method, delay=delay, lr=0.1, num_rates=num_rates, seconds=seconds, iterations=rows)
+
+
+MEASURED = Measurements(
+    source="runs",
+    model="4 blocks",
+    last_iteration=1000,
+    losses=[3.02, 3.0, 2.98],
+    experiments=[
+        experiment("pipedream", 0, [90, 100, 110]),
+        experiment("pipedream", 3, [180, 200, 220], seconds=1.1),
+        experiment("pipedream", 15, [700, 900, None], num_rates=1),
+        experiment("muon", 0, [70, 80, 90], seconds=1.5),
+        experiment("muon", 31, [400, 500, 600], seconds=1.6),
+    ],
+)
+
+
+def test_time_is_iterations_by_idle_time_and_cost():
+    verdict = answer(MEASURED, Question(3.0, 4, 1))
+    (asynchronous,) = verdict.asynchronous  # muon is not measured at a delay of 3, nor near it
+    assert asynchronous.method == "pipedream"
+    assert asynchronous.time == pytest.approx(200)
+    times = {(option.schedule, option.method): option.time for option in verdict.synchronous}
+    assert times["1F1B", "pipedream"] == pytest.approx(100 * 4)
+    assert times["1F1B", "muon"] == pytest.approx(80 * (4 + 0.5))
+    assert times["zero-bubble H1", "muon"] == pytest.approx(80 * (3 + 0.5))
+    assert verdict.synchronous[0].method == "muon"
+    assert verdict.advantage == pytest.approx(80 * 3.5 / 200)
+    assert verdict.slowdown(asynchronous) == pytest.approx(200 / 80)
+    assert verdict.break_even(asynchronous) == pytest.approx(3.5)
+    assert verdict.unmeasured == {"muon": (0.0, 31.0)}
+
+
+@pytest.mark.parametrize(("num_stages", "num_micro_batches"), [(4, 1), (7, 2), (31, 10), (3001, 1000)])
+def test_delay_is_counted_in_updates(num_stages, num_micro_batches):
+    assert Question(3.0, num_stages, num_micro_batches).delay == 3
+    if num_stages < 100:
+        (option,) = answer(MEASURED, Question(3.0, num_stages, num_micro_batches)).asynchronous
+        assert option.iterations.count == pytest.approx(200)
+
+
+def test_break_even_without_costs_is_one_over_the_busy_share():
+    verdict = answer(MEASURED, Question(3.0, 4, 4, costs={"muon": 0.0}))
+    best = verdict.synchronous[0]
+    assert (best.schedule, best.method, best.idle_share) == ("zero-bubble H1", "muon", pytest.approx(0.2))
+    assert verdict.break_even(verdict.asynchronous[0]) == pytest.approx(1 / (1 - 0.2))
+
+
+def test_interpolation_is_linear_in_the_logarithm_between_neighbours():
+    pipedream = [one for one in MEASURED.experiments if one.method == "pipedream"]
+    between = iterations_at(MEASURED, pipedream, 7.0, 3.0)  # 1 + 7 is the geometric mean of 1 + 3 and 1 + 15
+    assert between.count == pytest.approx((200 + 900) / 2)
+    assert between.delays == (3.0, 15.0)
+    assert between.num_rates == 1
+    assert iterations_at(MEASURED, pipedream, 16.0, 3.0) is None
+
+
+def test_a_run_that_never_gets_there_is_a_lower_bound_and_no_synchronous_option():
+    verdict = answer(MEASURED, Question(2.98, 16, 1))
+    assert verdict.asynchronous[0].iterations.is_lower_bound
+    assert verdict.is_upper_bound
+    never = MEASURED.model_copy(update={"experiments": [experiment("pipedream", 0, [90, None, None])]})
+    assert answer(never, Question(3.0, 4, 1)).synchronous == []
+    assert answer(never, Question(3.0, 4, 1)).advantage is None
+
+
+def test_losses_between_the_kept_ones_are_interpolated():
+    first = MEASURED.experiments[0]
+    assert MEASURED.reached(first, 3.01) == (pytest.approx(95), False)
+    assert MEASURED.reached(first, 2.98) == (pytest.approx(110), False)
+    assert MEASURED.reached(first, 2.5) == (1000, True)
+    two_seeds = experiment("pipedream", 0, [[90, 94], [100, None], [None, None]])
+    assert MEASURED.reached(two_seeds, 3.0) == ((100 + 1000) / 2, True)
+    assert MEASURED.lowest_loss(two_seeds) == 3.02
+    with pytest.raises(UserError, match=r"--loss 3\.5: above 3\.02"):
+        MEASURED.reached(first, 3.5)
+
+
+def test_default_loss_is_the_lowest_that_somebody_reaches_under_the_longest_delay():
+    assert default_loss(MEASURED) == 2.98
+    fewer = MEASURED.model_copy(update={"experiments": MEASURED.experiments[:3]})
+    assert default_loss(fewer) == 3.0
+
+
+def test_costs_are_relative_to_adamw():
+    assert update_costs(MEASURED.experiments) == {"pipedream": 0.0, "muon": 0.5}
+    assert update_costs(MEASURED.experiments[3:]) == {"muon": 0.0}
+
+
+def test_transfers_cost_the_synchronous_pipeline_more():
+    free, slow = (answer(MEASURED, Question(3.0, 4, 1, transfer_time=t)) for t in (0.0, 0.1))
+    assert slow.synchronous[0].time > free.synchronous[0].time
+    one = next(option for option in slow.synchronous if (option.schedule, option.method) == ("1F1B", "pipedream"))
+    assert one.time == pytest.approx(100 * (12 + 6 * 0.1) / 3)
+
+
+def test_excluded_schedules_are_no_options():
+    verdict = answer(MEASURED, Question(3.0, 4, 1, excluded=("zero-bubble H1", "zero-bubble H2", "asynchronous")))
+    assert {option.schedule for option in verdict.synchronous} == {"GPipe", "1F1B", "interleaved 1F1B"}
+    assert not verdict.asynchronous
+
+
+def test_file_round_trip_and_what_is_none(tmp_path):
+    MEASURED.write(tmp_path / "there" / "time-to-loss.json")
+    assert Measurements.read(tmp_path / "there" / "time-to-loss.json") == MEASURED
+    (tmp_path / "wrong.json").write_text('{"source": 1}')
+    with pytest.raises(UserError, match=r"wrong\.json: source: "):
+        Measurements.read(tmp_path / "wrong.json")
+
+
+def test_figure_over_a_grid(tmp_path):
+    verdicts = list(grid(MEASURED, Question(3.0, 1, 1), [4, 64], [1, 4]))
+    assert [verdict.advantage is None for verdict in verdicts] == [False, False, True, True]
+    files = draw_verdict(verdicts, tmp_path / "verdict", "assumed")
+    assert all(file.stat().st_size > 0 for file in files)
