@@ -7,7 +7,7 @@
 #
 #   benchmarks/gpu_suite.sh [--out DIR] [--source SOURCE] [--iterations N] [--one-piece] [--tiny]
 #
-#   --source      of the tokens (default: openwebtext; without a network, for example: stdlib)
+#   --source      of the tokens (default: openwebtext; without a network, for example: packages)
 #   --iterations  of each training (default: 4000, about half an hour for all four on one H100)
 #   --one-piece   do the next piece, and say what is left (exit code 3 while anything is)
 #   --tiny        the same in small: seconds a piece, on any machine

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 HELP = "tokenize a corpus into token files"
 EXAMPLES = """\
-  brx data prepare                                                the standard library's source, as bytes
+  brx data prepare                                                the sources of pinned packages, as bytes
   brx data prepare 'corpus/*.txt' --tokenizer gpt2                local .txt, .jsonl, .parquet: file, folder or glob
   brx data prepare openwebtext --tokenizer gpt2 --tokens 1_000_000_000 --workers 16
   brx data prepare --config paper-95m                             what a configuration asks for
-  brx data info data/stdlib-bytes-1f3a9c07                        counts; reads the files and compares their SHA-256
+  brx data info data/packages-bytes-1f3a9c07                      counts; reads the files and compares their SHA-256
 An interrupted preparation goes on where it was when started again.
 """
 
@@ -28,7 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
 
     preparing = actions.add_parser("prepare", help="make the token files, if they are not there yet")
-    preparing.add_argument("source", nargs="?", metavar="SOURCE", help="stdlib, a path or glob, or a Hugging Face name")
+    preparing.add_argument("source", nargs="?", metavar="SOURCE", help="packages, a path or glob, or a hub dataset")
     preparing.add_argument("--config", default="quick", help="whose data section counts (default: quick)")
     preparing.add_argument("--tokenizer", metavar="NAME", help="bytes or gpt2")
     preparing.add_argument("--tokens", type=int, metavar="N", help="stop after this many training tokens")

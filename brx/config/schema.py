@@ -63,8 +63,8 @@ class ModelConfig(Section):
 class DataConfig(Section):
     """Where the tokens come from. The token files are made on first use and then reused."""
 
-    source: str = "stdlib"
-    """`stdlib` (Python's own source), a path or glob (.txt, .jsonl, .parquet, folder), or a Hugging Face name."""
+    source: str = "packages"
+    """`packages` (sources of pinned ones), a path or glob (.txt, .jsonl, .parquet, folder), or a Hugging Face name."""
     tokenizer: Literal["bytes", "gpt2"] = "bytes"
     """`bytes` (vocabulary 256) or `gpt2` (byte-pair encoding, vocabulary 50257)."""
     tokens: int | None = Field(None, ge=1)

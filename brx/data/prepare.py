@@ -11,7 +11,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import platform
 import re
 import shutil
 import sys
@@ -21,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from brx.config.schema import VOCABULARY_SIZES, DataConfig
+from brx.data.packages import PUBLISHED_FINGERPRINT, PUBLISHED_VERSIONS, installed_versions
 from brx.data.parallel import tokenized
 from brx.data.progress import PreparationProgress
 from brx.data.sources import documents, local_files
@@ -89,19 +89,42 @@ def prepare(config: DataConfig, *, workers: int | None = None, quiet: bool = Fal
                 f"{folder}: cannot be written: {error.strerror or error};"
                 " once that is mended, preparing again goes on from here"
             ) from None
-    return PreparedData.load(folder)
+    data = PreparedData.load(folder)
+    if not quiet and config.source == "packages" and (difference := _other_packages(config, data.fingerprint)):
+        print(
+            f"data.source: packages: {difference}: not the corpus of the published results (constraints.txt pins its"
+            " packages)",
+            file=sys.stderr,
+        )
+    return data
 
 
 def token_folder(config: DataConfig) -> Path:
     """The folder of the token files: named by the source and by a hash of all that decides their content."""
     decides = {"format": FORMAT, **config.model_dump(exclude={"directory", "max_epochs"})}
-    if config.source == "stdlib":
-        decides["python"] = platform.python_version()
+    if config.source == "packages":
+        decides["versions"] = installed_versions()
     elif (files := local_files(config.source)) is not None:  # a changed file is another source
         decides["files"] = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     digest = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
     name = re.sub(r"[^\w.-]+", "-", Path(config.source).name).strip(".-") or "data"
     return Path(config.directory) / f"{name}-{config.tokenizer}-{digest[:8]}"
+
+
+def _other_packages(config: DataConfig, fingerprint: str) -> str | None:
+    """What is not as it was for the published results; None if nothing."""
+    versions = installed_versions()
+    if others := [
+        f"{name} {versions[name]} instead of {published}"
+        for name, published in PUBLISHED_VERSIONS.items()
+        if versions[name] != published
+    ]:
+        return ", ".join(others)
+    decides = {"tokenizer", "tokens", "validation_fraction", "split_seed"}
+    default = DataConfig(source="packages").model_dump(include=decides)
+    if config.model_dump(include=decides) == default and fingerprint != PUBLISHED_FINGERPRINT:
+        return "files of the installed packages were changed"
+    return None
 
 
 def _make(config: DataConfig, folder: Path, workers: int | None, quiet: bool) -> None:

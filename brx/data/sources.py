@@ -1,24 +1,22 @@
-"""Where documents come from: the standard library's source, local files, or a Hugging Face dataset."""
+"""Where documents come from: the sources of installed packages, local files, or a Hugging Face dataset."""
 
 from __future__ import annotations
 
 import glob
-import os
 import re
-import sysconfig
 from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from brx.config.schema import DataConfig
+from brx.data.packages import package_sources
 from brx.errors import RunError, UserError
 
 EXTENSIONS = (".txt", ".jsonl", ".parquet")
 # A text file has no documents of its own: it is cut at line ends into pieces of about this many characters.
 TEXT_PIECE = 16_384
 
-_STDLIB_SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "encodings", "__pycache__"}
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 # Names under which datasets are known, where the hub files them under their owner.
 _HUB_ALIASES = {"openwebtext": "Skylion007/openwebtext"}
@@ -41,8 +39,8 @@ def documents(config: DataConfig, *, skip: int = 0) -> Iterator[str]:
 
 
 def _all_documents(config: DataConfig) -> Iterator[str]:
-    if config.source == "stdlib":
-        return _stdlib()
+    if config.source == "packages":
+        return package_sources()
     files = local_files(config.source)
     if files is None:
         return _hub(config.source, config.text_field)
@@ -68,6 +66,11 @@ def local_files(source: str) -> list[Path] | None:
         found = [Path(name) for name in sorted(glob.glob(str(path), recursive=True)) if Path(name).is_file()]
         if not found:
             raise UserError(f"data.source: {source}: the pattern matches no file")
+    elif source == "stdlib":
+        raise UserError(
+            "data.source: stdlib: no longer a source, because each Python has another standard library; packages (the"
+            " sources of pinned packages) took its place"
+        )
     elif _HUB_NAME.fullmatch(source) and path.suffix not in EXTENSIONS:
         return None
     else:
@@ -76,15 +79,6 @@ def local_files(source: str) -> list[Path] | None:
         if file.suffix not in EXTENSIONS:
             raise UserError(f"data.source: {file}: unknown kind of file; known are {', '.join(EXTENSIONS)}")
     return found
-
-
-def _stdlib() -> Iterator[str]:
-    root = Path(sysconfig.get_paths()["stdlib"])
-    for folder, subfolders, files in os.walk(root):
-        subfolders[:] = sorted(set(subfolders) - _STDLIB_SKIPPED)
-        for name in sorted(files):
-            if name.endswith(".py"):
-                yield Path(folder, name).read_text(encoding="utf-8", errors="replace")
 
 
 def _local_file(path: Path, text_field: str) -> Iterator[str]:

@@ -303,7 +303,7 @@ class Trainer:
             data = prepare(self.config.data)
         self.world.barrier(patient=True)
         if not self.is_writer:
-            data = prepare(self.config.data)
+            data = prepare(self.config.data, quiet=True)
         check_budget(self.config, data.train.num_tokens)
         return data
 

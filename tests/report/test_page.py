@@ -84,7 +84,7 @@ def test_provenance_counts_what_differs(elements):
     assert "failed (1 run)" in facts
     assert "c0ffee (7 runs)" in facts
     assert "2026-01-02T03:04:05Z to 2026-01-02T03:04:05Z" in facts
-    assert "stdlib, tokenizer bytes, fingerprint f1f2f3 (7 runs)" in facts
+    assert "packages, tokenizer bytes, fingerprint f1f2f3 (7 runs)" in facts
 
 
 def test_nothing_is_loaded_from_anywhere(elements):
