@@ -1,0 +1,125 @@
+"""How many times the iterations: the estimate behind every slowdown, from arrays of training losses alone.
+
+Three steps, each a function: `common_target`, the loss to compare at; `iterations_to_target`, when a run passes it;
+`iteration_ratio`, the ratio over seeds with its interval. docs/slowdown.md says what the result means, and
+benchmarks/slowdown_study.py how far it is from the truth on loss curves whose slowdown is known.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import stdtrit
+
+Series = NDArray[np.float64]
+
+CONFIDENCE = 0.95
+TAIL = 0.25
+"""The share of a run, at its end, whose mean loss is its candidate for the common target."""
+
+
+class Reached(NamedTuple):
+    """When one run passed the target.
+
+    Attributes:
+        iterations: where it did; for a run that did not, all the iterations that its schedule gave it.
+        is_reached: whether it did; not so for a run that diverged or failed, whatever it had reached before.
+    """
+
+    iterations: float
+    is_reached: bool
+
+
+@dataclass(frozen=True)
+class IterationRatio:
+    """Iterations of the delayed runs over those of the reference runs: geometric means over seeds.
+
+    Attributes:
+        ratio: the estimate; a lower bound if `is_lower_bound`.
+        low: lower end of the 95 % interval; None for a bound, and with fewer than two seeds in common.
+        high: its upper end.
+        is_lower_bound: whether a delayed run never reached the target.
+    """
+
+    ratio: float
+    low: float | None
+    high: float | None
+    is_lower_bound: bool
+
+
+def common_target(losses_by_run: Iterable[Series]) -> float:
+    """A loss in nats that the slowest run passes well before its end: the highest mean over a run's last quarter.
+
+    The mean over a quarter of a run hardly moves with the noise of single iterations, and the run passes it about an
+    eighth of its iterations before its end, so that what follows can confirm the passage.
+
+    Args:
+        losses_by_run: training losses of every iteration, (iterations,), of all runs that are to be compared.
+    """
+    return max(float(np.mean(losses[-math.ceil(TAIL * len(losses)) :])) for losses in losses_by_run)
+
+
+def iterations_to_target(iterations: Series, losses: Series, target: float) -> float | None:
+    """Where the monotone fit of a run's training losses falls to `target`.
+
+    The decreasing curve nearest to the losses in least squares (isotonic regression) is above `target` exactly up to
+    the iteration at which the running sum of `losses - target` is largest (the switching relation of Groeneboom,
+    Estimating a monotone density, 1985). The run is thus split where the losses before lie above the target and those
+    after below it as clearly as they can: there is no width of a window to choose, and noise moves the split in either
+    direction alike.
+
+    Args:
+        iterations: (n,), increasing.
+        losses: (n,), the training loss of each in nats.
+        target: the loss to reach, in nats.
+
+    Returns:
+        The middle between the last iteration above and the first one below; the first iteration if none is above; None
+        if the run ends above, or holds a loss that is not finite.
+    """
+    if not np.isfinite(losses).all():
+        return None
+    sums = np.cumsum(losses - target)
+    last_above = int(np.argmax(sums))
+    if sums[last_above] <= 0:
+        return float(iterations[0])
+    if last_above + 1 == len(losses):
+        return None
+    return float(iterations[last_above] + iterations[last_above + 1]) / 2
+
+
+def iteration_ratio(delayed: Mapping[int, Reached], reference: Mapping[int, Reached]) -> IterationRatio | None:
+    """The ratio of iterations over seeds.
+
+    Runs of one seed share their initial weights and the order of their data, so that the seeds that both sides have are
+    compared in pairs: the interval is Student's t interval of the mean of log(delayed / reference) over them. It is of
+    the spread between seeds, and so there is none of one seed.
+
+    Args:
+        delayed: by seed.
+        reference: by seed.
+
+    Returns:
+        Over the seeds in common if they are two or more, otherwise over all of each side. None if a reference run did
+        not reach the target: then nothing bounds the ratio.
+    """
+    if not all(one.is_reached for one in reference.values()):
+        return None
+    shared = sorted(delayed.keys() & reference.keys())
+    is_paired = len(shared) > 1
+    ours = np.log([delayed[seed].iterations for seed in (shared if is_paired else delayed)])
+    theirs = np.log([reference[seed].iterations for seed in (shared if is_paired else reference)])
+    ratio = math.exp(ours.mean() - theirs.mean())
+    if not all(one.is_reached for one in delayed.values()):
+        return IterationRatio(ratio, None, None, is_lower_bound=True)
+    if not is_paired:
+        return IterationRatio(ratio, None, None, is_lower_bound=False)
+    spread = np.std(ours - theirs, ddof=1) / math.sqrt(len(shared))
+    quantile = stdtrit(len(shared) - 1, (1 + CONFIDENCE) / 2)  # of Student's t
+    factor = math.exp(quantile * spread)
+    return IterationRatio(ratio, ratio / factor, ratio * factor, is_lower_bound=False)

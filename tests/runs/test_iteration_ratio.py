@@ -1,0 +1,136 @@
+"""The estimate of a slowdown, on arrays whose answer is known in closed form."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import ttest_1samp
+
+from brx.runs.iteration_ratio import Reached, common_target, iteration_ratio, iterations_to_target
+
+
+def power_law(iterations, stretch=1.0):
+    """Reaches the loss 1 + x at stretch * x ** -2 iterations."""
+    return 1.0 + (iterations / stretch) ** -0.5
+
+
+def passages(*iterations):
+    return {seed: Reached(float(one), True) for seed, one in enumerate(iterations)}
+
+
+def monotone_fit(losses):
+    """Decreasing least squares by its min-max formula (Robertson, Wright and Dykstra, 1988, equation 1.4.3)."""
+    n = len(losses)
+    return [min(max(np.mean(losses[j : k + 1]) for k in range(i, n)) for j in range(i + 1)) for i in range(n)]
+
+
+@pytest.mark.parametrize("stretch", [1.0, 1.27, 2.0, 5.0])
+@pytest.mark.parametrize("target", [1.05, 1.1, 1.2])
+def test_a_smooth_curve_passes_where_its_formula_says(stretch, target):
+    iterations = np.arange(1.0, 4001.0)
+    passage = iterations_to_target(iterations, power_law(iterations, stretch), target)
+    assert passage == pytest.approx(stretch * (target - 1) ** -2, abs=0.51)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_passage_is_that_of_the_least_squares_decreasing_fit(seed):
+    rng = np.random.default_rng(seed)
+    losses = np.linspace(3.0, 2.0, 16) + 0.5 * rng.standard_normal(16)
+    fit, target = np.array(monotone_fit(losses)), 2.5
+    num_above = int((fit > target).sum())
+    assert 0 < num_above < 16
+    assert iterations_to_target(np.arange(1.0, 17.0), losses, target) == num_above + 0.5
+
+
+def test_iterations_may_have_gaps():
+    assert iterations_to_target(np.array([10.0, 20.0, 40.0]), np.array([3.0, 2.0, 1.0]), 1.5) == 30.0
+
+
+def test_a_run_that_starts_below_or_ends_above_the_target():
+    iterations, losses = np.arange(1.0, 101.0), np.linspace(3.0, 2.0, 100)
+    assert iterations_to_target(iterations, losses, 3.5) == 1.0
+    assert iterations_to_target(iterations, losses, 1.9) is None
+
+
+@pytest.mark.parametrize("end", [math.nan, math.inf])
+def test_a_run_that_diverged_never_got_there(end):
+    assert iterations_to_target(np.arange(1.0, 5.0), np.array([3.0, 2.0, 1.0, end]), 2.5) is None
+
+
+def test_a_dip_or_a_spike_is_no_passage():
+    iterations, losses = np.arange(1.0, 401.0), np.where(np.arange(400) < 200, 3.0, 2.0)
+    losses[[50, 60, 300]] = [0.0, 1.0, 5.0]
+    assert iterations_to_target(iterations, losses, 2.5) == 200.5
+
+
+def test_common_target_is_of_the_last_quarter_of_the_slowest_run():
+    fast, slow = np.linspace(3.0, 1.0, 401)[1:], np.linspace(4.0, 2.0, 401)[1:]
+    # The last 100 of 400 steps of 0.005, in the mean 49.5 steps before the last.
+    assert common_target([slow]) == pytest.approx(2.0 + 49.5 * 0.005)
+    assert common_target([fast, slow]) == common_target([slow])
+
+
+def test_interval_is_students_of_the_mean_log_ratio():
+    estimate = iteration_ratio(passages(200, 330, 260), passages(100, 110, 120))
+    logs = np.log([2.0, 3.0, 260 / 120])
+    interval = ttest_1samp(logs, 0.0).confidence_interval(0.95)
+    assert estimate.ratio == pytest.approx(math.exp(logs.mean()))
+    assert (estimate.low, estimate.high) == (
+        pytest.approx(math.exp(interval.low)),
+        pytest.approx(math.exp(interval.high)),
+    )
+    assert not estimate.is_lower_bound
+
+
+def test_seeds_are_compared_in_pairs():
+    """Seeds that are slow on both sides cancel, in whatever order they come."""
+    delayed = {2: Reached(800.0, True), 0: Reached(200.0, True), 1: Reached(400.0, True), 7: Reached(9.0, True)}
+    reference = {0: Reached(100.0, True), 1: Reached(200.0, True), 2: Reached(400.0, True)}
+    estimate = iteration_ratio(delayed, reference)
+    assert (estimate.ratio, estimate.low, estimate.high) == (pytest.approx(2),) * 3
+
+
+def test_one_seed_in_common_is_no_interval_and_all_seeds_count():
+    estimate = iteration_ratio(passages(400, 100), passages(50))
+    assert estimate.ratio == pytest.approx(4.0)  # sqrt(400 * 100) / 50
+    assert (estimate.low, estimate.high) == (None, None)
+
+
+@pytest.mark.parametrize("seed_of_failure", [1, 5])
+def test_a_delayed_run_that_never_gets_there_is_a_lower_bound(seed_of_failure):
+    delayed = {0: Reached(300.0, True), 1: Reached(300.0, True), 2: Reached(300.0, True)}
+    delayed[seed_of_failure] = Reached(4000.0, False)
+    estimate = iteration_ratio(delayed, passages(100, 100, 100))
+    assert estimate.is_lower_bound
+    assert (estimate.low, estimate.high) == (None, None)
+    expected = (300 * 300 * 4000) ** (1 / 3) / 100 if seed_of_failure == 1 else 3.0
+    assert estimate.ratio == pytest.approx(expected)
+
+
+def test_a_reference_that_never_gets_there_gives_nothing():
+    reference = passages(100, 100) | {5: Reached(4000.0, False)}
+    assert iteration_ratio(passages(300, 300), reference) is None
+
+
+def test_estimates_of_noisy_stretches_are_unbiased_and_their_intervals_cover():
+    """In small what benchmarks/slowdown_study.py does: three seeds, noise as in real runs, stretch 2."""
+    rng = np.random.default_rng(0)
+    iterations = np.arange(1.0, 1001.0)
+    curves = {stretch: 1.0 + 4.0 * (iterations / stretch + 10) ** -0.3 for stretch in (1.0, 2.0)}
+    errors, covered = [], []
+    for _ in range(400):
+        factors = 0.1 * rng.standard_normal((2, 3, 1))
+        slow, fast = (
+            np.interp(iterations * np.exp(factor), iterations, curves[stretch]) + 0.2 * rng.standard_normal((3, 1000))
+            for stretch, factor in zip((2.0, 1.0), factors, strict=True)
+        )
+        target = common_target([*slow, *fast])
+        sides = [
+            {seed: Reached(iterations_to_target(iterations, losses, target), True) for seed, losses in enumerate(side)}
+            for side in (slow, fast)
+        ]
+        estimate = iteration_ratio(*sides)
+        errors.append(math.log(estimate.ratio / 2.0))
+        covered.append(estimate.low < 2.0 < estimate.high)
+    assert abs(np.mean(errors)) < 0.03
+    assert 0.92 < np.mean(covered) < 0.98
