@@ -180,10 +180,11 @@ def iterations_at(
         return Iterations(count, is_bound, (exact.delay,), exact.num_rates)
     for low, high in pairwise(ordered):
         if low.delay < delay < high.delay and (1 + high.delay) / (1 + low.delay) <= WIDEST_GAP:
-            (below, _), (above, is_bound) = measurements.reached(low, loss), measurements.reached(high, loss)
+            (below, low_is_bound), (above, high_is_bound) = (measurements.reached(one, loss) for one in (low, high))
             share = math.log((1 + delay) / (1 + low.delay)) / math.log((1 + high.delay) / (1 + low.delay))
             num_rates = min(low.num_rates, high.num_rates)
-            return Iterations(below + share * (above - below), is_bound, (low.delay, high.delay), num_rates)
+            count = below + share * (above - below)
+            return Iterations(count, low_is_bound or high_is_bound, (low.delay, high.delay), num_rates)
     return None
 
 

@@ -3,7 +3,15 @@
 import pytest
 
 from brx.errors import UserError
+from brx.planning.idle import SYNCHRONOUS
 from brx.planning.verdict import Question, answer, default_loss, grid, iterations_at, update_costs
+from brx.planning.verdict_text import (
+    assumption_lines,
+    asynchronous_rows,
+    sentence,
+    synchronous_rows,
+    unmeasured_lines,
+)
 from brx.plot.verdict import draw_verdict
 from brx.runs.time_to_loss import Experiment, Measurements
 
@@ -127,3 +135,25 @@ def test_figure_over_a_grid(tmp_path):
     assert [verdict.advantage is None for verdict in verdicts] == [False, False, True, True]
     files = draw_verdict(verdicts, tmp_path / "verdict", "assumed")
     assert all(file.stat().st_size > 0 for file in files)
+
+
+def test_it_says_who_wins_and_what_is_not_measured():
+    verdict = answer(MEASURED, Question(3.0, 4, 1))
+    assert sentence(verdict) == (
+        "Asynchronous wins: pipedream is 1.40 times as fast as zero-bubble H1 with muon"
+        " (slowdown 2.50, break-even 3.50)."
+    )
+    (heading, line) = unmeasured_lines(verdict)
+    assert "delays up to 3 updates; runs of them with pipeline.stages=4 would" in heading
+    assert line == "  measured only at 0 and 31: muon"
+    assert sentence(answer(MEASURED, Question(3.0, 4, 16))).startswith("Synchronous wins: zero-bubble H2 with muon is")
+    assert "no run measures a slowdown at delays up to 63 updates" in sentence(answer(MEASURED, Question(3.0, 64, 1)))
+    never = answer(MEASURED, Question(2.98, 16, 1, excluded=SYNCHRONOUS))
+    assert "no run without delay" in sentence(never)
+    bound = answer(MEASURED, Question(2.98, 16, 1))
+    assert sentence(bound).startswith("No verdict: no asynchronous method reached the loss; so far slowdown")
+    columns, rows = asynchronous_rows(bound, {"asynchronous": 2e9})
+    assert dict(zip(columns, rows[0], strict=True))["iterations"] == "> 1000"
+    assert rows[0][-1] == "2.00"
+    assert [row[0] for row in synchronous_rows(bound, {})[1]][0] == bound.synchronous[0].schedule
+    assert "pipedream" in assumption_lines(bound, "transfers take no time")[-1]

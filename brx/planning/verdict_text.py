@@ -1,0 +1,148 @@
+"""What `brx verdict` says: tables, the verdict in a sentence, what is not measured, what is assumed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from brx.planning.verdict import ASYNCHRONOUS, Option, Verdict
+from brx.runs.time_to_loss import Measurements
+
+MOST_METHODS = 8
+"""Rows of the asynchronous table."""
+
+GB = 1e9
+
+Rows = tuple[list[str], list[list[str]]]
+
+
+def headline(verdict: Verdict, measurements: Measurements) -> str:
+    """What is asked, and of which runs."""
+    question = verdict.question
+    return (
+        f"Time to a training loss of {question.loss:g} nats on P = {question.num_stages} devices,"
+        f" M = {question.num_micro_batches} micro-batches per update: delays up to {question.delay:.3g} updates."
+        f" Measured on: {measurements.source} ({measurements.model})."
+    )
+
+
+def synchronous_rows(verdict: Verdict, memory: Mapping[str, float]) -> Rows:
+    """A row per schedule, each with the method that is fastest without delay."""
+    columns = ["synchronous schedule", "idle", "break-even 1/(1-idle)", "best method", "iterations", "time"]
+    best: dict[str, Option] = {}
+    for option in verdict.synchronous:
+        best.setdefault(option.schedule, option)
+    rows = [
+        [
+            schedule,
+            f"{option.idle_share:.1%}",
+            f"{1.0 / (1.0 - option.idle_share):.2f}",
+            option.method,
+            _count(option),
+            f"{option.time:.0f}",
+        ]
+        for schedule, option in best.items()
+    ]
+    return _with_memory(columns, rows, [memory.get(schedule) for schedule in best])
+
+
+def asynchronous_rows(verdict: Verdict, memory: Mapping[str, float]) -> Rows:
+    """A row per method under this delay, fastest first; slowdown and break-even against the best synchronous option."""
+    columns = ["asynchronous method", "slowdown", "its break-even", "iterations", "time", "measured at delays"]
+    options = verdict.asynchronous[:MOST_METHODS]
+    rows = []
+    for option in options:
+        has_reference = bool(verdict.synchronous)
+        bound = "> " if option.iterations.is_lower_bound else ""
+        rows.append(
+            [
+                option.method,
+                f"{bound}{verdict.slowdown(option):.2f}" if has_reference else "no reference",
+                f"{verdict.break_even(option):.2f}" if has_reference else "no reference",
+                _count(option),
+                f"{bound}{option.time:.0f}",
+                _evidence(option),
+            ]
+        )
+    return _with_memory(columns, rows, [memory.get(ASYNCHRONOUS)] * len(rows))
+
+
+def sentence(verdict: Verdict) -> str:
+    """Who wins, and by how much."""
+    if not verdict.synchronous:
+        return "No verdict: no run without delay reaches this loss; ask for a higher --loss."
+    if not verdict.asynchronous:
+        return (
+            f"No verdict: no run measures a slowdown at delays up to {verdict.question.delay:.3g} updates."
+            f" {_best(verdict)} wins unless a slowdown is below {1.0 / (1.0 - verdict.synchronous[0].idle_share):.2f}."
+        )
+    best, advantage = verdict.asynchronous[0], verdict.advantage
+    assert advantage is not None
+    numbers = f"slowdown {verdict.slowdown(best):.2f}, break-even {verdict.break_even(best):.2f}"
+    if best.iterations.is_lower_bound:
+        if advantage <= 1.0:
+            return f"Synchronous wins: no asynchronous method reached the loss, and already {numbers}."
+        return f"No verdict: no asynchronous method reached the loss; so far {numbers}. Ask for a higher --loss."
+    if advantage > 1.0:
+        return f"Asynchronous wins: {best.method} is {advantage:.2f} times as fast as {_best(verdict)} ({numbers})."
+    return f"Synchronous wins: {_best(verdict)} is {1.0 / advantage:.2f} times as fast as {best.method} ({numbers})."
+
+
+def unmeasured_lines(verdict: Verdict) -> list[str]:
+    """Methods without a slowdown at this delay, and the runs that would measure it."""
+    if not verdict.unmeasured:
+        return []
+    delay = verdict.question.delay
+    by_delays: dict[str, list[str]] = {}
+    for method, delays in verdict.unmeasured.items():
+        by_delays.setdefault(" and ".join(f"{one:g}" for one in delays), []).append(method)
+    around = sorted({max(1, math.floor(1 + delay)), math.ceil(1 + delay)})
+    stages = " and ".join(f"pipeline.stages={count}" for count in around)
+    lines = [f"  measured only at {delays}: {'; '.join(methods)}" for delays, methods in by_delays.items()]
+    return [f"No run measures these at delays up to {delay:.3g} updates; runs of them with {stages} would:", *lines]
+
+
+def assumption_lines(verdict: Verdict, transfers: str) -> list[str]:
+    """What the answer rests on.
+
+    Args:
+        verdict: the answer.
+        transfers: what is assumed of them.
+    """
+    few = sorted({option.method for option in verdict.asynchronous[:MOST_METHODS] if option.iterations.num_rates == 1})
+    lines = [
+        "Time is in units of the forward and backward passes of an update. Assumed: equal examples per update, equal"
+        f" stages, one per device, updates not overlapped with passes; {transfers}.",
+        "A method's update costs beyond AdamW's, as a share of an iteration: "
+        + ", ".join(f"{method} {cost:.0%}" for method, cost in _costs(verdict).items())
+        + " (from the pace of these runs; --cost METHOD=SHARE sets yours, from brx train's seconds or make bench).",
+    ]
+    if few:
+        lines.append(f"At some of these delays only one learning rate was tried: {', '.join(few)}: upper estimates.")
+    return lines
+
+
+def _costs(verdict: Verdict) -> dict[str, float]:
+    shown = [*verdict.synchronous[:1], *verdict.asynchronous[:MOST_METHODS]]
+    return {option.method: option.cost for option in shown}
+
+
+def _best(verdict: Verdict) -> str:
+    best = verdict.synchronous[0]
+    return f"{best.schedule} with {best.method}"
+
+
+def _count(option: Option) -> str:
+    return f"{'> ' if option.iterations.is_lower_bound else ''}{option.iterations.count:.0f}"
+
+
+def _evidence(option: Option) -> str:
+    return " to ".join(f"{delay:g}" for delay in option.iterations.delays)
+
+
+def _with_memory(columns: list[str], rows: list[list[str]], memory: list[float | None]) -> Rows:
+    """A column more where the memory is known."""
+    if not any(memory):
+        return columns, rows
+    cells = ["" if one is None else f"{one / GB:.2f}" for one in memory]
+    return [*columns, "GB of the busiest device"], [[*row, cell] for row, cell in zip(rows, cells, strict=True)]
