@@ -2,47 +2,30 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
+from typing import Annotated
 
-from brx.cli.arguments import add_overrides
+import typer
 
-HELP = "train the quick preset with and without delay, with two methods, and draw the four loss curves"
+from brx.cli.options import Overrides
+from brx.cli.usage import Application, Command
+
 EXAMPLES = """\
   brx demo
   brx demo --out runs/demo --set training.iterations=300      a shorter one
 """
 
-METHODS = ("pipedream", "basis-rotation")
+app = Application()
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    parser.add_argument("--out", type=Path, default=Path("runs/demo"), metavar="DIR", help="default: runs/demo")
-    add_overrides(parser)
-
-
-def run(args: argparse.Namespace) -> int:
+@app.command(cls=Command, epilog=EXAMPLES)
+def demo(
+    *,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="folder of the runs and the figure")] = Path("runs/demo"),
+    overrides: Overrides,
+) -> None:
     """Train what is not trained yet, then draw the figure and print the table."""
-    from rich.console import Console
+    from brx.paper.demo import run_demo
 
-    from brx.config import load_config
-    from brx.plot.curves import draw_curves
-    from brx.runs.reading import Run, common_target
-    from brx.runs.tables import loss_table
-    from brx.train.loop import train
-
-    delayed = load_config("quick", args.overrides).pipeline.stages
-    runs = []
-    for stages in (1, delayed):
-        for method in METHODS:
-            overrides = [*args.overrides, f"optimizer.method={method}", f"pipeline.stages={stages}"]
-            folder = args.out / f"{method}-p{stages}"
-            if train(load_config("quick", overrides), folder, resume=True) == "interrupted":
-                return 130
-            runs.append(Run.load(folder))
-    target = common_target(runs)
-    written = draw_curves(runs, args.out / "curves", target=target)
-    Console(width=110).print(loss_table(runs, target))
-    print(written[0])
-    return 0
+    if run_demo(out, overrides) == "interrupted":
+        raise typer.Exit(130)

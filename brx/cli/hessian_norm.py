@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
-from dataclasses import replace
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Annotated, Literal
 
-if TYPE_CHECKING:
-    from brx.curvature.norm_result import NormResult
+import typer
 
-HELP = "measure basis misalignment: the (1,1)-norm of the Hessian at a checkpoint, per parameter"
+from brx.cli.options import FigurePath, Format, RunFolders
+from brx.cli.usage import Application, Command
+from brx.errors import UserError
+
 EXAMPLES = """\
   brx hessian-norm runs/quick-basis-rotation-p8-s0                     both coordinates, 200 vectors x 40 batches
   brx hessian-norm runs/quick-basis-rotation-p8-s0 --rotated --batches-per-vector 4 --by kind
@@ -22,136 +23,91 @@ The paper's 8,000 batches with 200 vectors are read as 200 vectors with 40 batch
 crash, the same command continues. The result is kept in RUN/analysis/.
 """
 
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folders of runs")
-    parser.add_argument("--checkpoint", type=int, metavar="ITERATION", help="which one (default: the newest)")
-    parser.add_argument("--vectors", type=int, default=200, help="Cauchy vectors (default: 200)")
-    parser.add_argument(
-        "--batches-per-vector", type=int, default=40, help="batches that a product is a mean over (default: 40)"
-    )
-    parser.add_argument(
-        "--estimator",
-        choices=["geometric", "median"],
-        default="geometric",
-        help="geometric: unbiased, one pass, memory of the model's size; median: the original one (default: geometric)",
-    )
-    parser.add_argument(
-        "--or-geometric", action="store_true", help="switch to it where the median does not fit on disk"
-    )
-    space = parser.add_mutually_exclusive_group()
-    space.add_argument("--original", action="store_true", help="only the original coordinates")
-    space.add_argument(
-        "--rotated", action="store_true", help="only the rotated ones (default: both, if there is a basis)"
-    )
-    basis = parser.add_mutually_exclusive_group()
-    basis.add_argument("--basis-from", type=Path, metavar="RUN", help="take U and V from another run of the same model")
-    basis.add_argument("--basis-batches", type=int, metavar="N", help="estimate U and V from N batches")
-    parser.add_argument("--by", choices=["stage", "kind", "none"], default="none", help="break the sum down")
-    parser.add_argument("--precision", choices=["fp32", "fp64"], default="fp32", help="of the products (default: fp32)")
-    parser.add_argument("--seed", type=int, default=0, help="of the vectors (default: 0)")
-    parser.add_argument(
-        "--jobs", type=int, default=1, metavar="N", help="processes that share the vectors (default: 1)"
-    )
-    parser.add_argument(
-        "--measured", action="store_true", help="measure nothing: show what lies in RUN/analysis (needs no checkpoint)"
-    )
-    parser.add_argument("--format", choices=["table", "markdown", "csv", "json"], default="table", help="of the norms")
-    parser.add_argument("--out", type=Path, help="draw the figure, at this path without suffix")
+app = Application()
 
 
-def run(args: argparse.Namespace) -> int:
-    """Measure and print; 130 when stopped on the way."""
-    import sys
-
+@app.command(cls=Command, epilog=EXAMPLES)
+def hessian_norm(
+    runs: RunFolders,
+    *,
+    checkpoint: Annotated[int | None, typer.Option(metavar="ITERATION", help="which one (default: the newest)")] = None,
+    vectors: Annotated[int, typer.Option(metavar="N", help="Cauchy vectors")] = 200,
+    batches_per_vector: Annotated[int, typer.Option(metavar="N", help="batches that a product is a mean over")] = 40,
+    estimator: Annotated[
+        Literal["geometric", "median"],
+        typer.Option(help="geometric: unbiased, one pass, memory of the model's size; median: the original one"),
+    ] = "geometric",
+    or_geometric: Annotated[
+        bool, typer.Option("--or-geometric", help="switch to it where the median does not fit on disk")
+    ] = False,
+    original: Annotated[bool, typer.Option("--original", help="only the original coordinates")] = False,
+    rotated: Annotated[
+        bool, typer.Option("--rotated", help="only the rotated ones (default: both, if there is a basis)")
+    ] = False,
+    basis_from: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="take U and V from another run of the same model")
+    ] = None,
+    basis_batches: Annotated[int | None, typer.Option(metavar="N", help="estimate U and V from N batches")] = None,
+    by: Annotated[Literal["stage", "kind", "none"], typer.Option(help="break the sum down")] = "none",
+    precision: Annotated[Literal["fp32", "fp64"], typer.Option(help="of the products")] = "fp32",
+    seed: Annotated[int, typer.Option(help="of the vectors")] = 0,
+    jobs: Annotated[int, typer.Option(metavar="N", help="processes that share the vectors")] = 1,
+    measured: Annotated[
+        bool,
+        typer.Option("--measured", help="measure nothing: show what lies in RUN/analysis (needs no checkpoint)"),
+    ] = False,
+    format: Format = "table",
+    out: FigurePath = None,
+) -> None:
+    """Measure and print; exit code 130 when stopped on the way."""
     from rich.console import Console
 
-    from brx.curvature.norm_measurement import Stopped
-    from brx.curvature.norm_result import result_path
+    from brx.curvature.norm_measurement import NormSettings, Stopped, measure_runs
+    from brx.curvature.norm_result import SPACES, Space, measured_norms, result_path
     from brx.curvature.norm_tables import NORM_TITLE, breakdown_table, norm_rows, resolution_warning
+    from brx.plot.curvature import draw_norms
     from brx.runs.formats import format_table
+    from brx.runs.reading import Run
 
-    try:
-        results = _measured(args) if args.measured else _measure(args)
-    except Stopped as stopped:
-        print(f"brx: {stopped}", file=sys.stderr)
-        return 130
-    if args.format == "table":
+    if original and rotated:
+        raise UserError("--original and --rotated: give one of the two, or none for both")
+    if basis_from is not None and basis_batches is not None:
+        raise UserError("--basis-from and --basis-batches: give one of the two")
+    counts = {"--batches-per-vector": batches_per_vector, "--basis-batches": basis_batches, "--jobs": jobs}
+    for option, count in counts.items():
+        if count is not None and count < 1:
+            raise UserError(f"{option} {count}: must be at least 1")
+    spaces: list[Space] | None = ["original"] if original else ["rotated"] if rotated else None
+
+    if measured:
+        results = measured_norms([Run.load(path).path for path in runs], spaces or SPACES)
+    else:
+        settings = NormSettings(
+            vectors=vectors,
+            batches_per_vector=batches_per_vector,
+            estimator=estimator,
+            precision=precision,
+            seed=seed,
+            basis_from=None if basis_from is None else str(basis_from),
+            basis_batches=basis_batches,
+        )
+        try:
+            results = measure_runs(runs, spaces, settings, iteration=checkpoint, jobs=jobs, or_geometric=or_geometric)
+        except Stopped as stopped:
+            print(f"brx: {stopped}", file=sys.stderr)
+            raise typer.Exit(130) from None
+
+    if format == "table":
         print(NORM_TITLE)
-    print(format_table(*norm_rows(results), args.format))
+    print(format_table(*norm_rows(results), format))
     console = Console()
     for result in results:
-        if args.by != "none":
-            console.print(breakdown_table(result, args.by))
+        if by != "none":
+            console.print(breakdown_table(result, by))
         if warning := resolution_warning(result):
             print(f"brx: warning: {Path(result.run).name}, {warning}", file=sys.stderr)
-        if args.format == "table" and not args.measured:
+        if format == "table" and not measured:
             print(result_path(Path(result.run), result.space, result.iteration))
-    if args.out is not None:
-        from brx.plot.curvature import draw_norms
-
-        for written in draw_norms(results, args.out):
-            print(written, file=sys.stderr if args.format != "table" else sys.stdout)
-    return 0
-
-
-def _measure(args: argparse.Namespace) -> list[NormResult]:
-    """One measurement for each run and coordinates, made now or read again if it has been."""
-    from brx.curvature.norm_measurement import NormSettings, measure
-    from brx.curvature.norm_result import Space
-
-    _check_at_least_one(args, "batches_per_vector", "basis_batches", "jobs")
-    settings = NormSettings(
-        vectors=args.vectors,
-        batches_per_vector=args.batches_per_vector,
-        estimator=args.estimator,
-        precision=args.precision,
-        seed=args.seed,
-    )
-    basis_from = None if args.basis_from is None else str(args.basis_from)
-    rotated = replace(settings, basis_from=basis_from, basis_batches=args.basis_batches)
-    own_basis = args.basis_from is None and args.basis_batches is None
-    results = []
-    for run_folder in args.runs:
-        spaces: list[Space] = ["original"] if not args.rotated else []
-        if args.rotated or not (args.original or (own_basis and not _has_basis(run_folder))):
-            spaces.append("rotated")
-        for space in spaces:
-            results.append(
-                measure(
-                    run_folder,
-                    space,
-                    rotated if space == "rotated" else settings,
-                    iteration=args.checkpoint,
-                    jobs=args.jobs,
-                    or_geometric=args.or_geometric,
-                )
-            )
-    return results
-
-
-def _measured(args: argparse.Namespace) -> list[NormResult]:
-    """What has been measured of these runs before, at the latest checkpoint."""
-    from brx.curvature.norm_result import SPACES, measured_norms
-    from brx.runs.reading import Run
-
-    left_out = "rotated" if args.original else "original" if args.rotated else None
-    runs = [Run.load(path).path for path in args.runs]
-    return measured_norms(runs, [space for space in SPACES if space != left_out])
-
-
-def _has_basis(folder: Path) -> bool:
-    from brx.config.schema import BasisRotationConfig
-    from brx.runs.reading import Run
-
-    return isinstance(Run.load(folder).config.optimizer, BasisRotationConfig)
-
-
-def _check_at_least_one(args: argparse.Namespace, *names: str) -> None:
-    from brx.errors import UserError
-
-    for name in names:
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            raise UserError(f"--{name.replace('_', '-')} {value}: must be at least 1")
+    if out is not None:
+        for path in draw_norms(results, out):
+            print(path, file=sys.stderr if format != "table" else sys.stdout)

@@ -2,81 +2,146 @@
 
 from __future__ import annotations
 
-import argparse
-import importlib
-import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
 
 import brx
+from brx.cli.usage import Application, Group, usage_line
 from brx.errors import RunError, UserError
 
-COMMANDS = (
-    "demo",
-    "train",
-    "sweep",
-    "slowdown",
-    "config",
-    "data",
-    "plan",
-    "methods",
-    "memory",
-    "plot",
-    "tables",
-    "report",
-    "export",
-    "hessian-norm",
-    "effective-delay",
-    "oscillation",
-    "toy",
-    "schedule",
-    "stages",
+TRAIN, COMPARE, UNDERSTAND, PLAN = "Train", "Compare", "Understand", "Plan"
+
+# By panel. The modules of these names are imported when their command is used: `brx --help` reads this table alone.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "demo": (TRAIN, "train the quick preset with and without delay, with two methods, and draw the four loss curves"),
+    "train": (TRAIN, "train a GPT under asynchronous-pipeline delay"),
+    "sweep": (TRAIN, "run a grid of runs, several at a time; continues where it was left"),
+    "config": (TRAIN, "show the complete settings of a preset or file"),
+    "data": (TRAIN, "tokenize a corpus into token files"),
+    "slowdown": (COMPARE, "how many times the iterations each method needs under delay to reach a loss"),
+    "plot": (COMPARE, "draw loss curves of runs, or the paper's figures"),
+    "tables": (COMPARE, "the paper's tables, from the runs of a scale"),
+    "report": (COMPARE, "one HTML page with all figures, tables and runs; opens without a network"),
+    "export": (COMPARE, "copy runs in compact form (config, summary, loss curves), to be committed or shared"),
+    "hessian-norm": (
+        UNDERSTAND,
+        "measure basis misalignment: the (1,1)-norm of the Hessian at a checkpoint, per parameter",
+    ),
+    "effective-delay": (
+        UNDERSTAND,
+        "the effective delay tau' of runs from their hessian-norm results, and their measured slowdown",
+    ),
+    "oscillation": (
+        UNDERSTAND,
+        "project a run's updates on the Hessian's dominant eigenvector and on a random direction",
+    ),
+    "toy": (
+        UNDERSTAND,
+        "draw what delay does to Adam on a quadratic or in a spiral valley, aligned with the axes or not",
+    ),
+    "methods": (UNDERSTAND, "list the methods: equation, source, defaults, which optimizer gets which parameters"),
+    "schedule": (PLAN, "show who computes what when, synchronously and asynchronously, with idle times and delays"),
+    "plan": (PLAN, "say what a run needs: memory of every device, multiplications, time"),
+    "memory": (
+        PLAN,
+        "memory overhead of the basis-rotation strategies; for a configuration, of every stage and device too",
+    ),
+    "stages": (PLAN, "the least number of pipeline stages that a model needs, by the memory of a device"),
+}
+
+FAILED, USAGE, INTERRUPTED = 1, 2, 130
+
+
+class _LazyCommands(Mapping[str, TyperCommand | TyperGroup]):
+    """The commands by name, each made from the `app` of its module when somebody asks for it."""
+
+    def __getitem__(self, name: str) -> TyperCommand | TyperGroup:
+        _, summary = COMMANDS[name]
+        command = typer.main.get_command(import_module(f"brx.cli.{name.replace('-', '_')}").app)
+        assert isinstance(command, TyperCommand | TyperGroup)
+        command.name, command.help = name, summary
+        return command
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
+
+
+class _Brx(Group):
+    """The group of all commands."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = _LazyCommands()  # type: ignore[assignment]  # nobody adds to it
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """One panel per purpose, from the table alone."""
+        for panel in (TRAIN, COMPARE, UNDERSTAND, PLAN):
+            with formatter.section(panel):
+                formatter.write_dl([(name, summary) for name, (of, summary) in COMMANDS.items() if of == panel])
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; where Typer would end silently on Ctrl-C, say so."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            print("brx: interrupted", file=sys.stderr)
+            raise typer.Exit(INTERRUPTED) from None
+
+
+app = Application(
+    _Brx,
+    add_completion=True,
+    epilog="""\
+  brx demo                                      what delay costs, and what basis rotation saves, in minutes
+  brx train quick --set pipeline.stages=8       train one run
+  brx slowdown results/cpu                      compare many
+  brx train --help                              options and examples of a command
+""",
 )
 
-DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"brx {brx.__version__}")
+        raise typer.Exit()
+
+
+@app.callback(help=brx.__doc__)
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="which one")
+    ] = False,
+) -> None:
+    """Options of brx itself."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code (0 done, 1 failed run, 2 usage, 130 interrupted)."""
-    options = build_parser().parse_args(arguments)
     try:
-        return int(options.run(options))
+        # Without Typer's standalone mode, errors come here, and a typer.Exit becomes the value that is returned.
+        return int(app(arguments, prog_name="brx", standalone_mode=False) or 0)
+    except typer.TyperException as error:
+        print(usage_line(error), file=sys.stderr)
+        return USAGE
     except (UserError, RunError) as error:
-        from brx.distributed.launch import report_error
+        from brx.distributed.launch import report_error  # loads torch
 
         if not report_error(error):
             print(f"brx: {error}", file=sys.stderr)
         return USAGE if isinstance(error, UserError) else FAILED
-    except BrokenPipeError:  # the reader, `head` for example, has had enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
     except OSError as error:
         if error.filename is None:
             raise
         print(f"brx: {error.filename}: {error.strerror}", file=sys.stderr)
         return FAILED
-    except KeyboardInterrupt:
-        print("brx: interrupted", file=sys.stderr)
-        return INTERRUPTED
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """The parser of all commands; each lives in a module of its name."""
-    parser = argparse.ArgumentParser(prog="brx", description=brx.__doc__)
-    parser.add_argument("--version", action="version", version=f"brx {brx.__version__}")
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name in COMMANDS:
-        module = importlib.import_module(f"brx.cli.{name.replace('-', '_')}")
-        subparser = subparsers.add_parser(
-            name,
-            help=module.HELP,
-            description=module.HELP,
-            epilog=f"examples:\n{module.EXAMPLES}",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        module.configure(subparser)
-        subparser.set_defaults(run=module.run)
-    return parser
 
 
 if __name__ == "__main__":

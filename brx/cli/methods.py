@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
-import textwrap
-from typing import TYPE_CHECKING, Any
+from typing import Annotated
 
-if TYPE_CHECKING:
-    from brx.config.schema import Section
-    from brx.methods.table import Method
+import typer
 
-HELP = "list the methods: equation, source, defaults, which optimizer gets which parameters"
+from brx.cli.usage import Application, Command
+from brx.errors import UserError
+
 EXAMPLES = """\
   brx methods                                     all of them
   brx methods basis-rotation                      one in full, with every option
@@ -18,133 +16,28 @@ EXAMPLES = """\
   brx methods torch.optim:RMSprop                 any torch optimizer: what its constructor takes
 """
 
-WIDTH = 110
+app = Application()
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    parser.add_argument("name", metavar="NAME", nargs="?", help="a method, or package.module:Class")
-    parser.add_argument(
-        "--stages", type=int, metavar="P", help="basis-rotation: print the refresh intervals of P stages"
-    )
-    parser.add_argument("--frequency", type=int, metavar="F", help="their mean (default: 10)")
-
-
-def run(args: argparse.Namespace) -> int:
+@app.command(cls=Command, epilog=EXAMPLES)
+def methods(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="a method, or package.module:Class")] = None,
+    *,
+    stages: Annotated[
+        int | None, typer.Option(metavar="P", help="basis-rotation: print the refresh intervals of P stages")
+    ] = None,
+    frequency: Annotated[int | None, typer.Option(metavar="F", help="their mean (default: 10)")] = None,
+) -> None:
     """Print all methods, or one."""
-    from brx.errors import UserError
-    from brx.methods.table import CUSTOM, METHODS
+    from brx.methods.description import all_methods, one_method, refresh_table
 
-    if args.stages is not None and args.name != "basis-rotation":
+    if stages is not None and name != "basis-rotation":
         raise UserError("--stages: only basis-rotation has refresh intervals: brx methods basis-rotation --stages 32")
-    if args.stages is None and args.frequency is not None:
+    if stages is None and frequency is not None:
         raise UserError("--frequency: is the mean of refresh intervals; give --stages too")
-    frequency = 10 if args.frequency is None else args.frequency
-    if args.stages is not None and (args.stages < 1 or frequency < 1):
+    mean = 10 if frequency is None else frequency
+    if stages is not None and (stages < 1 or mean < 1):
         raise UserError("--stages and --frequency must be at least 1")
-    if args.name is None:
-        print("\n\n".join(_overview(name, method) for name, method in METHODS.items()))
-    elif ":" in args.name:
-        print(_in_full(args.name, METHODS[CUSTOM]) + "\n\n" + _constructor(args.name))
-    else:
-        print(_in_full(args.name, _find(args.name)))
-    if args.stages is not None:
-        print("\n" + _intervals(args.stages, frequency))
-    return 0
-
-
-def _find(name: str) -> Method:
-    import difflib
-
-    from brx.errors import UserError
-    from brx.methods.table import METHODS
-
-    if name not in METHODS:
-        close = difflib.get_close_matches(name, METHODS, n=1)
-        hint = f", did you mean '{close[0]}'?" if close else ""
-        raise UserError(f"{name}: no such method{hint} (known: {', '.join(METHODS)})")
-    return METHODS[name]
-
-
-def _overview(name: str, method: Method) -> str:
-    defaults = " ".join(f"{key}={_shown(default)}" for key, default, _ in _options(method.config))
-    return _entry(name, method, {"defaults": defaults})
-
-
-def _in_full(name: str, method: Method) -> str:
-    text = _entry(name, method, {"why": method.why})
-    lines = ["options (section `optimizer`; change one with --set optimizer.KEY=VALUE)"]
-    for key, default, explanation in _options(method.config):
-        title = f"  {key} = {_shown(default)}"
-        lines.append(textwrap.fill(explanation, WIDTH, initial_indent=f"{title:<34}", subsequent_indent=" " * 34))
-    return text + "\n\n" + "\n".join(lines)
-
-
-def _entry(name: str, method: Method, further: dict[str, str]) -> str:
-    gets = "; ".join(f"{optimizer}: {parameters}" for optimizer, parameters in method.gets.items())
-    facts = {"equation": method.equation, "source": method.source, "gets": gets, **further}
-    lines = [f"{name}: {method.summary}"]
-    for title, text in facts.items():
-        lines.append(textwrap.fill(text, WIDTH, initial_indent=f"  {title:<10}", subsequent_indent=" " * 12))
-    return "\n".join(lines)
-
-
-def _options(section: type[Section]) -> list[tuple[str, Any, str]]:
-    """Name, default and explanation of every option but the method's name, choices included."""
-    from typing import Literal, get_args, get_origin
-
-    found = []
-    for key, field in section.model_fields.items():
-        if key == "method":
-            continue
-        choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
-        listed = f"{' | '.join(map(str, choices))}. " if choices else ""
-        explanation = listed + " ".join((field.description or "").split())
-        found.append((key, field.get_default(call_default_factory=True), explanation))
-    return found
-
-
-def _constructor(name: str) -> str:
-    import inspect
-
-    from brx.methods.custom import load_optimizer_class
-
-    parameters = list(inspect.signature(load_optimizer_class(name)).parameters.values())
-    lines = [f"arguments of {name} (under `optimizer.arguments`)"]
-    lines += [f"  {parameter}" for parameter in parameters if parameter.name not in ("self", "params", "lr")]
-    return "\n".join(lines)
-
-
-def _intervals(num_stages: int, frequency: int) -> str:
-    from typing import get_args
-
-    from brx.methods.refresh_schedule import Allocation, refresh_intervals, refreshes_per_iteration
-
-    allocations = get_args(Allocation)
-    columns = {name: refresh_intervals(num_stages, frequency, name) for name in allocations}
-    lines = [f"iterations between refreshes, P = {num_stages}, optimizer.frequency = {frequency}"]
-    lines.append("  stage  tau" + "".join(f"{name:>20}" for name in allocations))
-    for stage in range(num_stages):
-        cells = "".join(f"{_interval(columns[name][stage]):>20}" for name in allocations)
-        lines.append(f"  {stage:>5}  {num_stages - 1 - stage:>3}{cells}")
-    budgets = {name: refreshes_per_iteration(intervals) for name, intervals in columns.items()}
-    lines.append("  sum of 1/f" + "".join(f"{budgets[name]:>20.4f}" for name in allocations))
-    excess = budgets["stage-aware"] / budgets["uniform"] - 1
-    lines.append(
-        textwrap.fill(
-            f"Rounding the intervals down makes the stage-aware rule spend {excess:+.1%} against the uniform"
-            f" {num_stages}/{frequency} = {budgets['uniform']:g} an iteration; the exact rules spend as much.",
-            WIDTH,
-        )
-    )
-    return "\n".join(lines)
-
-
-def _interval(value: float | None) -> str:
-    return "never" if value is None else f"{value:g}" if value == int(value) else f"{value:.2f}"
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, bool) or value is None:
-        return {True: "true", False: "false", None: "null"}[value]
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    print(all_methods() if name is None else one_method(name))
+    if stages is not None:
+        print("\n" + refresh_table(stages, mean))

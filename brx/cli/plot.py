@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
+import sys
 from pathlib import Path
+from typing import Annotated
 
-HELP = "draw loss curves of runs, or the paper's figures"
+import typer
+
+from brx.cli.options import ScaleName, ScaleRuns
+from brx.cli.usage import Application, Command
+from brx.errors import UserError
+
 EXAMPLES = """\
   brx plot curves runs/quick-*                          training loss of any runs
   brx plot main                                         a figure of the paper, from results/cpu into figures/cpu
@@ -13,54 +19,57 @@ EXAMPLES = """\
   brx plot list                                         which figures there are
 """
 
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    parser.add_argument(
-        "figure", metavar="FIGURE", help="curves, all, list, or one of the paper's figures by name or label"
-    )
-    parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="folders of runs (for `curves`)")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        help="curves: the figure's path without suffix (default: curves); else: the folder (default: figures/SCALE;"
-        " of figures that need no sweep: figures)",
-    )
-    parser.add_argument("--scale", choices=["cpu", "paper"], default="cpu", help="which experiments (default: cpu)")
-    parser.add_argument("--runs", type=Path, dest="folder", metavar="DIR", help="their folder (default: the scale's)")
+app = Application()
 
 
-def run(args: argparse.Namespace) -> int:
+@app.command(cls=Command, epilog=EXAMPLES)
+def plot(
+    figure: Annotated[
+        str,
+        typer.Argument(
+            metavar="FIGURE",
+            help="curves, all, list, or one of the paper's figures by name or label",
+            show_default=False,
+        ),
+    ],
+    curves: Annotated[list[Path] | None, typer.Argument(metavar="RUN", help="folders of runs (for `curves`)")] = None,
+    *,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="curves: the figure's path without suffix (default: curves); else: the folder (default: figures/SCALE;"
+            " of figures that need no sweep: figures)"
+        ),
+    ] = None,
+    scale: ScaleName = "cpu",
+    runs: ScaleRuns = None,
+) -> None:
     """Draw, and say what was written and what was missing."""
-    from brx.errors import UserError
     from brx.paper.figures import FIGURES, PaperFigure
     from brx.paper.standalone_figures import STANDALONE, StandaloneFigure
 
-    if args.figure == "curves":
-        return _plot_curves(args.runs, args.out or Path("curves"))
-    if args.runs:
-        raise UserError(f"RUN: only `curves` takes runs; give {args.figure} the folder of its runs with --runs")
+    if figure == "curves":
+        _plot_curves(curves or [], out or Path("curves"))
+        return
+    if curves:
+        raise UserError(f"RUN: only `curves` takes runs; give {figure} the folder of its runs with --runs")
     catalogue: list[PaperFigure | StandaloneFigure] = [*STANDALONE.values(), *FIGURES.values()]
-    if args.figure == "list":
-        for figure in catalogue:
-            print(f"{figure.name:24}{figure.label:40}{figure.caption}")
-        return 0
-    by_label = {figure.label: figure.name for figure in catalogue}
-    wanted = by_label.get(args.figure, args.figure)
+    if figure == "list":
+        for entry in catalogue:
+            print(f"{entry.name:24}{entry.label:40}{entry.caption}")
+        return
+    by_label = {entry.label: entry.name for entry in catalogue}
+    wanted = by_label.get(figure, figure)
     if wanted not in (*STANDALONE, *FIGURES, "all"):
         known = ", ".join(("curves", "all", "list", *STANDALONE, *FIGURES))
         raise UserError(f"FIGURE: unknown figure '{wanted}' (known: {known})")
     if wanted in FIGURES or wanted == "all":
-        _plot_paper(args, list(FIGURES) if wanted == "all" else [wanted])
+        _plot_paper(list(FIGURES) if wanted == "all" else [wanted], scale, runs, out or Path("figures") / scale)
     if wanted in STANDALONE or wanted == "all":
-        _plot_standalone(list(STANDALONE) if wanted == "all" else [wanted], args.out or Path("figures"))
-    return 0
+        _plot_standalone(list(STANDALONE) if wanted == "all" else [wanted], out or Path("figures"))
 
 
-def _plot_curves(paths: list[Path], out: Path) -> int:
-    import sys
-
-    from brx.errors import UserError
+def _plot_curves(paths: list[Path], out: Path) -> None:
     from brx.plot.curves import draw_curves
     from brx.runs.reading import Run, comparability
 
@@ -71,40 +80,32 @@ def _plot_curves(paths: list[Path], out: Path) -> int:
         print(f"brx: note: {line}", file=sys.stderr)
     for path in draw_curves(runs, out):
         print(path)
-    return 0
 
 
-def _plot_paper(args: argparse.Namespace, names: list[str]) -> None:
+def _plot_paper(names: list[str], scale: str, runs: Path | None, folder: Path) -> None:
     """Draw figures from runs; of several, those that have any."""
-    import sys
-
-    from brx.errors import UserError
     from brx.paper.figures import draw_paper_figure
     from brx.paper.scales import SCALES, Experiments
 
-    experiments = Experiments(SCALES[args.scale], args.folder)
+    experiments = Experiments(SCALES[scale], runs)
     for note in experiments.results.notes:
         print(f"brx: note: {note}", file=sys.stderr)
-    folder = args.out or Path("figures") / args.scale
     for name in names:
         try:
-            written, found = draw_paper_figure(name, experiments, folder)
+            written, own = draw_paper_figure(name, experiments, folder)
         except UserError as error:
             if len(names) == 1:
                 raise
             print(f"brx: note: {error}", file=sys.stderr)
             continue
         print(written[0])
-        if found.missing:
-            number = len(found.missing)
-            print(f"brx: note: figure {name}: {number} experiments not there: {found.makers}", file=sys.stderr)
+        if own.missing:
+            number = len(own.missing)
+            print(f"brx: note: figure {name}: {number} experiments not there: {own.makers}", file=sys.stderr)
 
 
 def _plot_standalone(names: list[str], folder: Path) -> None:
     """Draw figures that need no sweep; of several, those whose measurements are there."""
-    import sys
-
-    from brx.errors import UserError
     from brx.paper.standalone_figures import STANDALONE
 
     for name in names:

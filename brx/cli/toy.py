@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
+from typing import Annotated, Literal
 
-HELP = "draw what delay does to Adam on a quadratic or in a spiral valley, aligned with the axes or not"
+import typer
+
+from brx.cli.usage import Application, Command
+
 EXAMPLES = """\
   brx toy quadratic                                     AdaSGD and Adam on an aligned and a misaligned quadratic
   brx toy spiral                                        the spiral as the paper states it
@@ -14,41 +17,34 @@ EXAMPLES = """\
 The figure is figures/toy-NAME, its numbers are results/toy/NAME.json, where NAME is the configuration's.
 """
 
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    parser.add_argument("landscape", choices=["quadratic", "spiral"])
-    parser.add_argument(
-        "config", nargs="?", type=Path, metavar="CONFIG", help="set-up (default: configs/toy/LANDSCAPE.yaml)"
-    )
-    parser.add_argument("--out", type=Path, help="the figure's path without suffix (default: figures/toy-NAME)")
-    parser.add_argument("--json", type=Path, help="where the numbers go (default: results/toy/NAME.json)")
+app = Application()
 
 
-def run(args: argparse.Namespace) -> int:
+@app.command(cls=Command, epilog=EXAMPLES)
+def toy(
+    landscape: Annotated[
+        Literal["quadratic", "spiral"],
+        typer.Argument(metavar="LANDSCAPE", help="quadratic or spiral", show_default=False),
+    ],
+    config: Annotated[
+        Path | None, typer.Argument(metavar="CONFIG", help="set-up (default: configs/toy/LANDSCAPE.yaml)")
+    ] = None,
+    *,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FIGURE", help="the figure's path without suffix (default: figures/toy-NAME)")
+    ] = None,
+    json: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="where the numbers go (default: results/toy/NAME.json)")
+    ] = None,
+) -> None:
     """Run the descents, keep the numbers, and draw."""
-    from brx.config import load_yaml_as
     from brx.config.loading import PRESETS
-    from brx.files import write_json
+    from brx.paper.toy.experiment import run_toy
 
-    config_path = args.config or PRESETS / "toy" / f"{args.landscape}.yaml"
-    figure = args.out or Path("figures") / f"toy-{config_path.stem}"
-    numbers = args.json or Path("results") / "toy" / f"{config_path.stem}.json"
-    if args.landscape == "quadratic":
-        from brx.paper.toy.figures import draw_quadratic
-        from brx.paper.toy.quadratic import QuadraticConfig, run_quadratic
-
-        quadratic = run_quadratic(load_yaml_as(config_path, QuadraticConfig))
-        content, written = quadratic.numbers(), draw_quadratic(quadratic, figure)
-    else:
-        from brx.paper.toy.figures import draw_spiral
-        from brx.paper.toy.spiral import SpiralConfig, run_spiral
-
-        spiral = run_spiral(load_yaml_as(config_path, SpiralConfig))
-        content, written = spiral.numbers(), draw_spiral(spiral, figure)
-    numbers.parent.mkdir(parents=True, exist_ok=True)
-    write_json(numbers, content)
-    print(written[-1].read_text(encoding="utf-8"), end="")
-    for path in (*written, numbers):
-        print(path)
-    return 0
+    path = config or PRESETS / "toy" / f"{landscape}.yaml"
+    figure = out or Path("figures") / f"toy-{path.stem}"
+    numbers = json or Path("results") / "toy" / f"{path.stem}.json"
+    caption, written = run_toy(landscape, path, figure, numbers)
+    print(caption, end="")
+    for file in written:
+        print(file)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from rich.table import Table
 
 from brx.curvature.norm_result import NORMAL_95, NormResult, Space, results_of, stage_of_block
 from brx.errors import UserError
@@ -111,3 +112,32 @@ def slowdown_points(runs: Sequence[Run]) -> list[SlowdownPoint]:
             slowdown = reached / base if reached is not None and base is not None else None
             points.append(SlowdownPoint(run, estimate, effective_delay(estimate, run.stages), slowdown, target))
     return points
+
+
+def delay_table(names: Sequence[str], curves: Sequence[tuple[NormResult, Sequence[EffectiveDelay]]]) -> Table:
+    """One row per measurement, one column per number of stages; below them what equal stages would have.
+
+    Args:
+        names: of the runs, one per measurement.
+        curves: the measurements, each with its tau' at the same numbers of stages.
+    """
+    counts = [delay.num_stages for delay in curves[0][1]]
+    table = Table()
+    for column in ("tau'", *(f"P = {count}" for count in counts)):
+        table.add_column(column, no_wrap=True)
+    for name, (result, delays) in zip(names, curves, strict=True):
+        cells = [f"{delay.delay:.3g}±{delay.standard_error:.1g}" for delay in delays]
+        table.add_row(f"{name}, {result.space}", *cells)
+    table.add_row("equal stages", *(f"{uniform_effective_delay(count):.3g}" for count in counts))
+    return table
+
+
+def slowdown_table(points: Sequence[SlowdownPoint]) -> Table:
+    """One row per run: its effective delay and its slowdown."""
+    table = Table("run", "method", "P", "tau'", "slowdown in iterations")
+    for point in points:
+        slowdown = "never" if point.slowdown is None else f"{point.slowdown:.3g}"
+        table.add_row(
+            point.run.path.name, point.run.method, str(point.run.stages), f"{point.delay.delay:.3g}", slowdown
+        )
+    return table

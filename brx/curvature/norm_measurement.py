@@ -15,7 +15,7 @@ import queue
 import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -24,11 +24,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from brx.config.schema import BasisRotationConfig
 from brx.curvature.bases import Bases, from_weights, to_weights
 from brx.curvature.checkpoints import Checkpoint, borrow_bases, find_checkpoint, fit_bases, load_checkpoint
 from brx.curvature.hessian import Vectors, mean_product
 from brx.curvature.hessian_norm import GeometricEstimate, Sums, below_resolution, cauchy_vector, median_sums
-from brx.curvature.norm_result import Groups, NormResult, Space, block_of, kind_of, result_path
+from brx.curvature.norm_result import SPACES, Groups, NormResult, Space, block_of, kind_of, result_path
 from brx.curvature.progress import EstimateProgress
 from brx.errors import RunError, UserError
 from brx.files import cannot_write, sync_folder
@@ -67,6 +68,36 @@ class NormSettings:
 
 class Stopped(Exception):
     """The user asked to stop; what was done is saved."""
+
+
+def measure_runs(
+    runs: Sequence[Path],
+    spaces: Sequence[Space] | None,
+    settings: NormSettings,
+    *,
+    iteration: int | None = None,
+    jobs: int = 1,
+    or_geometric: bool = False,
+) -> list[NormResult]:
+    """One measurement per run and space, made now or read again if it has been; see `measure`.
+
+    Args:
+        runs: their folders.
+        spaces: the coordinates; None for the original ones, and the rotated ones of runs that have a basis.
+        settings: those of the basis count for the rotated coordinates alone.
+        iteration: of the checkpoints; None for each run's newest one.
+        jobs: processes that share the vectors.
+        or_geometric: take the geometric estimate where the median's samples do not fit on the disk.
+    """
+    original = replace(settings, basis_from=None, basis_batches=None)
+    has_basis_anyway = settings != original
+    results = []
+    for run in runs:
+        has_basis = has_basis_anyway or isinstance(Run.load(run).config.optimizer, BasisRotationConfig)
+        for space in spaces or (SPACES if has_basis else SPACES[:1]):
+            chosen = settings if space == "rotated" else original
+            results.append(measure(run, space, chosen, iteration=iteration, jobs=jobs, or_geometric=or_geometric))
+    return results
 
 
 def measure(

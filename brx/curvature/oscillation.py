@@ -7,12 +7,13 @@ each update w(t) - w(t - 1) on the two directions, which stay fixed.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+from rich.table import Table
 from torch import Tensor
 
 from brx.curvature.checkpoints import Checkpoint, load_checkpoint
@@ -291,3 +292,16 @@ def _dot(one: Vectors, other: Vectors) -> float:
     """Inner product, summed in float64."""
     parts: list[Tensor] = [(one[name].double() * other[name].double()).sum() for name in one]
     return float(torch.stack(parts).sum())
+
+
+def oscillation_table(results: Sequence[Oscillation]) -> Table:
+    """Two rows per run: along the dominant eigenvector, and along a random direction."""
+    table = Table("run", "direction", "eigenvalue", "sign changes", "variance", "share")
+    for result in results:
+        for direction, track, eigenvalue in (
+            ("dominant", result.dominant, f"{result.eigenvalue:.4g}"),
+            ("random", result.random, ""),
+        ):
+            numbers = (f"{track.sign_changes:.0%}", f"{track.variance:.3g}", f"{track.share:.2g}")
+            table.add_row(Path(result.run).name, direction, eigenvalue, *numbers)
+    return table

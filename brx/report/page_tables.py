@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from brx.errors import UserError
 from brx.paper.scales import Experiments
 from brx.paper.tables import TABLES
+from brx.runs.comparison import compare
 from brx.runs.experiments import Group
-from brx.runs.slowdown import comparable_sets, slowdowns, slowest_final, with_reference
 from brx.runs.tables import Rows, model_text, slowdown_rows
 
 
@@ -65,13 +65,7 @@ def _paper_table(name: str, experiments: Experiments) -> PageTable:
 
 def _all_slowdowns(groups: Sequence[Group]) -> Rows:
     """As `brx slowdown` has them, separately for each set of experiments whose losses compare."""
-    columns: list[str] = []
-    rows: list[list[str]] = []
-    for alike in comparable_sets(groups):
-        if compared := with_reference(alike, 1):
-            columns, found = slowdown_rows(slowdowns(compared, slowest_final(compared)))
-            rows += found
-    return columns, rows
+    return slowdown_rows(compare(groups).slowdowns)
 
 
 def _all_rates(groups: Sequence[Group]) -> Rows:

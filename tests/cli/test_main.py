@@ -1,11 +1,15 @@
 """The command through its entry point: exit codes, help with examples, one line for each mistake."""
 
+import os
+import re
 import subprocess
 import sys
 
 import pytest
 import torch
+import yaml
 
+from brx import __version__
 from brx.cli.main import COMMANDS, main
 from brx.config.loading import dump_config
 from tests.train.helpers import tiny_config
@@ -13,11 +17,19 @@ from tests.train.helpers import tiny_config
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help_with_examples(command, capsys):
-    with pytest.raises(SystemExit) as caught:
-        main([command, "--help"])
-    assert caught.value.code == 0
-    _, _, examples = capsys.readouterr().out.partition("examples:")
+    assert main([command, "--help"]) == 0
+    shown, _, examples = capsys.readouterr().out.partition("Examples:")
+    assert f"Usage: brx {command}" in shown
     assert f"  brx {command}" in examples
+
+
+def test_help_groups_the_commands_and_leaves_none_out(capsys):
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    panels = [line.removesuffix(":") for line in shown.splitlines() if line.endswith(":") and line[0] != " "]
+    assert panels == ["Options", "Train", "Compare", "Understand", "Plan", "Examples"]
+    for command in COMMANDS:
+        assert re.search(rf"^  {command}  +\S", shown, flags=re.M)
 
 
 @pytest.mark.parametrize(
@@ -43,15 +55,97 @@ def test_mistakes_exit_2_with_one_line(arguments, expected, capsys, tmp_path, mo
     assert error.count("\n") == 1
 
 
-def test_unknown_command_exits_2():
-    with pytest.raises(SystemExit) as caught:
-        main(["trian"])
-    assert caught.value.code == 2
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], "brx: Missing command (known: demo, train, "),
+        (["trian"], "brx: No such command 'trian'. Did you mean 'train'? (known: demo, "),
+        (["--bogus"], "brx: No such option: --bogus; see brx --help"),
+        (["train"], "brx train: CONFIG: is missing; a YAML file or a preset's name; see brx train --help"),
+        (["train", "quick", "extra"], "brx train: Got unexpected extra argument(s) (extra)"),
+        (["train", "quick", "--devcies", "2"], "No such option: --devcies (Possible options: --devices)"),
+        (["train", "quick", "--devices", "two"], "brx train: --devices: input should be a valid integer"),
+        (["train", "quick", "--devices", "two"], "got 'two'"),
+        (["train", "quick", "--out", "--resume"], "brx train: --out: needs a value: the run's folder"),
+        (["train", "quick", "--set"], "brx train: --set: needs a value: override settings"),
+        (["train", "quick", "--resume=3"], "--resume"),
+        (["data"], "brx data: Missing command (known: prepare, info)"),
+        (["config", "hide"], "brx config: No such command 'hide' (known: show)"),
+        (["toy", "circle"], "brx toy: LANDSCAPE: 'circle' is not one of 'quadratic', 'spiral'; see brx toy --help"),
+        (["schedule"], "brx schedule: --stages: is missing; virtual stages"),
+        (["tables", "main", "--scale", "huge"], "--scale: 'huge' is not one of 'cpu', 'paper'"),
+    ],
+)
+def test_wrong_usage_exits_2_with_one_line(arguments, expected, capsys):
+    assert main(arguments) == 2
+    output = capsys.readouterr()
+    assert expected in output.err
+    assert output.err.count("\n") == 1
+    assert output.out == ""
 
 
-def test_entry_point_runs_as_a_process():
-    found = subprocess.run([sys.executable, "-m", "brx", "--version"], capture_output=True, text=True, check=True)
-    assert found.stdout.startswith("brx ")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["quick", "--set", "pipeline.stages=4", "training.iterations=70", "--set", "optimizer.lr=-0.5e-1"],
+        ["--set", "pipeline.stages=4", "training.iterations=70", "optimizer.lr=-0.5e-1", "--", "quick"],
+        ["--set=pipeline.stages=4", "quick", "--set", "training.iterations=70", "optimizer.lr=-0.5e-1"],
+    ],
+)
+def test_one_flag_takes_several_settings(arguments, capsys):
+    # A negative learning rate is refused by the configuration, after all three settings have reached it.
+    assert main(["config", "show", *arguments]) == 2
+    assert "optimizer.lr" in capsys.readouterr().err
+    assert main(["config", "show", *(word.replace("=-", "=") for word in arguments)]) == 0
+    shown = yaml.safe_load(capsys.readouterr().out)
+    assert shown["pipeline"]["stages"] == 4
+    assert shown["training"]["iterations"] == 70
+    assert shown["optimizer"]["lr"] == 0.05
+
+
+def brx(*arguments, **environment):
+    """A real process; through `python -m brx`, as torchrun starts it."""
+    return subprocess.run(
+        [sys.executable, "-m", "brx", *arguments],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+
+
+def test_processes_end_with_the_exit_code():
+    assert brx("--version").stdout == f"brx {__version__}\n"
+    assert brx("tran").returncode == 2
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"]])
+def test_help_loads_nothing_heavy(arguments):
+    found = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "brx", *arguments], capture_output=True, text=True, check=True
+    )
+    modules = {line.rpartition("|")[2].strip() for line in found.stderr.splitlines()}
+    assert "typer" in modules
+    assert not modules & {"torch", "numpy", "pandas", "matplotlib", "scipy", "brx.config", "rich.console"}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [("brx hess", "hessian-norm"), ("brx train qu", "quick"), ("brx train quick --res", "--resume")],
+)
+def test_the_shell_completes_commands_presets_and_options(words, expected):
+    found = brx(_BRX_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=str(words.count(" ")))
+    assert expected in found.stdout.split()
+
+
+def test_ctrl_c_is_one_line_and_exit_code_130(monkeypatch, capsys):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("brx.methods.description.all_methods", interrupted)
+    assert main(["methods"]) == 130
+    assert capsys.readouterr().err == "brx: interrupted\n"
 
 
 def test_train_then_plot(tmp_path, capsys, monkeypatch):

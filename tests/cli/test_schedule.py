@@ -27,7 +27,7 @@ def test_figure_is_written(tmp_path, capsys):
     [
         (["--stages", "2", "--devices", "3"], "--devices must be from 1 to --stages (2), got 3"),
         (["--stages", "0"], "must be at least 1"),
-        (["--stages", "4", "--devices", "2", "--figure", "x"], "--figure shows one stage a device"),
+        (["--stages", "4", "--devices", "2", "--figure", "x"], "--figure shows one stage per device"),
     ],
 )
 def test_mistakes_exit_2(arguments, expected, capsys):

@@ -318,8 +318,8 @@ def test_command_prints_a_table_to_act_on(capsys):
     assert main(["plan", "paper-1b", "--devices", "6", "--device-memory", "80GB", "--throughput", "A100"]) == 0
     printed = capsys.readouterr().out
     assert sum(line.startswith("│") for line in printed.splitlines()) == 6
-    assert "Fits into 80.0 GB a device; the smallest R that fits is" in printed
-    assert "At 124.8 TFLOP/s a device" in printed
+    assert "Fits into 80.0 GB per device; the smallest R that fits is" in printed
+    assert "At 124.8 TFLOP/s per device" in printed
     assert "idle 83% with 1" in printed
     assert main(["plan", "paper-1b", "--device-memory", "16GB"]) == 0
     assert "Does not fit into 16.0 GB" in capsys.readouterr().out

@@ -1,23 +1,65 @@
-"""The memory of a run's stages and devices as tables: `brx plan`, `brx memory`."""
+"""Memory as tables: of basis rotation for any matrices, of a run's stages and devices (`brx plan`, `brx memory`)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from rich.table import Table
 
-from brx.planning.plan import RANK_PARTS, STAGE_PARTS
-
-if TYPE_CHECKING:
-    from brx.config.schema import RunConfig
-    from brx.planning.plan import RankMemory
+from brx.config.schema import RunConfig
+from brx.errors import UserError
+from brx.model.sizes import stage_shapes
+from brx.model.stage import is_rotated
+from brx.pipeline.delay import stage_delay
+from brx.planning.optimizer_memory import LLAMA_3_8B, overhead_rows
+from brx.planning.plan import RANK_PARTS, STAGE_PARTS, RankMemory
 
 UNITS = {"GB": 10**9, "MB": 10**6, "kB": 10**3}
 
 
+def overhead_table(shapes: Mapping[tuple[int, int], int] | None = None) -> Table:
+    """What every strategy keeps beyond Adam's moments: one row per strategy.
+
+    Args:
+        shapes: how many matrices there are of each shape (m, n); None for the paper's, those of Llama-3-8B.
+    """
+    names = {shape: name for name, shape in LLAMA_3_8B.items()} if shapes is None else {}
+    title, columns, rows = overhead_rows(Counter(LLAMA_3_8B.values()) if shapes is None else shapes, names)
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column, no_wrap=True, justify="left" if column in columns[:4] else "right")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def matrices_of(config: RunConfig) -> Counter[tuple[int, int]]:
+    """How often each shape of rotated matrix (experts counted one by one) is in a configuration's model."""
+    matrices: Counter[tuple[int, int]] = Counter()
+    shapes = stage_shapes(config.model, config.data.vocabulary_size, range(config.model.blocks))
+    for parameter, shape in shapes.items():
+        if is_rotated(parameter):
+            *lead, rows, columns = shape
+            matrices[rows, columns] += math.prod(lead)
+    return matrices
+
+
+def parse_matrix(text: str) -> tuple[int, int]:
+    """`4096x14336` as (rows, columns).
+
+    Raises:
+        UserError: it is not of this form.
+    """
+    sides = text.lower().split("x")
+    if len(sides) != 2 or not all(side.isdecimal() and int(side) > 0 for side in sides):
+        raise UserError(f"--matrix {text}: write rows x columns, for example 4096x14336")
+    return int(sides[0]), int(sides[1])
+
+
 def rank_table(config: RunConfig, ranks: Sequence[RankMemory], device_memory: float | None = None) -> Table:
-    """One row a rank; with the memory of a device, whether the rank fits into it."""
+    """One row per rank; with the memory of a device, whether the rank fits into it."""
     parts = (*RANK_PARTS, "peak")
     unit, unit_bytes = _unit(max(rank.peak for rank in ranks))
     title = f"{_run(config, ranks)}: {sum(rank.num_parameters for rank in ranks):,} parameters; {unit} a rank"
@@ -42,9 +84,7 @@ def rank_notes(config: RunConfig) -> list[str]:
 
 
 def stage_table(config: RunConfig, ranks: Sequence[RankMemory]) -> Table:
-    """One row a stage, with its delay and its rank."""
-    from brx.pipeline.delay import stage_delay
-
+    """One row per stage, with its delay and its rank."""
     stages = [(rank.rank, stage) for rank in ranks for stage in rank.by_stage]
     unit, unit_bytes = _unit(min(stage.weights for _, stage in stages))
     table = _table(f"{_run(config, ranks)}; {unit} a stage", ("stage", "rank", "delay", "parameters", *STAGE_PARTS))

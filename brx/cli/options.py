@@ -1,0 +1,51 @@
+"""Arguments and options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+
+def complete_config(incomplete: str) -> list[str]:
+    """The presets; files are completed by the shell."""
+    from brx.config.loading import PRESETS
+
+    return [preset.stem for preset in sorted(PRESETS.glob("*.yaml")) if preset.stem.startswith(incomplete)]
+
+
+ConfigName = Annotated[
+    str,
+    typer.Argument(
+        metavar="CONFIG", help="a YAML file or a preset's name", show_default=False, autocompletion=complete_config
+    ),
+]
+
+Overrides = Annotated[
+    list[str],
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE...",
+        default_factory=list,
+        show_default=False,
+        help="override settings, for example model.blocks=16 optimizer.lr=3e-4",
+    ),
+]
+
+RunFolders = Annotated[list[Path], typer.Argument(metavar="RUN", help="folders of runs", show_default=False)]
+
+RunsOrFolders = Annotated[
+    list[Path], typer.Argument(metavar="RUNS", help="runs, or folders that hold runs", show_default=False)
+]
+
+TableFormat = Literal["table", "markdown", "csv", "json"]
+Format = Annotated[TableFormat, typer.Option(help="of the table")]
+
+ScaleName = Annotated[Literal["cpu", "paper"], typer.Option(help="which experiments")]
+
+ScaleRuns = Annotated[
+    Path | None, typer.Option("--runs", metavar="DIR", help="folder of the runs (default: the scale's)")
+]
+
+FigurePath = Annotated[Path | None, typer.Option(metavar="FIGURE", help="draw the figure, at this path without suffix")]

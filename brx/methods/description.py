@@ -1,0 +1,115 @@
+"""The methods in words: equation, source, defaults, options, and how often each stage renews its basis."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import textwrap
+from typing import Any, Literal, get_args, get_origin
+
+from brx.config.schema import Section
+from brx.errors import UserError
+from brx.methods.custom import load_optimizer_class
+from brx.methods.refresh_schedule import Allocation, refresh_intervals, refreshes_per_iteration
+from brx.methods.table import CUSTOM, METHODS, Method
+
+WIDTH = 110
+
+
+def all_methods() -> str:
+    """Every method in a few lines."""
+    return "\n\n".join(_overview(name, method) for name, method in METHODS.items())
+
+
+def one_method(name: str) -> str:
+    """One method with all its options; of any torch optimizer, `package.module:Class`, what its constructor takes.
+
+    Raises:
+        UserError: there is no such method or class.
+    """
+    if ":" in name:
+        return _in_full(name, METHODS[CUSTOM]) + "\n\n" + _constructor(name)
+    return _in_full(name, _find(name))
+
+
+def refresh_table(num_stages: int, frequency: int) -> str:
+    """Iterations between the refreshes of each stage, by allocation, with what each allocation spends."""
+    allocations = get_args(Allocation)
+    columns = {name: refresh_intervals(num_stages, frequency, name) for name in allocations}
+    lines = [f"iterations between refreshes, P = {num_stages}, optimizer.frequency = {frequency}"]
+    lines.append("  stage  tau" + "".join(f"{name:>20}" for name in allocations))
+    for stage in range(num_stages):
+        cells = "".join(f"{_interval(columns[name][stage]):>20}" for name in allocations)
+        lines.append(f"  {stage:>5}  {num_stages - 1 - stage:>3}{cells}")
+    budgets = {name: refreshes_per_iteration(intervals) for name, intervals in columns.items()}
+    lines.append("  sum of 1/f" + "".join(f"{budgets[name]:>20.4f}" for name in allocations))
+    excess = budgets["stage-aware"] / budgets["uniform"] - 1
+    lines.append(
+        textwrap.fill(
+            f"Rounding the intervals down makes the stage-aware rule spend {excess:+.1%} against the uniform"
+            f" {num_stages}/{frequency} = {budgets['uniform']:g} per iteration; the exact rules spend as much.",
+            WIDTH,
+        )
+    )
+    return "\n".join(lines)
+
+
+def _find(name: str) -> Method:
+    if name not in METHODS:
+        close = difflib.get_close_matches(name, METHODS, n=1)
+        hint = f", did you mean '{close[0]}'?" if close else ""
+        raise UserError(f"{name}: no such method{hint} (known: {', '.join(METHODS)})")
+    return METHODS[name]
+
+
+def _overview(name: str, method: Method) -> str:
+    defaults = " ".join(f"{key}={_shown(default)}" for key, default, _ in _options(method.config))
+    return _entry(name, method, {"defaults": defaults})
+
+
+def _in_full(name: str, method: Method) -> str:
+    text = _entry(name, method, {"why": method.why})
+    lines = ["options (section `optimizer`; change one with --set optimizer.KEY=VALUE)"]
+    for key, default, explanation in _options(method.config):
+        title = f"  {key} = {_shown(default)}"
+        lines.append(textwrap.fill(explanation, WIDTH, initial_indent=f"{title:<34}", subsequent_indent=" " * 34))
+    return text + "\n\n" + "\n".join(lines)
+
+
+def _entry(name: str, method: Method, further: dict[str, str]) -> str:
+    gets = "; ".join(f"{optimizer}: {parameters}" for optimizer, parameters in method.gets.items())
+    facts = {"equation": method.equation, "source": method.source, "gets": gets, **further}
+    lines = [f"{name}: {method.summary}"]
+    for title, text in facts.items():
+        lines.append(textwrap.fill(text, WIDTH, initial_indent=f"  {title:<10}", subsequent_indent=" " * 12))
+    return "\n".join(lines)
+
+
+def _options(section: type[Section]) -> list[tuple[str, Any, str]]:
+    """Name, default and explanation of every option but the method's name, choices included."""
+    found = []
+    for key, field in section.model_fields.items():
+        if key == "method":
+            continue
+        choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+        listed = f"{' | '.join(map(str, choices))}. " if choices else ""
+        explanation = listed + " ".join((field.description or "").split())
+        found.append((key, field.get_default(call_default_factory=True), explanation))
+    return found
+
+
+def _constructor(name: str) -> str:
+    parameters = list(inspect.signature(load_optimizer_class(name)).parameters.values())
+    lines = [f"arguments of {name} (under `optimizer.arguments`)"]
+    lines += [f"  {parameter}" for parameter in parameters if parameter.name not in ("self", "params", "lr")]
+    return "\n".join(lines)
+
+
+def _interval(value: float | None) -> str:
+    return "never" if value is None else f"{value:g}" if value == int(value) else f"{value:.2f}"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    return f"{value:g}" if isinstance(value, float) else str(value)

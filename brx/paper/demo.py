@@ -1,0 +1,42 @@
+"""The paper's point in a few minutes: two methods, with and without delay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console
+
+from brx.config import load_config
+from brx.plot.curves import draw_curves
+from brx.runs.reading import Run, common_target
+from brx.runs.tables import loss_table
+from brx.train.loop import train
+
+METHODS = ("pipedream", "basis-rotation")
+
+
+def run_demo(out: Path, overrides: Sequence[str]) -> Literal["finished", "interrupted"]:
+    """Train the preset `quick` with each method at P = 1 and at its own P; draw the curves and print the table.
+
+    Runs that are finished already are taken as they are.
+
+    Args:
+        out: folder of the runs and of the figure.
+        overrides: settings that replace those of the preset, as `KEY=VALUE`.
+    """
+    delayed = load_config("quick", overrides).pipeline.stages
+    runs = []
+    for stages in (1, delayed):
+        for method in METHODS:
+            settings = [*overrides, f"optimizer.method={method}", f"pipeline.stages={stages}"]
+            folder = out / f"{method}-p{stages}"
+            if train(load_config("quick", settings), folder, resume=True) == "interrupted":
+                return "interrupted"
+            runs.append(Run.load(folder))
+    target = common_target(runs)
+    written = draw_curves(runs, out / "curves", target=target)
+    Console(width=110).print(loss_table(runs, target))
+    print(written[0])
+    return "finished"

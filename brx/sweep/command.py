@@ -1,0 +1,74 @@
+"""`brx sweep` on the terminal: a dry run's list, and a sweep with its live display and what it leaves."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from contextlib import AbstractContextManager, closing, nullcontext
+from typing import Literal
+
+from rich.console import Console
+
+from brx.sweep.cell_state import state_of
+from brx.sweep.display import SweepDisplay, duration
+from brx.sweep.estimate import remaining_seconds
+from brx.sweep.local import LocalLauncher
+from brx.sweep.ray_cluster import RayLauncher
+from brx.sweep.report import choice_table, failure_table, write_choices
+from brx.sweep.run import Launcher, choices_and_repetitions, run_sweep
+from brx.sweep.spec import Sweep
+
+
+def list_cells(sweep: Sweep, jobs: int | None, *, retry_failed: bool) -> None:
+    """Print every cell with its state, and about how long the rest will take with so many jobs at a time."""
+    console = Console(highlight=False)
+    _, repetitions = choices_and_repetitions(sweep)
+    states = {cell.name: state_of(cell) for cell in sweep.cells}
+    for name, state in states.items():
+        console.print(f"{state.value:12}{name}", soft_wrap=True, markup=False)
+    num_jobs = _local(sweep, jobs).num_jobs
+    left = remaining_seconds(
+        [*sweep.cells, *repetitions],
+        num_jobs,
+        lambda line: Console(stderr=True).print(line, highlight=False),
+        retry_failed=retry_failed,
+    )
+    counts = ", ".join(f"{count} {state.value}" for state, count in Counter(states.values()).items())
+    time = (
+        f"about {duration(left)} with {num_jobs} at a time" if left is not None else "too large to time without a GPU"
+    )
+    more = f" and {len(repetitions)} repetitions of the chosen ones" if repetitions else ""
+    console.print(f"{sweep.path}: {len(states)} cells{more} in {sweep.out}: {counts}; {time}", soft_wrap=True)
+
+
+def make_launcher(
+    kind: Literal["local", "ray"], sweep: Sweep, jobs: int | None, address: str | None
+) -> AbstractContextManager[Launcher]:
+    """Where the cells run, `jobs` at a time; a Ray cluster is left at the end of the context."""
+    if kind == "ray":
+        return closing(RayLauncher(jobs, sweep.cells, address))
+    return nullcontext(_local(sweep, jobs))
+
+
+def run_and_print(sweep: Sweep, launching: AbstractContextManager[Launcher], *, retry_failed: bool) -> bool:
+    """Run the cells; print what was chosen and what failed. False if a cell failed."""
+    with launching as launcher, SweepDisplay(launcher.num_jobs) as display:
+        # From a terminal, a scheduler, or to a job in the background. After the launcher: Ray has a handler of its own.
+        for stop in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(stop, signal.default_int_handler)
+        outcome = run_sweep(sweep, launcher, display, retry_failed=retry_failed)
+    console = Console(highlight=False)
+    if outcome.chosen:
+        assert sweep.spec.choose is not None
+        console.print(choice_table(outcome.chosen, sweep.spec.choose))
+        for path in write_choices(outcome.chosen, sweep):
+            console.print(path, soft_wrap=True)
+    if outcome.failures:
+        console.print(failure_table(outcome.failures))
+        return False
+    console.print(f"{sweep.path}: all {len(outcome.cells)} cells are done, in {sweep.out}", soft_wrap=True)
+    return True
+
+
+def _local(sweep: Sweep, jobs: int | None) -> LocalLauncher:
+    return LocalLauncher(jobs, max(cell.config.pipeline.devices for cell in sweep.cells))
