@@ -74,19 +74,19 @@ def usage_line(error: typer.TyperException) -> str:
             message += f" (known: {', '.join(context.command.list_commands(context))})"
     else:
         name = parameter.opts[0] if isinstance(parameter, TyperOption) else parameter.display_name_raw
-        message = f"{name}: {_what_is_wrong(error) or f'is missing; {parameter.help}'}"
+        message = name + (_what_is_wrong(error) or f" is missing: {parameter.help}")
     return f"{command}: {message}; see {command} --help"
 
 
 def _what_is_wrong(error: typer.TyperException) -> str:
-    """The complaint about one parameter's value; empty if there was no value."""
+    """The complaint about one parameter, to be read behind its name; empty if it is missing."""
     details = getattr(error.__cause__, "errors", None)  # pydantic's, which checks the values for Typer
     if details is None:
-        return error.message
+        return error.message and f" {error.message}"
     first = details()[0]
     message = str(first["msg"]).removeprefix("Value error, ").removesuffix(".")
     got = "" if repr(first["input"]) in message else f", got {first['input']!r}"
-    return message[:1].lower() + message[1:] + got
+    return f": {message[:1].lower()}{message[1:]}{got}"
 
 
 def _one_value_per_flag(args: list[str], flags: set[str]) -> list[str]:
