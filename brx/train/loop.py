@@ -17,7 +17,7 @@ from brx.config.schema import RunConfig
 from brx.data.batches import Batches, validation_set
 from brx.data.prefetch import Prefetcher
 from brx.data.prepare import PreparedData, prepare
-from brx.errors import UserError
+from brx.errors import RunError, UserError
 from brx.methods.trajectory_version import TRAJECTORY_VERSION, check_trajectory_version
 from brx.methods.updater import MethodUpdater
 from brx.model.stage import Stage, initialize, partition
@@ -36,7 +36,7 @@ from brx.train.device import autocast, choose_device, set_up
 from brx.train.interrupt import StopSignal
 from brx.train.profiling import IterationProfiler
 from brx.train.progress import TrainingProgress
-from brx.train.recorder import Recorder, merge, to_numbers
+from brx.train.recorder import Recorder, StepNumbers, merge, to_numbers
 from brx.train.trackers import open_trackers
 
 Status = Literal["finished", "interrupted"]
@@ -176,18 +176,24 @@ class Trainer:
         pending: list[StepResult] = []
         seconds: list[float] = []
         started, before = time.perf_counter(), self.training_seconds
-        for result in self.engine.run(self.iteration + 1, lambda: self._end):
-            self.iteration = result.iteration
-            pending.append(result)
-            seconds.append(before + time.perf_counter() - started)
-            self._after_iteration()
-            at_log_point = self.iteration % self._log_every == 0
-            if at_log_point or self.world.num_ranks == 1:
-                self._look_for_stop(stop)
-                self._end = self._until_stop(end)
-            if at_log_point or self.iteration == self._end:
+        try:
+            for result in self.engine.run(self.iteration + 1, lambda: self._end):
+                self.iteration = result.iteration
+                pending.append(result)
+                seconds.append(before + time.perf_counter() - started)
+                self._after_iteration()
+                at_log_point = self.iteration % self._log_every == 0
+                if at_log_point or self.world.num_ranks == 1:
+                    self._look_for_stop(stop)
+                    self._end = self._until_stop(end)
+                if at_log_point or self.iteration == self._end:
+                    reported, pending = pending, []
+                    self._report(reported, seconds, recorder)
+                    seconds = []
+        except RunError:
+            if self.world.num_ranks == 1:  # of several, the others can no longer be asked
                 self._report(pending, seconds, recorder)
-                pending, seconds = [], []
+            raise
         self.training_seconds = before + time.perf_counter() - started
 
     def _look_for_stop(self, stop: StopSignal) -> None:
@@ -216,8 +222,18 @@ class Trainer:
     def _report(self, pending: list[StepResult], seconds: list[float], recorder: Recorder | None) -> None:
         failed_refreshes = self.updater.num_failed_refreshes
         mine = [to_numbers(result, failed_refreshes) for result in pending]
-        for numbers in mine:  # on a GPU this is where the host first sees them
-            check_finite(numbers.iteration, numbers.loss, torch.tensor(numbers.grad_norms), self.stages[0].index)
+        for index, numbers in enumerate(mine):  # on a GPU this is where the host first sees them
+            try:
+                check_finite(numbers.iteration, numbers.loss, torch.tensor(numbers.grad_norms), self.stages[0].index)
+            except RunError:
+                if self.world.num_ranks == 1:
+                    self._record(mine[:index], seconds[:index], recorder)
+                raise
+        self._record(mine, seconds, recorder)
+
+    def _record(self, mine: list[StepNumbers], seconds: list[float], recorder: Recorder | None) -> None:
+        if not mine:
+            return
         everybody = self.world.gather((mine, peak_memory(self.device)))
         if recorder is not None and everybody is not None:
             steps = [merge(list(parts)) for parts in zip(*(numbers for numbers, _ in everybody), strict=True)]

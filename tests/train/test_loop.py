@@ -254,6 +254,16 @@ def test_loss_that_is_not_finite_stops_the_run(tmp_path, monkeypatch):
     assert losses(tmp_path / "run") == losses(tmp_path / "straight")
 
 
+def test_losses_before_a_failure_are_written_although_no_log_point_was_reached(tmp_path, monkeypatch):
+    config = tiny_config(tmp_path, "training.log_every=100")
+    monkeypatch.setattr("brx.methods.updater.lr_factor", lambda t, training: 1e30 if t == 4 else 1.0)
+    with pytest.raises(RunError, match=r"iteration \d") as failure:
+        train(config, tmp_path / "run")
+    num_finite = int(re.search(r"iteration (\d)", str(failure.value))[1]) - 1
+    assert 4 <= num_finite < 7  # before the first checkpoint, too
+    assert [record["iteration"] for record in losses(tmp_path / "run")] == list(range(1, num_finite + 1))
+
+
 def test_damaged_checkpoint_is_refused(tmp_path):
     config = tiny_config(tmp_path, "training.stop_after=7")
     train(config, tmp_path / "run")
