@@ -26,13 +26,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-from benchmarks.engine import BATCH, SEQUENCE, VOCABULARY, config_for, engine_runner, micro_batch
+from benchmarks.engine import VOCABULARY, config_for, engine_runner, micro_batch
 from benchmarks.report import Table
 from brx.distributed.processes import DistributedWorld
-from brx.methods.updater import MethodUpdater
 from brx.model.stage import Stage, initialize, partition
-from brx.pipeline.engine import Engine
-from brx.train.loop import build_stages
+from brx.train.build import assemble
 
 STAGES = (2, 4, 8, 16)
 MICRO_BATCHES = (1, 2, 4, 8)
@@ -108,21 +106,12 @@ def nothing(iterations: int) -> None:
 
 def one_device(stages: int) -> Callable[[int], None]:
     """All stages in this process."""
-    config = config_for(stages)
-    own = build_stages(config, torch.device("cpu"), range(stages))
-    return engine_runner(Engine(own, MethodUpdater(config, own), micro_batch, clip=1.0))
+    return engine_runner(assemble(config_for(stages), micro_batch).engine)
 
 
 def two_devices(stages: int, world: DistributedWorld) -> Callable[[int], None]:
     """This process's share of the stages."""
-    config = config_for(stages)
-    device = torch.device("cpu")
-    own = build_stages(config, device, partition(stages, world.num_ranks)[world.rank])
-    link = world.link((BATCH, SEQUENCE, config.model.width), torch.float32, device)
-    updater = MethodUpdater(config, own)
-    return engine_runner(
-        Engine(own, updater, micro_batch, clip=1.0, rank=world.rank, num_ranks=world.num_ranks, link=link)
-    )
+    return engine_runner(assemble(config_for(stages), micro_batch, world=world).engine)
 
 
 class Part(nn.Module):

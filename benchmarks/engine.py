@@ -17,10 +17,9 @@ import torch
 from benchmarks.report import Table
 from brx.config.loading import apply_overrides
 from brx.config.schema import RunConfig
-from brx.methods.updater import MethodUpdater
 from brx.model.stage import initialize, whole_model
 from brx.pipeline.engine import Engine, MicroBatch
-from brx.train.loop import build_stages
+from brx.train.build import assemble
 
 BLOCKS, WIDTH, SEQUENCE, BATCH, VOCABULARY = 16, 64, 64, 8, 256
 STAGES = (1, 2, 4, 8, 16)
@@ -38,7 +37,7 @@ def main() -> None:
     variants: dict[str, Callable[[int], None]] = {"plain loop": plain_loop(config_for(1))}
     engines = {}
     for stages in STAGES:
-        engines[stages] = make_engine(config_for(stages))
+        engines[stages] = assemble(config_for(stages), micro_batch).engine
         variants[f"brx, P = {stages}"] = engine_runner(engines[stages])
     times: dict[str, list[float]] = {name: [] for name in variants}
     for turn in range(options.rounds + 1):
@@ -75,6 +74,7 @@ def config_for(stages: int) -> RunConfig:
         "model": {"blocks": BLOCKS, "width": WIDTH, "heads": 2, "sequence_length": SEQUENCE},
         "pipeline": {"stages": stages},
         "training": {"iterations": 100_000, "batch_size": BATCH},
+        "logging": {"update_norms": False},
     }
     return apply_overrides(content, [], "benchmark")
 
@@ -93,19 +93,13 @@ def plain_loop(config: RunConfig) -> Callable[[int], None]:
 
     def run(iterations: int) -> None:
         for t in range(iterations):
-            loss, _ = model(*micro_batch(t))
+            loss = model(*micro_batch(t)).loss
             optimizer.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
 
     return run
-
-
-def make_engine(config: RunConfig) -> Engine:
-    """The delay engine on one device."""
-    stages = build_stages(config, torch.device("cpu"), range(config.pipeline.stages))
-    return Engine(stages, MethodUpdater(config, stages), micro_batch, clip=1.0)
 
 
 def engine_runner(engine: Engine) -> Callable[[int], None]:

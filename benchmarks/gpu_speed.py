@@ -22,12 +22,10 @@ from benchmarks.report import Table
 from brx.config.loading import load_config
 from brx.config.schema import RunConfig
 from brx.data.prefetch import Prefetcher
-from brx.methods.updater import MethodUpdater
 from brx.model.stage import initialize, whole_model
-from brx.pipeline.engine import Engine
+from brx.train.build import assemble
 from brx.train.device import autocast, choose_device, set_up
 from brx.train.efficiency import Utilization
-from brx.train.loop import build_stages
 
 METHODS = ("pipedream", "basis-rotation")
 
@@ -119,7 +117,7 @@ def plain_loop(config: RunConfig, device: torch.device) -> Callable[[int], Tenso
         for _ in range(iterations):
             done += 1
             with context():
-                loss, auxiliary_loss = model(*batches.batch(done))
+                _, loss, auxiliary_loss = model(*batches.batch(done))
             optimizer.zero_grad()
             (loss if auxiliary_loss is None else loss + auxiliary_loss).backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), config.training.clip)
@@ -132,14 +130,7 @@ def plain_loop(config: RunConfig, device: torch.device) -> Callable[[int], Tenso
 
 def engine_loop(config: RunConfig, device: torch.device) -> Callable[[int], Tensor]:
     """The delay engine, as the trainer uses it."""
-    stages = build_stages(config, device, range(config.pipeline.stages))
-    engine = Engine(
-        stages,
-        MethodUpdater(config, stages),
-        random_batches(config, device).batch,
-        clip=config.training.clip,
-        autocast=autocast(config.runtime, device),
-    )
+    engine = assemble(config, random_batches(config, device).batch, device=device).engine
     done = 0
 
     def run(iterations: int) -> Tensor:

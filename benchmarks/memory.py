@@ -21,11 +21,9 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.report import Table
 from brx.config.loading import load_config
 from brx.config.schema import RunConfig
-from brx.methods.updater import MethodUpdater
-from brx.pipeline.engine import Engine
 from brx.planning.plan import plan_memory
-from brx.train.device import autocast, choose_device
-from brx.train.loop import build_stages
+from brx.train.build import assemble
+from brx.train.device import choose_device
 
 METHODS = ("pipedream", "basis-rotation")
 
@@ -82,17 +80,14 @@ def peak_during(work: Callable[[], None], device: torch.device) -> int:
 
 
 def _train(config: RunConfig, device: torch.device, iterations: int) -> None:
-    stages = build_stages(config, device, range(config.pipeline.stages))
     shape = (config.training.batch_size, config.model.sequence_length + 1)
     tokens = torch.randint(config.data.vocabulary_size, shape, device=device)
-    engine = Engine(
-        stages,
-        MethodUpdater(config, stages),
+    training = config.training.model_copy(update={"log_every": 1})  # norms of the updates at each one
+    engine = assemble(
+        config.model_copy(update={"training": training}),
         lambda iteration: (tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()),
-        clip=config.training.clip,
-        autocast=autocast(config.runtime, device),
-        takes_update_norms=lambda iteration: config.logging.update_norms,
-    )
+        device=device,
+    ).engine
     for _ in engine.run(1, lambda: iterations):
         pass
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from brx.curvature.hessian import Vectors
-from brx.model.stage import is_rotated
+from brx.model.stage import is_block_matrix
 from brx.optim.basis_rotation import BasisRotation
 
 
@@ -67,7 +67,7 @@ def estimate_bases(parameters: Vectors, gradients: Iterable[Vectors]) -> Bases:
 
     The optimizer itself estimates them, with a learning rate of zero and a refresh at every gradient.
     """
-    matrices = {name: nn.Parameter(value.clone()) for name, value in parameters.items() if is_rotated(name)}
+    matrices = {name: nn.Parameter(value.clone()) for name, value in parameters.items() if is_block_matrix(name)}
     optimizer = BasisRotation(list(matrices.values()), lr=0.0, weight_decay=0.0, frequency=1)
     for found in gradients:
         for name, matrix in matrices.items():

@@ -18,6 +18,7 @@ from brx.model.stage import Stage, whole_model
 from brx.pipeline.engine import MicroBatch
 from brx.runs.checkpoint import checkpoint_folder, list_checkpoints, read_manifest, read_stage
 from brx.runs.reading import Run
+from brx.train.build import training_batches
 
 MIDWAY = 0.1
 """How far from the middle, as a share of the iterations, a checkpoint still counts as midway."""
@@ -136,13 +137,8 @@ def load_checkpoint(
             f"{path}: was trained on other data (fingerprint {manifest['fingerprint'][:12]}, now"
             f" {data.fingerprint[:12]}); restore the token files"
         )
-    batches = Batches(
-        data.train,
-        sequence_length=run.config.model.sequence_length,
-        batch_size=run.config.training.batch_size,
-        seed=run.config.training.seed,
-    )
     parameters = {name: weights[name] for name, _ in model.named_parameters()}
+    batches = training_batches(run.config, data)
     return Checkpoint(run, path, manifest["iteration"], model, parameters, bases, batches)
 
 

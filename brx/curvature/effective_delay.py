@@ -16,7 +16,7 @@ from rich.table import Table
 
 from brx.curvature.norm_result import NORMAL_95, NormResult, Space, results_of, stage_of_block
 from brx.errors import UserError
-from brx.pipeline.delay import stage_delay
+from brx.pipeline.delay import pipeline_delays
 from brx.runs.reading import Run, common_target, iterations_to_target
 
 
@@ -56,7 +56,8 @@ def effective_delay(result: NormResult, num_stages: int) -> EffectiveDelay:
     if not 1 <= num_stages <= result.num_blocks:
         raise UserError(f"--stages {num_stages}: must be from 1 to the model's {result.num_blocks} blocks")
     stages = stage_of_block(result.num_blocks, num_stages)
-    squared_delays = np.array([stage_delay(stages[name], num_stages) ** 2 for name in result.blocks.names], np.float64)
+    delays = pipeline_delays(num_stages)
+    squared_delays = np.array([delays[stages[name]].tau ** 2 for name in result.blocks.names], np.float64)
     squares = np.array(result.blocks.sums[1])
     covariance = np.array(result.blocks.covariances[1])
     squared = float(squared_delays @ squares / squares.sum())
@@ -68,7 +69,7 @@ def effective_delay(result: NormResult, num_stages: int) -> EffectiveDelay:
 
 def uniform_effective_delay(num_stages: int) -> float:
     """tau' if all stages had the same S_k: the root mean square of the delays."""
-    return math.sqrt(sum(stage_delay(stage, num_stages) ** 2 for stage in range(num_stages)) / num_stages)
+    return math.sqrt(sum(delay.tau**2 for delay in pipeline_delays(num_stages)) / num_stages)
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,8 @@ WORTH_A_PASS = 2**14
 
 def training_loss(model: Stage, parameters: Vectors, batch: MicroBatch) -> Tensor:
     """What training minimises: mean cross-entropy in nats plus the auxiliary losses of the mixtures of experts."""
-    loss, auxiliary_loss = functional_call(model, parameters, batch)
-    total: Tensor = loss if auxiliary_loss is None else loss + auxiliary_loss
+    output = functional_call(model, parameters, batch)
+    total: Tensor = output.loss if output.auxiliary_loss is None else output.loss + output.auxiliary_loss
     return total
 
 

@@ -18,16 +18,13 @@ from torch import Tensor
 
 from brx.curvature.checkpoints import Checkpoint, load_checkpoint
 from brx.curvature.hessian import Vectors, mean_product
-from brx.data.batches import Batches
 from brx.data.prepare import prepare
 from brx.errors import RunError, UserError
 from brx.files import write_json
-from brx.methods.updater import MethodUpdater
 from brx.pipeline.engine import Engine, MicroBatch
-from brx.runs.checkpoint import read_stage
 from brx.runs.reading import Run
-from brx.train.device import autocast, choose_device
-from brx.train.loop import build_stages
+from brx.train.build import assemble, training_batches
+from brx.train.device import choose_device
 
 DIRECTIONS = ("dominant", "random")
 
@@ -258,26 +255,15 @@ def _continue_run(checkpoint: Checkpoint) -> Engine:
     """The engine of the checkpoint's run, in the state that the checkpoint has."""
     config = checkpoint.run.config
     device = next(iter(checkpoint.parameters.values())).device
-    stages = build_stages(config, device, range(config.pipeline.stages))
-    updater = MethodUpdater(config, stages)
-    optimizer_states = {}
-    for stage in stages:
-        state = read_stage(checkpoint.path, stage.index, device)
-        stage.load_state_dict(state["versions"])
-        optimizer_states[stage.index] = state["optimizer"]
-    updater.load_stage_states(optimizer_states)
-    batches = Batches(
-        prepare(config.data).train,
-        sequence_length=config.model.sequence_length,
-        batch_size=config.training.batch_size,
-        seed=config.training.seed,
-    )
+    batches = training_batches(config, prepare(config.data))
 
     def micro_batch(iteration: int) -> MicroBatch:
         inputs, targets = batches.batch(iteration)
         return inputs.to(device), targets.to(device)
 
-    return Engine(stages, updater, micro_batch, clip=config.training.clip, autocast=autocast(config.runtime, device))
+    assembly = assemble(config, micro_batch, device=device)
+    assembly.restore(checkpoint.path)
+    return assembly.engine
 
 
 def _random_like(parameters: Vectors, generator: torch.Generator) -> Vectors:

@@ -32,19 +32,20 @@ TERMINATE_S = 5.0
 
 
 @dataclass(frozen=True)
-class _Report:
-    """What a rank left behind: the exit code, and its error if it could still write one.
+class _Ending:
+    """How a rank ended: the exit code, and its error if it could still write one.
 
     Attributes:
-        is_consequence: whether the error is that another rank was lost.
+        message: the error; None if it left none.
+        peer_problem: if the error is that another rank was lost, what that one did ("closed its connection").
         lost_peer: which one, if that is known.
     """
 
     rank: int
     code: int
-    message: str | None
-    is_consequence: bool
-    lost_peer: int | None
+    message: str | None = None
+    peer_problem: str | None = None
+    lost_peer: int | None = None
 
 
 def launch(arguments: Sequence[str], num_ranks: int) -> int:
@@ -81,9 +82,9 @@ def report_error(error: UserError | RunError) -> bool:
     """In a launched rank: leave the error for the launcher to tell, once; False if there is no launcher."""
     if REPORT not in os.environ:
         return False
-    content: dict[str, Any] = {"message": str(error), "is_consequence": False, "lost_peer": None}
+    content: dict[str, Any] = {"message": str(error)}
     if isinstance(error, NeighbourLostError):
-        content |= {"is_consequence": True, "lost_peer": error.peer}
+        content |= {"peer_problem": error.problem, "lost_peer": error.peer}
     Path(os.environ[REPORT]).write_text(json.dumps(content), encoding="utf-8")
     return True
 
@@ -139,40 +140,37 @@ def _cause(
         reports: where they leave their errors.
         final: blame a rank that is still running but that others say stopped answering.
     """
-    ended = [_read(rank, process, reports[rank]) for rank, process in enumerate(processes)]
-    failed = [report for report in ended if report is not None and report.code not in (0, 130)]
-    for report in failed:
-        if report.code < 0:
-            name = signal.Signals(-report.code).name
-            return RunError(f"rank {report.rank} was killed by {name}; the last checkpoint is kept")
-    for report in failed:
-        if report.message is not None and not report.is_consequence:
-            text = f"rank {report.rank}: {report.message}"
-            return UserError(report.message) if report.code == 2 else RunError(text)
-        if report.message is None:
-            return RunError(f"rank {report.rank} ended with exit code {report.code} (its traceback is above)")
-    if not final:
+    endings = [_ending(rank, process, reports[rank]) for rank, process in enumerate(processes)]
+    failed = [ending for ending in endings if ending is not None and ending.code not in (0, 130)]
+    for ending in failed:
+        if ending.code < 0:
+            name = signal.Signals(-ending.code).name
+            return RunError(f"rank {ending.rank} was killed by {name}; the last checkpoint is kept")
+    for ending in failed:
+        if ending.message is None:
+            return RunError(f"rank {ending.rank} ended with exit code {ending.code} (its traceback is above)")
+        if ending.peer_problem is None:
+            refused = ending.code == 2
+            return UserError(ending.message) if refused else RunError(f"rank {ending.rank}: {ending.message}")
+    if not final or not failed:
         return None
-    running = [rank for rank, report in enumerate(ended) if report is None]
-    blamed = next((report for report in failed if report.lost_peer in running), failed[0] if failed else None)
-    if blamed is None or blamed.message is None:
-        return None
+    running = [rank for rank, ending in enumerate(endings) if ending is None]
+    told = next((ending for ending in failed if ending.lost_peer in running), failed[0])
     # A rank that waited for all does not know for whom: it is one that has not said anything.
-    message = blamed.message
-    if blamed.lost_peer is None and running:
-        message = message.replace("a rank", f"rank {running[0]}", 1)
-    return RunError(f"{message}; the last checkpoint is kept")
+    blamed = running[0] if told.lost_peer is None and running else told.lost_peer
+    who = "a rank" if blamed is None else f"rank {blamed}"
+    return RunError(f"{who} {told.peer_problem}; the last checkpoint is kept")
 
 
-def _read(rank: int, process: subprocess.Popen[bytes], path: Path) -> _Report | None:
+def _ending(rank: int, process: subprocess.Popen[bytes], report: Path) -> _Ending | None:
+    """How a rank ended; None while it runs."""
     code = process.poll()
     if code is None:
         return None
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        return _Ending(rank, code, **json.loads(report.read_text(encoding="utf-8")))
     except (OSError, ValueError):
-        content = {"message": None, "is_consequence": False, "lost_peer": None}
-    return _Report(rank, code, **content)
+        return _Ending(rank, code)
 
 
 def _end(processes: list[subprocess.Popen[bytes]]) -> None:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from brx.errors import RunError
+from brx.pipeline.engine import Neighbours
 
 
 class NeighbourLostError(RunError):
@@ -17,15 +18,19 @@ class NeighbourLostError(RunError):
 
     Attributes:
         peer: its rank; None if it could be any.
+        problem: what it did, to follow "rank R".
     """
 
     def __init__(self, peer: int | None, problem: str) -> None:
         super().__init__(f"{'a rank' if peer is None else f'rank {peer}'} {problem}")
         self.peer = peer
+        self.problem = problem
 
 
-class NeighbourLink:
-    """Implements `brx.pipeline.engine.Link` over torch.distributed.
+def connect(
+    rank: int, num_ranks: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, timeout_s: float
+) -> Neighbours:
+    """Connect a device to its neighbours; all devices call this at the same time.
 
     Activations and gradients travel in process groups of their own: with NCCL the operations of one group are run in
     the order in which they were posted, and a receive posted ahead in one direction would hold up the other.
@@ -38,78 +43,39 @@ class NeighbourLink:
         device: where the tensors are.
         timeout_s: seconds without an answer after which a neighbour counts as lost.
     """
+    previous = rank - 1 if rank > 0 else None
+    following = rank + 1 if rank + 1 < num_ranks else None
+
+    def channel(source: int | None, target: int | None, num_buffers: int) -> PointToPoint:
+        needed = num_buffers if source is not None else 0
+        buffers = [torch.empty(shape, dtype=dtype, device=device) for _ in range(needed)]
+        return PointToPoint(source, target, shape[0], buffers, timeout_s)
+
+    # A received activation is the input of a graph until its backward pass: one buffer for each micro-batch that may
+    # be in flight here, and one to receive into meanwhile.
+    num_in_flight = num_ranks - rank
+    return Neighbours(channel(previous, following, num_in_flight + 1), channel(following, previous, 2))
+
+
+class PointToPoint:
+    """Implements `brx.pipeline.engine.Channel` over torch.distributed: a send and a receive in flight at most.
+
+    Args:
+        source: the rank that is received from; None for none.
+        target: the rank that is sent to; None for none.
+        num_examples: B of the messages.
+        buffers: to receive into, in turn; a tensor is overwritten when its turn comes again.
+        timeout_s: seconds without an answer after which a neighbour counts as lost.
+    """
 
     def __init__(
-        self,
-        rank: int,
-        num_ranks: int,
-        shape: tuple[int, ...],
-        dtype: torch.dtype,
-        device: torch.device,
-        timeout_s: float,
-    ) -> None:
-        previous = rank - 1 if rank > 0 else None
-        following = rank + 1 if rank + 1 < num_ranks else None
-        # A received activation is the input of a graph until its backward pass: one buffer for each micro-batch that
-        # may be in flight here, and one to receive into meanwhile.
-        num_in_flight = num_ranks - rank
-
-        def channel(source: int | None, target: int | None, num_buffers: int) -> _Channel:
-            group = dist.new_group(timeout=timedelta(seconds=timeout_s))
-            needed = num_buffers if source is not None else 0
-            buffers = [torch.empty(shape, dtype=dtype, device=device) for _ in range(needed)]
-            return _Channel(source, target, shape[0], buffers, group, timeout_s)
-
-        self._activations = channel(previous, following, num_in_flight + 1)
-        self._gradients = channel(following, previous, 2)
-
-    def send_activation(self, activation: Tensor) -> None:
-        """Pass the residual stream on to the next device."""
-        self._activations.send(activation)
-
-    def expect_activation(self) -> None:
-        """Start to receive the next activation."""
-        self._activations.expect()
-
-    def receive_activation(self) -> Tensor:
-        """The next activation from the previous device."""
-        return self._activations.receive()
-
-    def send_gradient(self, gradient: Tensor) -> None:
-        """Pass the gradient back to the previous device."""
-        self._gradients.send(gradient)
-
-    def expect_gradient(self) -> None:
-        """Start to receive the next gradient."""
-        self._gradients.expect()
-
-    def receive_gradient(self) -> Tensor:
-        """The next gradient from the next device."""
-        return self._gradients.receive()
-
-    def flush(self) -> None:
-        """Wait until everything sent has left."""
-        self._activations.wait_for_send()
-        self._gradients.wait_for_send()
-
-
-class _Channel:
-    """One direction: a send and a receive in flight at most."""
-
-    def __init__(
-        self,
-        source: int | None,
-        target: int | None,
-        num_examples: int,
-        buffers: list[Tensor],
-        group: dist.ProcessGroup,
-        timeout_s: float,
+        self, source: int | None, target: int | None, num_examples: int, buffers: list[Tensor], timeout_s: float
     ) -> None:
         self._source = source
         self._target = target
         self._num_examples = num_examples
         self._free = deque(buffers)
-        self._group = group
+        self._group = dist.new_group(timeout=timedelta(seconds=timeout_s))
         self._timeout_s = timeout_s
         self._receiving: tuple[dist.Work, Tensor] | None = None
         self._sending: tuple[dist.Work, Tensor] | None = None
@@ -134,7 +100,7 @@ class _Channel:
             self._wait(self._sending[0], self._target)
             self._sending = None
 
-    def expect(self) -> None:
+    def post_receive(self) -> None:
         if self._receiving is not None or self._source is None:
             return
         buffer = self._free.popleft()
@@ -148,7 +114,7 @@ class _Channel:
 
     def receive(self) -> Tensor:
         assert self._source is not None
-        self.expect()
+        self.post_receive()
         assert self._receiving is not None
         work, buffer = self._receiving
         self._wait(work, self._source)

@@ -12,8 +12,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from brx.distributed.links import NeighbourLink, lost
+from brx.distributed.links import connect, lost
 from brx.errors import UserError
+from brx.pipeline.engine import Neighbours
 
 T = TypeVar("T")
 
@@ -61,19 +62,19 @@ class DistributedWorld:
         self._patient = dist.new_group(backend="gloo", timeout=_PREPARATION_TIMEOUT)
         self._store = self._make_store()
 
-    def link(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> NeighbourLink | None:
+    def connect(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Neighbours | None:
         if self.num_ranks == 1:
             return None
-        return NeighbourLink(self.rank, self.num_ranks, shape, dtype, device, self._timeout_s)
+        return connect(self.rank, self.num_ranks, shape, dtype, device, self._timeout_s)
 
-    def gather(self, value: T) -> list[T] | None:
+    def gather(self, value: T) -> list[T]:
         # dist.gather_object would make all wait for all; here only rank 0 waits.
         if self.rank != 0:
             self._sending = [entry for entry in self._sending if entry[0] is None or not entry[0].is_completed()]
             payload = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
             for tensor in (torch.tensor([len(payload)]), payload):
                 self._sending.append((dist.isend(tensor, 0, group=self._control), tensor))
-            return None
+            return []
         return [value, *(self._receive(peer) for peer in range(1, self.num_ranks))]
 
     def broadcast(self, value: T) -> T:

@@ -1,6 +1,6 @@
 """Makes each method's optimizers for the stages of one device.
 
-"The matrices" are those of attention and MLP (`brx.model.stage.is_rotated`), a mixture's experts each by itself.
+"The matrices" are those of attention and MLP (`brx.model.stage.is_block_matrix`), a mixture's experts each by itself.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from brx.errors import UserError
 from brx.methods.custom import make_optimizer
 from brx.methods.groups import Group, StackViews, is_rest, stage_groups
 from brx.methods.refresh_schedule import refresh_intervals
-from brx.model.stage import is_rotated
+from brx.model.stage import is_block_matrix
 from brx.optim.basis_rotation import BasisRotation
+from brx.pipeline.delay import stage_delays
 from brx.pipeline.versions import StageVersions
 
 Stages = Sequence[StageVersions]
@@ -59,9 +60,9 @@ def basis_rotation(config: RunConfig, stages: Stages) -> list[Optimizer]:
     """BasisRotation for the matrices, AdamW for the rest."""
     optimizer = config.optimizer
     assert isinstance(optimizer, schema.BasisRotationConfig)
-    intervals = refresh_intervals(config.pipeline.stages, optimizer.frequency, optimizer.allocation)
+    intervals = refresh_intervals(stage_delays(config.pipeline), optimizer.frequency, optimizer.allocation)
     rotation = BasisRotation(
-        [{**group, "frequency": intervals[group["stage"]]} for group in stage_groups(stages, is_rotated)],
+        [{**group, "frequency": intervals[group["stage"]]} for group in stage_groups(stages, is_block_matrix)],
         lr=optimizer.lr,
         betas=(optimizer.beta1, optimizer.beta2),
         eps=optimizer.eps,
@@ -145,7 +146,7 @@ def custom(config: RunConfig, stages: Stages) -> list[Optimizer]:
 
 
 def _single_matrices(stages: Stages) -> tuple[list[Group], StackViews]:
-    groups = stage_groups(stages, is_rotated)
+    groups = stage_groups(stages, is_block_matrix)
     return groups, StackViews.split(groups, _dimensions_of_one)
 
 
@@ -154,7 +155,7 @@ def _dimensions_of_one(name: str) -> int:
 
 
 def _scion_kind(name: str, parameter: torch.Tensor) -> str:
-    if is_rotated(name.partition("[")[0]):
+    if is_block_matrix(name.partition("[")[0]):
         return "matrix"
     return "vector" if parameter.ndim == 1 else "embedding"
 

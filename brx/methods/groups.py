@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from brx.model.stage import is_rotated
+from brx.model.stage import is_block_matrix
 from brx.pipeline.versions import StageVersions
 
 Group = dict[str, Any]
@@ -26,13 +26,13 @@ def stage_groups(stages: Sequence[StageVersions], select: Callable[[str], bool] 
     for stage in stages:
         named = [(name, parameter) for name, parameter in stage.live.items() if select(name)]
         if named:
-            groups.append({"params": named, "stage": stage.index, "delay": stage.delay})
+            groups.append({"params": named, "stage": stage.index, "delay": stage.delay.tau})
     return groups
 
 
 def is_rest(name: str) -> bool:
     """Whether a parameter is none of the matrices of attention and MLP."""
-    return not is_rotated(name)
+    return not is_block_matrix(name)
 
 
 @dataclass

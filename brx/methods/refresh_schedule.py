@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
-from brx.pipeline.delay import stage_delay
+from brx.pipeline.delay import StageDelay
 
 Allocation = Literal["uniform", "stage-aware", "reversed", "stage-aware-exact", "reversed-exact"]
 
 
-def refresh_intervals(num_stages: int, frequency: int, allocation: Allocation) -> list[float | None]:
+def refresh_intervals(delays: Sequence[StageDelay], frequency: int, allocation: Allocation) -> list[float | None]:
     """Iterations between two refreshes, by stage; None for never again after the first.
 
     - `uniform`: the same for all stages.
@@ -20,15 +21,15 @@ def refresh_intervals(num_stages: int, frequency: int, allocation: Allocation) -
       together are as many as under `uniform`. An interval of 9.5 means 9 and 10 in turn.
 
     Args:
-        num_stages: P.
+        delays: of the stages, from the first to the last.
         frequency: f_0, the interval under `uniform`.
         allocation: the rule.
     """
-    delays = [stage_delay(stage, num_stages) for stage in range(num_stages)]
+    num_stages = len(delays)
     mid = num_stages // 2 - 1
     if allocation == "uniform" or mid < 1:  # up to three stages the rule divides by zero
         return [frequency] * num_stages
-    shares = [_share(delay, mid) for delay in delays]
+    shares = [_share(delay.tau, mid) for delay in delays]
     if allocation.startswith("reversed"):
         shares.reverse()
     if allocation.endswith("exact"):

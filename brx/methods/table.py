@@ -168,3 +168,14 @@ METHODS: dict[str, Method] = {
 def find_method(config: RunConfig) -> Method:
     """The method that a configuration selects."""
     return METHODS[CUSTOM if isinstance(config.optimizer, schema.CustomConfig) else config.optimizer.method]
+
+
+def ring_matrix_dtype(config: RunConfig) -> torch.dtype:
+    """The dtype in which the rings of older versions hold matrices: bf16 if autocast would cast them to it anyway.
+
+    A gradient rule takes differences to the stashed versions, which bf16 would drown in rounding. In the modes that
+    overwrite a slot before the backward pass there is no choice: from fp32, autocast would save a copy in the forward
+    pass, and what is overwritten would never be seen.
+    """
+    takes_differences = find_method(config).gradient_rule is not None and config.pipeline.stash == "stash"
+    return torch.bfloat16 if config.runtime.precision == "bf16" and not takes_differences else torch.float32

@@ -41,7 +41,7 @@ class MethodUpdater:
     @torch.no_grad()
     def correct_gradients(self, stage: StageVersions, iteration: int) -> None:
         """Apply the method's gradient rule, if it has one, to a stage's gradients."""
-        if self.method.gradient_rule is None or stage.delay == 0 or stage.stash == "none":
+        if self.method.gradient_rule is None or stage.delay.tau == 0 or stage.stash == "none":
             return  # without delay or stash the backward pass saw the newest weights: there is nothing to correct
         with_gradient = [
             (live.grad, live, used)

@@ -9,6 +9,7 @@ import hashlib
 import re
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,17 @@ from brx.config.schema import ModelConfig
 from brx.model.transformer import Block, Embedding, Head
 
 _BLOCK_MATRIX = re.compile(r"blocks\.\d+\.(attention|mlp)\.(query|key|value|projection|expand|contract)\.weight")
+
+
+class StageOutput(NamedTuple):
+    """What a stage makes of a micro-batch."""
+
+    stream: Tensor
+    """The residual stream (B, S, D) behind the stage's last block."""
+    loss: Tensor | None
+    """Mean cross-entropy in nats; of the last stage."""
+    auxiliary_loss: Tensor | None
+    """Sum of the auxiliary losses of the stage's mixtures of experts; None if it has none."""
 
 
 class Stage(nn.Module):
@@ -30,16 +42,12 @@ class Stage(nn.Module):
         self.blocks = nn.ModuleDict({str(index): Block(config, index) for index in blocks})
         self.head = Head(config, vocabulary_size) if blocks.stop == config.blocks else None
 
-    def forward(self, x: Tensor, targets: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    def forward(self, x: Tensor, targets: Tensor | None = None) -> StageOutput:
         """Carry a micro-batch through the stage.
 
         Args:
             x: token ids (B, S) for the first stage, else the residual stream (B, S, D).
             targets: next tokens (B, S), for the last stage only.
-
-        Returns:
-            The residual stream, or at the last stage the mean cross-entropy; and the sum of the auxiliary losses of
-            the stage's mixtures of experts (None if it has none).
         """
         if self.embedding is not None:
             x = self.embedding(x)
@@ -48,10 +56,11 @@ class Stage(nn.Module):
             x, auxiliary_loss = checkpoint(block, x, use_reentrant=False) if self.recompute else block(x)
             if auxiliary_loss is not None:
                 auxiliary_losses.append(auxiliary_loss)
+        loss = None
         if self.head is not None:
             assert targets is not None, "the last stage needs the targets"
-            x = self.head.loss(x, targets)
-        return x, torch.stack(auxiliary_losses).sum() if auxiliary_losses else None
+            loss = self.head.loss(x, targets)
+        return StageOutput(x, loss, torch.stack(auxiliary_losses).sum() if auxiliary_losses else None)
 
 
 def whole_model(config: ModelConfig, vocabulary_size: int) -> Stage:
@@ -65,11 +74,11 @@ def partition(num_items: int, num_parts: int) -> list[range]:
     return [range(start, stop) for start, stop in pairwise(bounds)]
 
 
-def is_rotated(name: str) -> bool:
+def is_block_matrix(name: str) -> bool:
     """Whether a parameter is a weight matrix of attention or MLP (or a stack of experts' matrices).
 
     These are the ones that basis rotation, SOAP, Muon and Scion treat as matrices; embeddings, head, router, biases
-    and norms are not (appendix "Experimental Details").
+    and norms are not (appendix "Experimental Details"). Autocast casts them, so that rings may keep them in bf16.
     """
     return _BLOCK_MATRIX.fullmatch(name) is not None
 

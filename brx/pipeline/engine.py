@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from brx.errors import RunError
+from brx.model.stage import StageOutput
 from brx.pipeline.schedule import asynchronous_1f1b
 from brx.pipeline.stopwatch import Stopwatch
 from brx.pipeline.versions import StageVersions
@@ -25,29 +26,33 @@ MicroBatch = tuple[Tensor, Tensor]
 """Token ids and next tokens, each (B, S)."""
 
 
-class Link(Protocol):
-    """Exchange with the neighbouring devices, in the order of the schedule."""
+class Channel(Protocol):
+    """Tensors of one shape (B, S, D) between neighbouring devices in one direction, in the order of the schedule."""
 
-    def send_activation(self, activation: Tensor) -> None:
-        """Pass the residual stream (B, S, D) on to the next device."""
+    def send(self, tensor: Tensor) -> None:
+        """Start to send; B may be smaller."""
 
-    def expect_activation(self) -> None:
-        """Start to receive the next activation, while this device computes."""
+    def post_receive(self) -> None:
+        """Post the next receive, so that the tensor can arrive while this device computes."""
 
-    def receive_activation(self) -> Tensor:
-        """The residual stream (B, S, D) from the previous device."""
+    def receive(self) -> Tensor:
+        """The next tensor; waits for it."""
 
-    def send_gradient(self, gradient: Tensor) -> None:
-        """Pass the residual stream's gradient (B, S, D) back to the previous device."""
+    def wait_for_send(self) -> None:
+        """Wait until what was sent has left."""
 
-    def expect_gradient(self) -> None:
-        """Start to receive the next gradient, while this device computes."""
 
-    def receive_gradient(self) -> Tensor:
-        """The residual stream's gradient (B, S, D) from the next device."""
+@dataclass(frozen=True)
+class Neighbours:
+    """The connections of a device to the ones before and behind it.
 
-    def flush(self) -> None:
-        """Wait until everything sent has left."""
+    Attributes:
+        activations: the residual stream, from the previous device and to the next one.
+        gradients: its gradient, from the next device and to the previous one.
+    """
+
+    activations: Channel
+    gradients: Channel
 
 
 class Updater(Protocol):
@@ -83,10 +88,16 @@ class StepResult:
 
 @dataclass
 class _InFlight:
-    """A micro-batch between its forward and its backward pass."""
+    """A micro-batch between its forward and its backward pass.
+
+    Attributes:
+        received: the activation from the previous device; its gradient goes back there.
+        root: where the backward pass begins: the loss (last device), or the stream that was sent on.
+        auxiliary_loss: of this device's mixtures; the backward pass begins here as well.
+    """
 
     received: Tensor | None
-    output: Tensor
+    root: Tensor
     auxiliary_loss: Tensor | None
 
 
@@ -103,7 +114,7 @@ class Engine:
         autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
         rank: int = 0,
         num_ranks: int = 1,
-        link: Link | None = None,
+        neighbours: Neighbours | None = None,
         takes_update_norms: Callable[[int], bool] = lambda iteration: False,
     ) -> None:
         """
@@ -115,10 +126,10 @@ class Engine:
             autocast: makes the context of the forward pass.
             rank: r; rank 0 holds the first stage.
             num_ranks: R.
-            link: to the neighbours; needed when there are any.
+            neighbours: the connections to other devices, when there are any.
             takes_update_norms: in which iterations to take the norms of the updates, which needs a copy of the weights.
         """
-        assert (link is None) == (num_ranks == 1)
+        assert (neighbours is None) == (num_ranks == 1)
         self.stages = list(stages)
         self.rank = rank
         self.num_ranks = num_ranks
@@ -126,7 +137,7 @@ class Engine:
         self._micro_batch = micro_batch
         self._clip = clip
         self._autocast = autocast
-        self._link = link
+        self._connections = neighbours
         self._takes_update_norms = takes_update_norms
         self._in_flight: dict[int, _InFlight] = {}
 
@@ -161,8 +172,9 @@ class Engine:
                     result = self._update(action.micro_batch)
             if action.kind == "U":
                 yield result
-        if self._link is not None:
-            self._link.flush()
+        if self._connections is not None:
+            self._connections.activations.wait_for_send()
+            self._connections.gradients.wait_for_send()
 
     @torch.no_grad()
     def evaluate(self, micro_batches: Sequence[MicroBatch]) -> float | None:
@@ -175,42 +187,44 @@ class Engine:
         for inputs, targets in micro_batches:
             for stage in self.stages:
                 stage.bind_live()
-            x = inputs if self.is_first else self._neighbours.receive_activation()[: len(inputs)]
-            x, _ = self._through_stages(x, targets)
-            if self.is_last:
-                total += x.item() * len(inputs)
+            x = inputs if self.is_first else self._neighbours.activations.receive()[: len(inputs)]
+            output = self._through_stages(x, targets)
+            if output.loss is not None:
+                total += output.loss.item() * len(inputs)
             else:
-                self._neighbours.send_activation(x)
+                self._neighbours.activations.send(output.stream)
         return total / sum(len(inputs) for inputs, _ in micro_batches) if self.is_last else None
 
     def _forward(self, t: int, more_to_come: bool) -> None:
         inputs, targets = self._micro_batch(t)
-        received = None if self.is_first else self._neighbours.receive_activation().requires_grad_()
+        received = None if self.is_first else self._neighbours.activations.receive().requires_grad_()
         if more_to_come and not self.is_first:
-            self._neighbours.expect_activation()
+            self._neighbours.activations.post_receive()
         for stage in self.stages:
             stage.bind(t)
-        output, auxiliary_loss = self._through_stages(inputs if received is None else received, targets)
-        self._in_flight[t] = _InFlight(received, output, auxiliary_loss)
+        output = self._through_stages(inputs if received is None else received, targets)
+        # Of a last stage, only the loss leads into the backward pass.
+        root = output.stream if output.loss is None else output.loss
+        self._in_flight[t] = _InFlight(received, root, output.auxiliary_loss)
         if not self.is_last:
-            self._neighbours.send_activation(output.detach())
+            self._neighbours.activations.send(output.stream.detach())
 
     def _backward(self, t: int, more_to_come: bool) -> None:
         micro_batch = self._in_flight[t]
         for stage in self.stages:
             stage.bind(t)  # for blocks that recompute their activations
             stage.prepare_backward(t)
-        gradient = None if self.is_last else self._neighbours.receive_gradient()
+        gradient = None if self.is_last else self._neighbours.gradients.receive()
         if more_to_come and not self.is_last:
-            self._neighbours.expect_gradient()
-        outputs, gradients = [micro_batch.output], [gradient]
+            self._neighbours.gradients.post_receive()
+        roots, gradients = [micro_batch.root], [gradient]
         if micro_batch.auxiliary_loss is not None:
-            outputs.append(micro_batch.auxiliary_loss)
+            roots.append(micro_batch.auxiliary_loss)
             gradients.append(None)
-        torch.autograd.backward(outputs, gradients)
+        torch.autograd.backward(roots, gradients)
         if micro_batch.received is not None:
             assert micro_batch.received.grad is not None
-            self._neighbours.send_gradient(micro_batch.received.grad)
+            self._neighbours.gradients.send(micro_batch.received.grad)
 
     def _update(self, t: int) -> StepResult:
         micro_batch = self._in_flight.pop(t)
@@ -220,7 +234,7 @@ class Engine:
             self._updater.correct_gradients(stage, t)
             norms.append(clip_gradients(list(stage.live.values()), self._clip))
         grad_norms = torch.stack(norms)
-        loss = micro_batch.output.detach() if self.is_last else None
+        loss = micro_batch.root.detach() if self.is_last else None
         if grad_norms.device.type == "cpu":
             check_finite(t, loss, grad_norms, self.stages[0].index)
         update_norms, update_time = self._step(t)
@@ -231,30 +245,36 @@ class Engine:
 
     def _step(self, t: int) -> tuple[Tensor | None, Stopwatch]:
         """Let the method update all stages; the norms of the updates, if wanted, and the time."""
-        before = []
-        if self._takes_update_norms(t):
-            before = [[weight.detach().clone() for weight in stage.live.values()] for stage in self.stages]
         stopwatch = Stopwatch(self.stages[0].device)
+        if not self._takes_update_norms(t):
+            self._timed_step(t, stopwatch)
+            return None, stopwatch
+        before = [[weight.detach().clone() for weight in stage.live.values()] for stage in self.stages]
+        self._timed_step(t, stopwatch)
+        norms = [distance(list(stage.live.values()), old) for stage, old in zip(self.stages, before, strict=True)]
+        return torch.stack(norms), stopwatch
+
+    def _timed_step(self, t: int, stopwatch: Stopwatch) -> None:
         stopwatch.start()
         self._updater.step(t)
         stopwatch.stop()
-        norms = [distance(list(stage.live.values()), old) for stage, old in zip(self.stages, before, strict=False)]
-        return torch.stack(norms) if norms else None, stopwatch
 
-    def _through_stages(self, x: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
+    def _through_stages(self, x: Tensor, targets: Tensor) -> StageOutput:
+        """The stages one after the other; the auxiliary losses of all of them are summed."""
         auxiliary_losses = []
+        loss = None
         with self._autocast():
             for stage in self.stages:
                 with record_function(f"stage {stage.index}"):
-                    x, auxiliary_loss = stage.stage(x, targets)
+                    x, loss, auxiliary_loss = stage.stage(x, targets)
                 if auxiliary_loss is not None:
                     auxiliary_losses.append(auxiliary_loss)
-        return x, torch.stack(auxiliary_losses).sum() if auxiliary_losses else None
+        return StageOutput(x, loss, torch.stack(auxiliary_losses).sum() if auxiliary_losses else None)
 
     @property
-    def _neighbours(self) -> Link:
-        assert self._link is not None
-        return self._link
+    def _neighbours(self) -> Neighbours:
+        assert self._connections is not None
+        return self._connections
 
 
 @torch.no_grad()
@@ -285,9 +305,8 @@ def check_finite(iteration: int, loss: Tensor | float | None, grad_norms: Tensor
     """
     if loss is not None and not math.isfinite(float(loss)):
         raise RunError(f"iteration {iteration}: the loss is {float(loss)} (last stage); try a lower optimizer.lr")
-    for place, norm in enumerate(grad_norms.tolist()):
+    for stage, norm in enumerate(grad_norms.tolist(), start=first_stage):
         if not math.isfinite(norm):
             raise RunError(
-                f"iteration {iteration}: the gradient norm of stage {first_stage + place} is {norm};"
-                " try a lower optimizer.lr"
+                f"iteration {iteration}: the gradient norm of stage {stage} is {norm}; try a lower optimizer.lr"
             )

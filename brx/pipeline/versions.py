@@ -7,8 +7,8 @@ from typing import Literal, TypedDict, cast
 import torch
 from torch import Tensor, nn
 
-from brx.model.stage import Stage, is_rotated
-from brx.pipeline.delay import prediction_decay
+from brx.model.stage import Stage, is_block_matrix
+from brx.pipeline.delay import StageDelay
 from brx.pipeline.host_ring import HostRing
 
 StashMode = Literal["stash", "none", "predict"]
@@ -25,7 +25,8 @@ class VersionsState(TypedDict):
 class StageVersions:
     """A stage whose forward and backward passes see the weights that its delay dictates.
 
-    The ring has tau + 1 slots. Micro-batch t lives in slot (t - 1) mod (tau + 1), from its forward pass to its update:
+    The ring has tau + 1 slots. Micro-batch t lives in one of them from its forward pass to its update (`StageDelay`
+    says in which):
 
     - before the forward pass, the slot holds version max(0, t - 1 - tau);
     - `stash`: the backward pass sees the same;
@@ -33,7 +34,7 @@ class StageVersions:
       the newest weights or with PipeMare's prediction. The activations stay those of the forward pass;
     - after the update, the slot takes version t, which micro-batch t + tau + 1 is going to need.
 
-    So one copy of the stage's weights an iteration is all that delay costs in time. With tau = 0 the live weights
+    So one copy of the stage's weights per iteration is all that delay costs in time. With tau = 0 the live weights
     are the only version, and nothing is copied.
 
     Attributes:
@@ -45,7 +46,7 @@ class StageVersions:
         self,
         stage: Stage,
         index: int,
-        delay: int,
+        delay: StageDelay,
         stash: StashMode = "stash",
         matrix_dtype: torch.dtype = torch.float32,
         *,
@@ -54,8 +55,8 @@ class StageVersions:
         """
         Args:
             stage: the stage with its initial weights, on its device.
-            index: k, its place in the pipeline.
-            delay: tau_k.
+            index: k, counted from the first stage of the pipeline.
+            delay: which versions it uses.
             stash: what the backward pass sees.
             matrix_dtype: the ring's dtype for matrices; bf16 where autocast would cast them to it anyway, which gives
                 the same numbers from half the memory.
@@ -68,64 +69,63 @@ class StageVersions:
         self.stash = stash
         self.live: dict[str, Tensor] = dict(stage.named_parameters())
         self._newest = list(self.live.values())
-        self._places = [_place(stage, name) for name in self.live]
+        self._owners = [_owner(stage, name) for name in self.live]
         self._host_ring: HostRing | None = None
         self.ring: list[list[Tensor]] = []
-        if delay and num_in_flight is not None:
+        if delay.tau and num_in_flight is not None:
             self._host_ring = HostRing(self._copy_of_live(matrix_dtype), delay, num_in_flight)
             self.ring = self._host_ring.slots
-        elif delay:
-            self.ring = [self._copy_of_live(matrix_dtype) for _ in range(delay + 1)]
-        self._predictor = StepPredictor(self._newest, delay) if stash == "predict" and delay else None
+        elif delay.tau:
+            self.ring = [self._copy_of_live(matrix_dtype) for _ in range(delay.num_slots)]
+        self._predictor = StepPredictor(self._newest, delay) if stash == "predict" and delay.tau else None
 
-    def bind(self, iteration: int) -> None:
-        """Let the module compute with the slot of micro-batch `iteration`."""
-        self._point_to(self._slot(iteration))
+    def bind(self, micro_batch: int) -> None:
+        """Let the module compute with the slot of a micro-batch."""
+        self._point_to(self._slot(micro_batch))
         if self._host_ring is not None:
-            self._host_ring.prefetch(iteration + 1)
+            self._host_ring.prefetch(micro_batch + 1)
 
     def bind_live(self) -> None:
         """Let the module compute with the newest weights."""
         self._point_to(self._newest)
 
     @torch.no_grad()
-    def prepare_backward(self, iteration: int) -> None:
-        """Put into the slot what the backward pass of micro-batch `iteration` sees, if not the forward's weights."""
+    def prepare_backward(self, micro_batch: int) -> None:
+        """Put into the slot what the backward pass of a micro-batch sees, if that is not the forward's weights."""
         if not self.ring or self.stash == "stash":
             return
         # Through .data: autograd saved these very tensors and would (rightly) object to what is done here on purpose.
-        torch._foreach_copy_([slot.data for slot in self._slot(iteration)], self.used(iteration))
+        torch._foreach_copy_([slot.data for slot in self._slot(micro_batch)], self.used(micro_batch))
 
-    def collect_gradients(self, iteration: int) -> list[Tensor]:
-        """Move the slot's gradients to the live weights, in the live weights' dtype, and return them."""
-        for live, slot in zip(self.live.values(), self._slot(iteration), strict=True):
+    def collect_gradients(self, micro_batch: int) -> None:
+        """Move the slot's gradients to the live weights, in the live weights' dtype."""
+        for live, slot in zip(self.live.values(), self._slot(micro_batch), strict=True):
             gradient = slot.grad
             slot.grad = None
             live.grad = gradient.to(live.dtype) if gradient is not None else None
         if self._host_ring is not None:  # the update is about to change what may still be on its way to the host
             self._host_ring.finish_store()
-        return [live.grad for live in self.live.values() if live.grad is not None]
 
-    def used(self, iteration: int) -> list[Tensor]:
-        """The weights that the backward pass of micro-batch `iteration` sees, until its update; in the order of `live`.
+    def used(self, micro_batch: int) -> list[Tensor]:
+        """The weights that the backward pass of a micro-batch sees, until its update; in the order of `live`.
 
         Rounded by the ring in mode `stash` alone.
         """
         if not self.ring or self.stash == "stash":
-            return self._slot(iteration)
+            return self._slot(micro_batch)
         return self._newest if self._predictor is None else self._predictor.predict(self._newest)
 
     @torch.no_grad()
-    def record_update(self, iteration: int) -> None:
-        """Store the weights after update `iteration` for the micro-batch that will need them; drop the gradients."""
+    def record_update(self, version: int) -> None:
+        """The live weights have become this version: store it for the micro-batch that needs it; drop the gradients."""
         for live in self._newest:
             live.grad = None
         if self._predictor is not None:
             self._predictor.observe(self._newest)
         if self._host_ring is not None:
-            self._host_ring.store(iteration, self._newest)
+            self._host_ring.store(version, self._newest)
         elif self.ring:
-            torch._foreach_copy_(self._slot(iteration), self._newest)
+            torch._foreach_copy_(self.ring[self.delay.slot_of(version)], self._newest)
 
     def state_dict(self) -> VersionsState:
         """Everything here that decides the trajectory (no copies)."""
@@ -166,19 +166,19 @@ class StageVersions:
         """Memory of the ring in bytes; (tau + 1) x stage size, and nothing at tau = 0."""
         return sum(parameter.nbytes for slot in self.ring for parameter in slot)
 
-    def _slot(self, iteration: int) -> list[Tensor]:
+    def _slot(self, micro_batch: int) -> list[Tensor]:
         if self._host_ring is not None:
-            return self._host_ring.slot(iteration)
-        return self.ring[(iteration - 1) % (self.delay + 1)] if self.ring else self._newest
+            return self._host_ring.weights(micro_batch)
+        return self.ring[self.delay.slot_used(micro_batch)] if self.ring else self._newest
 
     def _point_to(self, parameters: list[Tensor]) -> None:
-        # What torch.func.functional_call does, without its cost of a hundred microseconds a stage.
-        for (module, attribute), parameter in zip(self._places, parameters, strict=True):
+        # What torch.func.functional_call does, without its cost of a hundred microseconds per stage.
+        for (module, attribute), parameter in zip(self._owners, parameters, strict=True):
             module._parameters[attribute] = cast(nn.Parameter, parameter)
 
     def _copy_of_live(self, matrix_dtype: torch.dtype) -> list[Tensor]:
         return [
-            nn.Parameter(live.detach().to(matrix_dtype if is_rotated(name) else live.dtype, copy=True))
+            nn.Parameter(live.detach().to(matrix_dtype if is_block_matrix(name) else live.dtype, copy=True))
             for name, live in self.live.items()
         ]
 
@@ -189,23 +189,23 @@ class StepPredictor:
     u = w(t-1) - tau delta, with delta <- gamma delta + (1 - gamma) (w(t) - w(t-1)) after each update.
     """
 
-    def __init__(self, weights: list[Tensor], delay: int) -> None:
+    def __init__(self, weights: list[Tensor], delay: StageDelay) -> None:
         self.delay = delay
-        self.decay = prediction_decay(delay)
         self.average_step = [torch.zeros_like(weight) for weight in weights]
         self._previous = [weight.detach().clone() for weight in weights]
 
     @torch.no_grad()
     def predict(self, weights: list[Tensor]) -> list[Tensor]:
         """u, from the newest weights w(t-1)."""
-        return list(torch._foreach_add(weights, self.average_step, alpha=-self.delay))
+        return list(torch._foreach_add(weights, self.average_step, alpha=-self.delay.tau))
 
     @torch.no_grad()
     def observe(self, weights: list[Tensor]) -> None:
         """Take in the step that the weights have just made."""
         step = torch._foreach_sub(weights, self._previous)
-        torch._foreach_mul_(self.average_step, self.decay)
-        torch._foreach_add_(self.average_step, step, alpha=1.0 - self.decay)
+        decay = self.delay.prediction_decay
+        torch._foreach_mul_(self.average_step, decay)
+        torch._foreach_add_(self.average_step, step, alpha=1.0 - decay)
         torch._foreach_copy_(self._previous, weights)
 
     def restore(self, weights: list[Tensor], average_step: list[Tensor]) -> None:
@@ -214,6 +214,7 @@ class StepPredictor:
         torch._foreach_copy_(self._previous, [weight.detach() for weight in weights])
 
 
-def _place(stage: nn.Module, name: str) -> tuple[nn.Module, str]:
+def _owner(stage: nn.Module, name: str) -> tuple[nn.Module, str]:
+    """The submodule that holds a parameter, and the attribute under which it does."""
     path, _, attribute = name.rpartition(".")
     return stage.get_submodule(path), attribute

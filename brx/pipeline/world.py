@@ -6,13 +6,13 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from brx.pipeline.engine import Link
+from brx.pipeline.engine import Neighbours
 
 T = TypeVar("T")
 
 
 class World(Protocol):
-    """The R processes of a run, one a device.
+    """The R processes of a run, one per device.
 
     Attributes:
         rank: this process, 0 .. R-1; rank 0 holds the first stages and does the writing.
@@ -26,11 +26,11 @@ class World(Protocol):
     local_rank: int
     num_local_ranks: int
 
-    def link(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Link | None:
+    def connect(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Neighbours | None:
         """Connect to the neighbours for tensors of that shape and dtype; None where there are none."""
 
-    def gather(self, value: T) -> list[T] | None:
-        """Everybody's value in order of rank, on rank 0; the others go on without waiting for it."""
+    def gather(self, value: T) -> list[T]:
+        """Everybody's value in order of rank, on rank 0; nothing elsewhere, and at once."""
 
     def broadcast(self, value: T) -> T:
         """Rank 0's value, everywhere."""
@@ -59,7 +59,7 @@ class SingleDevice:
     def __init__(self) -> None:
         self._stop: int | None = None
 
-    def link(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+    def connect(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
         return None
 
     def gather(self, value: T) -> list[T]:

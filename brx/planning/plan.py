@@ -12,8 +12,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from brx.config import schema
 from brx.config.schema import RunConfig
+from brx.methods.table import ring_matrix_dtype
 from brx.model.cross_entropy import CHUNK_LOGITS
 from brx.model.sizes import (
     FP32,
@@ -24,9 +27,9 @@ from brx.model.sizes import (
     stage_forward_flops,
     stage_shapes,
 )
-from brx.model.stage import is_rotated, partition
+from brx.model.stage import is_block_matrix, partition
 from brx.optim.basis_rotation import BATCH_BYTES
-from brx.pipeline.delay import stage_delay
+from brx.pipeline.delay import StageDelay, stage_delays
 from brx.planning.optimizer_memory import basis_elements, overhead_elements, rotated_sides
 
 STAGE_PARTS = ("weights", "gradients", "moments", "rotation", "rings", "activations")
@@ -121,17 +124,6 @@ def fits(ranks: list[RankMemory], device_memory: float) -> bool:
     return max(rank.peak for rank in ranks) <= device_memory
 
 
-def halves_rings(config: RunConfig) -> bool:
-    """Whether the rings hold matrices in bf16, as autocast would cast them to it anyway.
-
-    Delay compensation takes differences to the stashed versions, which bf16 would drown in rounding. In the modes that
-    overwrite a slot before the backward pass there is no choice: from fp32, autocast would save a copy in the forward
-    pass, and what is overwritten would never be seen.
-    """
-    stashed_for_differences = config.optimizer.method == "delay-compensation" and config.pipeline.stash == "stash"
-    return config.runtime.precision == "bf16" and not stashed_for_differences
-
-
 def what_would_fit(config: RunConfig, device_type: str, device_memory: float) -> list[str]:
     """Changes of the configuration that would make it fit, as overrides: alone if that is enough, else with devices."""
     found: list[str] = []
@@ -208,9 +200,10 @@ def _rank_memory(config: RunConfig, device_type: str, rank: int, own: range, num
 def _stage_memory(
     config: RunConfig, device_type: str, index: int, blocks: range, shapes: Shapes, in_flight: int
 ) -> StageMemory:
-    delay = _delay(config, index)
+    delay = stage_delays(config.pipeline)[index]
+    ring_dtype = ring_matrix_dtype(config)
     casts = 0
-    if config.runtime.precision == "bf16" and not (halves_rings(config) and delay > 0):
+    if config.runtime.precision == "bf16" and not (ring_dtype == torch.bfloat16 and delay.tau):
         # Autocast's copies of fp32 matrices; those of a bf16 ring are used as they are.
         casts = 2 * _num_matrix_elements(shapes)
     if config.pipeline.recompute:
@@ -293,13 +286,13 @@ def synchronous_bubble(num_ranks: int, num_micro_batches: int) -> float:
     return (num_ranks - 1) / (num_micro_batches + num_ranks - 1)
 
 
-def _ring_bytes(config: RunConfig, delay: int, shapes: Shapes, device_type: str, in_flight: int) -> int:
-    if delay == 0:
+def _ring_bytes(config: RunConfig, delay: StageDelay, shapes: Shapes, device_type: str, in_flight: int) -> int:
+    if delay.tau == 0:
         return 0
     num_matrix_elements = sum(math.prod(shape) for shape in _matrices(shapes))
     num_other_elements = num_elements(shapes) - num_matrix_elements
-    matrix_bytes = 2 if halves_rings(config) else FP32
-    num_slots = delay + 1
+    matrix_bytes = ring_matrix_dtype(config).itemsize
+    num_slots = delay.num_slots
     if config.pipeline.rings == "host":  # only those in use and the next one are on the device
         num_slots = in_flight + 1 + (num_slots if device_type == "cpu" else 0)
     ring = num_slots * (matrix_bytes * num_matrix_elements + FP32 * num_other_elements)
@@ -341,14 +334,10 @@ def _rotation_update_bytes(optimizer: schema.BasisRotationConfig, by_stage: dict
     return largest
 
 
-def _delay(config: RunConfig, stage: int) -> int:
-    return stage_delay(stage, config.pipeline.stages)
-
-
 def _num_matrix_elements(shapes: Shapes) -> int:
     return sum(math.prod(shape) for shape in _matrices(shapes))
 
 
 def _matrices(shapes: Shapes) -> Iterator[tuple[int, ...]]:
     """Shapes of the weight matrices of attention and MLP."""
-    return (shape for name, shape in shapes.items() if is_rotated(name))
+    return (shape for name, shape in shapes.items() if is_block_matrix(name))

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 
 import brx
 from brx.runs.reading import Run
-from brx.runs.summary import git_commit
 from brx.runs.tables import model_text
 from brx.sweep.display import duration
+from brx.train.summary import git_commit
 
 Facts = list[tuple[str, list[str]]]
 """Headings, each with a line a distinct value."""

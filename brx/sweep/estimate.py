@@ -11,14 +11,12 @@ from collections.abc import Callable, Sequence
 import torch
 
 from brx.config.schema import RunConfig
-from brx.methods.updater import MethodUpdater
 from brx.model.stage import Stage, count_parameters
-from brx.pipeline.engine import Engine
 from brx.runs.folder import RunFolder
 from brx.sweep.cell_state import State, iterations_done, state_of
 from brx.sweep.spec import Cell
-from brx.train.device import autocast, choose_device, set_up
-from brx.train.loop import build_stages
+from brx.train.build import assemble
+from brx.train.device import choose_device, set_up
 
 WARM_UP, MEASURED = 3, 10  # one refresh of the default interval is among them
 LARGEST_ON_CPU = 20_000_000
@@ -54,7 +52,7 @@ def remaining_seconds(
 
 
 def measured_rates(cells: Sequence[Cell]) -> dict[str, float | None]:
-    """Seconds an iteration of the finished cells, by kind."""
+    """Seconds per iteration of the finished cells, by kind."""
     seconds = defaultdict(list)
     for cell in cells:
         summary = RunFolder(cell.folder).read_summary()
@@ -74,7 +72,7 @@ def cost_kind(config: RunConfig) -> str:
 
 
 def calibrate(config: RunConfig) -> float | None:
-    """Seconds an iteration on this machine, with random tokens; None where that would take too long."""
+    """Seconds per iteration on this machine, with random tokens; None where that would take too long."""
     device, _ = choose_device(config.runtime.device, 0)
     with torch.device("meta"):
         model = Stage(config.model, config.data.vocabulary_size, range(config.model.blocks))
@@ -83,14 +81,7 @@ def calibrate(config: RunConfig) -> float | None:
     set_up(config.runtime, device, 1)
     shape = (config.training.batch_size, config.model.sequence_length + 1)
     tokens = torch.randint(config.data.vocabulary_size, shape, device=device)
-    stages = build_stages(config, device, range(config.pipeline.stages))
-    engine = Engine(
-        stages,
-        MethodUpdater(config, stages),
-        lambda iteration: (tokens[:, :-1], tokens[:, 1:]),
-        clip=config.training.clip,
-        autocast=autocast(config.runtime, device),
-    )
+    engine = assemble(config, lambda iteration: (tokens[:, :-1], tokens[:, 1:]), device=device).engine
     started = 0.0
     for result in engine.run(1, lambda: WARM_UP + MEASURED):
         if result.iteration in (WARM_UP, WARM_UP + MEASURED):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Self
+
 import torch
 
 from brx.config import schema
@@ -64,3 +67,15 @@ class RefreshTime:
             return None
         with_refresh, without = (self._totals[kind] / self._counts[kind] for kind in (True, False))
         return with_refresh - without
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """Both of them, for one run."""
+
+    utilization: Utilization
+    refresh: RefreshTime
+
+    @classmethod
+    def of(cls, config: RunConfig, device: torch.device) -> Self:
+        return cls(Utilization(config, device), RefreshTime(config))

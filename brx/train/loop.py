@@ -8,35 +8,33 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from brx.config.schema import RunConfig
-from brx.data.batches import Batches, validation_set
+from brx.data.batches import validation_set
 from brx.data.prefetch import Prefetcher
 from brx.data.prepare import PreparedData, prepare
 from brx.errors import RunError, UserError
 from brx.methods.trajectory_version import TRAJECTORY_VERSION, check_trajectory_version
-from brx.methods.updater import MethodUpdater
-from brx.model.stage import Stage, initialize, partition
-from brx.pipeline.delay import stage_delay
-from brx.pipeline.engine import Engine, MicroBatch, StepResult, check_finite
-from brx.pipeline.versions import StageVersions
+from brx.model.stage import partition
+from brx.pipeline.engine import MicroBatch, StepResult, check_finite
 from brx.pipeline.world import SingleDevice, World
 from brx.planning.balance import assign, measure_stage_costs
 from brx.planning.fit import check_memory
-from brx.planning.plan import halves_rings
 from brx.runs import checkpoint
 from brx.runs.folder import RunFolder
 from brx.runs.metrics import MetricsWriter, complete_until, truncate_metrics
-from brx.runs.summary import Summary, peak_memory
+from brx.train.build import assemble, training_batches
 from brx.train.device import autocast, choose_device, set_up
+from brx.train.efficiency import Efficiency
 from brx.train.interrupt import StopSignal
 from brx.train.profiling import IterationProfiler
 from brx.train.progress import TrainingProgress
-from brx.train.recorder import Recorder, StepNumbers, merge, to_numbers
+from brx.train.recorder import NoRecorder, Recorder, Report, RunRecorder, StepNumbers, to_numbers
+from brx.train.summary import Summary, peak_memory
 from brx.train.trackers import open_trackers
 
 Status = Literal["finished", "interrupted"]
@@ -69,7 +67,7 @@ class Trainer:
 
     Attributes:
         config: the run's configuration.
-        engine: the delay engine over this device's stages.
+        assembly: this device's stages, method and delay engine.
         iteration: the number of updates made.
     """
 
@@ -80,16 +78,14 @@ class Trainer:
         self.device, self.device_reason = choose_device(config.runtime.device, world.local_rank)
         set_up(config.runtime, self.device, world.num_local_ranks)
         # What needs no data is refused before hours go into preparing it.
-        self._autocast = autocast(config.runtime, self.device)
+        autocast(config.runtime, self.device)
         if config.data.tokens is not None:
             check_budget(config, config.data.tokens)
         ranges = self._stage_ranges()
         self.planned_memory = check_memory(config, self.device, world, ranges)
         self.data = self._prepare_data()
         self.prefetcher = self._open_batches()
-        self.stages = build_stages(config, self.device, ranges[world.rank], num_in_flight=world.num_ranks - world.rank)
-        self.updater = MethodUpdater(config, self.stages)
-        self.engine = self._build_engine()
+        self.assembly = assemble(config, self.prefetcher.batch, device=self.device, world=world, own=ranges[world.rank])
         self.iteration = 0
         self.training_seconds = 0.0
         self._end = 0  # of the segment under way
@@ -119,29 +115,22 @@ class Trainer:
             progress = stack.enter_context(
                 TrainingProgress(self.folder.path.name, last, self.iteration, quiet=not self.is_writer)
             )
-            recorder = None
+            recorder: Recorder = NoRecorder()
+            summary = None
             if self.is_writer:
-                if resume:
-                    truncate_metrics(self.folder.metrics, self.iteration)
-                metrics = stack.enter_context(MetricsWriter(self.folder.metrics))
-                trackers = open_trackers(self.config, self.folder.path, self.iteration + 1)
-                for tracker in trackers:
-                    stack.callback(tracker.close)
-                summary = Summary(self.folder, self.config, self.data.fingerprint, self.device, self.iteration)
-                recorder = Recorder(self.config, self.updater.lr, metrics, trackers, progress, summary)
-                recorder.start(self.iteration, self.training_seconds)
+                summary, recorder = self._open_records(stack, progress, resume=resume)
                 progress.say(f"device {self.device} ({self.device_reason})")
             try:
                 self._train(last, stop, recorder)
             except Exception as error:
-                if recorder is not None:
+                if summary is not None:
                     told = str(error) or type(error).__name__
-                    recorder.summary.write("failed", self.iteration, self.training_seconds, told)
+                    summary.write("failed", self.iteration, self.training_seconds, told)
                 raise
             status: Status = "finished" if self.iteration >= last else "interrupted"
             memory = self.world.gather((peak_memory(self.device), self.planned_memory.peak))
-            if recorder is not None and memory is not None:
-                recorder.summary.write(status, self.iteration, self.training_seconds, memory=memory)
+            if summary is not None:
+                summary.write(status, self.iteration, self.training_seconds, memory=memory)
                 if profile:
                     share = self.prefetcher.seconds_waited / max(self.training_seconds, 1e-9)
                     progress.say(f"profile in {profiler.path.parent}; waited for data {share:.1%} of the time")
@@ -149,7 +138,30 @@ class Trainer:
                     progress.say(f"stopped after iteration {self.iteration}; continue with --resume")
         return status
 
-    def _train(self, last: int, stop: StopSignal, recorder: Recorder | None) -> None:
+    def _open_records(
+        self, stack: ExitStack, progress: TrainingProgress, *, resume: bool
+    ) -> tuple[Summary, RunRecorder]:
+        """Open what the writer writes: metrics, trackers and summary, and the recorder that fills them."""
+        if resume:
+            truncate_metrics(self.folder.metrics, self.iteration)
+        metrics = stack.enter_context(MetricsWriter(self.folder.metrics))
+        trackers = open_trackers(self.config, self.folder.path, self.iteration + 1)
+        for tracker in trackers:
+            stack.callback(tracker.close)
+        efficiency = Efficiency.of(self.config, self.device)
+        summary = Summary(self.folder, self.config, self.data.fingerprint, self.device, self.iteration, efficiency)
+        recorder = RunRecorder(
+            self.config,
+            self.assembly.updater.lr,
+            metrics,
+            [summary.log, *(tracker.log for tracker in trackers)],
+            progress,
+            efficiency,
+            (self.iteration, self.training_seconds),
+        )
+        return summary, recorder
+
+    def _train(self, last: int, stop: StopSignal, recorder: Recorder) -> None:
         """Run segment after segment; the pipeline is empty between them, for validations and checkpoints."""
         training = self.config.training
         is_stopped = False
@@ -168,7 +180,7 @@ class Trainer:
         ]
         return min(last, *following)
 
-    def _run_segment(self, end: int, stop: StopSignal, recorder: Recorder | None) -> None:
+    def _run_segment(self, end: int, stop: StopSignal, recorder: Recorder) -> None:
         """Train to iteration `end`, or to an earlier one if asked to stop on the way."""
         # A stop that is known already counts from the start: at its own log point it would be too late, as the forward
         # passes of later micro-batches would be on their way.
@@ -177,7 +189,7 @@ class Trainer:
         seconds: list[float] = []
         started, before = time.perf_counter(), self.training_seconds
         try:
-            for result in self.engine.run(self.iteration + 1, lambda: self._end):
+            for result in self.assembly.engine.run(self.iteration + 1, lambda: self._end):
                 self.iteration = result.iteration
                 pending.append(result)
                 seconds.append(before + time.perf_counter() - started)
@@ -219,43 +231,39 @@ class Trainer:
             return self.iteration
         return self.iteration + 2 * self._log_every
 
-    def _report(self, pending: list[StepResult], seconds: list[float], recorder: Recorder | None) -> None:
-        failed_refreshes = self.updater.num_failed_refreshes
-        mine = [to_numbers(result, failed_refreshes) for result in pending]
-        for index, numbers in enumerate(mine):  # on a GPU this is where the host first sees them
+    def _report(self, pending: list[StepResult], seconds: list[float], recorder: Recorder) -> None:
+        failed_refreshes = self.assembly.updater.num_failed_refreshes
+        first_stage = self.assembly.stages[0].index
+        steps = [to_numbers(result, failed_refreshes) for result in pending]
+        for index, step in enumerate(steps):  # on a GPU this is where the host first sees them
             try:
-                check_finite(numbers.iteration, numbers.loss, torch.tensor(numbers.grad_norms), self.stages[0].index)
+                check_finite(step.iteration, step.loss, torch.tensor(step.grad_norms), first_stage)
             except RunError:
                 if self.world.num_ranks == 1:
-                    self._record(mine[:index], seconds[:index], recorder)
+                    self._record(steps[:index], seconds[:index], recorder)
                 raise
-        self._record(mine, seconds, recorder)
+        self._record(steps, seconds, recorder)
 
-    def _record(self, mine: list[StepNumbers], seconds: list[float], recorder: Recorder | None) -> None:
-        if not mine:
-            return
-        everybody = self.world.gather((mine, peak_memory(self.device)))
-        if recorder is not None and everybody is not None:
-            steps = [merge(list(parts)) for parts in zip(*(numbers for numbers, _ in everybody), strict=True)]
-            recorder.record(steps, seconds, max(peak for _, peak in everybody))
+    def _record(self, steps: list[StepNumbers], seconds: list[float], recorder: Recorder) -> None:
+        if steps:
+            recorder.record(self.world.gather(Report(steps, peak_memory(self.device))), seconds)
 
-    def _validate(self, recorder: Recorder | None) -> None:
-        loss = self.engine.evaluate(self._validation_batches())
-        everybody = self.world.gather(loss)
-        if recorder is not None and everybody is not None:
-            recorder.record_validation(self.iteration, everybody[-1])
+    def _validate(self, recorder: Recorder) -> None:
+        loss = self.assembly.engine.evaluate(self._validation_batches())
+        recorder.record_validation(self.iteration, self.world.gather(loss))
 
-    def _save(self, recorder: Recorder | None) -> None:
+    def _save(self, recorder: Recorder) -> None:
         """Write a checkpoint: every device its stages, rank 0 the rest."""
         run = self.folder.path
         if self.is_writer:
             checkpoint.begin(run, self.iteration)
         self.world.barrier()
         entries = [
-            checkpoint.write_stage(run, self.iteration, stage.index, self._stage_state(stage)) for stage in self.stages
+            checkpoint.write_stage(run, self.iteration, stage.index, self.assembly.stage_state(stage))
+            for stage in self.assembly.stages
         ]
         everybody = self.world.gather(entries)
-        if recorder is not None and everybody is not None:
+        if self.is_writer:
             recorder.sync()  # a checkpoint is no use without the metrics before it
             content = {
                 "fingerprint": self.data.fingerprint,
@@ -265,13 +273,6 @@ class Trainer:
             }
             all_entries = [entry for entries in everybody for entry in entries]
             checkpoint.finish(run, self.iteration, content, all_entries, self.config.training.keep_checkpoints)
-
-    def _stage_state(self, stage: StageVersions) -> dict[str, Any]:
-        return {
-            "versions": stage.state_dict(),
-            "optimizer": self.updater.stage_state(stage),
-            "rng": torch.get_rng_state(),
-        }
 
     def _restore(self) -> None:
         """Continue from the newest checkpoint that can be continued from, if there is one."""
@@ -285,14 +286,7 @@ class Trainer:
                 f" {self.data.fingerprint[:12]}); restore the token files or start a new run"
             )
         check_trajectory_version(manifest, newest)
-        optimizer_states = {}
-        for stage in self.stages:
-            # By way of the CPU: a second copy of everything might not fit on the device.
-            state = checkpoint.read_stage(newest, stage.index, torch.device("cpu"))
-            stage.load_state_dict(state["versions"])
-            optimizer_states[stage.index] = state["optimizer"]
-            torch.set_rng_state(state["rng"])
-        self.updater.load_stage_states(optimizer_states)
+        self.assembly.restore(newest)
         self.iteration = manifest["iteration"]
         self.training_seconds = manifest["training_seconds"]
 
@@ -332,33 +326,11 @@ class Trainer:
             ranges = assign(self.world.broadcast(costs), self.world.num_ranks)
         return ranges
 
-    def _build_engine(self) -> Engine:
-        config, world = self.config, self.world
-        shape = (config.training.batch_size, config.model.sequence_length, config.model.width)
-        dtype = torch.bfloat16 if config.runtime.precision == "bf16" else torch.float32
-        return Engine(
-            self.stages,
-            self.updater,
-            self.prefetcher.batch,
-            clip=config.training.clip,
-            autocast=self._autocast,
-            rank=world.rank,
-            num_ranks=world.num_ranks,
-            link=world.link(shape, dtype, self.device),
-            takes_update_norms=lambda t: config.logging.update_norms and t % config.training.log_every == 0,
-        )
-
     def _open_batches(self) -> Prefetcher:
         if 0 < self.world.rank < self.world.num_ranks - 1:  # a device in between sees neither tokens nor targets
             nothing = torch.empty(0, dtype=torch.int64)
             return Prefetcher(lambda iteration: (nothing, nothing), self.device)
-        batches = Batches(
-            self.data.train,
-            sequence_length=self.config.model.sequence_length,
-            batch_size=self.config.training.batch_size,
-            seed=self.config.training.seed,
-        )
-        return Prefetcher(batches.batch, self.device)
+        return Prefetcher(training_batches(self.config, self.data).batch, self.device)
 
     def _validation_batches(self) -> list[MicroBatch]:
         batches = validation_set(
@@ -368,38 +340,6 @@ class Trainer:
             batch_size=self.config.training.batch_size,
         )
         return [_to_device(batch, self.device) for batch in batches]
-
-
-def build_stages(config: RunConfig, device: torch.device, own: range, *, num_in_flight: int = 1) -> list[StageVersions]:
-    """The stages `own` with their initial weights and their rings.
-
-    Args:
-        config: the run.
-        device: of this rank.
-        own: the indices of its stages.
-        num_in_flight: micro-batches between forward pass and update on this rank at most: R - r.
-    """
-    num_stages = config.pipeline.stages
-    parts = partition(config.model.blocks, num_stages)
-    matrix_dtype = torch.bfloat16 if halves_rings(config) else torch.float32
-    stages = []
-    for index in own:
-        stage = Stage(config.model, config.data.vocabulary_size, parts[index], recompute=config.pipeline.recompute)
-        initialize(stage, config.model.blocks, config.training.seed)
-        if config.runtime.compile:
-            for block in stage.blocks.values():
-                block.compile()
-        stages.append(
-            StageVersions(
-                stage.to(device),
-                index,
-                stage_delay(index, num_stages),
-                config.pipeline.stash,
-                matrix_dtype,
-                num_in_flight=num_in_flight if config.pipeline.rings == "host" else None,
-            )
-        )
-    return stages
 
 
 def check_budget(config: RunConfig, num_tokens: int) -> None:

@@ -1,18 +1,17 @@
-"""From what the devices report to metrics, progress and summary (rank 0)."""
+"""From what the devices report to metrics and progress (rank 0)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from brx.config.schema import RunConfig
 from brx.pipeline.engine import StepResult
 from brx.runs.metrics import MetricsWriter, Record, exact
-from brx.runs.summary import Summary
-from brx.train.efficiency import RefreshTime
+from brx.train.efficiency import Efficiency
 from brx.train.progress import TrainingProgress
-from brx.train.trackers import Tracker
 
 
 @dataclass(frozen=True)
@@ -60,16 +59,56 @@ def merge(parts: list[StepNumbers]) -> StepNumbers:
     )
 
 
-class Recorder:
-    """Turns what the devices report into metrics, progress and summary.
+@dataclass(frozen=True)
+class Report:
+    """What one device tells rank 0 at a log point: its steps since the last one, and its peak memory in bytes."""
+
+    steps: list[StepNumbers]
+    peak_memory_bytes: int
+
+
+class Recorder(Protocol):
+    """Takes what rank 0 gathers from the devices; on the others there is nothing to take."""
+
+    def record(self, reports: list[Report], seconds: list[float]) -> None:
+        """Take in the iterations since the last log point.
+
+        Args:
+            reports: of each device, in order of rank.
+            seconds: the training time at the end of each iteration.
+        """
+
+    def record_validation(self, iteration: int, losses: list[float | None]) -> None:
+        """Take in a validation: each device's loss, in order of rank; the last one has it."""
+
+    def sync(self) -> None:
+        """Let the metrics written so far survive a power cut."""
+
+
+class NoRecorder:
+    """The recorder of all ranks but 0."""
+
+    def record(self, reports: list[Report], seconds: list[float]) -> None:
+        return
+
+    def record_validation(self, iteration: int, losses: list[float | None]) -> None:
+        return
+
+    def sync(self) -> None:
+        return
+
+
+class RunRecorder:
+    """Turns what the devices report into metrics and progress.
 
     Args:
         config: the run.
         lr: the learning rate of an iteration, of a stage without delay.
         metrics: where records go.
-        trackers: where else.
+        others: are shown the records as well: the summary, trackers.
         progress: what the user sees.
-        summary: follows along.
+        efficiency: is told the updates' times.
+        start: the iteration and the training seconds where this session begins.
     """
 
     def __init__(
@@ -77,53 +116,44 @@ class Recorder:
         config: RunConfig,
         lr: Callable[[int], float],
         metrics: MetricsWriter,
-        trackers: list[Tracker],
+        others: Sequence[Callable[[list[Record]], None]],
         progress: TrainingProgress,
-        summary: Summary,
+        efficiency: Efficiency,
+        start: tuple[int, float],
     ) -> None:
-        self.summary = summary
         self._tokens_per_iteration = config.training.batch_size * config.model.sequence_length
         self._lr = lr
         self._metrics = metrics
-        self._trackers = trackers
+        self._others = others
         self._progress = progress
         self._log_every = config.training.log_every
-        self._refresh = RefreshTime(config)
-        self._reported = (0, 0.0)
+        self._efficiency = efficiency
+        self._reported = start
 
-    def start(self, iteration: int, training_seconds: float) -> None:
-        """Where this session begins."""
-        self._reported = (iteration, training_seconds)
-
-    def record(self, steps: list[StepNumbers], seconds: list[float], peak_memory_bytes: int) -> None:
-        """Write one record an iteration; the newest also tells speed and memory.
-
-        Args:
-            steps: in order of iteration.
-            seconds: the training time at the end of each.
-            peak_memory_bytes: of the rank that has needed most.
-        """
+    def record(self, reports: list[Report], seconds: list[float]) -> None:
+        """Write one record per iteration; the newest also tells speed and memory."""
+        steps = [merge(list(parts)) for parts in zip(*(report.steps for report in reports), strict=True)]
         for step in steps:
-            self._refresh.see(step.iteration, step.update_seconds)
+            self._efficiency.refresh.see(step.iteration, step.update_seconds)
         records = [self._record(step, second) for step, second in zip(steps, seconds, strict=True)]
         newest = records[-1]
         iteration, second = self._reported
         rate = (newest["iteration"] - iteration) * self._tokens_per_iteration / max(seconds[-1] - second, 1e-9)
         self._reported = (newest["iteration"], seconds[-1])
-        self.summary.refresh_seconds = self._refresh.seconds
         measured = {
             "tokens_per_second": rate,
-            "mfu": self.summary.utilization.mfu(rate),
+            "mfu": self._efficiency.utilization.mfu(rate),
             "update_seconds": sum(step.update_seconds for step in steps) / len(steps),
-            "refresh_seconds": self._refresh.seconds,
+            "refresh_seconds": self._efficiency.refresh.seconds,
         }
-        newest["peak_memory_bytes"] = peak_memory_bytes
+        newest["peak_memory_bytes"] = max(report.peak_memory_bytes for report in reports)
         newest |= {key: float(f"{value:.5g}") for key, value in measured.items() if value is not None}
         self._write(records)
         self._progress.update(newest["iteration"], newest["train_loss"], rate)
 
-    def record_validation(self, iteration: int, loss: float | None) -> None:
+    def record_validation(self, iteration: int, losses: list[float | None]) -> None:
         """Write a validation."""
+        loss = losses[-1]
         assert loss is not None
         self._write([{"iteration": iteration, "val_loss": loss}])
         self._progress.say(f"iteration {iteration}: validation loss {loss:.4f}")
@@ -154,6 +184,5 @@ class Recorder:
 
     def _write(self, records: list[Record]) -> None:
         self._metrics.write(records)
-        self.summary.see(records)
-        for tracker in self._trackers:
-            tracker.log(records)
+        for show in self._others:
+            show(records)

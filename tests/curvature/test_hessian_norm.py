@@ -9,7 +9,7 @@ import torch
 from brx.curvature.bases import Basis, from_weights, to_weights
 from brx.curvature.hessian import hessian_vector_product
 from brx.curvature.hessian_norm import GeometricEstimate, below_resolution, cauchy_vector, median_sums
-from brx.model.stage import is_rotated
+from brx.model.stage import is_block_matrix
 from tests.curvature.helpers import KINDS, flat, full_hessian, tiny_model
 
 
@@ -109,7 +109,7 @@ def random_basis(shape, generator):
 def test_whole_hessian_of_a_tiny_model(kind, space):
     model, parameters, batch = tiny_model(kind)
     generator = torch.Generator().manual_seed(5)
-    rotated = {name: random_basis(p.shape, generator) for name, p in parameters.items() if is_rotated(name)}
+    rotated = {name: random_basis(p.shape, generator) for name, p in parameters.items() if is_block_matrix(name)}
     bases = rotated if space == "rotated" else {}
 
     # Q as an explicit matrix: kron(U, V) for each matrix in row-major order, the identity for all else.

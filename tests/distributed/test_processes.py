@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from brx.config.loading import dump_config
-from brx.pipeline.delay import stage_delay, version_used
+from brx.pipeline.delay import pipeline_delays
 from brx.runs import checkpoint
 from brx.train.loop import train
 from tests.distributed.worker import equality_configs, synchronous_config
@@ -70,7 +70,7 @@ def test_real_pipeline_uses_the_versions_of_the_semantics(tmp_path):
     torchrun(4, ROOT / "tests/distributed/worker.py", tmp_path, "probe")
     for rank in range(4):
         seen = json.loads((tmp_path / f"probe-{rank}.json").read_text())
-        assert seen == [version_used(t, stage_delay(rank, 4)) for t in range(1, 21)]
+        assert seen == [pipeline_delays(4)[rank].version_used(t) for t in range(1, 21)]
 
 
 def test_stop_leaves_the_pipeline_empty_although_a_segment_ends_on_the_way(tmp_path):

@@ -62,11 +62,11 @@ def probe(folder, world):
     config = tiny_config(folder, f"pipeline.stages={world.num_ranks}", "training.iterations=20", "training.clip=1e9")
     trainer = Trainer(config, RunFolder(folder / "probe"), world)
     seen = []
-    for versions in trainer.stages:
+    for versions in trainer.assembly.stages:
         name = next(name for name in versions.live if name.endswith("attention_norm.bias"))
-        place = list(versions.live).index(name)
+        index = list(versions.live).index(name)
         for slot in versions.ring:
-            slot[place].data.fill_(0)
+            slot[index].data.fill_(0)
         versions.live[name].data.fill_(0)
         versions.stage.register_forward_pre_hook(
             lambda module, args, name=name: seen.append(int(dict(module.named_parameters())[name][0].item()))
@@ -74,11 +74,11 @@ def probe(folder, world):
 
     @torch.no_grad()
     def stamp(iteration):
-        for versions in trainer.stages:
+        for versions in trainer.assembly.stages:
             next(w for n, w in versions.live.items() if n.endswith("attention_norm.bias")).fill_(iteration)
 
-    trainer.updater.step = stamp
-    list(trainer.engine.run(1, lambda: 20))
+    trainer.assembly.updater.step = stamp
+    list(trainer.assembly.engine.run(1, lambda: 20))
     (folder / f"probe-{world.rank}.json").write_text(json.dumps(seen))
     world.barrier()
 
@@ -89,7 +89,7 @@ def stop(folder, world):
     if world.rank == 0:
         trainer._after_iteration = lambda: trainer.iteration == 20 and signal.raise_signal(signal.SIGINT)
     status = trainer.run(resume=False)
-    found = {"status": status, "iteration": trainer.iteration, "in_flight": sorted(trainer.engine._in_flight)}
+    found = {"status": status, "iteration": trainer.iteration, "in_flight": sorted(trainer.assembly.engine._in_flight)}
     (folder / f"stop-{world.rank}.json").write_text(json.dumps(found))
     world.barrier()
 
@@ -132,7 +132,7 @@ def synchronous(folder, world):
     )
     optimizer = torch.optim.AdamW(part.parameters(), lr=config.optimizer.lr, weight_decay=0.01, fused=True)
     for t in range(1, config.training.iterations + 1):
-        optimizer.param_groups[0]["lr"] = data.updater.lr(t)
+        optimizer.param_groups[0]["lr"] = data.assembly.updater.lr(t)
         inputs, targets = data.prefetcher.batch(t)
         optimizer.zero_grad()
         found = []

@@ -7,6 +7,7 @@ import torch
 
 from brx.methods.refresh_schedule import refresh_intervals, refreshes_per_iteration
 from brx.methods.table import METHODS
+from brx.pipeline.delay import pipeline_delays
 
 TEXT = (Path(__file__).parents[2] / "docs" / "methods.md").read_text()
 
@@ -32,7 +33,7 @@ def test_the_table_has_every_method_and_its_optimizers():
 
 def test_the_budgets_are_those_of_the_code():
     uniform, aware, exact = (
-        refreshes_per_iteration(refresh_intervals(32, 10, name))
+        refreshes_per_iteration(refresh_intervals(pipeline_delays(32), 10, name))
         for name in ("uniform", "stage-aware", "stage-aware-exact")
     )
     assert f"{aware:.2f} refreshes an iteration instead of {uniform:g} at P = 32" in " ".join(TEXT.split())

@@ -6,16 +6,17 @@ import torch
 from brx.methods.refresh_schedule import refresh_intervals, refreshes_per_iteration
 from brx.methods.updater import MethodUpdater
 from brx.optim import BasisRotation
+from brx.pipeline.delay import pipeline_delays
 from tests.pipeline.test_engine import make_config, make_versions
 
 RULES = ["stage-aware", "reversed", "stage-aware-exact", "reversed-exact"]
 
 
 def test_the_papers_numbers():
-    by_delay = refresh_intervals(32, 10, "stage-aware")[::-1]
+    by_delay = refresh_intervals(pipeline_delays(32), 10, "stage-aware")[::-1]
     assert {tau: by_delay[tau] for tau in (31, 16, 15, 2, 1, 0)} == {31: 4, 16: 9, 15: 10, 2: 150, 1: None, 0: None}
-    assert refresh_intervals(32, 10, "reversed") == by_delay
-    assert refresh_intervals(32, 10, "uniform") == [10] * 32
+    assert refresh_intervals(pipeline_delays(32), 10, "reversed") == by_delay
+    assert refresh_intervals(pipeline_delays(32), 10, "uniform") == [10] * 32
 
 
 @pytest.mark.parametrize("num_stages", [4, 6, 8, 16, 24, 32, 64])
@@ -24,30 +25,32 @@ def test_budget(num_stages, frequency):
     # Without the floor the rule adds up to (P + 1 / mid) / f_0 for even P: n = mid + 1 would have been -1 / mid.
     budget = num_stages / frequency
     mid = num_stages // 2 - 1
-    floored = refresh_intervals(num_stages, frequency, "stage-aware")
+    floored = refresh_intervals(pipeline_delays(num_stages), frequency, "stage-aware")
     unfloored = (num_stages + 1 / mid) / frequency
     # Rounding an interval down costs at most 1 / (f (f - 1)) refreshes an iteration.
     excess = sum(1 / (interval * (interval + 1)) for interval in floored if interval is not None)
     assert unfloored <= refreshes_per_iteration(floored) <= unfloored + excess
     for allocation in ("uniform", "stage-aware-exact", "reversed-exact"):
-        found = refreshes_per_iteration(refresh_intervals(num_stages, frequency, allocation))
+        found = refreshes_per_iteration(refresh_intervals(pipeline_delays(num_stages), frequency, allocation))
         assert found == pytest.approx(budget, rel=1e-12)
 
 
 def test_budget_of_the_paper():
-    assert refreshes_per_iteration(refresh_intervals(32, 10, "stage-aware")) == pytest.approx(3.2 * 1.072, rel=1e-3)
+    assert refreshes_per_iteration(refresh_intervals(pipeline_delays(32), 10, "stage-aware")) == pytest.approx(
+        3.2 * 1.072, rel=1e-3
+    )
 
 
 @pytest.mark.parametrize("allocation", RULES)
 @pytest.mark.parametrize("num_stages", [1, 2, 3])
 def test_too_few_stages_for_the_rule_are_uniform(num_stages, allocation):
-    assert refresh_intervals(num_stages, 10, allocation) == [10] * num_stages
+    assert refresh_intervals(pipeline_delays(num_stages), 10, allocation) == [10] * num_stages
 
 
 @pytest.mark.parametrize("allocation", RULES)
 @pytest.mark.parametrize("frequency", [1, 2])
 def test_no_interval_is_shorter_than_an_iteration(frequency, allocation):
-    intervals = refresh_intervals(8, frequency, allocation)
+    intervals = refresh_intervals(pipeline_delays(8), frequency, allocation)
     assert all(interval is None or interval >= 1 for interval in intervals)
     if frequency == 2 and allocation.endswith("exact"):  # what the first stages cannot take goes to the others
         assert refreshes_per_iteration(intervals) == pytest.approx(4)
@@ -56,7 +59,7 @@ def test_no_interval_is_shorter_than_an_iteration(frequency, allocation):
 @pytest.mark.parametrize("allocation", RULES)
 @pytest.mark.parametrize("num_stages", [5, 9])
 def test_exact_rules_keep_the_order_of_delay(num_stages, allocation):
-    rates = [1 / i if i else 0 for i in refresh_intervals(num_stages, 10, allocation)]
+    rates = [1 / i if i else 0 for i in refresh_intervals(pipeline_delays(num_stages), 10, allocation)]
     assert rates == sorted(rates, reverse=not allocation.startswith("reversed"))
 
 
@@ -85,5 +88,5 @@ def test_optimizer_refreshes_as_often_as_told(frequency, monkeypatch):
 def test_method_gives_each_stage_its_interval():
     config = make_config("basis-rotation", 8, "stash", 24, "optimizer.frequency=10", "optimizer.allocation=stage-aware")
     rotation = MethodUpdater(config, make_versions(config)).optimizers[0]
-    expected = refresh_intervals(8, 10, "stage-aware")
+    expected = refresh_intervals(pipeline_delays(8), 10, "stage-aware")
     assert {group["stage"]: group["frequency"] for group in rotation.param_groups} == dict(enumerate(expected))

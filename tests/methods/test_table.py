@@ -10,7 +10,7 @@ from brx.errors import RunError, UserError
 from brx.methods.table import METHODS, find_method
 from brx.methods.updater import MethodUpdater
 from brx.model.stage import initialize, whole_model
-from brx.pipeline.engine import Engine
+from brx.train.build import assemble
 from tests.pipeline.test_engine import BLOCKS, VOCABULARY, make_config, make_versions, micro_batch, run_engine
 
 MOE = ["model.moe.experts=4", "model.moe.every=2"]
@@ -65,7 +65,7 @@ def test_rival_is_the_librarys_optimizer(method, extra):
         if member.data_ptr() == parameter[place].data_ptr() and member.shape == parameter[place].shape
     }
     for t in range(1, 25):
-        loss, auxiliary = model(*micro_batch(t))
+        _, loss, auxiliary = model(*micro_batch(t))
         (loss if auxiliary is None else loss + auxiliary).backward()
         for member, (parameter, place) in members.items():
             member.grad = parameter.grad[place]
@@ -212,10 +212,10 @@ def test_every_option_changes_the_run(option):
 @pytest.mark.parametrize("stash", ["stash", "none", "predict"])
 def test_mixtures_train_under_every_method(method, stash):
     config = make_config(method, 4, stash, 12, "optimizer.lr=0.001", *MOE)
-    versions = make_versions(config)
+    assembly = assemble(config, micro_batch)
+    versions = assembly.stages
     before = [weight.detach().clone() for stage in versions for weight in stage.live.values()]
-    engine = Engine(versions, MethodUpdater(config, versions), micro_batch, clip=1.0)
-    losses = [result.loss.item() for result in engine.run(1, lambda: 12)]
+    losses = [result.loss.item() for result in assembly.engine.run(1, lambda: 12)]
     assert all(torch.isfinite(torch.tensor(losses)))
     live = [(name, weight) for stage in versions for name, weight in stage.live.items()]
     unmoved = [name for (name, weight), old in zip(live, before, strict=True) if torch.equal(weight, old)]

@@ -3,8 +3,8 @@
 import numpy as np
 
 from brx.config.loading import dump_config
+from brx.files import write_json
 from brx.runs.experiments import preset_with
-from brx.runs.summary import write_json
 from brx.sweep.spec import identity
 
 

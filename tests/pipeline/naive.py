@@ -52,13 +52,12 @@ class NaivePipeline:
             history = self.versions[k]
             used = {name: weight.clone().requires_grad_() for name, weight in history[max(0, t - 1 - tau)].items()}
             seen = used if self.stash == "stash" else self._seen_by_backward(history, tau)
-            if k > 0:
-                x = x.detach().requires_grad_()
+            entered = x if k == 0 else x.detach().requires_grad_()
             with OverwrittenWeights(used, seen):
-                output, auxiliary_loss = functional_call(module, used, (x, targets))
-            records.append((used, seen, x, output, auxiliary_loss))
-            x = output
-        self.losses.append(x.item())
+                x, loss, auxiliary_loss = functional_call(module, used, (entered, targets))
+            output = x if loss is None else loss
+            records.append((used, seen, entered, output, auxiliary_loss))
+        self.losses.append(loss.item())
         gradient, norms, updates = None, [], []
         for k in reversed(range(num_stages)):
             used, seen, entered, output, auxiliary_loss = records[k]

@@ -8,14 +8,13 @@ import pytest
 import torch
 
 from brx.config.loading import apply_overrides
-from brx.methods.updater import MethodUpdater
 from brx.model.stage import Stage, initialize, partition, whole_model
-from brx.pipeline.delay import stage_delay, version_used
-from brx.pipeline.engine import Engine
-from brx.pipeline.versions import StageVersions
+from brx.pipeline.delay import pipeline_delays
+from brx.train.build import assemble, build_stages
 from tests.pipeline.naive import NaivePipeline
 
-BLOCKS, VOCABULARY = 8, 17
+BLOCKS, VOCABULARY = 8, 256
+TOKEN_IDS = 17  # few of the vocabulary, so that they come again and again
 METHODS = {
     "pipedream": [],
     "pipedream-lr": ["optimizer.annealing_fraction=0.5"],
@@ -51,23 +50,18 @@ def make_modules(config, dtype=torch.float32):
     return modules
 
 
-def make_versions(config, dtype=torch.float32):
-    stages = config.pipeline.stages
-    return [
-        StageVersions(module, k, stage_delay(k, stages), config.pipeline.stash, dtype)
-        for k, module in enumerate(make_modules(config, dtype))
-    ]
+def make_versions(config):
+    return build_stages(config, torch.device("cpu"), range(config.pipeline.stages))
 
 
 def micro_batch(t):
-    tokens = torch.randint(VOCABULARY, (2, 7), generator=torch.Generator().manual_seed(t))
+    tokens = torch.randint(TOKEN_IDS, (6, 7), generator=torch.Generator().manual_seed(t))
     return tokens[:, :-1], tokens[:, 1:]
 
 
 def run_engine(config, iterations, dtype=torch.float32):
-    versions = make_versions(config, dtype)
-    engine = Engine(versions, MethodUpdater(config, versions), micro_batch, clip=config.training.clip)
-    return list(engine.run(1, lambda: iterations)), versions
+    assembly = assemble(config, micro_batch, dtype=dtype)
+    return list(assembly.engine.run(1, lambda: iterations)), assembly.stages
 
 
 class NaiveUpdate:
@@ -201,7 +195,7 @@ def test_one_stage_equals_ordinary_training_loop():
     naive = NaiveUpdate(config)
     for t, result in enumerate(results, start=1):
         optimizer.param_groups[0]["lr"] = naive.lr(0, t)
-        loss, _ = model(*micro_batch(t))
+        loss = model(*micro_batch(t)).loss
         optimizer.zero_grad()
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
@@ -216,18 +210,16 @@ def test_one_stage_equals_ordinary_training_loop():
 def test_probe_of_versions_used(stages):
     # Stamp each version: after update v the final norm or first norm of a stage holds the number v.
     config = make_config("pipedream", stages, "stash")
-    versions = make_versions(config)
+    assembly = assemble(config, micro_batch)
+    versions = assembly.stages
     used = []
 
-    class StampingUpdater:
-        def correct_gradients(self, stage, iteration):
-            pass
+    @torch.no_grad()
+    def stamp(iteration):
+        for stage in versions:
+            _stamp(stage).fill_(iteration)
 
-        @torch.no_grad()
-        def step(self, iteration):
-            for stage in versions:
-                _stamp(stage).fill_(iteration)
-
+    assembly.updater.step = stamp
     for stage in versions:
         _stamp(stage).data.fill_(0)
         for slot in stage.ring:
@@ -235,13 +227,11 @@ def test_probe_of_versions_used(stages):
         stage.stage.register_forward_pre_hook(
             lambda module, args, k=stage.index: used.append((k, dict(module.named_parameters())[_STAMP[k]][0].item()))
         )
-    engine = Engine(versions, StampingUpdater(), micro_batch, clip=1.0)
     iterations = 3 * stages
     _STAMP.update({stage.index: _stamp_name(stage) for stage in versions})
-    list(engine.run(1, lambda: iterations))
-    expected = [
-        (k, float(version_used(t, stage_delay(k, stages)))) for t in range(1, iterations + 1) for k in range(stages)
-    ]
+    list(assembly.engine.run(1, lambda: iterations))
+    delays = pipeline_delays(stages)
+    expected = [(k, float(delays[k].version_used(t))) for t in range(1, iterations + 1) for k in range(stages)]
     assert used == expected
 
 
@@ -264,26 +254,16 @@ def test_ring_memory_is_the_formula():
     config = make_config("pipedream", 8, "stash")
     for stage in make_versions(config):
         size = sum(weight.nbytes for weight in stage.live.values())
-        assert stage.ring_bytes == ((stage.delay + 1) * size if stage.delay else 0)
+        assert stage.ring_bytes == ((stage.delay.tau + 1) * size if stage.delay.tau else 0)
 
 
 @pytest.mark.parametrize("stash", ["stash", "none", "predict"])
-def test_bf16_ring_gives_the_same_numbers(stash):
+def test_bf16_ring_gives_the_same_numbers(stash, monkeypatch):
     config = make_config("pipedream", 4, stash, 24, "runtime.precision=bf16")
 
     def losses(ring_dtype):
-        versions = [
-            StageVersions(module, k, stage_delay(k, 4), stash, ring_dtype)
-            for k, module in enumerate(make_modules(config))
-        ]
-        engine = Engine(
-            versions,
-            MethodUpdater(config, versions),
-            micro_batch,
-            clip=1.0,
-            autocast=lambda: torch.autocast("cpu", dtype=torch.bfloat16),
-        )
-        return [result.loss.item() for result in engine.run(1, lambda: 12)]
+        monkeypatch.setattr("brx.train.build.ring_matrix_dtype", lambda config: ring_dtype)
+        return [result.loss.item() for result in run_engine(config, 12)[0]]
 
     if stash == "stash":
         assert losses(torch.bfloat16) == losses(torch.float32)
@@ -295,13 +275,8 @@ def test_bf16_ring_gives_the_same_numbers(stash):
 def test_recomputed_activations_give_the_same_numbers():
     plain, _ = run_engine(make_config("pipedream", 4, "stash"), 12)
     config = make_config("pipedream", 4, "stash", 24, "pipeline.recompute=true")
-    versions = []
-    for k, blocks in enumerate(partition(BLOCKS, 4)):
-        stage = Stage(config.model, VOCABULARY, blocks, recompute=True)
-        initialize(stage, BLOCKS, seed=0)
-        versions.append(StageVersions(stage, k, stage_delay(k, 4)))
-    engine = Engine(versions, MethodUpdater(config, versions), micro_batch, clip=0.5)
-    assert [r.loss.item() for r in engine.run(1, lambda: 12)] == [r.loss.item() for r in plain]
+    recomputed, _ = run_engine(config, 12)
+    assert [r.loss.item() for r in recomputed] == [r.loss.item() for r in plain]
 
 
 def test_worked_table_of_the_documentation():
@@ -309,5 +284,6 @@ def test_worked_table_of_the_documentation():
     rows = re.findall(r"^\| (\d) \| (\d) \|((?: \d+ \|){7})$", text, flags=re.M)
     assert len(rows) == 4
     for stage, delay, versions in rows:
-        assert stage_delay(int(stage), 4) == int(delay)
-        assert [int(v) for v in re.findall(r"\d+", versions)] == [version_used(t, int(delay)) for t in range(1, 8)]
+        expected = pipeline_delays(4)[int(stage)]
+        assert expected.tau == int(delay)
+        assert [int(v) for v in re.findall(r"\d+", versions)] == [expected.version_used(t) for t in range(1, 8)]

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from brx.config.loading import dump_config
+from brx.pipeline.delay import StageDelay
 from brx.pipeline.host_ring import HostRing
 from brx.runs import checkpoint
 from brx.train.loop import train
@@ -46,13 +47,13 @@ def version(number):
 @pytest.mark.parametrize(("delay", "ahead"), [(1, 0), (5, 0), (5, 2), (3, 3)])
 def test_every_micro_batch_sees_its_version(delay, ahead):
     """`ahead` forward passes run before the first update, as on rank R - 1 - ahead of R."""
-    ring = HostRing(version(0), delay, num_in_flight=ahead + 1)
+    ring = HostRing(version(0), StageDelay(delay), num_in_flight=ahead + 1)
     loads = []
     load = ring._load
-    ring._load = lambda iteration: (loads.append(iteration), load(iteration))
+    ring._load = lambda micro_batch: (loads.append(micro_batch), load(micro_batch))
     for t in range(1, 20 + ahead):
         on_time = len(loads)
-        slot = ring.slot(t)
+        slot = ring.weights(t)
         was_fetched_ahead = len(loads) == on_time
         assert was_fetched_ahead == (t > 1 and (delay > ahead or t - 1 <= delay)), t
         assert slot[0][0].item() == max(0, t - 1 - delay)
@@ -60,7 +61,7 @@ def test_every_micro_batch_sees_its_version(delay, ahead):
         ring.prefetch(t + 1)
         update = t - ahead
         if update >= 1:
-            assert ring.slot(update)[0][0].item() == max(0, update - 1 - delay)  # still there for the backward pass
+            assert ring.weights(update)[0][0].item() == max(0, update - 1 - delay)  # still there for the backward pass
             ring.prefetch(update + 1)
             ring.store(update, version(update))
     assert len(loads) == len(set(loads))  # each fetched once
@@ -70,10 +71,10 @@ def test_every_micro_batch_sees_its_version(delay, ahead):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA: pinned memory and a stream of its own")
 def test_on_cuda_copies_neither_overtake_nor_are_overtaken():
     weight = torch.zeros(2**22, device="cuda")
-    ring = HostRing([weight], delay=2, num_in_flight=1)
+    ring = HostRing([weight], StageDelay(2), num_in_flight=1)
     assert ring.slots[0][0].is_pinned()
     for t in range(1, 30):
-        assert (ring.slot(t)[0] == max(0, t - 3)).all()
+        assert (ring.weights(t)[0] == max(0, t - 3)).all()
         ring.prefetch(t + 1)
         ring.finish_store()
         weight.add_(1)

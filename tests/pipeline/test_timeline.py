@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brx.pipeline.delay import stage_delay
+from brx.pipeline.delay import pipeline_delays
 from brx.pipeline.schedule import Action, asynchronous_1f1b, gpipe, synchronous_1f1b
 from brx.pipeline.timeline import bubble_share, steady_state, timeline, updates_between
 
@@ -40,7 +40,7 @@ def test_delay_read_off_the_schedule_is_the_delay_of_the_semantics(num_ranks):
     actions = asynchronous(num_ranks, 3 * num_ranks)
     for rank, row in enumerate(actions):
         for micro_batch in range(num_ranks, 3 * num_ranks + 1):
-            assert updates_between(row, micro_batch) == stage_delay(rank, num_ranks)
+            assert updates_between(row, micro_batch) == pipeline_delays(num_ranks)[rank].tau
     for row in rows(synchronous_1f1b, num_ranks, 1, 3):
         assert updates_between(row, 2) == 0
 

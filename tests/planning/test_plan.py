@@ -13,8 +13,8 @@ from brx.errors import UserError
 from brx.methods.updater import MethodUpdater
 from brx.model.sizes import stage_forward_flops, stage_shapes
 from brx.model.stage import Stage, partition, whole_model
-from brx.pipeline.delay import stage_delay
-from brx.pipeline.engine import Engine
+from brx.pipeline.delay import pipeline_delays
+from brx.pipeline.engine import Neighbours
 from brx.pipeline.schedule import synchronous_1f1b
 from brx.pipeline.timeline import bubble_share, timeline
 from brx.pipeline.versions import StageVersions
@@ -31,8 +31,8 @@ from brx.planning.plan import (
     what_would_fit,
 )
 from brx.train import loop
-from brx.train.device import autocast
-from brx.train.loop import build_stages, train
+from brx.train.build import assemble, build_stages
+from brx.train.loop import train
 from tests.train.helpers import tiny_config
 
 PRESETS = ["paper-95m", "paper-1b", "paper-3b", "paper-moe-100m"]
@@ -68,7 +68,7 @@ def test_rings_are_the_engines(preset, overrides):
     for index, blocks in enumerate(partition(config.model.blocks, num_stages)):
         with torch.device("meta"):
             stage = Stage(config.model, config.data.vocabulary_size, blocks)
-        versions = StageVersions(stage, index, stage_delay(index, num_stages), config.pipeline.stash, dtype)
+        versions = StageVersions(stage, index, pipeline_delays(num_stages)[index], config.pipeline.stash, dtype)
         state = versions.state_dict()["average_step"] or []
         # The predictor keeps the average step and the weights before it.
         expected.append(versions.ring_bytes + 2 * sum(tensor.nbytes for tensor in state))
@@ -115,40 +115,45 @@ def test_peak_is_within_ten_percent_of_the_measured_one(overrides):
     assert planned.peak == pytest.approx(measured_peak(config, torch.device("cpu"), iterations=3), rel=0.1)
 
 
-class LinkOfFirstRank:
-    """What rank 0 sees of the others: gradients come back, into two buffers."""
+class EchoChannel:
+    """Takes what is sent, and receives ones."""
 
-    def __init__(self, shape):
-        self.buffers = [torch.ones(shape) for _ in range(2)]
+    def __init__(self, shape, dtype):
+        self.buffers = [torch.ones(shape, dtype=dtype) for _ in range(2)]
 
-    def send_activation(self, activation):
-        self.sent = activation.clone()
+    def send(self, tensor):
+        self.sent = tensor.clone()
 
-    def receive_gradient(self):
+    def receive(self):
         return self.buffers[0]
 
-    def expect_gradient(self):
+    def post_receive(self):
         pass
 
-    flush = expect_gradient
+    wait_for_send = post_receive
+
+
+class FirstOfFour(SingleDevice):
+    """The world as the first of four devices sees it."""
+
+    num_ranks = 4
+
+    def connect(self, shape, dtype, device):
+        channel = EchoChannel(shape, dtype)
+        return Neighbours(channel, channel)
 
 
 @pytest.mark.parametrize(
     "overrides", [[], ["runtime.precision=bf16", "training.batch_size=16"], ["pipeline.rings=host"]]
 )
 def test_peak_of_a_rank_with_several_micro_batches_in_flight(overrides):
-    config = small("model.blocks=8", "pipeline.stages=8", "pipeline.devices=4", *overrides)
+    norms = "training.log_every=1"  # at every update: the peak is there
+    config = small("model.blocks=8", "pipeline.stages=8", "pipeline.devices=4", norms, *overrides)
     planned = plan_memory(config, "cpu")[0]
     tokens = torch.zeros(config.training.batch_size, 64, dtype=torch.int64)
 
     def work():
-        stages = build_stages(config, torch.device("cpu"), planned.stages, num_in_flight=4)
-        dtype = torch.bfloat16 if config.runtime.precision == "bf16" else torch.float32
-        link = LinkOfFirstRank((*tokens.shape, 64))
-        link.buffers = [buffer.to(dtype) for buffer in link.buffers]
-        engine = Engine(stages, MethodUpdater(config, stages), lambda t: (tokens, tokens), clip=1.0, link=link,
-                        rank=0, num_ranks=4, autocast=autocast(config.runtime, torch.device("cpu")),
-                        takes_update_norms=lambda t: True)  # fmt: skip
+        engine = assemble(config, lambda t: (tokens, tokens), world=FirstOfFour()).engine
         for _ in engine.run(1, lambda: 7):
             pass
 

@@ -9,11 +9,11 @@ import pytest
 from brx.cli.main import main
 from brx.config.loading import dump_config
 from brx.errors import UserError
+from brx.files import write_json
 from brx.runs.curves_file import export
 from brx.runs.experiments import Results, group_runs
 from brx.runs.reading import Run
 from brx.runs.slowdown import reductions, slowdowns, slowest_final
-from brx.runs.summary import write_json
 from tests.train.helpers import tiny_config
 
 ITERATIONS = 400

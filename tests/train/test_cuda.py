@@ -8,12 +8,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.memory import measured_peak
 from brx.config.loading import apply_overrides
-from brx.methods.updater import MethodUpdater
 from brx.model.transformer import Attention
-from brx.pipeline.engine import Engine
 from brx.planning.plan import plan_memory
-from brx.train.device import autocast
-from brx.train.loop import build_stages, train
+from brx.train.build import assemble
+from brx.train.loop import train
 from tests.train.helpers import losses, tiny_config
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
@@ -55,12 +53,10 @@ def test_attention_is_flash_attention():
 
 
 def test_iterations_do_not_wait_for_the_gpu():
-    config = apply_overrides(MIDDLE, [], "middle")
+    config = apply_overrides(MIDDLE, ["training.log_every=1"], "middle")  # norms of the updates at each one
     device = torch.device("cuda")
     tokens = torch.randint(50257, (8, 257), device=device)
-    stages = build_stages(config, device, range(8))
-    engine = Engine(stages, MethodUpdater(config, stages), lambda t: (tokens[:, :-1], tokens[:, 1:].contiguous()),
-                    clip=1.0, autocast=autocast(config.runtime, device), takes_update_norms=lambda t: True)  # fmt: skip
+    engine = assemble(config, lambda t: (tokens[:, :-1], tokens[:, 1:].contiguous()), device=device).engine
     list(engine.run(1, lambda: 3))
     try:
         torch.cuda.set_sync_debug_mode("error")

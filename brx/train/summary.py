@@ -18,7 +18,7 @@ from brx.files import write_json
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
 from brx.runs.folder import RunFolder
 from brx.runs.metrics import Record, read_metrics
-from brx.train.efficiency import Utilization
+from brx.train.efficiency import Efficiency
 
 
 class Summary:
@@ -30,14 +30,17 @@ class Summary:
         fingerprint: of its data.
         device: what computes.
         first_iteration: iterations done before this session.
-
-    Attributes:
-        utilization: tells the MFU of a rate.
-        refresh_seconds: what a refresh of the basis adds to an update, as far as it is known.
+        efficiency: what is known of the run's speed when the summary is written.
     """
 
     def __init__(
-        self, folder: RunFolder, config: RunConfig, fingerprint: str, device: torch.device, first_iteration: int
+        self,
+        folder: RunFolder,
+        config: RunConfig,
+        fingerprint: str,
+        device: torch.device,
+        first_iteration: int,
+        efficiency: Efficiency,
     ) -> None:
         self._folder = folder
         self._config = config
@@ -45,16 +48,15 @@ class Summary:
         self._device = device
         self._first_iteration = first_iteration
         self._started = time.time()
-        self.utilization = Utilization(config, device)
-        self.refresh_seconds: float | None = None
+        self._efficiency = efficiency
         self._train_loss = _Best()
         self._val_loss = _Best()
         self._first_seconds = 0.0
         for record in read_metrics(folder.metrics):
-            self.see([record])
+            self.log([record])
             self._first_seconds = record.get("seconds", self._first_seconds)
 
-    def see(self, records: list[Record]) -> None:
+    def log(self, records: list[Record]) -> None:
         """Take in records that were written."""
         for record in records:
             self._train_loss.see(record.get("train_loss"), record["iteration"])
@@ -84,6 +86,7 @@ class Summary:
         session_seconds = training_seconds - self._first_seconds
         session_tokens = (iteration - self._first_iteration) * tokens_per_iteration
         rate = session_tokens / session_seconds if session_seconds > 0 else None
+        utilization = self._efficiency.utilization
         content = {
             "status": status,
             "error": error,
@@ -98,9 +101,9 @@ class Summary:
             "training_seconds": round(training_seconds, 3),
             "session_wall_seconds": round(time.time() - self._started, 3),
             "tokens_per_second": None if rate is None else round(rate, 1),
-            "model_flops_per_second": None if rate is None else round(rate * self.utilization.flops_per_token),
-            "mfu": None if rate is None else self.utilization.mfu(rate),
-            "refresh_seconds": self.refresh_seconds,
+            "model_flops_per_second": None if rate is None else round(rate * utilization.flops_per_token),
+            "mfu": None if rate is None else utilization.mfu(rate),
+            "refresh_seconds": self._efficiency.refresh.seconds,
             "peak_memory_bytes": [measured for measured, _ in memory] if memory else [peak_memory(self._device)],
             "planned_memory_bytes": [planned for _, planned in memory] if memory else None,
             "device": describe_device(self._device),

@@ -1,0 +1,158 @@
+"""The one place that puts a run together: stages, their weight versions, the method and the delay engine.
+
+The trainer, the analyses that train on from a checkpoint, the sweep's estimate, benchmarks and tests all come here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from brx.config.schema import RunConfig
+from brx.data.batches import Batches
+from brx.data.prepare import PreparedData
+from brx.methods.table import ring_matrix_dtype
+from brx.methods.updater import MethodUpdater
+from brx.model.stage import Stage, initialize, partition
+from brx.pipeline.delay import stage_delays
+from brx.pipeline.engine import Engine, MicroBatch
+from brx.pipeline.versions import StageVersions
+from brx.pipeline.world import SingleDevice, World
+from brx.runs.checkpoint import read_stage
+from brx.train.device import autocast
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """One device's share of a run, ready to train.
+
+    Attributes:
+        stages: this device's stages with their weight versions, in pipeline order.
+        updater: the method, over these stages.
+        engine: runs them.
+    """
+
+    stages: list[StageVersions]
+    updater: MethodUpdater
+    engine: Engine
+
+    def stage_state(self, stage: StageVersions) -> dict[str, Any]:
+        """What decides the trajectory of a stage: the content of its file in a checkpoint."""
+        return {
+            "versions": stage.state_dict(),
+            "optimizer": self.updater.stage_state(stage),
+            "rng": torch.get_rng_state(),
+        }
+
+    def restore(self, checkpoint: Path) -> None:
+        """Continue from a checkpoint of the same run.
+
+        Raises:
+            UserError: a stage's file is missing or damaged.
+        """
+        optimizer_states = {}
+        for stage in self.stages:
+            # By way of the CPU: a second copy of everything might not fit on the device.
+            state = read_stage(checkpoint, stage.index, torch.device("cpu"))
+            stage.load_state_dict(state["versions"])
+            optimizer_states[stage.index] = state["optimizer"]
+            torch.set_rng_state(state["rng"])
+        self.updater.load_stage_states(optimizer_states)
+
+
+def assemble(
+    config: RunConfig,
+    micro_batch: Callable[[int], MicroBatch],
+    *,
+    device: torch.device | None = None,
+    world: World | None = None,
+    own: range | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Assembly:
+    """Put together what one device of a run trains with.
+
+    Args:
+        config: the run.
+        micro_batch: gives micro-batch t (from 1) on this device.
+        device: where to compute; the CPU by default.
+        world: the devices of the run; this one alone by default.
+        own: the indices of this device's stages; by default its part of an even cut.
+        dtype: of the weights. The rings of float64 weights hold everything in float64.
+
+    Raises:
+        UserError: the device cannot compute in the configured precision, or the method's library is missing.
+    """
+    device, world = device or torch.device("cpu"), world or SingleDevice()
+    if own is None:
+        own = partition(config.pipeline.stages, world.num_ranks)[world.rank]
+    stages = build_stages(config, device, own, num_in_flight=world.num_ranks - world.rank, dtype=dtype)
+    updater = MethodUpdater(config, stages)
+    # Neighbours exchange the residual stream, which autocast makes bf16, and its gradient.
+    shape = (config.training.batch_size, config.model.sequence_length, config.model.width)
+    exchanged = torch.bfloat16 if config.runtime.precision == "bf16" else dtype
+    engine = Engine(
+        stages,
+        updater,
+        micro_batch,
+        clip=config.training.clip,
+        autocast=autocast(config.runtime, device),
+        rank=world.rank,
+        num_ranks=world.num_ranks,
+        neighbours=world.connect(shape, exchanged, device),
+        takes_update_norms=lambda t: config.logging.update_norms and t % config.training.log_every == 0,
+    )
+    return Assembly(stages, updater, engine)
+
+
+def build_stages(
+    config: RunConfig,
+    device: torch.device,
+    own: range,
+    *,
+    num_in_flight: int = 1,
+    dtype: torch.dtype = torch.float32,
+) -> list[StageVersions]:
+    """The stages `own` with their initial weights and their rings.
+
+    Args:
+        config: the run.
+        device: of this rank.
+        own: the indices of its stages.
+        num_in_flight: micro-batches between forward pass and update on this rank at most: R - r.
+        dtype: of the weights.
+    """
+    parts = partition(config.model.blocks, config.pipeline.stages)
+    delays = stage_delays(config.pipeline)
+    matrix_dtype = ring_matrix_dtype(config) if dtype == torch.float32 else dtype
+    stages = []
+    for index in own:
+        stage = Stage(config.model, config.data.vocabulary_size, parts[index], recompute=config.pipeline.recompute)
+        initialize(stage, config.model.blocks, config.training.seed)
+        if config.runtime.compile:
+            for block in stage.blocks.values():
+                block.compile()
+        stages.append(
+            StageVersions(
+                stage.to(device, dtype),
+                index,
+                delays[index],
+                config.pipeline.stash,
+                matrix_dtype,
+                num_in_flight=num_in_flight if config.pipeline.rings == "host" else None,
+            )
+        )
+    return stages
+
+
+def training_batches(config: RunConfig, data: PreparedData) -> Batches:
+    """The run's micro-batches, by number from 1."""
+    return Batches(
+        data.train,
+        sequence_length=config.model.sequence_length,
+        batch_size=config.training.batch_size,
+        seed=config.training.seed,
+    )
