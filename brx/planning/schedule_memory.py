@@ -6,7 +6,7 @@ import math
 
 from brx.config.schema import RunConfig
 from brx.errors import UserError
-from brx.pipeline.delay import stage_delay
+from brx.pipeline.delay import pipeline_delays
 from brx.planning.idle import SYNCHRONOUS, synchronous_idle
 from brx.planning.plan import RankMemory, plan_memory, planned_device_type
 from brx.planning.verdict import ASYNCHRONOUS
@@ -52,7 +52,7 @@ def memory_by_schedule(config: RunConfig, num_stages: int, num_micro_batches: in
 
 
 def _asynchronous(rank: RankMemory, num_stages: int, num_micro_batches: int) -> float:
-    delay = stage_delay(rank.rank, num_stages)
+    delay = pipeline_delays(num_stages)[rank.rank].tau
     return rank.peak - rank.rings * (1.0 - (math.ceil(delay / num_micro_batches) + 1) / (delay + 1))
 
 
