@@ -12,6 +12,7 @@ from brx.errors import UserError
 from brx.methods.custom import load_optimizer_class
 from brx.methods.refresh_schedule import Allocation, refresh_intervals, refreshes_per_iteration
 from brx.methods.table import CUSTOM, METHODS, Method
+from brx.pipeline.delay import pipeline_delays
 
 WIDTH = 110
 
@@ -35,12 +36,13 @@ def one_method(name: str) -> str:
 def refresh_table(num_stages: int, frequency: int) -> str:
     """Iterations between the refreshes of each stage, by allocation, with what each allocation spends."""
     allocations = get_args(Allocation)
-    columns = {name: refresh_intervals(num_stages, frequency, name) for name in allocations}
+    delays = pipeline_delays(num_stages)
+    columns = {name: refresh_intervals(delays, frequency, name) for name in allocations}
     lines = [f"iterations between refreshes, P = {num_stages}, optimizer.frequency = {frequency}"]
     lines.append("  stage  tau" + "".join(f"{name:>20}" for name in allocations))
     for stage in range(num_stages):
         cells = "".join(f"{_interval(columns[name][stage]):>20}" for name in allocations)
-        lines.append(f"  {stage:>5}  {num_stages - 1 - stage:>3}{cells}")
+        lines.append(f"  {stage:>5}  {delays[stage].tau:>3}{cells}")
     budgets = {name: refreshes_per_iteration(intervals) for name, intervals in columns.items()}
     lines.append("  sum of 1/f" + "".join(f"{budgets[name]:>20.4f}" for name in allocations))
     excess = budgets["stage-aware"] / budgets["uniform"] - 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from brx.model.stage import partition
-from brx.pipeline.delay import stage_delay
+from brx.pipeline.delay import pipeline_delays
 from brx.pipeline.schedule import asynchronous_1f1b, gpipe, synchronous_1f1b
 from brx.pipeline.timeline import bubble_share, steady_state, timeline
 
@@ -35,5 +35,6 @@ def schedule_lines(num_stages: int, num_ranks: int, num_micro_batches: int) -> I
         for row in actions:
             yield "  " + " ".join(str(action) for action in row)
     yield "delay of the stages, by device:"
+    delays = pipeline_delays(num_stages)
     for rank, own in enumerate(partition(num_stages, num_ranks)):
-        yield f"  {rank}: " + " ".join(str(stage_delay(stage, num_stages)) for stage in own)
+        yield f"  {rank}: " + " ".join(str(delays[stage].tau) for stage in own)

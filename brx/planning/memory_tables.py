@@ -11,8 +11,8 @@ from rich.table import Table
 from brx.config.schema import RunConfig
 from brx.errors import UserError
 from brx.model.sizes import stage_shapes
-from brx.model.stage import is_rotated
-from brx.pipeline.delay import stage_delay
+from brx.model.stage import is_block_matrix
+from brx.pipeline.delay import stage_delays
 from brx.planning.optimizer_memory import LLAMA_3_8B, overhead_rows
 from brx.planning.plan import RANK_PARTS, STAGE_PARTS, RankMemory
 
@@ -40,7 +40,7 @@ def matrices_of(config: RunConfig) -> Counter[tuple[int, int]]:
     matrices: Counter[tuple[int, int]] = Counter()
     shapes = stage_shapes(config.model, config.data.vocabulary_size, range(config.model.blocks))
     for parameter, shape in shapes.items():
-        if is_rotated(parameter):
+        if is_block_matrix(parameter):
             *lead, rows, columns = shape
             matrices[rows, columns] += math.prod(lead)
     return matrices
@@ -88,8 +88,9 @@ def stage_table(config: RunConfig, ranks: Sequence[RankMemory]) -> Table:
     stages = [(rank.rank, stage) for rank in ranks for stage in rank.by_stage]
     unit, unit_bytes = _unit(min(stage.weights for _, stage in stages))
     table = _table(f"{_run(config, ranks)}; {unit} a stage", ("stage", "rank", "delay", "parameters", *STAGE_PARTS))
+    delays = stage_delays(config.pipeline)
     for rank, stage in stages:
-        delay = stage_delay(stage.stage, config.pipeline.stages)
+        delay = delays[stage.stage].tau
         cells = [f"{getattr(stage, part) / unit_bytes:,.1f}" for part in STAGE_PARTS]
         table.add_row(str(stage.stage), str(rank), str(delay), _millions(stage.num_parameters), *cells)
     return table
