@@ -73,6 +73,11 @@ class DataConfig(Section):
     """Share of the documents held out, chosen by a seeded hash of the document."""
     split_seed: int = Field(0, ge=0)
     """Seed of that hash."""
+    sample_fraction: float = Field(1.0, gt=0, le=1)
+    """Share of the documents that are used at all, drawn at random: by another seeded hash of the document. The whole
+    source is read nevertheless, up to where `tokens` is reached."""
+    sample_seed: int = Field(0, ge=0)
+    """Seed of that hash."""
     text_field: str = "text"
     """The field that holds a document in .jsonl, .parquet and Hugging Face datasets."""
     max_epochs: float = Field(1.0, gt=0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import signal
 import threading
@@ -15,6 +14,7 @@ from functools import lru_cache
 from multiprocessing import get_context, parent_process
 
 from brx.config.schema import DataConfig
+from brx.data.chance import is_validation
 from brx.data.token_file import DTYPE
 from brx.data.tokenizers import Tokenize, make_tokenizer
 from brx.errors import RunError
@@ -104,12 +104,6 @@ def tokenize_chunk(texts: list[str], tokenizer: str, validation_fraction: float,
         )
         for text in texts
     ]
-
-
-def is_validation(document: str, fraction: float, seed: int) -> bool:
-    """Whether a document is held out: decided by a seeded hash of its text, so by nothing else."""
-    digest = hashlib.sha256(f"{seed}/{document}".encode("utf-8", "replace")).digest()
-    return int.from_bytes(digest[:8], "little") < fraction * 2**64
 
 
 @lru_cache(maxsize=1)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from brx.config.schema import DataConfig
+from brx.data.chance import is_sampled
 from brx.data.packages import package_sources
 from brx.errors import RunError, UserError
 
@@ -25,17 +26,20 @@ _ROWS_AT_A_TIME = 256
 
 
 def documents(config: DataConfig, *, skip: int = 0) -> Iterator[str]:
-    """The documents of `config.source` that are not empty, in an order that is the same every time.
+    """The documents of `config.source` that are sampled and not empty, in an order that is the same every time.
 
     Args:
-        config: source and text field.
+        config: source, sample and text field.
         skip: leave out that many of the first.
 
     Raises:
         UserError: the source is missing, unreadable, or of an unknown kind; names the file or field.
         RunError: the connection to the Hugging Face Hub broke on the way.
     """
-    return islice(filter(None, _all_documents(config)), skip, None)
+    texts = (text for text in _all_documents(config) if text)
+    if config.sample_fraction < 1:
+        texts = (text for text in texts if is_sampled(text, config.sample_fraction, config.sample_seed))
+    return islice(texts, skip, None)
 
 
 def _all_documents(config: DataConfig) -> Iterator[str]:

@@ -8,7 +8,7 @@ import pytest
 
 from brx.config.schema import DataConfig
 from brx.data import parallel
-from brx.data.parallel import is_validation, tokenized
+from brx.data.parallel import tokenized
 from brx.errors import RunError
 from tests.data.helpers import run_python, texts
 
@@ -47,25 +47,6 @@ def test_few_documents_are_in_memory(monkeypatch):
         next(chunks)
         assert read - number <= 2 * 2 + 1
     chunks.close()
-
-
-def test_the_split_is_a_function_of_seed_and_text():
-    documents = texts(5000)
-    held_out = [is_validation(text, 0.1, 0) for text in documents]
-    assert 420 < sum(held_out) < 580  # 500, give or take 3.7 standard deviations
-    assert held_out == [is_validation(text, 0.1, 0) for text in documents]
-    other = [is_validation(text, 0.1, 1) for text in documents]
-    assert sum(a and b for a, b in zip(held_out, other, strict=True)) < 100  # 50 by chance
-    more = [is_validation(text, 0.2, 0) for text in documents]
-    assert all(b or not a for a, b in zip(held_out, more, strict=True))
-    assert [is_validation(text, 0.5, 0) for text in ("a", "b", "c", "d", "e", "f")] == [
-        False,
-        True,
-        False,
-        True,
-        False,
-        False,
-    ]  # on every machine
 
 
 @needs_proc

@@ -6,7 +6,7 @@ import pytest
 
 from brx.data import parallel
 from brx.data import prepare as preparing
-from brx.data.parallel import is_validation
+from brx.data.chance import is_validation
 from brx.data.prepare import prepare, token_folder
 from brx.data.tokenizers import GPT2_END_OF_TEXT, gpt2_encoding
 from brx.errors import RunError, UserError

@@ -116,9 +116,8 @@ def test_the_sweeps_that_come_with_brx_expand(scale):
     for file in files:
         sweep = Sweep.load(file)
         rates = {cell.config.optimizer.lr for cell in sweep.cells}
-        assert len(rates) == {"3b": 2, "main-edges": 2, "budget-edges": 2, "refreshes": 2, "block-scaling-long": 1}.get(
-            file.stem, 3
-        )
+        few = {"1b": 1, "3b": 2, "main-edges": 2, "budget-edges": 2, "refreshes": 2, "block-scaling-long": 1}
+        assert len(rates) == few.get(file.stem, 3)
         usual = {4000 if scale == "cpu" else 250_000}
         of_tests = {1000, 4000, 16000}
         lengths = {"budget": of_tests, "budget-edges": of_tests, "refreshes": of_tests, "block-scaling-long": {16000}}

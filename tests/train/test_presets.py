@@ -36,6 +36,8 @@ def test_preset_is_the_papers(preset):
     assert config.optimizer.weight_decay == 0.01
     assert config.runtime.precision == "bf16"
     assert (config.data.source, config.data.tokens) == ("openwebtext", 10**9)
+    # "1B tokens randomly selected": a share of all 9.04 B, with a little to spare for chance.
+    assert 1.005 < 9.04 * config.data.sample_fraction * (1 - config.data.validation_fraction) < 1.03
     assert (training.stop_after, config.optimizer.lr) == SCHEDULE[preset]
     # The data that the preset asks for suffice for the run that it asks for.
     needed = training.last_iteration * training.batch_size * config.model.sequence_length

@@ -1,0 +1,89 @@
+"""The sweeps at the paper's scale, against what its text and appendix say."""
+
+import pytest
+
+from brx.config.loading import PRESETS
+from brx.sweep.spec import Sweep
+
+FOLDER = PRESETS / "sweeps" / "paper"
+BASELINES = {"pipedream", "pipedream-lr", "nesterov"}
+MAIN = {*BASELINES, "basis-rotation"}
+# Appendix "Experimental Details", except for the 3B model: appendix "Results on 3B Model".
+RATES = {"1b": {1e-4}, "3b": {1e-4, 3e-5}}
+METHODS = {
+    "delay-compensation": {"delay-compensation"},
+    "frequency": {"basis-rotation"},
+    "preconditioned": {"soap", "muon", "scion"},
+    "stage-aware": {"basis-rotation"},
+    "stage-aware-exact": {"basis-rotation"},
+    "strategies": {"basis-rotation"},
+}
+STAGES = {
+    "main": {1, 2, 4, 8, 16, 32},
+    "strategies": {1, 2, 4, 8, 16, 32},
+    "block-scaling": {4, 8, 16},
+    "delay-compensation": {8, 16, 32},
+    "preconditioned": {1, 32},
+    "1b": {24},
+    "width": {24},
+}
+STASHES = {"stashing": {"none"}, "prediction": {"predict"}}
+
+
+def values(sweep, get):
+    return {get(cell.config) for cell in sweep.cells}
+
+
+@pytest.mark.parametrize("name", sorted(file.stem for file in FOLDER.glob("*.yaml")))
+def test_a_sweep_is_the_papers_experiment(name):
+    sweep = Sweep.load(FOLDER / f"{name}.yaml")
+    assert values(sweep, lambda config: config.optimizer.method) == METHODS.get(name, MAIN)
+    assert values(sweep, lambda config: config.pipeline.stages) == STAGES.get(name, {32})
+    assert values(sweep, lambda config: config.pipeline.stash) == STASHES.get(name, {"stash"})
+    assert values(sweep, lambda config: config.training.seed) == {0}
+    # The same rates for every method and P.
+    rates = {}
+    for cell in sweep.cells:
+        rates.setdefault((cell.config.optimizer.method, cell.config.pipeline.stages), set()).add(
+            cell.config.optimizer.lr
+        )
+    assert all(tried == RATES.get(name, {1e-4, 3e-4, 1e-3}) for tried in rates.values())
+    for cell in sweep.cells:
+        check_common(cell.config, {"3b": 82_000}.get(name, 250_000))
+
+
+def check_common(config, last_iteration):
+    optimizer, training = config.optimizer, config.training
+    assert (training.iterations, training.last_iteration) == (250_000, last_iteration)
+    assert (training.batch_size, config.model.sequence_length, training.clip) == (8, 512, 1.0)
+    assert (training.warmup_fraction, training.validation_every, training.validation_examples) == (0.012, 1000, 200)
+    if optimizer.method != "scion":  # it bounds the weights instead
+        assert optimizer.weight_decay == 0.01
+    if optimizer.method in (*MAIN, "delay-compensation"):
+        assert (optimizer.beta1, optimizer.beta2) == (0.99 if optimizer.method == "nesterov" else 0.9, 0.999)
+    assert config.model.blocks % config.pipeline.stages == 0  # as many blocks in each stage
+
+
+def test_strategies_are_the_three_that_main_does_not_have():
+    def kind(config):
+        return config.optimizer.source, config.optimizer.geometry
+
+    sweep = Sweep.load(FOLDER / "strategies.yaml")
+    assert values(sweep, kind) == {("2nd", "unilateral"), ("1st", "bilateral"), ("1st", "unilateral")}
+    main = [c for c in Sweep.load(FOLDER / "main.yaml").cells if c.config.optimizer.method == "basis-rotation"]
+    assert {(*kind(cell.config), cell.config.optimizer.frequency) for cell in main} == {("2nd", "bilateral", 10)}
+
+
+def test_what_varies_in_the_others():
+    def varied(name, get):
+        return values(Sweep.load(FOLDER / f"{name}.yaml"), get)
+
+    assert varied("block-scaling", lambda c: (c.model.blocks, c.model.width)) == {(4, 384), (8, 384), (16, 384)}
+    assert varied("delay-compensation", lambda c: c.optimizer.compensation) == {0.04, 0.1, 0.5, 1.0}
+    assert varied("frequency", lambda c: c.optimizer.frequency) == {1, 100}
+    assert varied("stage-aware", lambda c: c.optimizer.allocation) == {"stage-aware", "reversed"}
+    assert varied("stage-aware-exact", lambda c: c.optimizer.allocation) == {"stage-aware-exact", "reversed-exact"}
+    assert varied("width", lambda c: (c.model.blocks, c.model.width)) == {(24, 384)}
+    assert varied("1b", lambda c: (c.model.blocks, c.model.width, c.model.heads)) == {(24, 1728, 27)}
+    assert varied("3b", lambda c: (c.model.blocks, c.model.width)) == {(32, 2688)}
+    assert varied("moe", lambda c: (c.model.moe.experts, c.model.moe.top_k)) == {(8, 2)}
