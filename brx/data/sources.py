@@ -92,7 +92,7 @@ def _local_file(path: Path, text_field: str) -> Iterator[str]:
     if path.stat().st_size == 0:  # no rows, over which datasets would stumble
         return
     kind = "json" if path.suffix == ".jsonl" else "parquet"
-    datasets = _import_datasets(f"{path.suffix} files")
+    datasets = _import_datasets()
     try:
         yield from _texts(_stream(datasets, kind, data_files=str(path)), text_field, str(path))
     except UserError:
@@ -117,7 +117,7 @@ def _text_pieces(path: Path) -> Iterator[str]:
 
 def _hub(name: str, text_field: str) -> Iterator[str]:
     repository = _HUB_ALIASES.get(name, name)
-    datasets = _import_datasets("Hugging Face datasets")
+    datasets = _import_datasets()
     try:
         rows = _open_on_hub(datasets, repository)
     except Exception as error:  # a different one for each way to be unreachable, unknown or unreadable
@@ -165,11 +165,9 @@ def _texts(rows: Any, text_field: str, where: str) -> Iterator[str]:
             yield text
 
 
-def _import_datasets(what: str) -> Any:
-    try:
-        import datasets
-    except ImportError:
-        raise UserError(f"data.source: {what} need the datasets package: pip install 'brx[datasets]'") from None
+def _import_datasets() -> Any:
+    import datasets  # here, because it takes seconds, and runs on prepared tokens do without
+
     datasets.disable_progress_bars()
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # what it logs as an error it raises, too
     return datasets

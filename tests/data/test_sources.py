@@ -1,5 +1,3 @@
-import sys
-
 import datasets
 import huggingface_hub
 import pytest
@@ -116,15 +114,6 @@ def test_a_field_without_text_is_told_with_its_value(tmp_path):
     path.write_text('{"text": 17}\n')
     with pytest.raises(UserError, match=r"'text' holds 17 where text is expected"):
         read(path)
-
-
-def test_without_the_datasets_package_it_says_how_to_get_it(tmp_path, monkeypatch):
-    path = write_rows(tmp_path / "a.jsonl", ["x"])
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(UserError, match=r"\.jsonl files need the datasets package: pip install 'brx\[datasets\]'"):
-        read(path)
-    with pytest.raises(UserError, match=r"Hugging Face datasets need the datasets package"):
-        read("someone/corpus")
 
 
 def test_names_of_datasets():

