@@ -120,16 +120,6 @@ def test_processes_end_with_the_exit_code():
     assert brx("tran").returncode == 2
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"]])
-def test_help_loads_nothing_heavy(arguments):
-    found = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "brx", *arguments], capture_output=True, text=True, check=True
-    )
-    modules = {line.rpartition("|")[2].strip() for line in found.stderr.splitlines()}
-    assert "typer" in modules
-    assert not modules & {"torch", "numpy", "pandas", "matplotlib", "scipy", "brx.config", "rich.console"}
-
-
 @pytest.mark.parametrize(
     ("words", "expected"),
     [("brx hess", "hessian-norm"), ("brx train qu", "quick"), ("brx train quick --res", "--resume")],
