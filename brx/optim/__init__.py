@@ -1,5 +1,6 @@
-"""Optimizers: `BasisRotation` for anyone's training loop, and the methods that brx trains with."""
+"""`BasisRotation` for anyone's training loop, and its mathematics; needs torch alone, and can be lifted as a folder."""
 
 from brx.optim.basis_rotation import BasisRotation
+from brx.optim.param_groups import param_groups
 
-__all__ = ["BasisRotation"]
+__all__ = ["BasisRotation", "param_groups"]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
-from itertools import chain, groupby
+from itertools import groupby
 from typing import Any, Literal, overload
 
 import torch
@@ -22,24 +21,13 @@ from brx.optim.eigenbasis import (
     select_columns,
     select_rows,
 )
-from brx.optim.matrix_batch import Group, MatrixBatch, Member, stack_states
+from brx.optim.elementwise import update_elementwise
+from brx.optim.layout import Layout, check_state, make_members
+from brx.optim.matrix_batch import MatrixBatch, Member, Side, arithmetic, is_rotated, state_dtype, state_shapes
+from brx.optim.options import Group, StepOptions, check_options, smallest_eps, step_options
 from brx.optim.products import Precision, product
+from brx.optim.sharded import Sharding, apply_updates, gather_gradients, is_sharded, local
 from brx.optim.side_by_side import for_each
-
-Side = Literal["left", "right"]
-
-BATCH_BYTES = {"cpu": 2**20, "cuda": 2**28}
-"""Size of weights at which a batch is full: a core's cache on the CPU, enough to fill the device elsewhere."""
-
-CHOICES = {
-    "source": ("2nd", "1st"),
-    "geometry": ("bilateral", "unilateral"),
-    "covariance": ("refresh", "step"),
-    "rotation_precision": ("highest", "tf32", "bf16"),
-}
-
-SHARED_OPTIONS = ("betas", "eps", *CHOICES)
-"""What the members of a batch have in common, beside shape, precision and device."""
 
 
 class BasisRotation(Optimizer):
@@ -61,8 +49,12 @@ class BasisRotation(Optimizer):
     exact (`eigh`; singular vectors for source "1st"; the identity for a zero gradient), later it takes one power
     iteration and QR. Where a decomposition fails, in float64 too, the old basis stays and `num_failed_refreshes` grows.
 
+    One optimizer serves a whole model: parameters in groups with `rotate=False` (embeddings, head, vectors) get AdamW;
+    `brx.optim.param_groups(model)` makes the groups.
+
     Args:
-        params: tensors, named tensors or parameter groups; every tensor has at least two dimensions.
+        params: tensors, named tensors or parameter groups; in groups that are rotated, every tensor has at least two
+            dimensions.
         lr: learning rate.
         betas: decay of the momentum; decay of the second moment and the covariances.
         eps: added to the root of the second moment.
@@ -74,14 +66,28 @@ class BasisRotation(Optimizer):
         staggered: spreads the refreshes of a group's parameters over the interval, for even step times.
         rotation_precision: of the two rotations of a step ("highest", "tf32" or "bf16" in two parts; see
             `brx.optim.products`); refreshes and states keep the precision of the arithmetic.
+        maximize: ascend instead of descend.
+        rotate: False for AdamW.
+        max_dim: a side longer than this is not rotated (its basis would have max_dim^2 entries, twice with source
+            "2nd"); None for no limit.
+        flatten: take a parameter of more than two dimensions as one matrix of its first dimension and all others
+            together, as a convolution kernel (out, in, h, w) is; otherwise it is a stack of matrices.
 
-    Options may differ by group. The state of a parameter: `step`; `exp_avg` and `exp_avg_sq`, both in the rotated
-    space; `left_basis` and `right_basis` (U, V), `left_covariance` and `right_covariance`, as far as the options ask
-    for them; `num_failed_refreshes`. Nothing in it is shared between parameters.
+    Options may differ by group, and may change between steps (but for `source`, `geometry`, `rotate`, `flatten` and
+    `max_dim` once there is state). The state of a parameter, made at its first gradient: `step`; `exp_avg` and
+    `exp_avg_sq`, both in the rotated space; `left_basis` and `right_basis` (U, V), `left_covariance` and
+    `right_covariance`, as far as the options ask for them; `num_failed_refreshes`. It may be replaced, cleared and
+    written into; tensors of it share memory with those of other parameters of the same shape.
+
+    An `eps` below 1e-19 (float64: 1e-154) counts as that: squares of smaller gradients are zero.
 
     Raises:
-        ValueError: an option is out of range, or a parameter is not a matrix or a batch of matrices.
+        ValueError: an option is out of range, or a parameter does not fit its group.
     """
+
+    _layout: Layout
+    _sharding: Sharding
+    _num_bad: dict[torch.device, Tensor]
 
     def __init__(
         self,
@@ -97,18 +103,24 @@ class BasisRotation(Optimizer):
         covariance: Literal["refresh", "step"] = "refresh",
         staggered: bool = False,
         rotation_precision: Precision = "highest",
+        maximize: bool = False,
+        rotate: bool = True,
+        max_dim: int | None = 16_384,
+        flatten: bool = False,
     ) -> None:
-        self._batches: list[MatrixBatch] | None = None
+        self._forget()
         options = {"source": source, "geometry": geometry, "frequency": frequency, "covariance": covariance}
         common = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        execution = {"staggered": staggered, "rotation_precision": rotation_precision}
-        super().__init__(params, {**common, **options, **execution})
+        execution = {"staggered": staggered, "rotation_precision": rotation_precision, "maximize": maximize}
+        shapes = {"rotate": rotate, "max_dim": max_dim, "flatten": flatten}
+        super().__init__(params, {**common, **options, **execution, **shapes})
 
     @property
     def num_failed_refreshes(self) -> int:
         """How often a matrix kept its old basis because its decomposition failed."""
-        stacks = self.state.values() if self._batches is None else [batch.state for batch in self._batches]
-        counts = [state["num_failed_refreshes"].sum() for state in stacks if state]
+        counts = [
+            state["num_failed_refreshes"].sum() for state in self.state.values() if "num_failed_refreshes" in state
+        ]
         return int(torch.stack(counts).sum()) if counts else 0
 
     @overload
@@ -129,15 +141,65 @@ class BasisRotation(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._check_gradients()
-        batches = sorted(self._batches_with_gradients(), key=MatrixBatch.cost, reverse=True)
+        members = self._members_with_gradients()
+        try:
+            self._update_all(members, self._check_gradients(members))
+        finally:
+            for member in members:
+                member.gradient = member.update = None
+        return loss
+
+    def _update_all(self, members: list[Member], bad: dict[torch.device, Tensor]) -> None:
+        """Rotated parameters batch by batch, those on the CPU side by side; then the others."""
+        sharded = [member for member in members if member.shards is not None]
+        gather_gradients(sharded)
+        batches = sorted(self._batches_with_gradients(bad), key=MatrixBatch.cost, reverse=True)
         for is_cpu, alike in groupby(batches, lambda batch: batch.device.type == "cpu"):
             if is_cpu:
                 for_each(self._update, alike)
             else:
                 for batch in alike:
                     self._update(batch)
-        return loss
+        apply_updates(sharded, [_decay(member, bad) for member in sharded])
+        update_elementwise([member for member in members if not member.is_rotated], bad)
+        for batch in self._layout.batches:
+            batch.seen_version = batch.state["step"]._version
+
+    def _members_with_gradients(self) -> list[Member]:
+        """The parameters with a gradient, which is handed to them; in a new layout if the present one does not fit."""
+        options = [step_options(group) for group in self.param_groups]
+        with_gradient = [
+            (parameter, group, of_group)
+            for group, of_group in zip(self.param_groups, options, strict=True)
+            for parameter in group["params"]
+            if parameter.grad is not None
+        ]
+        layout = self._layout
+        if not all(layout.fits(p, group, of.layout, self.state.get(p)) for p, group, of in with_gradient):
+            self._make_layout(options)
+        for batch in self._layout.batches:
+            batch.take_counts()
+        members = []
+        for parameter, _, of_group in with_gradient:
+            member = self._layout.members[parameter]
+            member.options, member.gradient = of_group, parameter.grad
+            members.append(member)
+        return members
+
+    def _make_layout(self, options: list[StepOptions]) -> None:
+        self._sharding.add(
+            [p for group in self.param_groups for p in group["params"] if is_sharded(p) and is_rotated(p, group)]
+        )
+        members = make_members(self.param_groups, options, self.state, self._sharding.of, self._describe)
+        self._layout.release({member.parameter for member in members}, self.state)
+        self._layout = Layout([], {})  # so that the old batches go as the new ones come
+        self._layout = Layout(members, self.state)
+
+    def _forget(self) -> None:
+        """Drop what is known about state and groups beside themselves."""
+        self._layout = Layout([], {})
+        self._sharding = Sharding()
+        self._num_bad = {}
 
     def _update(self, batch: MatrixBatch) -> None:
         """Algorithm 1 on one batch."""
@@ -158,9 +220,13 @@ class BasisRotation(Optimizer):
         """L <- beta2 L + (1 - beta2) G G^T and R likewise, for source "2nd"."""
         _, beta2 = batch.options["betas"]
         if batch.options["source"] == "2nd":
-            for side in _sides(batch.options["geometry"], gradient.shape):
-                factor = _seen_from(side, gradient)
-                batch.matrices(f"{side}_covariance").baddbmm_(factor, factor.mT, beta=beta2, alpha=1 - beta2)
+            for side in batch.sides:
+                factor, covariance = _seen_from(side, gradient), batch.matrices(f"{side}_covariance")
+                decay = beta2
+                if batch.bad is not None:
+                    covariance.mul_(batch.unless_bad(beta2, 1.0))
+                    decay = 1.0
+                covariance.baddbmm_(factor, factor.mT, beta=decay, alpha=1 - beta2)
 
     def _estimate_eigenbasis(self, batch: MatrixBatch, gradient: Tensor, first: bool) -> None:
         """Algorithm 2, for matrices that are all due; carries the moments over to the new bases.
@@ -173,7 +239,7 @@ class BasisRotation(Optimizer):
         beta1, _ = batch.options["betas"]
         momentum = rotate_out(batch, batch.matrices("exp_avg"))
         second_moment = batch.matrices("exp_avg_sq")
-        for side in _sides(batch.options["geometry"], gradient.shape):
+        for side in batch.sides:
             basis = batch.matrices(f"{side}_basis")
             if batch.options["source"] == "2nd":
                 covariance = batch.matrices(f"{side}_covariance")
@@ -199,7 +265,7 @@ class BasisRotation(Optimizer):
         rotated_gradient = rotated_gradient.view_as(batch.state["exp_avg"])
         update = torch.zeros_like(rotated_gradient)
         beta1, beta2 = batch.options["betas"]
-        for (lr, _), run in batch.runs(lambda member: (float(member.group["lr"]), member.num_updates)):
+        for (lr, _), run in batch.runs(lambda member: (member.lr, member.num_updates)):
             steps = batch.state["step"][run]
             adamw(
                 params=[update[run]],
@@ -209,37 +275,73 @@ class BasisRotation(Optimizer):
                 max_exp_avg_sqs=[],
                 state_steps=[steps[0]],
                 fused=True,
+                found_inf=None if batch.bad is None else batch.bad.float(),
                 amsgrad=False,
                 beta1=beta1,
                 beta2=beta2,
                 lr=lr,
                 weight_decay=0.0,
-                eps=batch.options["eps"],
+                eps=max(batch.options["eps"], smallest_eps(update.dtype)),
                 maximize=False,
             )
-            steps[1:] += 1  # the kernel counts one step for the whole run
+            steps[1:] += 1 if batch.bad is None else ~batch.bad  # the kernel counts one step for the whole run
         return update.flatten(0, -3)
 
-    def _check_gradients(self) -> None:
+    def _check_gradients(self, members: list[Member]) -> dict[torch.device, Tensor]:
         """One look at all gradients together; a second one, for the name, only when something is wrong.
 
-        The norm also finds entries whose squares overflow, which would poison the covariances just as well.
+        The norm also finds entries whose squares overflow, which would poison the covariances just as well. On a GPU
+        the host does not wait for the answer in an ordinary step: see `step`.
+
+        Returns:
+            By device, a flag () that makes the step change nothing; empty where the gradients are known to be finite.
         """
-        with_gradient = [(p, p.grad) for group in self.param_groups for p in group["params"] if p.grad is not None]
-        for parameter, gradient in with_gradient:
-            if gradient.layout is not torch.strided:
+        for member in members:
+            if member.gradient is not None and member.gradient.layout is not torch.strided:
                 raise ValueError(
-                    f"{self._describe(parameter)}: its gradient is sparse; give a dense one (sparse=False)"
+                    f"{self._describe(member.parameter)}: its gradient is sparse; give a dense one (sparse=False)"
                 )
-        norms: list[Tensor] = []
-        for dtype, alike in groupby(with_gradient, lambda pair: _precision(pair[0])):
-            norms += torch._foreach_norm([gradient for _, gradient in alike], dtype=dtype)
-        if norms and not (is_finite := torch.stack(norms).isfinite()).all():
-            wrong = with_gradient[is_finite.tolist().index(False)][0]
+        norms: dict[torch.device, list[Tensor]] = {}
+        for (device, dtype), alike in groupby(members, lambda m: (m.parameter.device, arithmetic(m.parameter))):
+            gradients = [local(member.gradient) for member in alike if member.gradient is not None]
+            norms.setdefault(device, []).extend(torch._foreach_norm(gradients, dtype=dtype))
+        bad = {device: ~torch.stack(of_device).isfinite().all() for device, of_device in norms.items()}
+        for mesh in {member.parameter.device_mesh for member in members if is_sharded(member.parameter)}:  # type: ignore[attr-defined]
+            self._sharding.agree(mesh, bad)
+        can_wait = len(bad) == 1 and next(iter(bad)).type == "cuda"
+        if can_wait and not any(member.is_rotated and _first_and_due(member)[1] for member in members):
+            for device, flag in bad.items():
+                self._num_bad[device] = self._num_bad.get(device, 0) + flag
+            return bad
+        if any(flag.item() for flag in bad.values()):
             raise ValueError(
-                f"{self._describe(wrong)}: its gradient has NaN, infinity, or entries too large to be squared; "
+                f"{self._first_bad(members)}: its gradient has NaN, infinity, or entries too large to be squared; "
                 f"no parameter was updated"
             )
+        if num_bad := self._take_num_bad():
+            raise ValueError(
+                f"{num_bad} of the last updates met gradients with NaN, infinity, or entries too large to be squared; "
+                f"no parameter was updated in them"
+            )
+        return {}
+
+    def _take_num_bad(self) -> int:
+        """How many steps have changed nothing since the host looked last; it looks now, and waits for the device."""
+        num_bad = int(sum(count.item() for count in self._num_bad.values()))
+        self._num_bad.clear()
+        if num_bad:
+            for batch in self._layout.batches:
+                batch.seen_version = -1
+                batch.take_counts()
+        return num_bad
+
+    def _first_bad(self, members: list[Member]) -> str:
+        for member in members:
+            if member.gradient is not None:
+                norm = torch.linalg.vector_norm(local(member.gradient), dtype=arithmetic(member.parameter))
+                if not norm.isfinite():
+                    return self._describe(member.parameter)
+        return "a parameter whose shard lies on another rank"
 
     def _describe(self, parameter: Tensor) -> str:
         for number, group in enumerate(self.param_groups):
@@ -249,88 +351,99 @@ class BasisRotation(Optimizer):
                     return f"parameter {name} of shape {tuple(parameter.shape)}"
         raise AssertionError("not a parameter of this optimizer")
 
-    def _batches_with_gradients(self) -> Iterator[MatrixBatch]:
-        if self._batches is None:
-            self._batches = list(self._make_batches())
-        for batch in self._batches:
-            for has_gradient, run in batch.runs(lambda member: member.parameter.grad is not None):
-                if has_gradient:
+    def _batches_with_gradients(self, bad: dict[torch.device, Tensor]) -> Iterator[MatrixBatch]:
+        """Batches, and parts of them, whose members go through this step together."""
+        for batch in self._layout.batches:
+            batch.bad = bad.get(batch.device)
+            for shared, run in batch.runs(lambda m: None if m.gradient is None else m.options.shared):
+                if shared is not None:
                     yield batch[run]
-
-    def _make_batches(self) -> Iterator[MatrixBatch]:
-        """Put parameters that can go through the algorithm together into batches, and their state into stacks."""
-        alike: dict[Any, list[Member]] = {}
-        for group in self.param_groups:
-            shared = tuple(group[option] for option in SHARED_OPTIONS)
-            for place, parameter in enumerate(group["params"]):
-                # Within the group, so that every pipeline stage has refreshes as even as all stages together.
-                phase = int(place * (group["frequency"] or 0) / len(group["params"])) if group["staggered"] else 0
-                num_updates = int(self.state[parameter].get("step", 0))
-                key = (parameter.shape, parameter.dtype, parameter.device, shared)
-                alike.setdefault(key, []).append(Member(parameter, group, phase, num_updates))
-        for members in alike.values():
-            parameter = members[0].parameter
-            capacity = max(1, BATCH_BYTES.get(parameter.device.type, 2**28) // parameter.nbytes)
-            blank = _blank_state(parameter, members[0].group)
-            for start in range(0, len(members), capacity):
-                batch = members[start : start + capacity]
-                yield MatrixBatch(batch, stack_states([self.state[member.parameter] for member in batch], blank))
 
     def add_param_group(self, param_group: Group) -> None:
         """Add parameters; see `torch.optim.Optimizer.add_param_group`.
 
         Raises:
-            ValueError: an option is out of range, or a parameter is not a matrix or a batch of matrices.
+            ValueError: an option is out of range, or a parameter does not fit the group.
         """
         super().add_param_group(param_group)
+        group = self.param_groups[-1]
         try:
-            _check_options(self.param_groups[-1])
-            for parameter in self.param_groups[-1]["params"]:
-                if parameter.ndim < 2 or parameter.numel() == 0 or not parameter.is_floating_point():
-                    raise ValueError(
-                        f"{self._describe(parameter)}, {parameter.dtype}: BasisRotation takes real matrices or batches "
-                        f"of them (*, m, n); give this one to torch.optim.AdamW"
-                    )
+            check_options(group)
+            for parameter in group["params"]:
+                if problem := _problem(parameter, group):
+                    raise ValueError(f"{self._describe(parameter)}, {parameter.dtype}: {problem}")
         except ValueError:
             self.param_groups.pop()
             raise
-        self._batches = None
-
-    def state_dict(self) -> dict[str, Any]:
-        """As torch's; every tensor of the state is a copy, so that saving one parameter's does not save its batch."""
-        packed = super().state_dict()
-        for number, state in packed["state"].items():
-            packed["state"][number] = {name: tensor.clone() for name, tensor in state.items()}
-        return packed
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue where the saved optimizer stood, to the last bit; its options replace this one's.
 
+        Options that it lacks, as it is older than they are, take their defaults. Sharded parameters take sharded state
+        of any number of ranks, or whole one; all ranks load together.
+
         Raises:
-            ValueError: the groups differ from this optimizer's, or a state does not fit its parameter and options.
+            ValueError: the groups differ from this optimizer's, an option is out of range, or a state does not fit its
+                parameter and options. Nothing has changed then.
         """
-        super().load_state_dict(state_dict)
-        saved = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
-        for number, (group, parameter) in zip(saved, self._parameters(), strict=True):
-            blank = _blank_state(parameter, group)
-            state = state_dict["state"].get(number, blank)
-            if _shapes(state) != _shapes(blank):
-                raise ValueError(
-                    f"{self._describe(parameter)}: the saved state has {_shapes(state)}, but"
-                    f" source={group['source']!r} and geometry={group['geometry']!r} need {_shapes(blank)}"
-                )
-            # torch has cast the state to the parameter's own precision, which loses half of it for bfloat16.
-            self.state[parameter] = {name: state[name].detach().to(like, copy=True) for name, like in blank.items()}
-        self._batches = None
+        loaded: dict[Tensor, dict[str, Any]] = {}
+
+        def prepare(_: Optimizer, given: dict[str, Any]) -> dict[str, Any]:
+            prepared = self._with_all_options(given)
+            loaded.update(self._fitting_state(prepared))
+            return prepared
+
+        self._loaded = loaded
+        last_hook = self.register_load_state_dict_pre_hook(prepare)
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            last_hook.remove()
+            del self._loaded
+
+    def _with_all_options(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """The state dict with options of all groups."""
+        groups = [{**self.defaults, **group} for group in state_dict["param_groups"]]
+        if [len(group["params"]) for group in groups] != [len(group["params"]) for group in self.param_groups]:
+            raise ValueError(
+                f"the saved groups have {[len(group['params']) for group in groups]} parameters, this optimizer's "
+                f"{[len(group['params']) for group in self.param_groups]}"
+            )
+        for number, group in enumerate(groups):
+            try:
+                check_options(group)
+            except ValueError as error:
+                raise ValueError(f"group {number} of the saved state: {error}") from None
+        return {**state_dict, "param_groups": groups}
+
+    def _fitting_state(self, state_dict: dict[str, Any]) -> dict[Tensor, dict[str, Any]]:
+        """The saved state by parameter, in the precision of the arithmetic.
+
+        torch's own loading casts it to the parameter's precision, which loses half of it for bfloat16.
+        """
+        fitting = {}
+        for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
+            for parameter, number in zip(group["params"], saved["params"], strict=True):
+                state = state_dict["state"].get(number)
+                if state:
+                    shapes = state_shapes(parameter, saved)
+                    check_state(state, shapes, saved, self._describe(parameter))
+                    fitting[parameter] = {
+                        name: self._as_kept(name, value, parameter) if name in shapes else value
+                        for name, value in state.items()
+                    }
+        return fitting
+
+    def _as_kept(self, name: str, value: Any, parameter: Tensor) -> Tensor:
+        """A copy of a saved value in the dtype and on the device that the state has."""
+        return torch.as_tensor(value).detach().to(parameter.device, state_dtype(name, parameter), copy=True)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._batches = None
-
-    def _parameters(self) -> Iterator[tuple[Group, Tensor]]:
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                yield group, parameter
+        if "_loaded" in self.__dict__:  # in `load_state_dict`, before its hooks see the state
+            for parameter, loaded in self._loaded.items():
+                self.state[parameter] = loaded
+        self._forget()
 
 
 def rotate_in(batch: MatrixBatch, matrices: Tensor, precision: Precision = "highest") -> Tensor:
@@ -360,57 +473,30 @@ def _first_and_due(member: Member) -> tuple[bool, bool]:
     return False, update // frequency > (update - 1) // frequency
 
 
-def _sides(geometry: str, shape: torch.Size) -> tuple[Side, ...]:
-    if geometry == "bilateral":
-        return "left", "right"
-    rows, columns = shape[-2:]
-    return ("left",) if rows < columns else ("right",)
-
-
 def _seen_from(side: Side, matrices: Tensor) -> Tensor:
     """The matrices with the given side's dimension first."""
     return matrices if side == "left" else matrices.mT
 
 
-def _precision(parameter: Tensor) -> torch.dtype:
-    return torch.float64 if parameter.dtype == torch.float64 else torch.float32
+def _decay(member: Member, bad: dict[torch.device, Tensor]) -> Tensor:
+    """The factor 1 - lr weight_decay; 1 in a step that is to change nothing."""
+    decay = torch.tensor(member.decay, dtype=arithmetic(member.parameter))
+    flag = bad.get(member.parameter.device)
+    return decay if flag is None else torch.where(flag, 1.0, decay)
 
 
-def _blank_state(parameter: Tensor, group: Group) -> dict[str, Tensor]:
-    """The state before the first update."""
-    *lead, rows, columns = parameter.shape
-    zero = torch.zeros((), dtype=_precision(parameter), device=parameter.device)
-    state = {
-        "step": zero.to(torch.float32),
-        "exp_avg": zero.expand(parameter.shape),
-        "exp_avg_sq": zero.expand(parameter.shape),
-        "num_failed_refreshes": zero.to(torch.int64).expand(lead),
-    }
-    for side in _sides(group["geometry"], parameter.shape):
-        size = rows if side == "left" else columns
-        state[f"{side}_basis"] = torch.eye(size, dtype=zero.dtype, device=zero.device).expand(*lead, size, size)
-        if group["source"] == "2nd":
-            state[f"{side}_covariance"] = zero.expand(*lead, size, size)
-    return state
-
-
-def _shapes(state: dict[str, Tensor]) -> str:
-    return ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in sorted(state.items()))
-
-
-def _check_options(group: Group) -> None:
-    """Raise ValueError for the first option that is out of range."""
-    for option, lowest in {"lr": 0.0, "eps": 0.0, "weight_decay": 0.0}.items():
-        if not group[option] >= lowest:
-            raise ValueError(f"Invalid {option}={group[option]}: must be >= {lowest:g}")
-    for beta in group["betas"]:
-        if not 0.0 <= beta < 1.0:
-            raise ValueError(f"Invalid betas={group['betas']}: both must be in [0, 1)")
-    for option, choices in CHOICES.items():
-        if group[option] not in choices:
-            raise ValueError(f"Invalid {option}={group[option]!r}: must be one of {', '.join(map(repr, choices))}")
-    frequency = group["frequency"]
-    if frequency is not None and not (isinstance(frequency, (int, float)) and 1 <= frequency < math.inf):
-        raise ValueError(f"Invalid frequency={frequency!r}: must be a number >= 1, or None for never again")
-    if group["covariance"] == "step" and group["source"] == "1st":
-        raise ValueError('Invalid covariance="step" with source="1st", which has no covariance: leave it at "refresh"')
+def _problem(parameter: Tensor, group: Group) -> str | None:
+    """Why the group cannot take the parameter; None if it can."""
+    if getattr(parameter, "_is_flat_param", False):
+        return (
+            "FSDP1 has put several parameters into this flat one, so that no matrix is left to rotate; shard the model "
+            "with FSDP2 (torch.distributed.fsdp.fully_shard)"
+        )
+    if not parameter.is_floating_point():
+        return "BasisRotation takes real floating-point parameters"
+    if group["rotate"] and (parameter.ndim < 2 or parameter.numel() == 0):
+        return (
+            "BasisRotation rotates matrices or batches of them (*, m, n); put this one into a group with rotate=False, "
+            "which gets AdamW (brx.optim.param_groups makes such groups)"
+        )
+    return None

@@ -2,60 +2,115 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any, TypeVar
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
 
-Group = dict[str, Any]
-"""A torch parameter group."""
+from brx.optim.options import Group, StepOptions
+from brx.optim.sharded import Shards
 
-Key = TypeVar("Key")
+Side = Literal["left", "right"]
+State = dict[str, Tensor]
+"""What the optimizer keeps for a parameter, by name."""
+
+Key = TypeVar("Key", bound=Hashable)
 
 
-@dataclass
+@dataclass(eq=False)
 class Member:
-    """One parameter of a batch.
+    """One parameter, as the optimizer works with it.
 
     Attributes:
-        parameter: shape (*lead, m, n).
+        parameter: the parameter.
         group: the parameter group that it belongs to.
+        state: its tensors by name; those of the optimizer's `state` for it, as long as nobody replaces them.
+        layout: what the batches depend on, of the time when they were made.
+        options: of the group, in this step.
+        shards: where a sharded matrix lies, and which rank updates it; None for a whole one.
+        is_rotated: whether any side of it is.
         phase: where its refreshes fall within their interval (0 unless staggered).
         num_updates: how many it has had; on the host, so that no step has to ask the device.
+        gradient: of this step, whole; None if there is none, or if another rank updates the matrix.
+        update: of a sharded matrix in this step, whole, before it goes to where the shards are.
     """
 
     parameter: Tensor
     group: Group
-    phase: int
-    num_updates: int
+    state: State
+    layout: tuple[object, ...]
+    options: StepOptions
+    phase: int = 0
+    num_updates: int = 0
+    shards: Shards | None = None
+    gradient: Tensor | None = None
+    update: Tensor | None = None
+    is_rotated: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.is_rotated = is_rotated(self.parameter, self.group)
+
+    @property
+    def is_stacked(self) -> bool:
+        """Whether this rank updates it as part of a batch."""
+        return self.is_rotated and (self.shards is None or self.shards.is_owner)
+
+    @property
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        """What this rank keeps for it, by name."""
+        if self.shards is not None and not self.shards.is_owner:
+            return {"step": ()}
+        return state_shapes(self.parameter, self.group)
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of this step."""
+        return float(self.options.group["lr"])
+
+    @property
+    def decay(self) -> float:
+        """What a step multiplies the weights with: 1 - lr weight_decay."""
+        return 1 - self.lr * float(self.options.group["weight_decay"])
 
 
 @dataclass
 class MatrixBatch:
-    """Parameters of one shape (*lead, m, n) whose matrices go through the algorithm together.
+    """Parameters of one shape whose matrices go through the algorithm together.
 
-    The leading dimensions of a parameter (experts) count as further matrices: b = len(members) * prod(lead).
+    A parameter is a stack of matrices (*lead, m, n), or with the option `flatten` one matrix of its first dimension
+    and all others together. The leading dimensions (experts) count as further matrices: b = len(members) * prod(lead).
 
     Attributes:
-        members: the parameters; their groups agree in all options but the learning rate, the decay and the frequency.
+        members: the parameters.
         state: by name, one tensor per kind of state, the members along the first dimension: (len(members), *lead, ., .)
             for matrices, (len(members),) for counters.
+        seen_version: of `state["step"]` when the host's counts were last taken from it, or agreed with it.
+        bad: on a GPU, whether a gradient of this step is not finite: a flag () that makes the step change nothing.
     """
 
     members: list[Member]
-    state: dict[str, Tensor]
+    state: State
+    seen_version: int = 0
+    bad: Tensor | None = None
+    sides: tuple[Side, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.sides = tuple(side for side in ("left", "right") if f"{side}_basis" in self.state)
 
     def __getitem__(self, run: slice) -> MatrixBatch:
         """Some neighbouring members; their state is a view of this batch's."""
-        return MatrixBatch(self.members[run], {name: stack[run] for name, stack in self.state.items()})
+        if run == slice(0, len(self.members)):
+            return self
+        return MatrixBatch(self.members[run], {name: stack[run] for name, stack in self.state.items()}, bad=self.bad)
 
     @property
     def options(self) -> Group:
-        """The options that all members share."""
-        return self.members[0].group
+        """The options that all members share in this step."""
+        return self.members[0].options.group
 
     @property
     def device(self) -> torch.device:
@@ -64,52 +119,126 @@ class MatrixBatch:
 
     def cost(self) -> int:
         """Multiply-adds of one rotation of both sides; the order of sizes is what matters."""
-        rows, columns = self.members[0].parameter.shape[-2:]
+        rows, columns = self.state["exp_avg"].shape[-2:]
         return self.state["exp_avg"].numel() * (rows + columns)
 
     def runs(self, key: Callable[[Member], Key]) -> Iterator[tuple[Key, slice]]:
         """Neighbouring members with the same key, which stay one batch."""
-        for value, places in groupby(range(len(self.members)), lambda place: key(self.members[place])):
-            run = list(places)
-            yield value, slice(run[0], run[-1] + 1)
+        start = 0
+        for value, members in groupby(map(key, self.members)):
+            stop = start + sum(1 for _ in members)
+            yield value, slice(start, stop)
+            start = stop
 
     def matrices(self, name: str) -> Tensor:
         """The state `name` as (b, ., .)."""
         return self.state[name].flatten(0, -3)
 
     def gradients(self) -> Tensor:
-        """The gradients as (b, m, n), in the precision of the arithmetic."""
-        gradients = [member.parameter.grad for member in self.members if member.parameter.grad is not None]
-        return torch.stack(gradients).flatten(0, -3).to(self.state["exp_avg"].dtype)
+        """The gradients as (b, m, n), in the precision of the arithmetic; negative ones where the loss is to grow."""
+        gradients = torch.stack([member.gradient for member in self.members if member.gradient is not None])
+        matrices = gradients.reshape(self.state["exp_avg"].shape).flatten(0, -3).to(self.state["exp_avg"].dtype)
+        if self.bad is not None:
+            matrices.masked_fill_(self.bad, 0)
+        return matrices.neg_() if self.options["maximize"] else matrices
 
     def update_weights(self, updates: Tensor) -> None:
-        """W <- (1 - lr weight_decay) W + update, for updates (b, m, n)."""
+        """W <- (1 - lr weight_decay) W + update, for updates (b, m, n); sharded weights get theirs later."""
+        if self.members[0].shards is not None:
+            for member, update in zip(self.members, updates.view(len(self.members), -1).unbind(), strict=True):
+                member.update = update.view(member.parameter.shape)
+            return
         parameters = [member.parameter for member in self.members]
         # Half-precision weights are rounded once, after the sum.
         is_half = parameters[0].dtype != updates.dtype
         weights = [parameter.to(updates.dtype) for parameter in parameters] if is_half else parameters
-        for decay, run in self.runs(lambda member: 1 - float(member.group["lr"]) * member.group["weight_decay"]):
+        for decay, run in self.runs(lambda member: member.decay):
             # A tensor, since a number would be made into one for every weight.
-            torch._foreach_mul_(weights[run], updates.new_tensor(decay))
-        torch._foreach_add_(weights, updates.view_as(self.state["exp_avg"]).unbind())
+            torch._foreach_mul_(weights[run], self.unless_bad(decay, 1.0))
+        torch._foreach_add_(weights, updates.view(len(parameters), *parameters[0].shape).unbind())
         if is_half:
             torch._foreach_copy_(parameters, weights)
 
+    def unless_bad(self, value: float, otherwise: float) -> Tensor:
+        """A number of the arithmetic's precision, and another one in a step that is to change nothing."""
+        number = torch.tensor(value, dtype=self.state["exp_avg"].dtype)
+        return number if self.bad is None else torch.where(self.bad, otherwise, number)
 
-def stack_states(states: Sequence[dict[str, Tensor]], blank: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Stack the members' states and make each of them a view of the stacks.
+    def take_counts(self) -> None:
+        """Take the numbers of updates from the state, if somebody else has written into it."""
+        if self.state["step"]._version != self.seen_version:
+            for member, step in zip(self.members, self.state["step"].tolist(), strict=True):
+                member.num_updates = int(step)
+            self.seen_version = self.state["step"]._version
 
-    Args:
-        states: one per member; empty before the first update.
-        blank: the state before the first update.
-    """
+
+def matrix_shape(parameter: Tensor, group: Group) -> tuple[int, ...]:
+    """The parameter as matrices (*lead, m, n)."""
+    if group["flatten"] and parameter.ndim > 2:
+        return parameter.shape[0], math.prod(parameter.shape[1:])
+    return tuple(parameter.shape)
+
+
+def rotated_sides(shape: Sequence[int], group: Group) -> tuple[Side, ...]:
+    """The sides of matrices (*lead, m, n) that are rotated: both or the smaller one, none longer than `max_dim`."""
+    if not group["rotate"]:
+        return ()
+    rows, columns = shape[-2:]
+    wanted: tuple[Side, ...] = ("left", "right")
+    if group["geometry"] == "unilateral":
+        wanted = ("left",) if rows < columns else ("right",)
+    limit = math.inf if group["max_dim"] is None else group["max_dim"]
+    return tuple(side for side in wanted if (rows if side == "left" else columns) <= limit)
+
+
+def is_rotated(parameter: Tensor, group: Group) -> bool:
+    """Whether any side of it is."""
+    return bool(group["rotate"] and rotated_sides(matrix_shape(parameter, group), group))
+
+
+def arithmetic(parameter: Tensor) -> torch.dtype:
+    """The precision of state and arithmetic: float64 for float64 parameters, float32 for all others."""
+    return torch.float64 if parameter.dtype == torch.float64 else torch.float32
+
+
+def state_shapes(parameter: Tensor, group: Group) -> dict[str, tuple[int, ...]]:
+    """What is kept for a parameter, by name."""
+    shape = tuple(parameter.shape)
+    shapes: dict[str, tuple[int, ...]] = {"step": (), "exp_avg": shape, "exp_avg_sq": shape}
+    if not group["rotate"]:
+        return shapes
+    *lead, rows, columns = matrix_shape(parameter, group)
+    sides = rotated_sides((rows, columns), group)
+    if sides:
+        shapes["num_failed_refreshes"] = tuple(lead)
+    for side in sides:
+        size = rows if side == "left" else columns
+        shapes[f"{side}_basis"] = (*lead, size, size)
+        if group["source"] == "2nd":
+            shapes[f"{side}_covariance"] = (*lead, size, size)
+    return shapes
+
+
+def state_dtype(name: str, parameter: Tensor) -> torch.dtype:
+    """Of a state's tensor."""
+    return {"step": torch.float32, "num_failed_refreshes": torch.int64}.get(name, arithmetic(parameter))
+
+
+def stack_states(members: Sequence[Member]) -> State:
+    """Stack what there is of the members' states, blank where there is nothing, and make each a view of the stacks."""
+    parameter, group = members[0].parameter, members[0].group
+    matrices = matrix_shape(parameter, group)
     stacks = {}
-    for name, initial in blank.items():
-        stack = torch.empty((len(states), *initial.shape), dtype=initial.dtype, device=initial.device)
-        if name.endswith("_basis"):  # column by column: see brx.optim.eigenbasis
+    for name, shape in state_shapes(parameter, group).items():
+        stacked_shape = (len(members), *(matrices if name.startswith("exp_avg") else shape))
+        stack = torch.zeros(stacked_shape, dtype=state_dtype(name, parameter), device=parameter.device)
+        if name.endswith("_basis"):  # the identity; column by column: see brx.optim.eigenbasis
             stack = stack.mT
-        for state, view in zip(states, stack.unbind(), strict=True):
-            view.copy_(state.get(name, initial))
-            state[name] = view
+            stack.diagonal(dim1=-2, dim2=-1).fill_(1)
+        for member, part in zip(members, stack.unbind(), strict=True):
+            view = part.view(shape)
+            if name in member.state:
+                view.copy_(member.state[name])
+            member.state[name] = view
         stacks[name] = stack
     return stacks

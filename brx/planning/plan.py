@@ -28,7 +28,7 @@ from brx.model.sizes import (
     stage_shapes,
 )
 from brx.model.stage import is_block_matrix, partition
-from brx.optim.basis_rotation import BATCH_BYTES
+from brx.optim.layout import BATCH_BYTES
 from brx.pipeline.delay import StageDelay, stage_delays
 from brx.planning.optimizer_memory import basis_elements, overhead_elements, rotated_sides
 

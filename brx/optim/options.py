@@ -1,0 +1,100 @@
+"""The options of a parameter group: what is refused, and what a step computes with."""
+
+from __future__ import annotations
+
+import math
+from numbers import Real
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+Group = dict[str, Any]
+"""A torch parameter group."""
+
+CHOICES = {
+    "source": ("2nd", "1st"),
+    "geometry": ("bilateral", "unilateral"),
+    "covariance": ("refresh", "step"),
+    "rotation_precision": ("highest", "tf32", "bf16"),
+}
+FLAGS = ("staggered", "maximize", "rotate", "flatten")
+NUMBERS = ("lr", "eps", "weight_decay")
+
+SHARED = ("eps", "maximize", *CHOICES)
+"""What parameters must agree in, beside the betas, to go through an update together."""
+
+LAYOUT = ("source", "geometry", "rotate", "flatten", "max_dim", "staggered", "frequency")
+"""What decides which state a parameter has, or when its refreshes fall: a change means new batches."""
+
+
+class StepOptions(NamedTuple):
+    """A group's options in one step.
+
+    Attributes:
+        group: as numbers: `lr`, `betas`, `eps` and `weight_decay` are floats even where the group holds tensors.
+        shared: equal for groups whose parameters can go through an update together.
+        layout: changes when batches have to be made anew.
+    """
+
+    group: Group
+    shared: tuple[Any, ...]
+    layout: tuple[Any, ...]
+
+
+def step_options(group: Group) -> StepOptions:
+    """The options of a step, checked as at construction: a training loop may have changed them.
+
+    Raises:
+        ValueError: the first option that is out of range, by name.
+    """
+    check_options(group)
+    beta1, beta2 = group["betas"]
+    numbers = {name: float(group[name]) for name in NUMBERS}
+    resolved = {**group, **numbers, "betas": (float(beta1), float(beta2))}
+    shared = (resolved["betas"], *(resolved[name] for name in SHARED))
+    return StepOptions(resolved, shared, tuple(group[name] for name in LAYOUT))
+
+
+def check_options(group: Group) -> None:
+    """Refuse what no update could be computed with.
+
+    Raises:
+        ValueError: the first option that is out of range, by name.
+    """
+    for name in NUMBERS:
+        value = group[name]
+        if isinstance(value, Tensor) and value.numel() != 1:
+            raise ValueError(f"Tensor {name} must be 1-element, not of shape {tuple(value.shape)}")
+        if not _is_number(value) or not 0.0 <= float(value) < math.inf:
+            raise ValueError(f"Invalid {name}={value!r}: must be a number >= 0")
+    betas = group["betas"]
+    if not isinstance(betas, (tuple, list)) or len(betas) != 2 or not all(_is_number(beta) for beta in betas):
+        raise ValueError(f"Invalid betas={betas!r}: must be two numbers")
+    for index, beta in enumerate(betas):
+        if not 0.0 <= float(beta) < 1.0:
+            raise ValueError(f"Invalid betas={betas!r}: Invalid beta parameter at index {index}: must be in [0, 1)")
+    for name, choices in CHOICES.items():
+        if group[name] not in choices:
+            raise ValueError(f"Invalid {name}={group[name]!r}: must be one of {', '.join(map(repr, choices))}")
+    for name in FLAGS:
+        if not isinstance(group[name], bool):
+            raise ValueError(f"Invalid {name}={group[name]!r}: must be True or False")
+    frequency, max_dim = group["frequency"], group["max_dim"]
+    if frequency is not None and not (_is_number(frequency) and 1 <= frequency < math.inf):
+        raise ValueError(f"Invalid frequency={frequency!r}: must be a number >= 1, or None for never again")
+    if max_dim is not None and not (isinstance(max_dim, int) and max_dim >= 1):
+        raise ValueError(f"Invalid max_dim={max_dim!r}: must be a whole number >= 1, or None for no limit")
+    if group["covariance"] == "step" and group["source"] == "1st":
+        raise ValueError('Invalid covariance="step" with source="1st", which has no covariance: leave it at "refresh"')
+
+
+def smallest_eps(dtype: torch.dtype) -> float:
+    """What `eps` counts as at least: below it squares of gradients are zero, and a zero over a zero would be NaN."""
+    return math.sqrt(torch.finfo(dtype).tiny)
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return value.numel() == 1 and not value.is_complex()
+    return isinstance(value, Real) and not isinstance(value, bool)
