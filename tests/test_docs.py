@@ -1,0 +1,71 @@
+"""README and docs: links lead somewhere, commands parse, and the front page stays short."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer
+
+from brx.cli.main import COMMANDS, app
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PENDING = {"../benchmarks/results/slowdown.md", "../benchmarks/results/slowdown-candidates.md"}
+"""Tables that are being computed."""
+
+names = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+def anchors(page: Path) -> set[str]:
+    """Of its headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), flags=re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@names
+def test_links_lead_somewhere(page):
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if link.startswith(("http://", "https://")) or link in PENDING:
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+@names
+def test_named_files_exist(page):
+    """Paths of this repository that a page names without a link; patterns with a star may match anything."""
+    for name in re.findall(
+        r"`((?:brx|configs|results|figures|benchmarks|tests|examples)/[\w./*\-]+)`", page.read_text()
+    ):
+        assert list(ROOT.glob(name.rstrip("/"))), name
+
+
+@names
+def test_commands_parse(page):
+    """Every `brx ...` line of a code block has the arguments that the command takes; nothing is run."""
+    root = typer.main.get_command(app)
+    for block in re.findall(r"```sh\n(.*?)```", page.read_text(), flags=re.S):
+        for line in block.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            if words[:1] != ["brx"]:
+                continue
+            context = typer.Context(root, info_name="brx")
+            command, arguments = root, words[1:]
+            while isinstance(command, typer.core.TyperGroup):
+                command, arguments = command.commands[arguments[0]], arguments[1:]
+            command.make_context(command.name, arguments, parent=context)
+
+
+def test_the_front_page_is_short():
+    assert len((ROOT / "README.md").read_text().split()) <= 900
+
+
+def test_every_command_and_room_is_in_the_docs():
+    how_to = (ROOT / "docs" / "how-to.md").read_text()
+    assert {command for command in COMMANDS if f"brx {command}" not in how_to} <= {"demo"}
+    architecture = (ROOT / "docs" / "architecture.md").read_text()
+    for room in sorted(path.name for path in (ROOT / "brx").iterdir() if (path / "__init__.py").is_file()):
+        assert f"`brx/{room}`" in architecture, room
