@@ -14,6 +14,7 @@ EXAMPLES = """\
   brx methods basis-rotation                      one in full, with every option
   brx methods basis-rotation --stages 32          and how often each stage renews its basis, by allocation
   brx methods torch.optim:RMSprop                 any torch optimizer: what its constructor takes
+  brx methods my_method.py:MyMethod               a method of your own (docs/methods.md)
 """
 
 app = Application()
@@ -21,7 +22,9 @@ app = Application()
 
 @app.command(cls=Command, epilog=EXAMPLES)
 def methods(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="a method, or package.module:Class")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="a method, FILE.py:NAME or package.module:NAME")
+    ] = None,
     *,
     stages: Annotated[
         int | None, typer.Option(metavar="P", help="basis-rotation: print the refresh intervals of P stages")

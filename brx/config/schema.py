@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
+from brx.config.user_code import code_sha256
+
 VOCABULARY_SIZES = {"bytes": 256, "gpt2": 50257}
 
 
@@ -244,14 +246,16 @@ class ScionConfig(Section):
 
 
 class CustomConfig(Section):
-    """Any torch optimizer, named as `package.module:Class`."""
+    """A method of the user's own, or any torch optimizer, by its import path."""
 
-    method: str = Field(pattern=r"^[\w.]+:\w+$")
-    """`package.module:Class` of a torch.optim.Optimizer."""
+    method: str = Field(pattern=r"^([\w.]+|.+\.py):\w+$")
+    """`FILE.py:NAME` or `package.module:NAME` of a brx.methods.method.Method or a torch.optim.Optimizer."""
     lr: float = Field(1e-3, gt=0, allow_inf_nan=False)
     """Peak learning rate."""
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of its constructor, other than params and lr."""
+    code_sha256: str | None = None
+    """Of the file that it is in, which brx fills in: an edited method is another run. Null for installed packages."""
 
     @model_validator(mode="after")
     def _arguments_leave_the_parameters_to_brx(self) -> Self:
@@ -260,6 +264,13 @@ class CustomConfig(Section):
                 raise ValueError(
                     f"arguments must not hold {key}: " + ("set optimizer.lr" if key == "lr" else "brx does")
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _code_has_a_fingerprint(self) -> Self:
+        # The settings of an old run have theirs: they can be read when its file is long gone or another.
+        if self.code_sha256 is None:
+            object.__setattr__(self, "code_sha256", code_sha256(self.method))
         return self
 
 

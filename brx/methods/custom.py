@@ -1,66 +1,194 @@
-"""Any torch optimizer by name: `package.module:Class`."""
+"""Methods that are not in the table: a user's own `Method`, or any torch optimizer, by file or import path."""
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
+import importlib.util
 import inspect
-from typing import Any
+import sys
+import traceback
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar
 
 from torch.optim import Optimizer
 
-from brx.errors import UserError
-from brx.methods.groups import Group
+from brx.config.schema import CustomConfig, RunConfig
+from brx.config.user_code import code_file, code_sha256
+from brx.errors import RunError, UserError
+from brx.methods.groups import Group, stage_groups
+from brx.methods.method import Method, Stages
 
 
-def load_optimizer_class(name: str) -> type[Optimizer]:
-    """The optimizer class that `package.module:Class` names.
+class AnyOptimizer(Method):
+    """A torch optimizer's class for all parameters."""
+
+    summary = "a Method of your own, or any torch.optim.Optimizer, by file or import path"
+    source = "the file or package that it is from"
+    gets: ClassVar = {"the class": "what a Method says; an optimizer gets all parameters"}
+    why = "brx cannot know which parameters an optimizer is meant for"
+
+    def optimizers(self, stages: Stages) -> list[Optimizer]:
+        """One, with `optimizer.arguments`."""
+        optimizer = self.config.optimizer
+        assert isinstance(optimizer, CustomConfig)
+        return [_make_optimizer(optimizer, stage_groups(stages))]
+
+
+def load_method(settings: CustomConfig) -> Method:
+    """The method that `optimizer.method` names.
 
     Raises:
-        UserError: there is no such class, or it is none that a pipeline can use.
+        UserError: it cannot be imported, there is no such class, its constructor refuses the arguments, or its file is
+            no longer what the run's settings say.
     """
-    module_name, _, class_name = name.partition(":")
-    where = f"optimizer.method {name}"
+    where = f"optimizer.method {settings.method}"
     try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # the module is the user's: anything can be wrong with it
+        now = code_sha256(settings.method)
+    except ValueError as error:
+        raise UserError(f"optimizer.{error}") from None
+    if now != settings.code_sha256:
         raise UserError(
-            f"{where}: module {module_name} cannot be imported: {one_line(error)}"
-            " (install it, or put its folder on PYTHONPATH)"
-        ) from None
-    found = getattr(module, class_name, None)
-    if not (isinstance(found, type) and issubclass(found, Optimizer)):
-        there = [key for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, Optimizer)]
+            f"{where}: its file has changed since this run was set up: that is another run, give a new --out"
+        )
+    chosen = load_class(settings.method)
+    if issubclass(chosen, Optimizer):
+        return AnyOptimizer()
+    with _refused_in_one_line(settings.method, f"optimizer.arguments: {settings.method} refuses them"):
+        _check_arguments(settings, chosen)
+        return chosen(**settings.arguments)
+
+
+def load_class(name: str) -> type[Method] | type[Optimizer]:
+    """The class that `FILE.py:NAME` or `package.module:NAME` names.
+
+    Raises:
+        UserError: there is none, or it is none that a pipeline can use.
+    """
+    module_name, _, class_name = name.rpartition(":")
+    where = f"optimizer.method {name}"
+    module = _import(module_name, where)
+    chosen = getattr(module, class_name, None)
+    if not (isinstance(chosen, type) and issubclass(chosen, Method | Optimizer)):
+        there = [
+            key
+            for key, value in vars(module).items()
+            if isinstance(value, type) and issubclass(value, Method | Optimizer) and value is not Method
+        ]
         by_lower = {key.lower(): key for key in there}
         close = difflib.get_close_matches(class_name.lower(), by_lower, n=1)
         hint = f"; did you mean {by_lower[close[0]]}?" if close else f" (there: {', '.join(there) or 'none'})"
-        problem = f"is no torch.optim.Optimizer of {module_name}"
-        raise UserError(f"{where}: {class_name} {problem}{hint}")
-    closure = inspect.signature(found.step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
-        raise UserError(f"{where}: its step needs a closure that computes the loss anew, which a pipeline cannot do")
-    return found
+        raise UserError(f"{where}: {class_name} is no Method and no torch.optim.Optimizer of {module_name}{hint}")
+    if issubclass(chosen, Optimizer):
+        closure = inspect.signature(chosen.step).parameters.get("closure")
+        if closure is not None and closure.default is inspect.Parameter.empty:
+            problem = "its step needs a closure that computes the loss anew, which a pipeline cannot do"
+            raise UserError(f"{where}: {problem}")
+    return chosen
 
 
-def make_optimizer(name: str, groups: list[Group], lr: float, arguments: dict[str, Any]) -> Optimizer:
-    """Construct the optimizer; what its constructor objects to becomes one line.
+@contextlib.contextmanager
+def user_code(config: RunConfig, doing: str, kind: type[UserError | RunError]) -> Iterator[None]:
+    """Turn what a user's own method raises into one line with file and line number; built-in methods raise as they do.
 
-    Raises:
-        UserError: see `load_optimizer_class`; or an argument is unknown or wrong.
+    Args:
+        config: the run.
+        doing: what failed, for the message.
+        kind: of the error.
     """
-    optimizer_class = load_optimizer_class(name)
-    accepted = inspect.signature(optimizer_class).parameters
-    takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in accepted.values())
-    unknown = [key for key in ("lr", *arguments) if key not in accepted and not takes_any]
-    if unknown:
-        options = ", ".join(key for key in accepted if key not in ("params", "lr"))
-        raise UserError(f"optimizer.method {name}: takes no argument '{unknown[0]}' (known: {options})")
     try:
-        return optimizer_class(groups, lr=lr, **arguments)  # type: ignore[call-arg]
-    except Exception as error:  # libraries raise what they like
-        raise UserError(f"optimizer.arguments: {name} refuses them: {one_line(error)}") from None
+        yield
+    except (UserError, RunError):
+        raise
+    except Exception as error:
+        if not isinstance(config.optimizer, CustomConfig):
+            raise
+        name = config.optimizer.method
+        raise kind(f"optimizer.method {name}: {doing}: {fault(error, name)}") from error
 
 
-def one_line(error: Exception) -> str:
+def fault(error: BaseException, name: str) -> str:
+    """What went wrong, in one line, and where in the user's file if it came from there.
+
+    Args:
+        error: that was raised.
+        name: of the method, `FILE.py:NAME` or `package.module:NAME`.
+    """
+    file = code_file(name)
+    if file is None:
+        return one_line(error)
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}"
+    own = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).resolve() == file.resolve()]
+    place = f"{file}:{own[-1].lineno}: " if own else ""
+    return f"{place}{type(error).__name__}: {one_line(error)}"
+
+
+def one_line(error: BaseException) -> str:
     """What a library says of its failure, without line breaks."""
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def _import(module_name: str, where: str) -> ModuleType:
+    """Import a file or a module.
+
+    Raises:
+        UserError: whatever goes wrong: the code is the user's.
+    """
+    try:
+        if module_name.endswith(".py"):
+            return _import_file(Path(module_name).resolve())
+        return importlib.import_module(module_name)
+    except Exception as error:
+        advice = "" if module_name.endswith(".py") else " (install it, or put its folder on PYTHONPATH)"
+        what = fault(error, f"{module_name}:")
+        raise UserError(f"{where}: {module_name} cannot be imported: {what}{advice}") from None
+
+
+@cache
+def _import_file(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # Where pickle and dataclasses look for it; not under its plain name, which may be an installed module's.
+    sys.modules[f"brx_user_code.{path.stem}"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _make_optimizer(settings: CustomConfig, groups: list[Group]) -> Optimizer:
+    """Construct a torch optimizer; what its constructor objects to becomes one line.
+
+    Raises:
+        UserError: an argument is unknown or wrong.
+    """
+    optimizer_class = load_class(settings.method)
+    with _refused_in_one_line(settings.method, f"optimizer.arguments: {settings.method} refuses them"):
+        _check_arguments(settings, optimizer_class)
+        optimizer: Optimizer = optimizer_class(groups, lr=settings.lr, **settings.arguments)  # type: ignore[call-arg,assignment]
+        return optimizer
+
+
+def _check_arguments(settings: CustomConfig, chosen: type[Any]) -> None:
+    accepted = inspect.signature(chosen).parameters
+    takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in accepted.values())
+    given = [*(("lr",) if issubclass(chosen, Optimizer) else ()), *settings.arguments]
+    unknown = [key for key in given if key not in accepted and not takes_any]
+    if unknown:
+        options = ", ".join(key for key in accepted if key not in ("params", "lr")) or "none"
+        raise UserError(f"optimizer.method {settings.method}: takes no argument '{unknown[0]}' (known: {options})")
+
+
+@contextlib.contextmanager
+def _refused_in_one_line(name: str, doing: str) -> Iterator[None]:
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # libraries raise what they like
+        raise UserError(f"{doing}: {fault(error, name)}") from None

@@ -9,9 +9,10 @@ from typing import Any, Literal, get_args, get_origin
 
 from brx.config.schema import Section
 from brx.errors import UserError
-from brx.methods.custom import load_optimizer_class
+from brx.methods.custom import load_class
+from brx.methods.method import Method
 from brx.methods.refresh_schedule import Allocation, refresh_intervals, refreshes_per_iteration
-from brx.methods.table import CUSTOM, METHODS, Method
+from brx.methods.table import CUSTOM, METHODS
 from brx.pipeline.delay import pipeline_delays
 
 WIDTH = 110
@@ -23,13 +24,15 @@ def all_methods() -> str:
 
 
 def one_method(name: str) -> str:
-    """One method with all its options; of any torch optimizer, `package.module:Class`, what its constructor takes.
+    """One method with all its options; of one given by file or import path, what its constructor takes.
 
     Raises:
         UserError: there is no such method or class.
     """
     if ":" in name:
-        return _in_full(name, METHODS[CUSTOM]) + "\n\n" + _constructor(name)
+        chosen = load_class(name)
+        described = chosen if issubclass(chosen, Method) else METHODS[CUSTOM]
+        return _in_full(name, described) + "\n\n" + _constructor(name, chosen)
     return _in_full(name, _find(name))
 
 
@@ -65,20 +68,20 @@ def _find(name: str) -> Method:
 
 
 def _overview(name: str, method: Method) -> str:
-    defaults = " ".join(f"{key}={_shown(default)}" for key, default, _ in _options(method.config))
+    defaults = " ".join(f"{key}={_shown(default)}" for key, default, _ in _options(method.section))
     return _entry(name, method, {"defaults": defaults})
 
 
-def _in_full(name: str, method: Method) -> str:
+def _in_full(name: str, method: Method | type[Method]) -> str:
     text = _entry(name, method, {"why": method.why})
     lines = ["options (section `optimizer`; change one with --set optimizer.KEY=VALUE)"]
-    for key, default, explanation in _options(method.config):
+    for key, default, explanation in _options(method.section):
         title = f"  {key} = {_shown(default)}"
         lines.append(textwrap.fill(explanation, WIDTH, initial_indent=f"{title:<34}", subsequent_indent=" " * 34))
     return text + "\n\n" + "\n".join(lines)
 
 
-def _entry(name: str, method: Method, further: dict[str, str]) -> str:
+def _entry(name: str, method: Method | type[Method], further: dict[str, str]) -> str:
     gets = "; ".join(f"{optimizer}: {parameters}" for optimizer, parameters in method.gets.items())
     facts = {"equation": method.equation, "source": method.source, "gets": gets, **further}
     lines = [f"{name}: {method.summary}"]
@@ -100,8 +103,8 @@ def _options(section: type[Section]) -> list[tuple[str, Any, str]]:
     return found
 
 
-def _constructor(name: str) -> str:
-    parameters = list(inspect.signature(load_optimizer_class(name)).parameters.values())
+def _constructor(name: str, chosen: type[Any]) -> str:
+    parameters = list(inspect.signature(chosen).parameters.values())
     lines = [f"arguments of {name} (under `optimizer.arguments`)"]
     lines += [f"  {parameter}" for parameter in parameters if parameter.name not in ("self", "params", "lr")]
     return "\n".join(lines)

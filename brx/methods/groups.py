@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -84,11 +85,28 @@ class StackViews:
 
 
 def check_each_parameter_once(optimizers: Sequence[Optimizer], stages: Sequence[StageVersions]) -> None:
-    """Every parameter belongs to exactly one optimizer, whole or as all members of its stack."""
+    """Every parameter belongs to exactly one optimizer, whole or as all members of its stack.
+
+    Raises:
+        ValueError: it does not, or a group is not one of those that `stage_groups` made.
+    """
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    if not all({"stage", "delay", "param_names"} <= set(group) for group in groups):
+        raise ValueError(
+            "an optimizer's parameter groups are not those that brx gave; hand them on with all their keys"
+        )
     names = [name for group in groups for name in group["param_names"]]
     live = {name: parameter for stage in stages for name, parameter in stage.live.items()}
-    assert len(set(names)) == len(names), "a parameter belongs to two optimizers"
-    assert {_PLACE_IN_STACK.sub("", name) for name in names} == set(live), "a parameter belongs to no optimizer"
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise ValueError(f"{_some(twice)} given to two optimizers; every parameter belongs to exactly one")
+    missing = sorted(set(live) - {_PLACE_IN_STACK.sub("", name) for name in names})
+    if missing:
+        raise ValueError(f"{_some(missing)} given to no optimizer; every parameter belongs to exactly one")
     num_given = sum(parameter.numel() for group in groups for parameter in group["params"])
     assert num_given == sum(parameter.numel() for parameter in live.values()), "a stack is not given whole"
+
+
+def _some(names: Sequence[str]) -> str:
+    """`head.weight is`, `head.weight and 3 more are`."""
+    return f"{names[0]} is" if len(names) == 1 else f"{names[0]} and {len(names) - 1} more are"

@@ -20,6 +20,6 @@ def lr_factor(iteration: int, training: TrainingConfig) -> float:
     return floor + (1.0 - floor) * 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
-def annealed_delay_divisor(delay: int, iteration: int, annealing_iterations: float) -> float:
+def annealed_delay_divisor(delay: float, iteration: int, annealing_iterations: float) -> float:
     """PipeMare T1 (arXiv:1910.05124): tau^(1 - min(t / T_c, 1)), and 1 for a stage without delay."""
     return float(max(1, delay) ** (1.0 - min(iteration / annealing_iterations, 1.0)))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from brx.config.schema import CustomConfig, RunConfig
-from brx.errors import RunError
-from brx.methods.custom import one_line
+from brx.errors import RunError, UserError
+from brx.methods.custom import user_code
 from brx.methods.groups import check_each_parameter_once
 from brx.methods.learning_rate import lr_factor
 from brx.methods.table import find_method
@@ -26,8 +27,9 @@ class MethodUpdater:
     def __init__(self, config: RunConfig, stages: Sequence[StageVersions]) -> None:
         self.config = config
         self.method = find_method(config)
-        self.optimizers = self.method.optimizers(config, stages)
-        check_each_parameter_once(self.optimizers, stages)
+        with user_code(config, "its optimizers", UserError):
+            self.optimizers = self.method.optimizers(stages)
+            check_each_parameter_once(self.optimizers, stages)
         self._peak_lr = {
             (place, group["stage"], _kind(group)): group["lr"]
             for place, optimizer in enumerate(self.optimizers)
@@ -41,7 +43,7 @@ class MethodUpdater:
     @torch.no_grad()
     def correct_gradients(self, stage: StageVersions, iteration: int) -> None:
         """Apply the method's gradient rule, if it has one, to a stage's gradients."""
-        if self.method.gradient_rule is None or stage.delay.tau == 0 or stage.stash == "none":
+        if not self.method.corrects_gradients or stage.delay.tau == 0 or stage.stash == "none":
             return  # without delay or stash the backward pass saw the newest weights: there is nothing to correct
         with_gradient = [
             (live.grad, live, used)
@@ -49,7 +51,8 @@ class MethodUpdater:
             if live.grad is not None
         ]
         gradients, newest, used_weights = (list(column) for column in zip(*with_gradient, strict=True))
-        self.method.gradient_rule(self.config, gradients, newest, used_weights)
+        with user_code(self.config, f"iteration {iteration}: its gradient rule", RunError):
+            self.method.correct_gradients(gradients, newest, used_weights)
 
     def step(self, iteration: int) -> None:
         """Set the stages' learning rates for this iteration and take the optimizers' steps.
@@ -60,19 +63,23 @@ class MethodUpdater:
         factor = lr_factor(iteration, self.config.training)
         for place, optimizer in enumerate(self.optimizers):
             for group in optimizer.param_groups:
-                divisor = self.method.lr_divisor(self.config, group["delay"], iteration)
+                divisor = self._lr_divisor(group["delay"], iteration)
                 group["lr"] = self._peak_lr[place, group["stage"], _kind(group)] * factor / divisor
-            try:
-                optimizer.step()
-            except ValueError as error:
-                raise RunError(f"iteration {iteration}: {error}") from None
-            except Exception as error:
-                if not isinstance(self.config.optimizer, CustomConfig):
-                    raise
-                name = self.config.optimizer.method
-                raise RunError(
-                    f"iteration {iteration}: optimizer.method {name}: its step failed: {one_line(error)}"
-                ) from error
+            with user_code(self.config, f"iteration {iteration}: its step failed", RunError):
+                try:
+                    optimizer.step()
+                except ValueError as error:
+                    if isinstance(self.config.optimizer, CustomConfig):
+                        raise
+                    raise RunError(f"iteration {iteration}: {error}") from None
+
+    def _lr_divisor(self, tau: float, iteration: int) -> float:
+        """The method's, which has to be a number above 0."""
+        with user_code(self.config, f"iteration {iteration}: its lr_divisor", RunError):
+            divisor = float(self.method.lr_divisor(tau, iteration, self.config.training.iterations))
+            if not 0 < divisor < math.inf:
+                raise ValueError(f"must be a number above 0, got {divisor:g} (tau {tau:g}, t {iteration})")
+            return divisor
 
     @property
     def num_failed_refreshes(self) -> int:

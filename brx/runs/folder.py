@@ -110,6 +110,6 @@ def settings_key(config: RunConfig, *, without: Iterable[str] = ()) -> str:
 
 
 def default_folder(config: RunConfig, name: str) -> Path:
-    """runs/<preset>-<method>-p<stages>-s<seed>."""
-    method = config.optimizer.method.replace(":", ".")
+    """runs/<preset>-<method>-p<stages>-s<seed>; of a file's method, without the file's folder."""
+    method = Path(config.optimizer.method).name.replace(".py:", ".").replace(":", ".")
     return Path("runs") / f"{name}-{method}-p{config.pipeline.stages}-s{config.training.seed}"

@@ -31,6 +31,7 @@ from brx.train.build import assemble, training_batches
 from brx.train.device import autocast, choose_device, set_up
 from brx.train.efficiency import Efficiency
 from brx.train.interrupt import StopSignal
+from brx.train.method_check import check_method
 from brx.train.profiling import IterationProfiler
 from brx.train.progress import TrainingProgress
 from brx.train.recorder import NoRecorder, Recorder, Report, RunRecorder, StepNumbers, to_numbers
@@ -79,6 +80,7 @@ class Trainer:
         set_up(config.runtime, self.device, world.num_local_ranks)
         # What needs no data is refused before hours go into preparing it.
         autocast(config.runtime, self.device)
+        check_method(config)
         if config.data.tokens is not None:
             check_budget(config, config.data.tokens)
         ranges = self._stage_ranges()

@@ -29,7 +29,7 @@ def test_all_methods_with_equation_source_defaults_and_parameters(capsys):
 def test_one_method_in_full_explains_every_option(name, capsys):
     text = printed(capsys, "methods", name)
     assert METHODS[name].why[:40] in text
-    for key in METHODS[name].config.model_fields:
+    for key in METHODS[name].section.model_fields:
         if key != "method":
             # Every option has a default and an explanation.
             assert re.search(rf"^  {key} = \S+ +\S", text, flags=re.M), key

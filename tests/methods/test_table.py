@@ -112,9 +112,12 @@ def test_old_torch_is_one_line(monkeypatch):
 @pytest.mark.parametrize(
     ("optimizer", "message"),
     [
-        ("{method: 'no.such:Class'}", "optimizer.method no.such:Class: module no.such cannot be imported: No module"),
-        ("{method: 'torch.optim:Adamm'}", "Adamm is no torch.optim.Optimizer of torch.optim; did you mean Adam?"),
-        ("{method: 'json:dumps'}", "dumps is no torch.optim.Optimizer of json (there: none)"),
+        ("{method: 'no.such:Class'}", "optimizer.method no.such:Class: no.such cannot be imported: No module"),
+        (
+            "{method: 'torch.optim:Adamm'}",
+            "Adamm is no Method and no torch.optim.Optimizer of torch.optim; did you mean Adam?",
+        ),
+        ("{method: 'json:dumps'}", "dumps is no Method and no torch.optim.Optimizer of json (there: none)"),
         ("{method: 'torch.optim:LBFGS'}", "torch.optim:LBFGS: its step needs a closure"),
         (
             "{method: 'torch.optim:SGD', arguments: {momentun: 0.9}}",
@@ -157,8 +160,8 @@ def test_every_entry_is_complete(method):
     entry = METHODS[method]
     name = "torch.optim:SGD" if ":" in method else method
     config = make_config(name, 1, "stash")
-    assert find_method(config) is entry
-    assert isinstance(config.optimizer, entry.config)
+    assert type(find_method(config)) is type(entry)
+    assert isinstance(config.optimizer, entry.section)
     assert entry.summary
     assert entry.source
     assert entry.equation

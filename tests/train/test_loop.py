@@ -1,6 +1,5 @@
 """A run: what it writes, that it resumes value for value after any interruption, and how it fails."""
 
-import dataclasses
 import itertools
 import json
 import os
@@ -17,7 +16,7 @@ import yaml
 from brx.config.loading import dump_config, load_config
 from brx.data.prepare import prepare
 from brx.errors import RunError, UserError
-from brx.methods.table import METHODS
+from brx.methods.builtin import DelayCompensation
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
 from brx.runs import checkpoint
 from brx.runs.metrics import read_metrics
@@ -354,14 +353,13 @@ def test_delay_compensation_takes_no_difference_of_rounded_weights(stash, tmp_pa
         tmp_path, "optimizer.method=delay-compensation", "runtime.precision=bf16", f"pipeline.stash={stash}"
     )
     dtypes = set()
-    rule = METHODS["delay-compensation"].gradient_rule
+    rule = DelayCompensation.correct_gradients
 
-    def watched(config, gradients, newest, used):
+    def watched(method, gradients, newest, used):
         dtypes.update(weight.dtype for weight in used)
-        rule(config, gradients, newest, used)
+        rule(method, gradients, newest, used)
 
-    watched_method = dataclasses.replace(METHODS["delay-compensation"], gradient_rule=watched)
-    monkeypatch.setitem(METHODS, "delay-compensation", watched_method)
+    monkeypatch.setattr(DelayCompensation, "correct_gradients", watched)
     train(config, tmp_path / "run")
     assert dtypes == {torch.float32}
 

@@ -1,0 +1,251 @@
+"""The built-in methods, each readable by itself.
+
+"Matrices" are the weight matrices of attention and MLP (`brx.model.stage.is_block_matrix`), a mixture's experts each by
+itself.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.optim import NAdam, Optimizer
+
+from brx.config import schema
+from brx.errors import UserError
+from brx.methods.groups import Group, StackViews, stage_groups
+from brx.methods.learning_rate import annealed_delay_divisor
+from brx.methods.method import Method, Stages, dimensions_of_one
+from brx.methods.refresh_schedule import refresh_intervals
+from brx.model.stage import is_block_matrix
+from brx.optim.basis_rotation import BasisRotation
+from brx.pipeline.delay import stage_delays
+
+MATRICES = "weight matrices of attention and MLP (each expert's by itself)"
+REST = "embeddings, head, router, biases, norms"
+ALL = "all parameters"
+
+CURVATURE_OF_MATRICES = (
+    "its curvature estimate is one of matrices inside the network; embeddings and head have a side of the size of the"
+    " vocabulary, and vectors have no two sides (the paper, appendix 'Experimental Details')"
+)
+
+
+class AdamWEverywhere(Method):
+    """AdamW for all parameters."""
+
+    gets: ClassVar = {"AdamW": ALL}
+    why = "AdamW works coordinate by coordinate"
+
+    def optimizers(self, stages: Stages) -> list[Optimizer]:
+        """One."""
+        return [self.adamw(stage_groups(stages))]
+
+
+class PipeDream(AdamWEverywhere):
+    """Nothing else."""
+
+    summary = "AdamW on delayed gradients"
+    source = "Narayanan et al. 2019 (arXiv:1806.03377); Loshchilov & Hutter (arXiv:1711.05101)"
+    equation = "w <- (1 - lr wd) w - lr m^ / (sqrt(v^) + eps)"
+    section = schema.PipeDreamConfig
+
+
+class PipeDreamLR(AdamWEverywhere):
+    """PipeMare's T1: the rate of a delayed stage starts lower."""
+
+    summary = "AdamW, a stage's learning rate lowered by its delay early in training"
+    source = "Yang et al. 2021, PipeMare T1 (arXiv:1910.05124)"
+    equation = "lr_k(t) = lr(t) / tau_k^(1 - min(t / T_c, 1)), tau_k >= 1; then AdamW"
+    section = schema.PipeDreamLRConfig
+
+    def lr_divisor(self, tau: float, t: int, T: int) -> float:
+        """tau^(1 - min(t / T_c, 1))."""
+        optimizer = self.config.optimizer
+        assert isinstance(optimizer, schema.PipeDreamLRConfig)
+        return annealed_delay_divisor(tau, t, optimizer.annealing_fraction * T)
+
+
+class DelayCompensation(AdamWEverywhere):
+    """A first-order correction of the gradient, then AdamW."""
+
+    summary = "AdamW on gradients corrected to first order for what the weights did meanwhile"
+    source = "Zheng et al. 2017 (arXiv:1609.08326)"
+    equation = "g <- g + lambda g*g*(w_now - w_used), before clipping; then AdamW"
+    why = "the correction and AdamW work coordinate by coordinate"
+    section = schema.DelayCompensationConfig
+
+    def correct_gradients(self, gradients: list[Tensor], newest: list[Tensor], used: list[Tensor]) -> None:
+        """g <- g + lambda g*g*(w_now - w_used)."""
+        assert isinstance(self.config.optimizer, schema.DelayCompensationConfig)
+        correction = torch._foreach_sub(newest, used)
+        torch._foreach_mul_(correction, gradients)
+        torch._foreach_mul_(correction, gradients)
+        torch._foreach_add_(gradients, correction, alpha=self.config.optimizer.compensation)
+
+
+class Nesterov(Method):
+    """NAdam for all parameters."""
+
+    summary = "NAdam with beta1 0.99 and decoupled weight decay"
+    source = "Ajanthan et al. 2025 (arXiv:2505.01099); Dozat 2016"
+    equation = "w <- (1 - lr wd) w - lr (mu_{t+1} m^ + (1 - mu_t) g^) / (sqrt(v^) + eps)"
+    gets: ClassVar = {"NAdam": ALL}
+    why = "NAdam works coordinate by coordinate"
+    section = schema.NesterovConfig
+
+    def optimizers(self, stages: Stages) -> list[Optimizer]:
+        """One."""
+        optimizer = self.config.optimizer
+        assert isinstance(optimizer, schema.NesterovConfig)
+        return [
+            NAdam(
+                stage_groups(stages),
+                lr=optimizer.lr,
+                betas=(optimizer.beta1, optimizer.beta2),
+                eps=optimizer.eps,
+                weight_decay=optimizer.weight_decay,
+                momentum_decay=optimizer.momentum_decay,
+                decoupled_weight_decay=True,
+            )
+        ]
+
+
+class BasisRotationMethod(Method):
+    """The paper's."""
+
+    summary = "Adam in the Hessian's Kronecker eigenbasis for attention and MLP matrices, AdamW for the rest"
+    source = "the paper's algorithms 1 and 2"
+    equation = "W <- (1 - lr wd) W - lr U [ (U^T M V)^ / (sqrt(v^) + eps) ] V^T, v of (U^T G V)^2"
+    gets: ClassVar = {"BasisRotation": MATRICES, "AdamW": REST}
+    why = CURVATURE_OF_MATRICES
+    section = schema.BasisRotationConfig
+
+    def matrices(self, groups: list[Group]) -> Optimizer:
+        """BasisRotation, which takes stacks as they are; each stage refreshes at its own intervals."""
+        optimizer = self.config.optimizer
+        assert isinstance(optimizer, schema.BasisRotationConfig)
+        intervals = refresh_intervals(stage_delays(self.config.pipeline), optimizer.frequency, optimizer.allocation)
+        return BasisRotation(
+            [{**group, "frequency": intervals[group["stage"]]} for group in groups],
+            lr=optimizer.lr,
+            betas=(optimizer.beta1, optimizer.beta2),
+            eps=optimizer.eps,
+            weight_decay=optimizer.weight_decay,
+            source=optimizer.source,
+            geometry=optimizer.geometry,
+            covariance=optimizer.covariance,
+            staggered=optimizer.staggered,
+            rotation_precision=optimizer.rotation_precision,
+        )
+
+
+class Soap(Method):
+    """pytorch-optimizer's SOAP."""
+
+    summary = "SOAP (pytorch-optimizer) for attention and MLP matrices, AdamW for the rest"
+    source = "Vyas et al. 2024 (arXiv:2409.11321)"
+    equation = "W <- W - lr U [ U^T M V / (sqrt(v^) + eps) ] V^T; basis renewed after the step, L, R at every step"
+    gets: ClassVar = {"SOAP": MATRICES, "AdamW": REST}
+    why = CURVATURE_OF_MATRICES
+    section = schema.SoapConfig
+    one_matrix_at_a_time = True
+
+    def matrices(self, groups: list[Group]) -> Optimizer:
+        """The library's."""
+        optimizer = self.config.optimizer
+        assert isinstance(optimizer, schema.SoapConfig)
+        soap: Optimizer = _pytorch_optimizer("soap").SOAP(
+            groups,
+            lr=optimizer.lr,
+            betas=(optimizer.beta1, optimizer.beta2),
+            eps=optimizer.eps,
+            weight_decay=optimizer.weight_decay,
+            precondition_frequency=optimizer.frequency,
+        )
+        return soap
+
+
+class Muon(Method):
+    """torch's Muon."""
+
+    summary = "Muon (torch.optim.Muon) for attention and MLP matrices, AdamW for the rest"
+    source = "Jordan et al. 2024 (kellerjordan.github.io/posts/muon); Liu et al. 2025 (arXiv:2502.16982)"
+    equation = "W <- (1 - lr wd) W - 0.2 sqrt(max(m, n)) lr NewtonSchulz(Nesterov momentum of G)"
+    gets: ClassVar = {"Muon": MATRICES, "AdamW": REST}
+    why = "orthogonalisation is meant for matrices inside the network, and torch's Muon takes nothing else"
+    section = schema.MuonConfig
+    one_matrix_at_a_time = True
+
+    def matrices(self, groups: list[Group]) -> Optimizer:
+        """Torch's."""
+        optimizer = self.config.optimizer
+        assert isinstance(optimizer, schema.MuonConfig)
+        if not hasattr(torch.optim, "Muon"):
+            raise UserError(f"method muon needs torch >= 2.9 (torch.optim.Muon), this is {torch.__version__}")
+        return torch.optim.Muon(
+            groups,
+            lr=optimizer.lr,
+            momentum=optimizer.momentum,
+            weight_decay=optimizer.weight_decay,
+            adjust_lr_fn=optimizer.adjust_lr,
+        )
+
+
+class Scion(Method):
+    """pytorch-optimizer's Scion.
+
+    The norms are those of the Scion paper's language models (table 2 and appendix E.3): spectral for matrices inside
+    the model, sign for embeddings and head, root mean square for vectors.
+    """
+
+    summary = "Scion (pytorch-optimizer): steps of fixed size in a norm chosen for each kind of parameter"
+    source = "Pethick et al. 2025 (arXiv:2502.07529)"
+    equation = "d <- (1 - a) d + a G; W <- (1 - lr) W - lr scale argmax_{|S| <= 1} <d, S>"
+    gets: ClassVar = {
+        "SCION, spectral norm": MATRICES,
+        "SCION, sign": "embeddings, head, router",
+        "SCION, root mean square": "biases, norms",
+    }
+    why = "Scion is a rule for all parameters: a norm for each kind (its table 2 and appendix E.3), no AdamW"
+    section = schema.ScionConfig
+
+    def optimizers(self, stages: Stages) -> list[Optimizer]:
+        """One, each kind of parameter with its own norm."""
+        optimizer = self.config.optimizer
+        assert isinstance(optimizer, schema.ScionConfig)
+        library = _pytorch_optimizer("scion")
+        norms = importlib.import_module("pytorch_optimizer.optimizer.scion").LMONorm
+        groups = stage_groups(stages)
+        views = StackViews.split(groups, dimensions_of_one)
+        kinds = {
+            "matrix": {"norm_type": int(norms.SPECTRAL), "scale": optimizer.scale},
+            "vector": {"norm_type": int(norms.BIAS), "scale": optimizer.vector_scale},
+            "embedding": {"norm_type": int(norms.SIGN), "scale": optimizer.rest_scale},
+        }
+        by_kind = []
+        for group in groups:
+            for kind, options in kinds.items():
+                named = [(name, parameter) for name, parameter in group["params"] if _kind(name, parameter) == kind]
+                if named:
+                    by_kind.append({**group, **options, "params": named, "kind": kind})
+        scion = library.SCION(by_kind, lr=optimizer.lr, momentum=optimizer.momentum, constraint=optimizer.constrained)
+        return [views.attach(scion)]
+
+
+def _kind(name: str, parameter: Tensor) -> str:
+    """Which of Scion's norms a parameter has."""
+    if is_block_matrix(name.partition("[")[0]):
+        return "matrix"
+    return "vector" if parameter.ndim == 1 else "embedding"
+
+
+def _pytorch_optimizer(method: str) -> Any:
+    try:
+        return importlib.import_module("pytorch_optimizer")
+    except ImportError:
+        raise UserError(
+            f"method {method} needs the package pytorch-optimizer: pip install 'brx[rivals]' (or pytorch-optimizer)"
+        ) from None

@@ -1,0 +1,134 @@
+"""A method: which optimizers train a stage under delay, at what learning rate, on which gradients.
+
+The built-in methods (`brx.methods.table`) and those in a user's own file (`optimizer.method=my_method.py:MyMethod`) are
+subclasses of the same class, which override what they have something to say about.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import ClassVar, Self
+
+from torch import Tensor
+from torch.optim import AdamW, Optimizer
+
+from brx.config import schema
+from brx.config.schema import RunConfig
+from brx.methods.groups import Group, StackViews, is_rest, stage_groups
+from brx.model.stage import is_block_matrix
+from brx.pipeline.versions import StageVersions
+
+Stages = Sequence[StageVersions]
+
+
+class Method:
+    """AdamW on delayed gradients; a subclass overrides what it does otherwise.
+
+        from brx.methods.method import Group, Method
+
+        class MyMethod(Method):
+            summary = "Lion on the matrices, AdamW on the rest, at a rate lowered by the delay"
+
+            def matrices(self, groups: list[Group]) -> Optimizer:
+                return Lion(groups, lr=self.lr / 10)
+
+            def lr_divisor(self, tau: float, t: int, T: int) -> float:
+                return max(1.0, tau) ** 0.5
+
+    A method's own settings are the arguments of its constructor, from `optimizer.arguments`.
+
+    Attributes:
+        config: the run's configuration; set before any rule is asked, not yet in the constructor.
+        summary: what it is, in a line.
+        source: where it comes from.
+        equation: its update, as `brx methods` prints it.
+        gets: which optimizer gets which parameters.
+        why: the reason.
+        section: of the configuration, which selects it.
+        one_matrix_at_a_time: whether `matrices` wants each expert's matrix of a mixture by itself (m, n), rather than
+            the stack of all experts' (experts, m, n). They share the memory of the stack.
+    """
+
+    summary: str = "a method of the user's own"
+    source: str = "the file that it is in"
+    equation: str = "its own"
+    gets: ClassVar[dict[str, str]] = {}
+    why: str = "its author says so"
+    section: type[schema.Section] = schema.CustomConfig
+    one_matrix_at_a_time: bool = False
+    config: RunConfig
+
+    def bound_to(self, config: RunConfig) -> Self:
+        """This method at work in a run."""
+        bound = copy.copy(self)
+        bound.config = config
+        return bound
+
+    @property
+    def lr(self) -> float:
+        """The run's peak learning rate, `optimizer.lr`; the schedule scales what each group begins with."""
+        return self.config.optimizer.lr
+
+    def matrices(self, groups: list[Group]) -> Optimizer:
+        """The optimizer of the weight matrices of attention and MLP.
+
+        Args:
+            groups: one per stage, with the named parameters of the stage (m, n), or (experts, m, n) in a mixture, and
+                the keys `stage` and `delay`; handed on to the optimizer as they are, or with further options in them.
+        """
+        return self.adamw(groups)
+
+    def rest(self, groups: list[Group]) -> Optimizer:
+        """The optimizer of everything else: embeddings, head, router, biases, norms."""
+        return self.adamw(groups)
+
+    def optimizers(self, stages: Stages) -> list[Optimizer]:
+        """All optimizers of one device; override it for another division than into matrices and rest.
+
+        Args:
+            stages: of the device; `brx.methods.groups.stage_groups` makes parameter groups of them.
+        """
+        groups = stage_groups(stages, is_block_matrix)
+        if self.one_matrix_at_a_time:
+            views = StackViews.split(groups, dimensions_of_one)
+            matrices = views.attach(self.matrices(groups))
+        else:
+            matrices = self.matrices(groups)
+        return [matrices, self.rest(stage_groups(stages, is_rest))]
+
+    def lr_divisor(self, tau: float, t: int, T: int) -> float:
+        """What a stage's learning rate is divided by, beside the schedule that all methods have.
+
+        Args:
+            tau: the stage's delay, in updates.
+            t: the iteration, from 1.
+            T: the iterations of the schedule.
+        """
+        return 1.0
+
+    def correct_gradients(self, gradients: list[Tensor], newest: list[Tensor], used: list[Tensor]) -> None:
+        """Change a stage's gradients in place, before clipping; called for stages whose weights have moved on.
+
+        Args:
+            gradients: of the stage's parameters.
+            newest: the weights that the update will change.
+            used: the weights that the backward pass used, tau updates older (or as predicted).
+        """
+
+    @property
+    def corrects_gradients(self) -> bool:
+        """Whether it has a rule for them."""
+        return type(self).correct_gradients is not Method.correct_gradients
+
+    def adamw(self, groups: list[Group]) -> Optimizer:
+        """Fused AdamW with the run's beta1, beta2, eps and weight decay (the defaults where a method has none)."""
+        settings = self.config.optimizer
+        common = settings if isinstance(settings, schema.OptimizerSection) else schema.OptimizerSection()
+        betas = (common.beta1, common.beta2)
+        return AdamW(groups, lr=self.lr, betas=betas, eps=common.eps, weight_decay=common.weight_decay, fused=True)
+
+
+def dimensions_of_one(name: str) -> int:
+    """The dimensions of a parameter, by name, when it is no stack of experts'."""
+    return 2 if name.endswith("weight") and "norm" not in name else 1

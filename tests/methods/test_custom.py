@@ -1,0 +1,200 @@
+"""A user's own methods: the examples do what they say, an edited file is another run, faults name file and line."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from brx.cli.main import main
+from brx.errors import RunError, UserError
+from brx.methods.updater import MethodUpdater
+from brx.runs.folder import default_folder, settings_key, trajectory_of
+from brx.train.loop import train
+from brx.train.method_check import check_method
+from tests.pipeline.test_engine import make_config, make_versions, run_engine
+from tests.train.helpers import losses, tiny_config
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "methods"
+STALENESS, LION, CORRECTOR = (
+    f"{EXAMPLES / name}"
+    for name in (
+        "staleness_aware_rate.py:StalenessAware",
+        "lion_on_matrices.py:LionOnMatrices",
+        "drift_corrector.py:DriftCorrector",
+    )
+)
+
+
+def weights_of(method, stages, *extra, iterations=10):
+    _, versions = run_engine(make_config(method, stages, "stash", 24, "optimizer.lr=0.001", *extra), iterations)
+    return torch.cat([weight.detach().flatten() for stage in versions for weight in stage.live.values()])
+
+
+@pytest.mark.parametrize("method", [STALENESS, LION, CORRECTOR])
+def test_examples_are_short_and_name_their_command(method):
+    file, _, name = method.rpartition(":")
+    text = Path(file).read_text()
+    assert 10 <= len(text.splitlines()) <= 40
+    assert f"optimizer.method=examples/methods/{Path(file).name}:{name}" in text
+
+
+@pytest.mark.parametrize("method", [STALENESS, CORRECTOR])
+def test_without_delay_these_are_adamw(method):
+    assert torch.equal(weights_of(method, 1), weights_of("pipedream", 1))
+    assert not torch.equal(weights_of(method, 4), weights_of("pipedream", 4))
+
+
+def test_staleness_aware_rate_is_the_rate_over_tau():
+    config = make_config(STALENESS, 4, "stash", 24, "optimizer.arguments={power: 0.5}")
+    versions = make_versions(config)
+    updater = MethodUpdater(config, versions)
+    for stage in versions:
+        for weight in stage.live.values():
+            weight.grad = torch.zeros_like(weight)
+    updater.step(2)
+    for optimizer in updater.optimizers:
+        rates = {group["delay"]: group["lr"] for group in optimizer.param_groups}
+        for tau in (1, 2, 3):
+            assert rates[tau] == pytest.approx(rates[0] / tau**0.5)
+
+
+def test_lion_is_lion_on_the_matrices_alone():
+    config = make_config(LION, 1, "stash", 24, "training.clip=1e9")
+    versions = make_versions(config)
+    updater = MethodUpdater(config, versions)
+    (stage,) = versions
+    before = {name: weight.detach().clone() for name, weight in stage.live.items()}
+    for weight in stage.live.values():
+        weight.grad = torch.full_like(weight, -2.0)
+    updater.step(10)
+    lr = updater.lr(10)
+    query = "blocks.0.attention.query.weight"
+    expected = before[query] * (1 - 0.2 * lr * 0.1) + 0.2 * lr
+    torch.testing.assert_close(stage.live[query].detach(), expected)
+    torch.testing.assert_close(stage.live["head.linear.bias"].detach(), torch.full_like(before["head.linear.bias"], lr))
+
+
+def write(folder, body, name="mine.py"):
+    path = folder / name
+    path.write_text("from brx.methods.method import Method\n\n\n" + body)
+    return f"{path}:Mine"
+
+
+def test_an_edited_file_is_another_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, "class Mine(Method):\n    pass\n")
+    settings = ("optimizer.method=mine.py:Mine", "training.iterations=4", "training.stop_after=2")
+    config = tiny_config(tmp_path, *settings)
+    train(config, tmp_path / "run")
+    assert trajectory_of(config)["optimizer"]["code_sha256"]
+    assert default_folder(config, "tiny").name == "tiny-mine.Mine-p4-s0"
+    write(tmp_path, "class Mine(Method):\n    pass  # edited\n")
+    edited = tiny_config(tmp_path, *settings)
+    assert settings_key(edited) != settings_key(config)
+    with pytest.raises(UserError, match=r"optimizer\.code_sha256 was '\w+' and is now '\w+'"):
+        train(edited, tmp_path / "run", resume=True)
+    assert main(["train", str(tmp_path / "run"), "--resume", "--set", "training.stop_after=4"]) == 2
+    assert "mine.py:Mine: its file has changed since this run was set up" in capsys.readouterr().err
+    # An old run is read without its file.
+    (tmp_path / "mine.py").unlink()
+    assert main(["config", "show", str(tmp_path / "run")]) == 0
+
+
+def test_a_users_method_trains_validates_and_resumes_exactly(tmp_path):
+    settings = (f"optimizer.method={LION}", "training.iterations=14")
+    train(tiny_config(tmp_path, *settings), tmp_path / "whole")
+    train(tiny_config(tmp_path, *settings, "training.stop_after=12"), tmp_path / "run")
+    train(tiny_config(tmp_path, *settings), tmp_path / "run", resume=True)
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+
+
+OPTIMIZERS = "class Mine(Method):\n    def optimizers(self, stages):\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("import nothing_of_this_name\n", r"mine\.py cannot be imported: .*mine\.py:4: ModuleNotFoundError: No module"),
+        ("class Mine(Method:\n", r"mine\.py cannot be imported: .*mine\.py:4: SyntaxError: "),
+        ("class Other(Method):\n    pass\n", r"Mine is no Method and no torch\.optim\.Optimizer of .*\(there: Other\)"),
+        ("class Mine:\n    pass\n", r"Mine is no Method and no torch\.optim\.Optimizer .*\(there: none\)"),
+        (
+            "class Mine(Method):\n    def __init__(self):\n        1 / 0\n",
+            r"optimizer\.arguments: .*mine\.py:Mine refuses them: .*mine\.py:6: ZeroDivisionError",
+        ),
+        (
+            "class Mine(Method):\n    def matrices(self, groups):\n        return self.none(groups)\n",
+            r"its optimizers: .*mine\.py:6: AttributeError: 'Mine' object has no attribute 'none'",
+        ),
+        (
+            OPTIMIZERS + "        return super().optimizers(stages)[:1]\n",
+            r"its optimizers: .*ValueError: .* and \d+ more are given to no optimizer; every parameter belongs to",
+        ),
+        (
+            OPTIMIZERS + "        return [*super().optimizers(stages), super().optimizers(stages)[1]]\n",
+            r"its optimizers: .*ValueError: .* are given to two optimizers; every parameter belongs to exactly one",
+        ),
+        (
+            "import torch\n\nclass Mine(Method):\n    def rest(self, groups):\n"
+            "        return torch.optim.SGD([p for group in groups for _, p in group['params']], lr=1.0)\n",
+            r"its optimizers: .*an optimizer's parameter groups are not those that brx gave",
+        ),
+    ],
+)
+def test_faults_are_one_line_before_any_data_are_prepared(body, message, tmp_path):
+    config = make_config(write(tmp_path, body), 2, "stash")
+    with pytest.raises(UserError, match=message) as caught:
+        check_method(config)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_is_one_line(tmp_path):
+    with pytest.raises(UserError, match=r"optimizer: method: .*none\.py cannot be read: No such file"):
+        make_config(f"{tmp_path}/none.py:Mine", 2, "stash")
+
+
+def test_unknown_arguments_are_told_with_the_known_ones():
+    config = make_config(STALENESS, 2, "stash", 24, "optimizer.arguments={powr: 2}")
+    with pytest.raises(UserError, match=r"takes no argument 'powr' \(known: power\)"):
+        check_method(config)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (
+            "class Mine(Method):\n    def lr_divisor(self, tau, t, T):\n        return 1 / (t - 1)\n",
+            r"iteration 1: its lr_divisor: .*mine\.py:6: ZeroDivisionError: division by zero",
+        ),
+        (
+            "class Mine(Method):\n    def lr_divisor(self, tau, t, T):\n        return -1.0\n",
+            r"iteration 1: its lr_divisor: ValueError: must be a number above 0, got -1 \(tau \d, t 1\)",
+        ),
+        (
+            "class Mine(Method):\n    def correct_gradients(self, gradients, newest, used):\n        gradients[99]\n",
+            r"iteration \d: its gradient rule: .*mine\.py:6: IndexError",
+        ),
+    ],
+)
+def test_faults_while_training_are_one_line(body, message, tmp_path):
+    with pytest.raises(RunError, match=message) as caught:
+        run_engine(make_config(write(tmp_path, body), 3, "stash"), 6)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_module_works_as_a_file_does(tmp_path, monkeypatch):
+    (tmp_path / "my_module_for_brx.py").write_text(Path(STALENESS.partition(":")[0]).read_text())
+    monkeypatch.syspath_prepend(tmp_path)
+    by_module, by_file = "my_module_for_brx:StalenessAware", f"{tmp_path}/my_module_for_brx.py:StalenessAware"
+    assert torch.equal(weights_of(by_module, 4), weights_of(by_file, 4))
+    hashes = {make_config(name, 2, "stash").optimizer.code_sha256 for name in (by_module, by_file)}
+    assert len(hashes) == 1
+    assert None not in hashes
+    assert make_config("torch.optim:SGD", 2, "stash").optimizer.code_sha256 is None
+
+
+def test_brx_methods_describes_it(capsys):
+    assert main(["methods", STALENESS]) == 0
+    text = capsys.readouterr().out
+    assert f"{STALENESS}: AdamW at lr / tau^power" in text
+    assert "  power: 'float' = 1.0" in text or "  power: float = 1.0" in text
