@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint bench reproduce reproduce-figures setup
+.PHONY: demo test test-numerics test-matrix lint bench reproduce reproduce-figures setup
 
 SCALE ?= cpu
 RESULTS := $(if $(filter cpu,$(SCALE)),results/cpu,runs/paper)
@@ -12,6 +12,18 @@ demo: setup  ## train the quick preset with and without delay, draw the curves (
 
 test: setup  ## run the tests
 	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+# Another processor takes other kernels. These settings, which are read when torch starts, imitate some on an x86 one.
+KERNELS := "ATEN_CPU_CAPABILITY=default" "ATEN_CPU_CAPABILITY=avx2" "MKL_CBWR=COMPATIBLE" "MKL_CBWR=AVX2" \
+	"ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE"
+
+test-numerics: setup  ## the tests in which rounding matters most, with other kernels and BLAS code paths
+	for kernels in $(KERNELS); do \
+		echo "$$kernels"; env $$kernels $(BIN)/python -m pytest -n 2 -m "numerics and not slow" || exit 1; \
+	done
+
+test-matrix:  ## the tests on Python 3.11, 3.12, 3.13 and with the oldest torch (hours, gigabytes); see .ci/matrix
+	.ci/matrix
 
 lint: setup  ## style and types
 	$(BIN)/ruff check .

@@ -43,6 +43,7 @@ def _inside(name):
     return ("attention." in name or "mlp." in name) and "router" not in name and "norm" not in name
 
 
+@pytest.mark.numerics
 @pytest.mark.parametrize("extra", [[], MOE], ids=["dense", "mixture"])
 @pytest.mark.parametrize("method", ["soap", "muon", "scion"])
 def test_rival_is_the_librarys_optimizer(method, extra):

@@ -152,6 +152,7 @@ def test_engine_equals_naive_simulation(method, stages, stash):
     assert_equals_naive(config)
 
 
+@pytest.mark.numerics
 @pytest.mark.parametrize("stash", ["stash", "none", "predict"])
 @pytest.mark.parametrize("method", ["pipedream", "basis-rotation"])
 def test_engine_equals_naive_simulation_of_a_mixture(method, stash):
@@ -186,6 +187,7 @@ def test_modes_differ():
     assert len({tuple(series) for series in losses.values()}) == 3
 
 
+@pytest.mark.numerics
 def test_one_stage_equals_ordinary_training_loop():
     config = make_config("pipedream", 1, "stash")
     results, versions = run_engine(config, 12)
@@ -272,6 +274,7 @@ def test_bf16_ring_gives_the_same_numbers(stash, monkeypatch):
         assert losses(torch.bfloat16) != losses(torch.float32)
 
 
+@pytest.mark.numerics
 def test_recomputed_activations_give_the_same_numbers():
     plain, _ = run_engine(make_config("pipedream", 4, "stash"), 12)
     config = make_config("pipedream", 4, "stash", 24, "pipeline.recompute=true")
