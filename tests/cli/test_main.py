@@ -115,6 +115,13 @@ def brx(*arguments, **environment):
     )
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_starts_as_a_process(command):
+    shown = brx(command, "--help")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert shown.stdout.startswith(f"Usage: brx {command} ")
+
+
 def test_processes_end_with_the_exit_code():
     assert brx("--version").stdout == f"brx {__version__}\n"
     assert brx("tran").returncode == 2
