@@ -8,9 +8,13 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import pandas as pd
+
 from benchmarks.report import Table
 from brx.plot.curves import draw_curves
-from brx.runs.reading import Run, common_target, comparability, iterations_to_target
+from brx.runs.comparison import slowest_final
+from brx.runs.frames import STAGES, differences, load, smoothed_loss
+from brx.runs.slowdown import iterations_to_target
 
 
 def main() -> None:
@@ -19,32 +23,33 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--out", type=Path, required=True, help="folder of table and figure")
     options = parser.parse_args()
-    runs = [Run.load(path) for path in options.runs]
-    target = common_target(runs)
+    runs = load(options.runs)
+    target = slowest_final(runs)
     draw_curves(runs, options.out / "curves", target=target)
-    reached = {(run.method, run.stages): iterations_to_target(run, target) for run in runs}
+    reached = {run: iterations_to_target(smoothed_loss(run), target) for run in runs.index}
     columns = ["method", "P", "training loss", "validation loss", f"iterations to {target:.3f}", "slowdown"]
     table = Table("training", [*columns, "tokens/s", "MFU"])
-    for run in runs:
-        needed, base = reached[run.method, run.stages], reached.get((run.method, 1))
-        mfu = run.summary.get("mfu")
+    for path, run in runs.iterrows():
+        undelayed = runs.index[(runs["method"] == run["method"]) & (runs[STAGES] == 1)]
+        needed, base = reached[path], reached[undelayed[0]] if len(undelayed) else None
         table.add(
-            run.method,
-            str(run.stages),
-            f"{run.smoothed[-1]:.4f}",
-            f"{run.val_loss[-1]:.4f}",
+            run["method"],
+            str(run[STAGES]),
+            f"{run['train_loss']:.4f}",
+            f"{run['val_loss']:.4f}",
             "never" if needed is None else f"{needed:.0f}",
             "" if needed is None or base is None else f"{needed / base:.2f}",
-            f"{run.summary['tokens_per_second']:,.0f}",
-            "" if mfu is None else f"{mfu:.1%}",
+            f"{run['tokens_per_second']:,.0f}",
+            "" if pd.isna(run["mfu"]) else f"{run['mfu']:.1%}",
         )
-    config = runs[0].config
-    tokens = config.training.iterations * config.training.batch_size * config.model.sequence_length
+    first = runs.iloc[0]
+    iterations = first["training.iterations"]
+    tokens = iterations * first["training.batch_size"] * first["model.sequence_length"]
     table.write(
-        f"{config.model.blocks} blocks, d {config.model.width}, {config.training.iterations:,} iterations,"
-        f" {tokens:,} tokens of {config.data.source}: a short schedule, not the paper's",
+        f"{first['architecture']}, {iterations:,} iterations, {tokens:,} tokens of {first['data.source']}: a short"
+        " schedule, not the paper's",
         "Losses are means over the last 2 % of the run; slowdown: iterations to the common loss over those at P = 1.",
-        *comparability(runs),
+        *differences(runs),
         folder=options.out,
     )
 

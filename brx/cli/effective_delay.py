@@ -36,13 +36,13 @@ def effective_delay(
     from brx.curvature import effective_delay as delays
     from brx.curvature.norm_result import results_of
     from brx.plot.curvature import draw_effective_delay
-    from brx.runs.reading import Run, comparability
+    from brx.runs.frames import differences, load
 
-    loaded = [Run.load(path) for path in runs]
+    loaded = load(runs)
     measured = [(path, result) for path in runs for result in results_of(path).values()]
     if not measured:
         raise UserError(f"{runs[0]}: has no measured norms; run `brx hessian-norm {runs[0]}` first")
-    for line in comparability(loaded):
+    for line in differences(loaded):
         print(f"brx: note: {line}", file=sys.stderr)
     counts = stages or delays.usual_stages([result for _, result in measured])
     curves = [(result, [delays.effective_delay(result, count) for count in counts]) for _, result in measured]

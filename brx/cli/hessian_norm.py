@@ -64,7 +64,7 @@ def hessian_norm(
 
     from brx.curvature.norm_measurement import NormSettings, Stopped, measure_runs
     from brx.curvature.norm_result import SPACES, Space, measured_norms, result_path
-    from brx.curvature.norm_tables import NORM_TITLE, breakdown_table, norm_rows, resolution_warning
+    from brx.curvature.norm_tables import NORM_TITLE, breakdown_table, norm_table, resolution_warning
     from brx.plot.curvature import draw_norms
     from brx.runs.formats import format_table
     from brx.runs.reading import Run
@@ -99,7 +99,7 @@ def hessian_norm(
 
     if format == "table":
         print(NORM_TITLE)
-    print(format_table(*norm_rows(results), format))
+    print(format_table(norm_table(results), format))
     console = Console()
     for result in results:
         if by != "none":

@@ -39,7 +39,7 @@ RunsOrFolders = Annotated[
     list[Path], typer.Argument(metavar="RUNS", help="runs, or folders that hold runs", show_default=False)
 ]
 
-TableFormat = Literal["table", "markdown", "csv", "json"]
+TableFormat = Literal["table", "markdown", "csv", "json", "latex"]
 Format = Annotated[TableFormat, typer.Option(help="of the table")]
 
 ScaleName = Annotated[Literal["cpu", "paper"], typer.Option(help="which experiments")]

@@ -71,12 +71,12 @@ def plot(
 
 def _plot_curves(paths: list[Path], out: Path) -> None:
     from brx.plot.curves import draw_curves
-    from brx.runs.reading import Run, comparability
+    from brx.runs.frames import differences, load
 
     if not paths:
         raise UserError("RUN: name at least one run's folder")
-    runs = [Run.load(path) for path in paths]
-    for line in comparability(runs):
+    runs = load(paths)
+    for line in differences(runs):
         print(f"brx: note: {line}", file=sys.stderr)
     for path in draw_curves(runs, out):
         print(path)
@@ -87,8 +87,8 @@ def _plot_paper(names: list[str], scale: str, runs: Path | None, folder: Path) -
     from brx.paper.figures import draw_paper_figure
     from brx.paper.scales import SCALES, Experiments
 
-    experiments = Experiments(SCALES[scale], runs)
-    for note in experiments.results.notes:
+    experiments = Experiments.load(SCALES[scale], runs)
+    for note in experiments.notes:
         print(f"brx: note: {note}", file=sys.stderr)
     for name in names:
         try:

@@ -41,5 +41,5 @@ def report(
     for folder in figures or []:
         if not folder.is_dir():
             raise UserError(f"--figures: {folder}: no such folder")
-    write_report(Experiments(SCALES[scale], runs), figures or [Path("figures"), Path("figures") / scale], out)
+    write_report(Experiments.load(SCALES[scale], runs), figures or [Path("figures"), Path("figures") / scale], out)
     print(out)

@@ -43,55 +43,42 @@ def slowdown(
     """Print the slowdowns, and the iterations saved over the best baseline."""
     from brx.plot.slowdown import draw_all_targets
     from brx.runs.comparison import compare
-    from brx.runs.experiments import Results
+    from brx.runs.experiments import at_best_rates, notes
     from brx.runs.formats import format_table
+    from brx.runs.frames import load
     from brx.runs.reading import SMOOTHING
-    from brx.runs.tables import reduction_numbers, reduction_rows, slowdown_numbers, slowdown_rows
+    from brx.runs.tables import reduction_table, slowdown_table
 
     if target is not None and target_rule is not None:
         raise UserError("--target and --target-rule: give one of the two")
     if target is not None and not 0 < target < math.inf:
         raise UserError(f"--target {target:g}: must be a loss above 0, in nats")
-    results = Results(runs)
-    comparison = compare(results.groups, target, reference_stages)
-    notes = list(results.notes)
-    if len(comparison.sets) > 1:
-        notes.append(
-            f"{len(comparison.sets)} sets of runs that differ in data, trajectory version, model or budget, each alone"
-        )
-    for group in comparison.without_reference:
-        where = f"no run of the same settings at P = {reference_stages}"
-        notes.append(f"{group.runs[0].path}: {where}: it has no slowdown")
-    if any(slowdown.is_early for slowdown in comparison.slowdowns):
-        notes.append(
-            "a reference reaches the target in its first 5 % of iterations: such a ratio is about the start of"
-            " training, and a lower --target says more"
-        )
-    for note in notes:
+    all_runs = load(runs)
+    chosen = at_best_rates(all_runs)
+    comparison = compare(chosen, target, reference_stages)
+    slowdowns, reductions = comparison.slowdowns, comparison.reductions
+    for note in [*notes(all_runs, chosen), *comparison.notes]:
         print(f"brx: note: {note}", file=sys.stderr)
-    if not comparison.slowdowns:
+    if slowdowns.empty:
         raise UserError(f"RUNS: nothing to compare: no method has runs at P = {reference_stages} and at another P")
 
     if format == "json":
-        numbers = {
-            "slowdowns": slowdown_numbers(comparison.slowdowns),
-            "reductions": reduction_numbers(comparison.reductions),
-        }
-        print(json.dumps(numbers, indent=2))
+        both = {"slowdowns": slowdowns, "reductions": reductions}
+        print(json.dumps({key: json.loads(frame.to_json(orient="records")) for key, frame in both.items()}, indent=2))
     elif format == "table":
         how = "given" if target is not None else "slowest-final: all runs of the set reach it"
         print(
             f"Iterations until the training loss, a centred mean over {SMOOTHING:.0%} of the iterations, stays at or"
             f" below the target ({how})"
         )
-        print(format_table(*slowdown_rows(comparison.slowdowns), format))
-        if any(group.is_at_edge for one in comparison.slowdowns for group in (one.group, one.reference)):
+        print(format_table(slowdown_table(slowdowns), format))
+        if slowdowns[["lr_at_edge", "reference_lr_at_edge"]].any(axis=None):
             print("*: at the edge of the rates that were tried")
-        if comparison.reductions:
+        if len(reductions):
             print("Iterations saved over the best of PipeDream, PipeDream-LR and Nesterov, at its final loss")
-            print(format_table(*reduction_rows(comparison.reductions), format))
+            print(format_table(reduction_table(reductions), format))
     else:
-        print(format_table(*slowdown_rows(comparison.slowdowns), format))
+        print(format_table(slowdown_table(slowdowns), format))
     if all_targets is not None:
         for path in draw_all_targets(comparison.sets[0], all_targets, reference_stages, target):
             print(path, file=sys.stderr)

@@ -54,7 +54,7 @@ def stages(
     format: Format = "table",
 ) -> None:
     """Print the table."""
-    from brx.planning.stage_count import DEVICES_GB, LLAMAS, ModelShape, stage_count_rows
+    from brx.planning.stage_count import DEVICES_GB, LLAMAS, ModelShape, stage_count_table
     from brx.runs.formats import format_table
 
     own = {"--hidden": hidden, "--heads": heads, "--params-per-block": params_per_block, "--blocks": blocks}
@@ -64,9 +64,9 @@ def stages(
     models: Sequence[ModelShape] = LLAMAS
     if hidden is not None and heads is not None and params_per_block is not None and blocks is not None:
         models = (ModelShape("model", hidden, heads, params_per_block, blocks),)
-    columns, rows = stage_count_rows(models, DEVICES_GB if memory is None else memory, sequence_length, batch_size)
-    print(format_table(columns, rows, format))
-    if any(cell.startswith(">=") for row in rows for cell in row):
+    table = stage_count_table(models, DEVICES_GB if memory is None else memory, sequence_length, batch_size)
+    print(format_table(table, format))
+    if table.map(lambda cell: cell.startswith(">=")).any(axis=None):
         print("brx: note: >=: the device does not hold a whole block, so that each needs at least two", file=sys.stderr)
     if models is LLAMAS and memory is None and (sequence_length, batch_size) == (4096, 1):
         print(

@@ -42,28 +42,28 @@ def tables(
         return
     if table not in (*TABLES, "all"):
         raise UserError(f"TABLE: unknown table '{table}' (known: all, list, {', '.join(TABLES)})")
-    experiments = Experiments(SCALES[scale], runs)
-    for note in experiments.results.notes:
+    experiments = Experiments.load(SCALES[scale], runs)
+    for note in experiments.notes:
         print(f"brx: note: {note}", file=sys.stderr)
     for name in TABLES if table == "all" else [table]:
         own = experiments.fresh()
         try:
-            columns, rows = TABLES[name].rows(own)
+            texts = TABLES[name].make(own)
         except UserError as error:
             if table != "all":
                 raise
             print(f"brx: note: table {name}: {error}", file=sys.stderr)
             continue
-        if not rows and table != "all":
+        if texts.empty and table != "all":
             raise UserError(f"table {name}: none of its runs are in {own.folder}; make them with {own.makers}")
         if own.missing:
             number = len(own.missing)
             print(f"brx: note: table {name}: {number} experiments not there: {own.makers}", file=sys.stderr)
         if out is None:
-            print(f"{TABLES[name].title}\n{format_table(columns, rows, 'table')}")
+            print(f"{TABLES[name].title}\n{format_table(texts, 'table')}")
             continue
         out.mkdir(parents=True, exist_ok=True)
-        write_text(out / f"{name}.csv", format_table(columns, rows, "csv") + "\n")
+        write_text(out / f"{name}.csv", format_table(texts, "csv") + "\n")
         title = f"# {TABLES[name].title}\n\n"
-        write_text(out / f"{name}.md", title + format_table(columns, rows, "markdown") + "\n")
+        write_text(out / f"{name}.md", title + format_table(texts, "markdown") + "\n")
         print(out / f"{name}.md")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar, get_args
@@ -116,6 +117,17 @@ def apply_overrides(content: Mapping[str, Any], overrides: Sequence[str], where:
         origins[tuple(key.split("."))] = shown
     source = f"{where} with {' '.join(origins.values())}" if origins else where
     return validate(set_values(content, settings, "--set"), RunConfig, source, origins)
+
+
+def preset_with(preset: str, settings: Mapping[str, Any]) -> RunConfig:
+    """A preset with dotted keys set."""
+    path = find_config(preset)
+    return validate(set_values(_read_once(path), settings, f"{path}:"), RunConfig, str(path))
+
+
+@lru_cache
+def _read_once(path: Path) -> Mapping[str, Any]:
+    return read_mapping(path)
 
 
 def set_values(content: Mapping[str, Any], settings: Mapping[str, Any], where: str) -> dict[str, Any]:

@@ -81,7 +81,7 @@ def find_checkpoint(run: Run, iteration: int | None, default: Literal["newest", 
             )
         return found[iteration]
     last = run.config.training.last_iteration
-    if not run.is_finished:
+    if not run.status == "finished":
         raise UserError(
             f"{run.path}: the run is not finished (iteration {run.iterations[-1]:.0f} of {last}); finish it with"
             f" `brx train {run.path} --resume`, or name a checkpoint with --checkpoint: {listed}"

@@ -10,14 +10,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
+import pandas as pd
 from rich.table import Table
 
 from brx.curvature.norm_result import NORMAL_95, NormResult, Space, results_of, stage_of_block
 from brx.errors import UserError
 from brx.pipeline.delay import pipeline_delays
-from brx.runs.reading import Run, common_target, iterations_to_target
+from brx.runs.comparison import slowest_final
+from brx.runs.frames import STAGES, smoothed_loss
+from brx.runs.slowdown import iterations_to_target
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,8 @@ class SlowdownPoint:
     """One run's measured slowdown beside its effective delay.
 
     Attributes:
-        run: the run.
+        run: its folder.
+        method: its method.
         estimate: where the norms are from: the run's own measurement, else one of another run of its method.
         delay: tau' of the run.
         slowdown: its iterations to the target over those of its method's run without delay; None if it never gets
@@ -85,34 +90,39 @@ class SlowdownPoint:
         target: the smoothed training loss that all runs of the method reach, in nats.
     """
 
-    run: Run
+    run: str
+    method: str
     estimate: NormResult
     delay: EffectiveDelay
     slowdown: float | None
     target: float
 
 
-def slowdown_points(runs: Sequence[Run]) -> list[SlowdownPoint]:
+def slowdown_points(runs: pd.DataFrame) -> list[SlowdownPoint]:
     """The runs whose method has a run without delay and a measurement among `runs`, by method and stages.
 
     A run's coordinates are those that its method takes its steps in: rotated ones for basis rotation.
+
+    Args:
+        runs: rows of `brx.runs.load`.
     """
     points = []
-    for method in dict.fromkeys(run.method for run in runs):
-        group = sorted((run for run in runs if run.method == method), key=lambda run: run.stages)
+    for method, alike in runs.sort_values(STAGES, kind="stable").groupby("method", sort=False):
         space: Space = "rotated" if method.startswith("basis-rotation") else "original"
-        found = {run.path: results_of(run.path).get(space) for run in group}
-        measured = [result for result in found.values() if result is not None]
-        if group[0].stages != 1 or not measured:
+        results = {run: results_of(Path(run)).get(space) for run in alike.index}
+        measured = [result for result in results.values() if result is not None]
+        if alike[STAGES].iloc[0] != 1 or not measured:
             continue
-        target = common_target(group)
-        base = iterations_to_target(group[0], target)
-        for run in group:
-            estimate = found[run.path] or measured[-1]
-            reached = iterations_to_target(run, target)
-            slowdown = reached / base if reached is not None and base is not None else None
-            points.append(SlowdownPoint(run, estimate, effective_delay(estimate, run.stages), slowdown, target))
-    return points
+        target = slowest_final(alike)
+        reached = {run: iterations_to_target(smoothed_loss(run), target) for run in alike.index}
+        base = reached[alike.index[0]]
+        for run, iterations in reached.items():
+            estimate = results[run] or measured[-1]
+            delay = effective_delay(estimate, int(alike.at[run, STAGES]))
+            slowdown = None if iterations is None or base is None else iterations / base
+            points.append(SlowdownPoint(run, method, estimate, delay, slowdown, target))
+    order = list(dict.fromkeys(runs["method"]))
+    return sorted(points, key=lambda point: order.index(point.method))
 
 
 def delay_table(names: Sequence[str], curves: Sequence[tuple[NormResult, Sequence[EffectiveDelay]]]) -> Table:
@@ -138,7 +148,6 @@ def slowdown_table(points: Sequence[SlowdownPoint]) -> Table:
     table = Table("run", "method", "P", "tau'", "slowdown in iterations")
     for point in points:
         slowdown = "never" if point.slowdown is None else f"{point.slowdown:.3g}"
-        table.add_row(
-            point.run.path.name, point.run.method, str(point.run.stages), f"{point.delay.delay:.3g}", slowdown
-        )
+        name, stages = Path(point.run).name, str(point.delay.num_stages)
+        table.add_row(name, point.method, stages, f"{point.delay.delay:.3g}", slowdown)
     return table

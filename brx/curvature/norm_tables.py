@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+import pandas as pd
 from rich.table import Table
 
 from brx.curvature.norm_result import NormResult, by_stage
@@ -16,23 +17,16 @@ NORM_TITLE = "(1,1)-norm of the training loss's Hessian, per parameter (sample: 
 USUAL = ("geometric", "fp32")
 
 
-def norm_rows(results: Sequence[NormResult]) -> tuple[list[str], list[list[str]]]:
-    """A row a measurement: columns and rows, for `formats.format_table`, under `NORM_TITLE`."""
+def norm_table(results: Sequence[NormResult]) -> pd.DataFrame:
+    """A row per measurement, texts; under `NORM_TITLE`."""
     columns = ["run", "P", "at", "coordinates", "norm", "95 % low", "95 % high", "sample"]
     rows = []
     for result in results:
-        low, high = result.interval
-        rows.append(
-            [
-                Path(result.run).name,
-                str(result.num_stages),
-                str(result.iteration),
-                _coordinates(result),
-                *(f"{value:.4g}" for value in (result.normalized, low, high)),
-                _how(result),
-            ]
-        )
-    return columns, rows
+        numbers = (f"{value:.4g}" for value in (result.normalized, *result.interval))
+        name = Path(result.run).name
+        where = (str(result.num_stages), str(result.iteration), _coordinates(result))
+        rows.append([name, *where, *numbers, _how(result)])
+    return pd.DataFrame(rows, columns=columns)
 
 
 def _coordinates(result: NormResult) -> str:

@@ -10,7 +10,9 @@ from rich.console import Console
 
 from brx.config import load_config
 from brx.plot.curves import draw_curves
-from brx.runs.reading import Run, common_target
+from brx.runs.comparison import slowest_final
+from brx.runs.formats import terminal_table
+from brx.runs.frames import load
 from brx.runs.tables import loss_table
 from brx.train.loop import train
 
@@ -27,16 +29,17 @@ def run_demo(out: Path, overrides: Sequence[str]) -> Literal["finished", "interr
         overrides: settings that replace those of the preset, as `KEY=VALUE`.
     """
     delayed = load_config("quick", overrides).pipeline.stages
-    runs = []
+    folders = []
     for stages in (1, delayed):
         for method in METHODS:
             settings = [*overrides, f"optimizer.method={method}", f"pipeline.stages={stages}"]
             folder = out / f"{method}-p{stages}"
             if train(load_config("quick", settings), folder, resume=True) == "interrupted":
                 return "interrupted"
-            runs.append(Run.load(folder))
-    target = common_target(runs)
+            folders.append(folder)
+    runs = load(folders)
+    target = slowest_final(runs)
     written = draw_curves(runs, out / "curves", target=target)
-    Console(width=110).print(loss_table(runs, target))
+    Console(width=110).print(terminal_table(loss_table(runs, target)))
     print(written[0])
     return "finished"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -24,8 +25,9 @@ from brx.plot.panels import (
     row_of_axes,
 )
 from brx.plot.style import COLUMN_WIDTH_IN, figure, look_of, save, sequence_color
-from brx.runs.experiments import Group
+from brx.runs.frames import RATE, STAGES
 from brx.runs.reading import SMOOTHING
+from brx.runs.tables import rate_text
 
 PANEL_IN = 2.3
 
@@ -89,31 +91,34 @@ def _caption(paper: PaperFigure, found: Experiments) -> str:
         f"Training losses are means over {SMOOTHING:.0%} of the iterations; bands: range over seeds;"
         " learning rates: lowest final validation loss of the grid (* at its edge).",
     ]
-    for group in found.used:
-        edge = "*" if group.is_at_edge else ""
-        names = ", ".join(run.path.name for run in group.runs)
-        lines.append(f"{group.variant}, P = {group.stages}, lr {group.lr:g}{edge}: {names}")
+    for seeds in found.used.values():
+        first = seeds.iloc[0]
+        rate = rate_text(first[RATE], at_edge=first["lr_at_edge"])
+        lines.append(f"{first['variant']}, P = {first[STAGES]}, lr {rate}: {', '.join(seeds['name'])}")
     lines += [f"not there: {line}" for line in found.missing]
     return "\n".join(lines)
 
 
-def _present(groups: Sequence[Group | None]) -> list[Group]:
-    return [group for group in groups if group is not None]
+def _present(experiments: Sequence[pd.DataFrame | None]) -> list[pd.DataFrame]:
+    return [seeds for seeds in experiments if seeds is not None]
 
 
 def _curves(
-    experiments: Experiments, methods: Sequence[str], stages: int, sweep: str = "", **found: Any
+    experiments: Experiments, methods: Sequence[str], stages: int, sweep: str = "", **where: Any
 ) -> list[Curve]:
-    """A curve a method at P stages."""
-    groups = [experiments.find(method, stages, sweep or experiments.sweep_of(method), **found) for method in methods]
-    return [curve_of(group) for group in _present(groups)]
+    """A curve per method at P stages."""
+    asked = [experiments.find(method, stages, sweep or experiments.sweep_of(method), **where) for method in methods]
+    return [curve_of(seeds) for seeds in _present(asked)]
 
 
 def _depth_curves(experiments: Experiments, method: str, depths: Sequence[int]) -> list[Curve]:
-    """A curve a number of stages, from light to dark."""
-    found = [experiments.find(method, depth, experiments.sweep_of(method)) for depth in depths]
-    colors = {depth: sequence_color(place, len(depths)) for place, depth in enumerate(depths)}
-    return [curve_of(group, f"P = {group.stages}", color=colors[group.stages]) for group in _present(found)]
+    """A curve per number of stages, from light to dark."""
+    curves = []
+    for index, depth in enumerate(depths):
+        seeds = experiments.find(method, depth, experiments.sweep_of(method))
+        if seeds is not None:
+            curves.append(curve_of(seeds, f"P = {depth}", color=sequence_color(index, len(depths))))
+    return curves
 
 
 def _fill(axes: Any, curves: list[Curve], title: str, draw: Callable[..., None] = draw_curves) -> None:
@@ -165,21 +170,14 @@ def _teaser(experiments: Experiments, made: Figure) -> None:
 )
 def _main(experiments: Experiments, made: Figure) -> None:
     panels = row_of_axes(made, 5)
-    by_method = _by_method(experiments, MAIN)
-    if by_method:
-        draw_final_losses(panels[0], by_method, title="(a) final loss")
+    depths = experiments.scale.depths
+    seeds = _present([experiments.find(method, P, experiments.sweep_of(method)) for method in MAIN for P in depths])
+    if seeds:
+        draw_final_losses(panels[0], pd.concat(seeds), title="(a) final loss")
     deepest = experiments.scale.deepest
     _fill(panels[1], _curves(experiments, MAIN, deepest), f"(b) P = {deepest}")
     _share_legend(made, *panels[:2])
     _fill_slowdowns(experiments, MAIN[1:], panels[2:], letters="cde")
-
-
-def _by_method(experiments: Experiments, methods: Sequence[str]) -> dict[str, list[Group]]:
-    found = {
-        method: _present([experiments.find(method, P, experiments.sweep_of(method)) for P in experiments.scale.depths])
-        for method in methods
-    }
-    return {method: groups for method, groups in found.items() if groups}
 
 
 def _fill_slowdowns(experiments: Experiments, methods: Sequence[str], panels: Sequence[Any], letters: str = "") -> None:
@@ -206,11 +204,11 @@ def _fill_block_scaling(experiments: Experiments, methods: Sequence[str], panels
     sizes = experiments.scale.blocks
     for method, axes in zip(methods, panels, strict=True):
         curves = []
-        for place, blocks in enumerate(sizes):
-            group = experiments.find(method, blocks, "block-scaling", settings={"model.blocks": blocks})
-            if group is not None:
-                color = sequence_color(place, len(sizes))
-                curves.append(curve_of(group, f"{blocks} blocks, P = {blocks}", color=color))
+        for index, blocks in enumerate(sizes):
+            seeds = experiments.find(method, blocks, "block-scaling", settings={"model.blocks": blocks})
+            if seeds is not None:
+                color = sequence_color(index, len(sizes))
+                curves.append(curve_of(seeds, f"{blocks} blocks, P = {blocks}", color=color))
         _fill(axes, curves, look_of(method).label)
 
 
@@ -247,22 +245,22 @@ def _efficiency(experiments: Experiments, made: Figure) -> None:
 def _frequency_curves(experiments: Experiments) -> list[Curve]:
     deepest = experiments.scale.deepest
     curves = _curves(experiments, ("pipedream-lr",), deepest)
-    for place, frequency in enumerate(FREQUENCIES):
+    for index, frequency in enumerate(FREQUENCIES):
         settings = {"optimizer.frequency": frequency}
-        group = experiments.find("basis-rotation", deepest, "frequency", settings=settings)
-        if group is not None:
-            color = sequence_color(place, len(FREQUENCIES))
-            curves.append(curve_of(group, f"every {frequency} iterations", color=color))
+        seeds = experiments.find("basis-rotation", deepest, "frequency", settings=settings)
+        if seeds is not None:
+            color = sequence_color(index, len(FREQUENCIES))
+            curves.append(curve_of(seeds, f"every {frequency} iterations", color=color))
     return curves
 
 
 def _allocation_curves(experiments: Experiments, allocations: Sequence[str]) -> list[Curve]:
-    found = [
+    asked = [
         experiments.find("basis-rotation", experiments.scale.deepest, sweep, settings={"optimizer.allocation": one})
         for one in allocations
         for sweep in ("main" if one == "uniform" else "stage-aware",)
     ]
-    return [curve_of(group) for group in _present(found)]
+    return [curve_of(seeds) for seeds in _present(asked)]
 
 
 @paper_figure(
@@ -278,9 +276,9 @@ def _weight_stashing(experiments: Experiments, made: Figure) -> None:
     )
     for axes, method, letter in zip(panels[1:], ("pipedream-lr", "basis-rotation"), "bc", strict=True):
         curves = _curves(experiments, (method,), deepest)
-        curves = [curve_of(curve.group, "stashing") for curve in curves]
-        group = experiments.find(method, deepest, "stashing", settings=without)
-        curves += [curve_of(group, "no stashing", linestyle="--")] if group is not None else []
+        curves = [curve_of(curve.runs, "stashing") for curve in curves]
+        seeds = experiments.find(method, deepest, "stashing", settings=without)
+        curves += [curve_of(seeds, "no stashing", linestyle="--")] if seeds is not None else []
         _fill(axes, curves, f"({letter}) {look_of(method).label}")
 
 
@@ -360,12 +358,12 @@ def _delay_compensation(experiments: Experiments, made: Figure) -> None:
     panels = row_of_axes(made, 3, share_y=True)
     for axes, stages in zip(panels, (8, 16, 32), strict=True):
         curves = _curves(experiments, MAIN, stages)
-        for place, strength in enumerate(COMPENSATIONS):
+        for index, strength in enumerate(COMPENSATIONS):
             settings = {"optimizer.compensation": strength}
-            group = experiments.find("delay-compensation", stages, "delay-compensation", settings=settings)
-            if group is not None:
-                color = sequence_color(place, len(COMPENSATIONS))
-                curves.append(curve_of(group, rf"DC, $\lambda$ = {strength:g}", color=color))
+            seeds = experiments.find("delay-compensation", stages, "delay-compensation", settings=settings)
+            if seeds is not None:
+                color = sequence_color(index, len(COMPENSATIONS))
+                curves.append(curve_of(seeds, rf"DC, $\lambda$ = {strength:g}", color=color))
         _fill(axes, curves, f"P = {stages}")
     _share_legend(made, *panels)
 

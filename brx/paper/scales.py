@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
+from brx.config.loading import preset_with
 from brx.errors import UserError
-from brx.runs.experiments import Group, Results, preset_with
-from brx.runs.slowdown import slowest_final
+from brx.runs.comparison import slowest_final
+from brx.runs.experiments import at_best_rates, main_origin, notes
+from brx.runs.frames import experiment_id, load
 
 Settings = Mapping[str, Any]
 
@@ -121,36 +126,56 @@ SCALES = {
 
 
 class Experiments:
-    """Finds a scale's experiments, and remembers what was not there.
+    """Finds a scale's experiments among its runs, and remembers what was asked for: what was there and what was not.
 
     Args:
         scale: which.
-        folder: of its runs; the scale's own by default.
+        runs: all of its runs, rows of `load`.
+        folder: where they are, for messages.
 
-    Raises:
-        UserError: there are no runs at all; names the sweep that makes them.
+    Attributes:
+        chosen: the runs at the best learning rate of each experiment.
+        used: the runs of each experiment that was asked for, by its id.
+        missing: a line for each that is not there.
     """
 
-    def __init__(self, scale: Scale, folder: Path | None = None) -> None:
+    def __init__(self, scale: Scale, runs: pd.DataFrame, folder: Path) -> None:
         self.scale = scale
-        self.folder = folder or scale.runs
-        if not self.folder.is_dir():
-            raise UserError(f"{self.folder}: no such folder; make the runs with brx sweep {scale.sweep('main')}")
-        self.results = Results([self.folder])
-        self.used: list[Group] = []
+        self.folder = folder
+        self.runs = runs
+        self.chosen = at_best_rates(runs)
+        self._origin = main_origin(self.chosen)
+        self._by_experiment = dict(iter(self.chosen.groupby("experiment")))
+        self.used: dict[str, pd.DataFrame] = {}
         self.missing: list[str] = []
 
+    @classmethod
+    def load(cls, scale: Scale, folder: Path | None = None) -> Experiments:
+        """Read the runs of a scale, from its own folder by default.
+
+        Raises:
+            UserError: there are no runs at all; names the sweep that makes them.
+        """
+        folder = folder or scale.runs
+        if not folder.is_dir():
+            raise UserError(f"{folder}: no such folder; make the runs with brx sweep {scale.sweep('main')}")
+        return cls(scale, load(folder), folder)
+
+    @property
+    def notes(self) -> list[str]:
+        """A line for everything that is left out."""
+        return notes(self.runs, self.chosen)
+
     def fresh(self) -> Experiments:
-        """The same runs with nothing used or missing yet."""
-        copy = object.__new__(Experiments)
-        copy.scale, copy.folder, copy.results = self.scale, self.folder, self.results
-        copy.used, copy.missing = [], []
-        return copy
+        """The same runs, with nothing asked for yet."""
+        again = copy.copy(self)
+        again.used, again.missing = {}, []
+        return again
 
     def find(
         self, method: str, stages: int, sweep: str, *, preset: str | None = None, settings: Settings | None = None
-    ) -> Group | None:
-        """The runs of a method at P stages, apart from `settings` at the preset's.
+    ) -> pd.DataFrame | None:
+        """The runs of a method at P stages, apart from `settings` at the preset's, at their best learning rate.
 
         Args:
             method: a key of METHODS.
@@ -159,15 +184,22 @@ class Experiments:
             preset: instead of the scale's main one.
             settings: further dotted keys.
         """
-        wanted = {"pipeline.stages": stages, **METHODS[method], **(settings or {})}
-        group = self.results.find(preset_with(preset or self.scale.preset, wanted))
-        if group is None:
-            extra = "".join(f", {key} = {value}" for key, value in (settings or {}).items())
+        settings = settings or {}
+        experiment, seeds = self._look_up(method, stages, preset, settings)
+        if seeds is None:
+            extra = "".join(f", {key} = {value}" for key, value in settings.items())
             line = f"{method} at P = {stages}{extra}: brx sweep {self.scale.sweep(sweep)}"
             self.missing += [] if line in self.missing else [line]
-        elif group not in self.used:
-            self.used.append(group)
-        return group
+        else:
+            self.used[experiment] = seeds
+        return seeds
+
+    def _look_up(
+        self, method: str, stages: int, preset: str | None, settings: Settings
+    ) -> tuple[str, pd.DataFrame | None]:
+        wanted = {"pipeline.stages": stages, **METHODS[method], **settings}
+        experiment = experiment_id(preset_with(preset or self.scale.preset, wanted), *self._origin)
+        return experiment, self._by_experiment.get(experiment)
 
     def slowdown_target(self) -> float | None:
         """The one target of all the paper's slowdowns at this scale; None while no method has both ends.
@@ -176,10 +208,9 @@ class Experiments:
         """
         finals = []
         for method in TARGET_METHODS:
-            configs = [preset_with(self.scale.preset, {"pipeline.stages": P, **METHODS[method]}) for P in self.ends]
-            pair = [self.results.find(config) for config in configs]
-            finals += [group for group in pair if group is not None and None not in pair]
-        return slowest_final(finals) if finals else None
+            pair = [seeds for P in self.ends if (seeds := self._look_up(method, P, None, {})[1]) is not None]
+            finals += [slowest_final(seeds) for seeds in pair if len(pair) == len(self.ends)]
+        return max(finals, default=None)
 
     @property
     def ends(self) -> tuple[int, int]:

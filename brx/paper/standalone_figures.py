@@ -20,8 +20,7 @@ from brx.paper.toy.quadratic import QuadraticConfig, run_quadratic
 from brx.paper.toy.spiral import SpiralConfig, run_spiral
 from brx.plot.curvature import draw_effective_delay, draw_norms, draw_oscillation
 from brx.plot.schedule import draw_schedules
-from brx.runs.experiments import find_runs
-from brx.runs.reading import Run
+from brx.runs.frames import find_runs, load
 
 DrawTo = Callable[[Path], list[Path]]
 
@@ -71,7 +70,7 @@ def _effective_delay(path: Path) -> list[Path]:
     measured = measured_norms(folders)
     stages = usual_stages(measured)
     curves = [(result, [effective_delay(result, count) for count in stages]) for result in measured]
-    return draw_effective_delay(curves, slowdown_points([Run.load(folder) for folder in folders]), path)
+    return draw_effective_delay(curves, slowdown_points(load(folders)), path)
 
 
 STANDALONE = {

@@ -13,7 +13,7 @@ from brx.errors import UserError
 from brx.model.sizes import stage_shapes
 from brx.model.stage import is_block_matrix
 from brx.pipeline.delay import stage_delays
-from brx.planning.optimizer_memory import LLAMA_3_8B, overhead_rows
+from brx.planning.optimizer_memory import LLAMA_3_8B, overhead_texts
 from brx.planning.plan import RANK_PARTS, STAGE_PARTS, RankMemory
 
 UNITS = {"GB": 10**9, "MB": 10**6, "kB": 10**3}
@@ -26,11 +26,11 @@ def overhead_table(shapes: Mapping[tuple[int, int], int] | None = None) -> Table
         shapes: how many matrices there are of each shape (m, n); None for the paper's, those of Llama-3-8B.
     """
     names = {shape: name for name, shape in LLAMA_3_8B.items()} if shapes is None else {}
-    title, columns, rows = overhead_rows(Counter(LLAMA_3_8B.values()) if shapes is None else shapes, names)
+    title, texts = overhead_texts(Counter(LLAMA_3_8B.values()) if shapes is None else shapes, names)
     table = Table(title=title, title_justify="left")
-    for column in columns:
-        table.add_column(column, no_wrap=True, justify="left" if column in columns[:4] else "right")
-    for row in rows:
+    for column in texts.columns:
+        table.add_column(column, no_wrap=True, justify="left" if column in texts.columns[:4] else "right")
+    for row in texts.to_numpy().tolist():
         table.add_row(*row)
     return table
 

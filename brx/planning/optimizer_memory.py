@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from decimal import ROUND_HALF_UP, Decimal
 from typing import Literal
 
+import pandas as pd
+
 from brx.model.sizes import FP32
 
 Source = Literal["2nd", "1st"]
@@ -47,10 +49,10 @@ def overhead_elements(shape: Sequence[int], source: str, geometry: str) -> int:
     return basis_elements(shape, geometry) + covariance_elements(shape, source, geometry)
 
 
-def overhead_rows(
+def overhead_texts(
     shapes: Mapping[tuple[int, int], int], names: Mapping[tuple[int, int], str]
-) -> tuple[str, list[str], list[list[str]]]:
-    """The overhead of every strategy, in fp32 whatever the weights are: title, headings, and a row a strategy.
+) -> tuple[str, pd.DataFrame]:
+    """The overhead of every strategy, in fp32 whatever the weights are: title, and a row per strategy, texts.
 
     Args:
         shapes: how many matrices there are of each shape (m, n).
@@ -73,7 +75,7 @@ def overhead_rows(
         moments = 2 * FP32 * sum(math.prod(shape) * count for shape, count in shapes.items())
         sizes = [_two_decimals(size, unit_bytes) for size in [*by_shape.values(), *([total] if are_several else [])]]
         rows.append([source, geometry, formula, formula if source == "2nd" else "--", *sizes, f"{total / moments:.1%}"])
-    return f"Memory beyond Adam's moments, {unit} a matrix (fp32)", columns, rows
+    return f"Memory beyond Adam's moments, {unit} per matrix (fp32)", pd.DataFrame(rows, columns=columns)
 
 
 def _two_decimals(num_bytes: int, unit_bytes: int) -> str:

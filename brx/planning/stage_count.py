@@ -10,8 +10,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import pandas as pd
+
 from brx.errors import UserError
-from brx.runs.tables import Rows
 
 GB = 10**9
 BYTES_PER_PARAMETER = 16
@@ -68,10 +69,10 @@ DEVICES_GB = (8.0, 16.0, 24.0, 48.0, 80.0)
 """Memory of the paper's devices as printed there: RTX3070, RTX3080, RTX3090, A6000, A100."""
 
 
-def stage_count_rows(
+def stage_count_table(
     models: Sequence[ModelShape], memories: Sequence[float], sequence_length: int = 4096, batch_size: int = 1
-) -> Rows:
-    """A row a model, a column a device.
+) -> pd.DataFrame:
+    """A row per model, a column per device; texts.
 
     Args:
         models: which.
@@ -82,13 +83,14 @@ def stage_count_rows(
     Raises:
         UserError: a size is not positive.
     """
-    columns = ["model", "h", "a", "W", "L", *(f"{memory:g} GB" for memory in memories)]
     rows = []
     for model in models:
-        counts = [stage_count(model, GB * memory, sequence_length, batch_size) for memory in memories]
-        sizes = (str(model.hidden), str(model.heads), _short(model.params_per_block), str(model.blocks))
-        rows.append([model.name, *sizes, *map(str, counts)])
-    return columns, rows
+        counts = {
+            f"{memory:g} GB": str(stage_count(model, GB * memory, sequence_length, batch_size)) for memory in memories
+        }
+        shape = {"h": str(model.hidden), "a": str(model.heads), "W": _short(model.params_per_block)}
+        rows.append({"model": model.name, **shape, "L": str(model.blocks), **counts})
+    return pd.DataFrame(rows)
 
 
 def _short(number: float) -> str:

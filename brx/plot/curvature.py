@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 
 from brx.curvature.effective_delay import EffectiveDelay, SlowdownPoint, uniform_effective_delay
 from brx.curvature.norm_result import NormResult
-from brx.curvature.norm_tables import NORM_TITLE, norm_rows
+from brx.curvature.norm_tables import NORM_TITLE, norm_table
 from brx.curvature.oscillation import Oscillation
 from brx.plot.style import COLUMN_WIDTH_IN, figure, line_style, look_of, save
 from brx.runs.formats import format_table
@@ -89,8 +89,8 @@ def draw_norms(results: Sequence[NormResult], path: Path) -> list[Path]:
         axes.set_yscale("log")
         axes.set_ylabel("Hessian (1,1)-norm / parameter")
         axes.legend(title="coordinates", title_fontsize=7)
-        columns, rows = norm_rows(results)
-        return save(made, path, f"{NORM_TITLE}; bars: 95 % intervals\n{format_table(columns, rows, 'markdown')}")
+        table = format_table(norm_table(results), "markdown")
+        return save(made, path, f"{NORM_TITLE}; bars: 95 % intervals\n{table}")
 
 
 def draw_effective_delay(
@@ -117,7 +117,7 @@ def draw_effective_delay(
             for result, delays in curves
         ]
         lines += [
-            f"{point.run.path}: tau' {point.delay.delay:.3g}, slowdown to loss {point.target:.3f}: "
+            f"{point.run}: tau' {point.delay.delay:.3g}, slowdown to loss {point.target:.3f}: "
             + ("never reached" if point.slowdown is None else f"{point.slowdown:.3g}")
             for point in points
         ]
@@ -154,9 +154,9 @@ def _label(result: NormResult) -> str:
 
 
 def _draw_slowdowns(axes: Axes, points: Sequence[SlowdownPoint]) -> None:
-    for method in dict.fromkeys(point.run.method for point in points):
+    for method in dict.fromkeys(point.method for point in points):
         look = look_of(method)
-        reached = [point for point in points if point.run.method == method and point.slowdown is not None]
+        reached = [point for point in points if point.method == method and point.slowdown is not None]
         axes.plot(
             [point.delay.delay for point in reached],
             [point.slowdown or 0.0 for point in reached],
@@ -167,7 +167,7 @@ def _draw_slowdowns(axes: Axes, points: Sequence[SlowdownPoint]) -> None:
             label=look.label,
         )
     # One label a number of stages, above its highest point: the methods' tau' are close to each other.
-    labelled = {point.run.stages: point for point in sorted(points, key=lambda point: point.slowdown or 0.0)}
+    labelled = {point.delay.num_stages: point for point in sorted(points, key=lambda point: point.slowdown or 0.0)}
     for stages, point in labelled.items():
         place = (point.delay.delay, point.slowdown or 0.0)
         axes.annotate(f"P = {stages}", place, textcoords="offset points", xytext=(0, 6), ha="center", fontsize=6)

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from brx.plot.style import look_of
-from brx.runs.experiments import Group
+from brx.runs.comparison import losses_by_seed
+from brx.runs.frames import STAGES, side_by_side, smoothed_loss, validation_loss
 from brx.runs.slowdown import slowdown
 
 MOST_POINTS = 600
@@ -23,33 +25,30 @@ class Curve:
     """One experiment in a panel.
 
     Attributes:
-        group: its runs.
+        runs: its seeds, rows of `brx.runs.load`.
         label: in the legend.
         style: keyword arguments for matplotlib's lines; colour and marker are the method's unless given.
     """
 
-    group: Group
+    runs: pd.DataFrame
     label: str
     style: dict[str, Any]
 
 
-def curve_of(group: Group, label: str | None = None, **style: Any) -> Curve:
+def curve_of(runs: pd.DataFrame, label: str | None = None, **style: Any) -> Curve:
     """A curve in its method's colour."""
-    look = look_of(group.method)
-    return Curve(group, label or look.label, {"color": look.color, **style})
+    look = look_of(runs["method"].iloc[0])
+    return Curve(runs, label or look.label, {"color": look.color, **style})
 
 
 def draw_curves(axes: Axes, curves: Sequence[Curve], *, title: str = "", target: float | None = None) -> None:
     """Training loss against iterations: mean over seeds, and their range as a band."""
     for curve in curves:
-        places = thin(len(curve.group.iterations))
-        losses = curve.group.smoothed[:, places]
-        iterations = curve.group.iterations[places]
-        (line,) = axes.plot(iterations, losses.mean(axis=0), label=curve.label, **curve.style)
-        if len(losses) > 1:
-            axes.fill_between(
-                iterations, losses.min(axis=0), losses.max(axis=0), color=line.get_color(), alpha=0.2, linewidth=0
-            )
+        losses = thin(side_by_side(curve.runs))
+        (line,) = axes.plot(losses.mean(axis="columns"), label=curve.label, **curve.style)
+        if len(losses.columns) > 1:
+            low, high = losses.min(axis="columns"), losses.max(axis="columns")
+            axes.fill_between(losses.index, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
     if target is not None:
         axes.axhline(target, color="black", linewidth=0.6, linestyle=":")
     finish_panel(axes, "iteration", "training loss (nats)", title)
@@ -59,51 +58,44 @@ def draw_curves(axes: Axes, curves: Sequence[Curve], *, title: str = "", target:
 def draw_validation(axes: Axes, curves: Sequence[Curve], *, title: str = "") -> None:
     """Validation loss against iterations, mean over seeds."""
     for curve in curves:
-        length = min(len(run.val_loss) for run in curve.group.runs)
-        losses = np.stack([run.val_loss[:length] for run in curve.group.runs])
-        axes.plot(curve.group.runs[0].val_iterations[:length], losses.mean(axis=0), label=curve.label, **curve.style)
+        losses = side_by_side(curve.runs, validation_loss)
+        axes.plot(losses.mean(axis="columns"), label=curve.label, **curve.style)
     finish_panel(axes, "iteration", "validation loss (nats)", title)
 
 
 def draw_against_time(axes: Axes, curves: Sequence[Curve], *, title: str = "") -> None:
     """The first seed's training loss against training time at the undisturbed pace of the method's fastest seed."""
     for curve in curves:
-        run = curve.group.runs[0]
-        places = thin(len(run.smoothed))
-        pace = min(one.undisturbed_pace for one in curve.group.runs)
-        minutes = run.iterations[run.centres][places] * pace / 60.0
-        axes.plot(minutes, run.smoothed[places], label=curve.label, **curve.style)
+        losses = thin(smoothed_loss(curve.runs.index[0]))
+        minutes = losses.index * curve.runs["seconds_per_iteration"].min() / 60.0
+        axes.plot(minutes, losses, label=curve.label, **curve.style)
     finish_panel(axes, "training time (minutes)", "training loss (nats)", title)
     limit_losses(axes, curves)
 
 
-def draw_final_losses(axes: Axes, by_method: dict[str, list[Group]], *, title: str = "") -> None:
-    """Final training loss against the number of stages, a line a method; bars: range over seeds."""
-    for method, groups in by_method.items():
+def draw_final_losses(axes: Axes, runs: pd.DataFrame, *, title: str = "") -> None:
+    """Final training loss against the number of stages, a line per method; bars: range over seeds."""
+    for method, of_method in runs.groupby("method", sort=False):
         look = look_of(method)
-        stages = [group.stages for group in groups]
-        means = np.array([group.final_loss for group in groups])
-        below = means - np.array([min(group.final_losses) for group in groups])
-        above = np.array([max(group.final_losses) for group in groups]) - means
-        axes.errorbar(
-            stages, means, yerr=np.stack([below, above]), color=look.color, marker=look.marker, markersize=4,
-            capsize=2, label=look.label,
-        )  # fmt: skip
+        finals = of_method.groupby(STAGES)["train_loss"].agg(["mean", "min", "max"])
+        bars = [finals["mean"] - finals["min"], finals["max"] - finals["mean"]]
+        style: dict[str, Any] = {"color": look.color, "marker": look.marker, "markersize": 4, "capsize": 2}
+        axes.errorbar(finals.index, finals["mean"], yerr=bars, label=look.label, **style)
     axes.set_xscale("log", base=2)
-    ticks = sorted({group.stages for groups in by_method.values() for group in groups})
+    ticks = sorted(runs[STAGES].unique())
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
     finish_panel(axes, "stages P", "final training loss (nats)", title)
 
 
-def draw_slowdown(axes: Axes, undelayed: Group, delayed: Group, target: float) -> None:
+def draw_slowdown(axes: Axes, undelayed: pd.DataFrame, delayed: pd.DataFrame, target: float) -> None:
     """A method with and without delay, and the iterations of each to a target loss."""
-    look = look_of(delayed.method)
+    look = look_of(delayed["method"].iloc[0])
     curves = [
-        curve_of(undelayed, f"P = {undelayed.stages}"),
-        curve_of(delayed, f"P = {delayed.stages}", linestyle="--"),
+        curve_of(undelayed, f"P = {undelayed[STAGES].iloc[0]}"),
+        curve_of(delayed, f"P = {delayed[STAGES].iloc[0]}", linestyle="--"),
     ]
-    found = slowdown(delayed, undelayed, target)
-    ratio = "" if found.ratio is None else f": {'> ' if found.is_censored else ''}{found.ratio:.2f}$\\times$"
+    found = slowdown(losses_by_seed(delayed), losses_by_seed(undelayed), target)
+    ratio = "" if found.ratio is None else f": {'> ' if found.reached.is_censored else ''}{found.ratio:.2f}$\\times$"
     draw_curves(axes, curves, title=f"{look.label}{ratio}", target=target)
     for one in (found.reached, found.reference_reached):
         axes.axvline(one.mean, color=look.color, linewidth=0.6, linestyle=":")
@@ -119,8 +111,8 @@ def finish_panel(axes: Axes, x_label: str, y_label: str, title: str) -> None:
 
 def limit_losses(axes: Axes, curves: Sequence[Curve]) -> None:
     """Leave the first steep fall and single spikes out of the range; panels that share theirs all fit in."""
-    settled = [curve.group.smoothed[:, curve.group.smoothed.shape[1] // 25 :].ravel() for curve in curves]
-    finite = np.concatenate(settled)
+    losses = [side_by_side(curve.runs).to_numpy() for curve in curves]
+    finite = np.concatenate([values[len(values) // 25 :].ravel() for values in losses])
     finite = finite[np.isfinite(finite)]
     low, high = float(finite.min()) - 0.05, float(np.quantile(finite, 0.995)) + 0.1
     if not axes.get_autoscaley_on():  # a panel that shares this range has set it
@@ -128,9 +120,9 @@ def limit_losses(axes: Axes, curves: Sequence[Curve]) -> None:
     axes.set_ylim(low, high)
 
 
-def thin(length: int) -> Any:
-    """Evenly spread places of a long series, both ends among them."""
-    return np.unique(np.linspace(0, length - 1, min(length, MOST_POINTS)).astype(int))
+def thin(losses: pd.DataFrame, most: int = MOST_POINTS) -> pd.DataFrame:
+    """Evenly spread rows of a long frame or series, both ends among them."""
+    return losses.iloc[np.unique(np.linspace(0, len(losses) - 1, min(len(losses), most)).astype(int))]
 
 
 def row_of_axes(made: Figure, count: int, *, share_y: bool = False) -> list[Axes]:

@@ -2,54 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from brx.plot.panels import finish_panel
 from brx.plot.style import figure, look_of, save
-from brx.runs.experiments import Group
-from brx.runs.slowdown import slowdowns, slowest_final, with_reference
+from brx.runs.comparison import slowdowns, slowest_final, with_reference
+from brx.runs.experiments import by_experiment
+from brx.runs.frames import STAGES, side_by_side
 
 NUM_TARGETS = 40
 
 
 def draw_all_targets(
-    groups: Sequence[Group], path: Path, reference_stages: int = 1, marked: float | None = None
+    chosen: pd.DataFrame, path: Path, reference_stages: int = 1, marked: float | None = None
 ) -> list[Path]:
     """Slowdown at the largest number of stages for every target from an early loss to the best final one.
 
     A line ends where its method no longer reaches the target under delay.
 
     Args:
-        groups: experiments of one model and budget.
+        chosen: experiments of one model and budget, rows of `at_best_rates`.
         path: of the figure, without suffix.
         reference_stages: what slowdown is relative to.
-        marked: a target to mark; by default the loss that all of `groups` that have a reference reach.
+        marked: a target to mark; by default the loss that all of `chosen` that have a reference reach.
     """
-    most = max(group.stages for group in groups)
-    delayed = [group for group in groups if group.stages in (most, reference_stages)]
-    highest = max(float(group.smoothed[:, group.smoothed.shape[1] // 20].mean()) for group in delayed)
-    lowest = min(group.final_loss for group in delayed if group.stages == most)
-    lines: dict[str, list[tuple[float, float]]] = {}
-    for target in np.linspace(highest, lowest, NUM_TARGETS):
-        for one in slowdowns(delayed, float(target), reference_stages):
-            if one.ratio is not None and not one.is_censored:
-                lines.setdefault(one.group.variant, []).append((float(target), one.ratio))
+    most = chosen[STAGES].max()
+    delayed = chosen[chosen[STAGES].isin((most, reference_stages))]
+    curves = [side_by_side(seeds) for seeds in by_experiment(delayed)]
+    highest = max(float(losses.iloc[len(losses) // 20].mean()) for losses in curves)
+    lowest = delayed[delayed[STAGES] == most].groupby("experiment")["train_loss"].mean().min()
+    targets = np.linspace(highest, lowest, NUM_TARGETS)
+    ratios = pd.concat([slowdowns(delayed, float(target), reference_stages) for target in targets])
+    ratios = ratios[ratios["ratio"].notna() & ~ratios["is_censored"]]
     with figure(width=4.4, height=3.0) as made:
         axes = made.add_subplot()
-        for name, points in lines.items():
-            look = look_of(name)
-            targets, ratios = zip(*points, strict=True)
-            axes.plot(targets, ratios, color=look.color, marker=look.marker, markersize=3, label=look.label)
+        for method, points in ratios.groupby("method", sort=False):
+            look = look_of(method)
+            style: dict[str, Any] = {"color": look.color, "marker": look.marker, "markersize": 3}
+            axes.plot(points["target"], points["ratio"], label=look.label, **style)
         label = "slowest-final" if marked is None else "target"
-        line = slowest_final(with_reference(groups, reference_stages)) if marked is None else marked
+        line = slowest_final(with_reference(chosen, reference_stages)) if marked is None else marked
         axes.axvline(line, color="black", linewidth=0.6, linestyle=":", label=label)
         axes.invert_xaxis()
         axes.set_yscale("log")
         finish_panel(axes, "target training loss (nats)", f"slowdown at P = {most}", "")
-        sources = "\n".join(str(run.path) for group in delayed for run in group.runs)
+        sources = "\n".join(delayed.index)
         return save(
             made, path, f"Slowdown at P = {most} against the target loss; a line ends where delay wins.\n{sources}"
         )

@@ -12,6 +12,7 @@ from brx.report.drawings import further_drawings, paper_drawings
 from brx.report.page_tables import page_tables
 from brx.report.provenance import provenance
 from brx.report.run_browser import facets_of, run_entries
+from brx.runs.frames import STAGES
 
 
 def write_report(experiments: Experiments, figure_folders: list[Path], path: Path) -> None:
@@ -32,16 +33,16 @@ def write_report(experiments: Experiments, figure_folders: list[Path], path: Pat
     except ImportError as error:
         raise UserError(f"the report needs the package {error.name}: pip install 'brx[report]'") from None
 
-    runs = experiments.results.runs
+    runs = experiments.runs
     drawings, undrawn = paper_drawings(experiments)
-    entries, facets = run_entries(experiments.results), facets_of(runs)
+    entries, facets = run_entries(runs, experiments.chosen), facets_of(runs)
     environment = Environment(
         loader=PackageLoader("brx.report", "template"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     environment.policies["json.dumps_kwargs"] = {"sort_keys": False, "separators": (",", ":")}
     page = environment.get_template("page.html").render(
         scale=experiments.scale.name,
-        deepest=str(max(run.stages for run in runs)),
+        deepest=str(runs[STAGES].max()),
         drawings=[*drawings, *further_drawings(figure_folders)],
         undrawn=undrawn,
         tables=page_tables(experiments),

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import pandas as pd
+
 from brx.errors import UserError
 from brx.paper.scales import Experiments
 from brx.paper.tables import TABLES
 from brx.runs.comparison import compare
-from brx.runs.experiments import Group
-from brx.runs.tables import Rows, model_text, slowdown_rows
+from brx.runs.frames import STAGES
+from brx.runs.tables import rate_table, slowdown_table
 
 
 @dataclass(frozen=True)
@@ -20,65 +22,42 @@ class PageTable:
     Attributes:
         name: its anchor.
         title: what it shows.
-        columns: their headings.
-        rows: of as many cells.
+        texts: its cells, by heading.
         missing: experiments that were not there.
     """
 
     name: str
     title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
+    texts: pd.DataFrame
     missing: Sequence[str]
 
 
 def page_tables(experiments: Experiments) -> list[PageTable]:
     """All tables that have rows."""
-    found = [_paper_table(name, experiments) for name in TABLES]
-    groups = experiments.results.groups
-    found += [
+    chosen = experiments.chosen
+    tables = [_paper_table(name, experiments) for name in TABLES]
+    tables += [
         PageTable(
             "all-slowdowns",
             "Slowdown of every experiment against P = 1 (target: the loss that all of the same model reach)",
-            *_all_slowdowns(groups),
+            slowdown_table(compare(chosen).slowdowns),
             missing=(),
         ),
         PageTable(
             "all-learning-rates",
             "Learning rates of every experiment",
-            *_all_rates(groups),
+            rate_table(experiments.runs, chosen.sort_values(["architecture", "variant", STAGES], kind="stable")),
             missing=(),
         ),
     ]
-    return [table for table in found if table.rows]
+    return [table for table in tables if len(table.texts)]
 
 
 def _paper_table(name: str, experiments: Experiments) -> PageTable:
-    found = experiments.fresh()
+    asked = experiments.fresh()
     table = TABLES[name]
     try:
-        columns, rows = table.rows(found)
+        texts = table.make(asked)
     except UserError as error:
-        return PageTable(name, table.title, [], [], [str(error)])
-    return PageTable(name, table.title, columns, rows, found.missing)
-
-
-def _all_slowdowns(groups: Sequence[Group]) -> Rows:
-    """As `brx slowdown` has them, separately for each set of experiments whose losses compare."""
-    return slowdown_rows(compare(groups).slowdowns)
-
-
-def _all_rates(groups: Sequence[Group]) -> Rows:
-    columns = ["model", "method", "P", "chosen", "at the edge", "final validation loss of each"]
-    rows = [
-        [
-            model_text(group.config),
-            group.variant,
-            str(group.stages),
-            f"{group.lr:g}",
-            "yes" if group.is_at_edge else "",
-            ", ".join(f"{rate:g}: {score:.3f}" for rate, score in group.scores.items()),
-        ]
-        for group in sorted(groups, key=lambda one: (model_text(one.config), one.variant, one.stages))
-    ]
-    return columns, rows
+        return PageTable(name, table.title, pd.DataFrame(), [str(error)])
+    return PageTable(name, table.title, texts, asked.missing)

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import yaml
 from matplotlib.colors import to_hex
 
+from brx.config.loading import load_config
+from brx.plot.panels import thin
 from brx.plot.style import METHOD_LOOKS, look_of, sequence_color
-from brx.report.provenance import status_of
-from brx.runs.experiments import Results
 from brx.runs.folder import trajectory_of
-from brx.runs.reading import Run, Series
-from brx.runs.tables import model_text
+from brx.runs.frames import RATE, SEED, STAGES, curves, smoothed_loss
 
 MOST_POINTS = 300
 """Points of a curve: the losses are means over 2 % of a run, which 300 points resolve sixfold."""
@@ -60,61 +61,60 @@ class RunEntry:
     curves: Mapping[str, list[float | None]]
 
 
-def run_entries(results: Results) -> list[RunEntry]:
-    """All runs, by method, stages, rate and seed."""
-    chosen = {run.path for group in results.groups for run in group.runs}
-    ordered = sorted(results.runs, key=_order)
-    return [_entry(run, run.path in chosen) for run in ordered]
+ORDERED = {"stages": ("P", STAGES), "lr": ("lr", RATE), "seed": ("seed", SEED)}
+"""Facets of numbers: by name, their headings and columns."""
 
 
-def _order(run: Run) -> tuple[Any, ...]:
-    return *_method_order(run), *(value(run) for _, value in _ORDERED_FACETS.values()), run.path.name
+def run_entries(runs: pd.DataFrame, chosen: pd.DataFrame) -> list[RunEntry]:
+    """All runs, by method, stages, rate and seed.
+
+    Args:
+        runs: rows of `brx.runs.load`.
+        chosen: those of them whose learning rate is the best of those tried.
+    """
+    return [_entry(run, is_chosen=run.name in chosen.index) for _, run in _by_method(runs).iterrows()]
 
 
-def facets_of(runs: Sequence[Run]) -> list[Facet]:
+def facets_of(runs: pd.DataFrame) -> list[Facet]:
     """The facets with the values that occur."""
-    by_method = sorted(runs, key=_method_order)
-    facets = [Facet("method", "method", {run.variant: look_of(run.method).color for run in by_method})]
-    for name, (title, value) in _ORDERED_FACETS.items():
-        values = list(dict.fromkeys(f"{one:g}" for one in sorted({value(run) for run in runs})))
-        facets.append(Facet(name, title, _shades(values)))
-    by_size = sorted(runs, key=lambda run: (run.config.model.blocks, run.config.model.width))
-    models = list(dict.fromkeys(model_text(run.config) for run in by_size))
-    return [*facets, Facet("model", "model", _shades(models))]
+    methods = _by_method(runs).drop_duplicates("variant")
+    colors = {run["variant"]: look_of(run["method"]).color for _, run in methods.iterrows()}
+    numbers = {name: [f"{value:g}" for value in sorted(runs[column].unique())] for name, (_, column) in ORDERED.items()}
+    architectures = runs.sort_values(["model.blocks", "model.width"])["architecture"].unique()
+    return [
+        Facet("method", "method", colors),
+        *(Facet(name, title, _shades(numbers[name])) for name, (title, _) in ORDERED.items()),
+        Facet("model", "model", _shades(list(architectures))),
+    ]
 
 
-_ORDERED_FACETS: dict[str, tuple[str, Callable[[Run], float]]] = {
-    "stages": ("P", lambda run: run.stages),
-    "lr": ("lr", lambda run: run.config.optimizer.lr),
-    "seed": ("seed", lambda run: run.config.training.seed),
-}
+def _by_method(runs: pd.DataFrame) -> pd.DataFrame:
+    """In the order of the figures' legends, variants after the usual form; then by stages, rate and seed."""
+    ranks = {method: rank for rank, method in enumerate(METHOD_LOOKS)}
+    rank = runs["method"].map(lambda method: ranks.get(method, len(ranks)))
+    return runs.assign(rank=rank).sort_values(["rank", "variant", STAGES, RATE, SEED, "name"])
 
 
 def _shades(values: Sequence[str]) -> dict[str, str]:
-    return {value: to_hex(sequence_color(place, len(values))) for place, value in enumerate(values)}
+    return {value: to_hex(sequence_color(index, len(values))) for index, value in enumerate(values)}
 
 
-def _method_order(run: Run) -> tuple[int, str]:
-    """As the legends of the figures have them; variants after the usual form."""
-    place = list(METHOD_LOOKS).index(run.method) if run.method in METHOD_LOOKS else len(METHOD_LOOKS)
-    return place, run.variant
-
-
-def _entry(run: Run, is_chosen: bool) -> RunEntry:
-    ordered = {name: f"{value(run):g}" for name, (_, value) in _ORDERED_FACETS.items()}
+def _entry(run: pd.Series, *, is_chosen: bool) -> RunEntry:
+    ordered = {name: f"{run[column]:g}" for name, (_, column) in ORDERED.items()}
+    config = load_config(Path(str(run.name)) / "config.yaml")
     return RunEntry(
-        name=run.path.name,
-        facets={"method": run.variant, **ordered, "model": model_text(run.config)},
+        name=run["name"],
+        facets={"method": run["variant"], **ordered, "model": run["architecture"]},
         is_chosen=is_chosen,
-        status=status_of(run),
+        status=run["status"],
         numbers={
-            "train loss": _shown(run.smoothed[-1], ".3f"),
-            "val loss": _shown(run.final_val_loss, ".3f"),
-            "iterations": f"{run.iterations[-1]:.0f}",
-            "minutes": f"{run.seconds[-1] / 60:.1f}",
+            "train loss": _shown(run["train_loss"], ".3f"),
+            "val loss": _shown(run["val_loss"], ".3f"),
+            "iterations": f"{run['iteration']:.0f}",
+            "minutes": f"{run['seconds'] / 60:.1f}",
         },
-        settings=yaml.safe_dump(trajectory_of(run.config, with_defaults=False), sort_keys=False),
-        curves=_curves(run),
+        settings=yaml.safe_dump(trajectory_of(config, with_defaults=False), sort_keys=False),
+        curves=_curves(str(run.name)),
     )
 
 
@@ -122,20 +122,22 @@ def _shown(value: float, form: str) -> str:
     return f"{value:{form}}" if np.isfinite(value) else "-"
 
 
-def _curves(run: Run) -> dict[str, list[float | None]]:
-    places = np.unique(np.linspace(0, len(run.smoothed) - 1, min(len(run.smoothed), MOST_POINTS)).astype(int))
-    val_seconds = np.interp(run.val_iterations, run.iterations, run.seconds)
+def _curves(run: str) -> dict[str, list[float | None]]:
+    losses = curves([run]).set_index("iteration")
+    train = thin(smoothed_loss(run), MOST_POINTS)
+    val = losses["val_loss"].dropna()
+    minutes = losses["seconds"] / 60
     return {
-        "iterations": _rounded(run.iterations[run.centres][places], 0),
-        "minutes": _rounded(run.seconds[run.centres][places] / 60, 3),
-        "train": _rounded(run.smoothed[places], 4),
-        "val_iterations": _rounded(run.val_iterations, 0),
-        "val_minutes": _rounded(val_seconds / 60, 3),
-        "val": _rounded(run.val_loss, 4),
+        "iterations": _rounded(train.index, 0),
+        "minutes": _rounded(minutes[train.index], 3),
+        "train": _rounded(train, 4),
+        "val_iterations": _rounded(val.index, 0),
+        "val_minutes": _rounded(minutes[val.index], 3),
+        "val": _rounded(val, 4),
     }
 
 
-def _rounded(values: Series, digits: int) -> list[float | None]:
+def _rounded(values: pd.Series | pd.Index, digits: int) -> list[float | None]:
     """As JSON has them: it knows no infinite numbers and none that are not numbers."""
     number: Callable[[Any], float] = int if digits == 0 else partial(round, ndigits=digits)
     return [number(value) if np.isfinite(value) else None for value in values.tolist()]

@@ -1,187 +1,125 @@
-"""A folder of runs, searchable by settings: which runs are the seeds of one experiment at its chosen learning rate."""
+"""Experiments: runs that differ in nothing but learning rate and seed, and which of the rates is reported."""
 
 from __future__ import annotations
 
-import math
-import statistics
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 
-from brx.config.loading import find_config, read_mapping, set_values, validate
-from brx.config.schema import RunConfig
 from brx.errors import UserError
-from brx.runs.best_value import best_value, is_at_edge
-from brx.runs.folder import settings_key
-from brx.runs.reading import Run, Series
-
-RATE, SEED = "optimizer.lr", "training.seed"
+from brx.runs.frames import RATE, SEED
 
 
-@dataclass(frozen=True)
-class Group:
-    """Runs that differ in nothing but the seed, at the learning rate that was chosen for them.
+def tried_rates(runs: pd.DataFrame) -> pd.DataFrame:
+    """What every learning rate came to: a row per experiment and rate, by the scores of `score_values`.
 
-    Attributes:
-        runs: by seed.
-        scores: final validation loss of every learning rate that was tried, averaged over the seeds they share;
-            infinite where a run failed.
-    """
+    Runs that failed count as tried, with an infinite loss; those under way are left out.
 
-    runs: tuple[Run, ...]
-    scores: Mapping[float, float]
-
-    @property
-    def config(self) -> RunConfig:
-        """The configuration of the first seed."""
-        return self.runs[0].config
-
-    @property
-    def method(self) -> str:
-        """The method with what tells its variants apart."""
-        return self.runs[0].method
-
-    @property
-    def variant(self) -> str:
-        """The method, and what else about it differs from its usual form."""
-        return self.runs[0].variant
-
-    @property
-    def seeds(self) -> set[int]:
-        """Of its runs."""
-        return {run.config.training.seed for run in self.runs}
-
-    @property
-    def stages(self) -> int:
-        """P."""
-        return self.runs[0].stages
-
-    @property
-    def lr(self) -> float:
-        """The chosen learning rate."""
-        return self.config.optimizer.lr
-
-    @property
-    def is_at_edge(self) -> bool:
-        """Whether the chosen learning rate is the lowest or highest of those tried."""
-        return is_at_edge(self.lr, self.scores)
-
-    @cached_property
-    def smoothed(self) -> Series:
-        """Smoothed training losses (seeds, iterations), as long as the shortest run."""
-        length = min(len(run.smoothed) for run in self.runs)
-        return np.stack([run.smoothed[:length] for run in self.runs])
-
-    @property
-    def iterations(self) -> Series:
-        """Iterations of `smoothed`."""
-        first = self.runs[0]
-        return first.iterations[first.centres][: self.smoothed.shape[1]]
-
-    @property
-    def final_losses(self) -> list[float]:
-        """Smoothed training loss of each seed at its end."""
-        return [float(run.smoothed[-1]) for run in self.runs]
-
-    @property
-    def final_loss(self) -> float:
-        """Their mean."""
-        return statistics.fmean(self.final_losses)
-
-
-def group_runs(runs: Iterable[Run]) -> list[Group]:
-    """Sort runs into experiments and choose each one's learning rate: the lowest final validation loss.
-
-    Runs on other data, of another trajectory version or of another length are other experiments. Those still under way
-    are left out; those that failed count as tried, and an experiment of which every run failed has no group.
+    Args:
+        runs: rows of `load`.
 
     Raises:
         UserError: two runs have the same settings and seed.
     """
-    by_experiment: dict[str, dict[float, dict[int, Run]]] = defaultdict(lambda: defaultdict(dict))
-    for run in runs:
-        if run.is_finished or run.is_failed:
-            by_seed = by_experiment[f"{_settings(run.config)} {run.origin}"][run.config.optimizer.lr]
-            if (other := by_seed.setdefault(run.config.training.seed, run)) is not run:
-                raise UserError(f"{run.path}: the same run as {other.path}: leave one of them out")
-    groups = [_choose(by_rate) for by_rate in by_experiment.values()]
-    return [group for group in groups if group.runs]
+    ended = runs[runs["status"].isin(("finished", "failed"))]
+    losses = ended["val_loss"].where(ended["status"] == "finished").fillna(np.inf)
+    _refuse_repeated(ended)
+    return score_values(ended.assign(score=losses), group="experiment", over=RATE)
 
 
-def _choose(by_rate: Mapping[float, Mapping[int, Run]]) -> Group:
-    losses = {
-        rate: {seed: run.final_val_loss if run.is_finished else math.inf for seed, run in by_seed.items()}
-        for rate, by_seed in by_rate.items()
-    }
-    best, scores = best_value(losses)
-    return Group(tuple(run for _, run in sorted(by_rate[best].items()) if run.is_finished), scores)
+def score_values(runs: pd.DataFrame, group: str, over: str) -> pd.DataFrame:
+    """Score the values of a setting: the rule by which sweeps, figures and tables choose a learning rate alike.
 
-
-def _settings(config: RunConfig) -> str:
-    return f"{settings_key(config, without=(RATE, SEED))} {config.training.last_iteration}"
-
-
-class Results:
-    """The groups of one or more folders of runs.
+    Values are compared over the seeds that all of them have; if there are none, over the lowest seed that any has.
 
     Args:
-        folders: each a run, or a folder that holds runs.
+        runs: rows with `group`, `over`, the seed, and their `score`: lower is better; infinite for a failed run.
+        group: column that is equal among runs whose values are compared.
+        over: column of the values.
 
-    Attributes:
-        runs: all of them.
-        groups: see `group_runs`.
-        notes: a line for everything that the groups leave out.
+    Returns:
+        A row per group and value that has those seeds, in order, with `score` (the mean), `is_best`, and `at_edge`:
+        whether the best is the lowest or highest of several values, so that a wider grid might do better.
     """
-
-    def __init__(self, folders: Sequence[Path]) -> None:
-        self.runs = [Run.load(path) for path in find_runs(folders)]
-        self.groups = group_runs(self.runs)
-        unfinished = [run.path.name for run in self.runs if not run.is_finished]
-        origins = Counter(group.runs[0].origin for group in self.groups).most_common()
-        self.notes = [f"not finished, left out: {', '.join(unfinished)}"] if unfinished else []
-        if len(origins) > 1:
-            (fingerprint, version), num_taken = origins[0]
-            self.notes.append(
-                f"runs on other data or of another trajectory version do not compare: the paper's figures and tables"
-                f" take {num_taken} of {len(self.groups)} experiments, on {str(fingerprint)[:8]}, of version {version}"
-            )
-        self._by_settings = {
-            _settings(group.config): group for group in self.groups if group.runs[0].origin == origins[0][0]
-        }
-
-    def find(self, base: RunConfig) -> Group | None:
-        """The runs of this configuration, whatever their seeds, at their chosen learning rate."""
-        return self._by_settings.get(_settings(base))
+    tables = [_score(alike, group, over) for _, alike in runs.groupby(group, sort=False)]
+    columns = [group, over, "score", "is_best", "at_edge"]
+    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=columns)
 
 
-def find_runs(folders: Sequence[Path]) -> list[Path]:
-    """The run folders among `folders` and directly below them, that have losses.
+def _score(alike: pd.DataFrame, group: str, over: str) -> pd.DataFrame:
+    scores = alike.pivot(index=over, columns=SEED, values="score").sort_index(axis="columns")
+    shared = scores.dropna(axis="columns")
+    scores = (scores.iloc[:, :1] if shared.empty else shared).mean(axis="columns").dropna()
+    is_best = scores.index == scores.index[int(np.argmin(scores))]
+    at_edge = len(scores) > 1 and bool(is_best[0] or is_best[-1])
+    values = {over: scores.index, "score": scores.to_numpy(), "is_best": is_best, "at_edge": at_edge}
+    return pd.DataFrame({group: alike[group].iloc[0], **values})
+
+
+def at_best_rates(runs: pd.DataFrame) -> pd.DataFrame:
+    """The finished runs of every experiment at its best learning rate, by seed; a column `lr_at_edge` more.
+
+    An experiment of which every run failed has no rows.
+
+    Args:
+        runs: rows of `load`.
 
     Raises:
-        UserError: one of them is no folder, or there is no run in any.
+        UserError: two runs have the same settings and seed.
     """
-    found = []
-    for folder in folders:
-        if not folder.is_dir():
-            raise UserError(f"{folder}: no such folder")
-        candidates = [folder] if (folder / "config.yaml").is_file() else sorted(folder.iterdir())
-        found += [path for path in candidates if _has_losses(path)]
-    if not found:
-        raise UserError(f"{', '.join(map(str, folders))}: no run with losses there")
-    return found
+    rates = tried_rates(runs)
+    best = rates[rates["is_best"]].rename(columns={"at_edge": "lr_at_edge"})
+    chosen = runs[runs["status"] == "finished"].reset_index()
+    chosen = chosen.merge(best[["experiment", RATE, "lr_at_edge"]], on=["experiment", RATE])
+    return chosen.sort_values(SEED, kind="stable").set_index("run")
 
 
-def preset_with(preset: str, settings: Mapping[str, Any]) -> RunConfig:
-    """A preset with dotted keys set."""
-    path = find_config(preset)
-    return validate(set_values(read_mapping(path), settings, f"{path}:"), RunConfig, str(path))
+def by_experiment(chosen: pd.DataFrame) -> Iterator[pd.DataFrame]:
+    """The runs of each experiment, its seeds."""
+    return (seeds for _, seeds in chosen.groupby("experiment", sort=False))
 
 
-def _has_losses(path: Path) -> bool:
-    files = [path / "metrics.jsonl", path / "curves.npz"]
-    return (path / "config.yaml").is_file() and any(file.is_file() and file.stat().st_size for file in files)
+class Origin(NamedTuple):
+    """What losses come from beside the settings: those of two origins do not compare."""
+
+    data_fingerprint: str | None
+    trajectory_version: int | None
+
+
+def main_origin(chosen: pd.DataFrame) -> Origin:
+    """That of most experiments."""
+    counts = chosen.groupby(_origin_labels(chosen), sort=False)["experiment"].nunique()
+    if counts.empty:
+        return Origin(None, None)
+    first = chosen[_origin_labels(chosen) == counts.idxmax()].iloc[0]
+    fingerprint, version = first["data_fingerprint"], first["trajectory_version"]
+    return Origin(None if pd.isna(fingerprint) else fingerprint, None if pd.isna(version) else int(version))
+
+
+def notes(runs: pd.DataFrame, chosen: pd.DataFrame) -> list[str]:
+    """A line for everything that the chosen runs leave out, and for what of them the paper's figures do."""
+    unfinished = runs.loc[runs["status"] != "finished", "name"]
+    lines = [f"not finished, left out: {', '.join(unfinished)}"] if len(unfinished) else []
+    by_origin = chosen.groupby(_origin_labels(chosen))["experiment"].nunique()
+    if len(by_origin) > 1:
+        fingerprint, version = main_origin(chosen)
+        lines.append(
+            "runs on other data or of another trajectory version do not compare: the paper's figures and tables take"
+            f" {by_origin.max()} of {by_origin.sum()} experiments, on {str(fingerprint)[:8]}, of version {version}"
+        )
+    return lines
+
+
+def _origin_labels(runs: pd.DataFrame) -> pd.Series:
+    return runs["data_fingerprint"].astype(str) + " " + runs["trajectory_version"].astype(str)
+
+
+def _refuse_repeated(runs: pd.DataFrame) -> None:
+    repeated = runs.duplicated(["experiment", RATE, SEED])
+    if repeated.any():
+        again = runs[repeated].iloc[0]
+        keys = ["experiment", RATE, SEED]
+        first = runs[(runs[keys] == again[keys]).all(axis="columns")].index[0]
+        raise UserError(f"{again.name}: the same run as {first}: leave one of them out")

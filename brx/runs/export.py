@@ -7,8 +7,8 @@ from pathlib import Path
 
 from brx.errors import UserError
 from brx.runs.curves_file import export
-from brx.runs.experiments import find_runs
 from brx.runs.folder import RunFolder
+from brx.runs.frames import find_runs
 
 
 def export_runs(folders: Sequence[Path], target: Path, *, unfinished: bool = False) -> tuple[int, int]:

@@ -85,6 +85,12 @@ class RunFolder:
                     )
 
 
+def decides_trajectory(key: str) -> bool:
+    """Whether a number of the trajectory depends on the setting of this dotted key."""
+    section, _, name = key.partition(".")
+    return section in RunConfig.model_fields and name.partition(".")[0] not in _MAY_CHANGE.get(section, set())
+
+
 def trajectory_of(config: RunConfig, *, with_defaults: bool = True) -> dict[str, dict[str, Any]]:
     """The settings, by section and key, that decide a run's trajectory; on request only those that are no defaults."""
     return {

@@ -1,43 +1,45 @@
-"""One table, four ways to write it: for the terminal, as Markdown, CSV, or JSON."""
+"""One table, every way to write it: for the terminal, as Markdown, CSV, JSON or LaTeX.
+
+A table is a frame of texts whose columns are its headings.
+"""
 
 from __future__ import annotations
 
-import csv
-import io
-import json
-from collections.abc import Sequence
 from typing import Literal
 
+import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
-Format = Literal["table", "markdown", "csv", "json"]
-FORMATS: tuple[Format, ...] = ("table", "markdown", "csv", "json")
+Format = Literal["table", "markdown", "csv", "json", "latex"]
+FORMATS: tuple[Format, ...] = ("table", "markdown", "csv", "json", "latex")
 
 
-def format_table(columns: Sequence[str], rows: Sequence[Sequence[str]], form: Format) -> str:
-    """Write a table of texts.
+def format_table(table: pd.DataFrame, form: Format) -> str:
+    """Write a table of texts; `json` is a list of objects."""
+    match form:
+        case "json":
+            return str(table.to_json(orient="records", indent=2, force_ascii=False))
+        case "markdown":
+            lines = [list(table.columns), ["---"] * len(table.columns), *table.to_numpy().tolist()]
+            return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        case "csv":
+            return str(table.to_csv(index=False, lineterminator="\n")).rstrip("\n")
+        case "latex":
+            style = table.style.hide(axis="index").format(escape="latex")
+            return str(style.format_index(escape="latex", axis="columns").to_latex(hrules=True)).rstrip("\n")
+        case "table":
+            console = Console(width=max(120, Console().width))
+            with console.capture() as captured:
+                console.print(terminal_table(table), highlight=False)
+            return captured.get().rstrip("\n")
 
-    Args:
-        columns: their headings.
-        rows: of as many cells.
-        form: `table` (for the terminal), `markdown`, `csv` or `json` (a list of objects).
-    """
-    if form == "json":
-        return json.dumps([dict(zip(columns, row, strict=True)) for row in rows], indent=2)
-    if form == "markdown":
-        lines = [list(columns), ["---"] * len(columns), *rows]
-        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    if form == "csv":
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([columns, *rows])
-        return text.getvalue().rstrip("\n")
-    table = Table()
-    for column in columns:
-        table.add_column(column, no_wrap=column in ("model", "method"))
-    for row in rows:
-        table.add_row(*row)
-    console = Console(width=max(120, Console().width))
-    with console.capture() as captured:
-        console.print(table, highlight=False)
-    return captured.get().rstrip("\n")
+
+def terminal_table(table: pd.DataFrame, title: str | None = None) -> Table:
+    """The table as `rich` draws it on a terminal."""
+    drawn = Table(title=title, title_justify="left")
+    for column in table.columns:
+        drawn.add_column(column, no_wrap=column in ("model", "method"))
+    for row in table.to_numpy().tolist():
+        drawn.add_row(*row)
+    return drawn

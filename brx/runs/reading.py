@@ -71,6 +71,13 @@ class Run:
         return self.config.pipeline.stages
 
     @property
+    def architecture(self) -> str:
+        """The model in a few words."""
+        model = self.config.model
+        mixture = f", {model.moe.experts} experts" if model.moe else ""
+        return f"{model.blocks} blocks, d {model.width}{mixture}"
+
+    @property
     def method(self) -> str:
         """The method with what tells its variants apart, for example `basis-rotation 1st/unilateral`."""
         optimizer = self.config.optimizer
@@ -106,34 +113,19 @@ class Run:
         return recorded_version(self.summary) if self.summary else None
 
     @property
-    def origin(self) -> tuple[str | None, int | None]:
-        """What its losses come from beside its settings: fingerprint and trajectory version."""
-        return self.fingerprint, self.trajectory_version
-
-    @property
-    def budget(self) -> tuple[int, int]:
-        """The iterations of the schedule, and at which of them the run ends."""
-        training = self.config.training
-        return training.iterations, training.last_iteration
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether the run reached its last iteration.
+    def status(self) -> str:
+        """What the summary says; unfinished while there is none of the whole run.
 
         A run that stopped early (`training.stop_after`) and has been taken up again keeps its old summary for a while.
         """
-        last = self.budget[1]
-        return self.summary.get("status") == "finished" and bool(self.summary.get("last_iteration", last) >= last)
+        last = self.config.training.last_iteration
+        is_old = self.summary.get("status") == "finished" and self.summary.get("last_iteration", last) < last
+        return "unfinished" if is_old else str(self.summary.get("status", "unfinished"))
 
     @property
     def final_val_loss(self) -> float:
         """The newest validation loss; infinite before the first."""
         return float(self.val_loss[-1]) if len(self.val_loss) else math.inf
-
-    @property
-    def is_failed(self) -> bool:
-        """Whether the run ended early by an error, as it does when its loss diverges."""
-        return self.summary.get("status") == "failed"
 
     @cached_property
     def smoothed(self) -> Series:
@@ -172,43 +164,3 @@ class Run:
     def iterations_per_second(self) -> float:
         """Over the whole run."""
         return float(self.iterations[-1] / self.seconds[-1])
-
-
-def iterations_to_target(run: Run, target: float) -> float | None:
-    """The iteration from which the smoothed training loss stays at or below `target`.
-
-    Interpolated between iterations; None if the run never gets there.
-    """
-    iterations = run.iterations[run.centres]
-    above = np.flatnonzero(run.smoothed > target)
-    if len(above) == 0:
-        return float(iterations[0])
-    last = int(above[-1])
-    if last + 1 == len(run.smoothed):
-        return None
-    before, after = run.smoothed[last], run.smoothed[last + 1]
-    share = (before - target) / (before - after)
-    return float(iterations[last] + share * (iterations[last + 1] - iterations[last]))
-
-
-def common_target(runs: list[Run]) -> float:
-    """The loss that all runs reach: the highest of their final smoothed training losses (rule `slowest-final`)."""
-    return float(max(run.smoothed[-1] for run in runs))
-
-
-def comparability(runs: list[Run]) -> list[str]:
-    """What makes runs incomparable: other data, numbers, model or budget; a line for each, none if they compare."""
-    found = []
-    first = runs[0]
-    for run in runs[1:]:
-        pairs = {
-            "data fingerprint": (first.fingerprint, run.fingerprint),
-            "trajectory version": (first.trajectory_version, run.trajectory_version),
-            "model": (first.config.model, run.config.model),
-            "iterations": (first.budget, run.budget),
-            "batch size": (first.config.training.batch_size, run.config.training.batch_size),
-        }
-        differing = [name for name, (one, other) in pairs.items() if one != other]
-        if differing:
-            found.append(f"{run.path} and {first.path} differ in {', '.join(differing)}: their losses do not compare")
-    return found

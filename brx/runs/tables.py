@@ -1,141 +1,145 @@
-"""Tables of runs: for the terminal, and as rows to be written in any format."""
+"""Tables of texts, to be read, from the frames of numbers of `experiments` and `comparison`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from rich.table import Table
+import pandas as pd
 
-from brx.config.schema import RunConfig
-from brx.runs.experiments import Group
-from brx.runs.reading import Run, iterations_to_target
-from brx.runs.slowdown import Reduction, Slowdown
-
-Rows = tuple[list[str], list[list[str]]]
-"""Headings, and cells by row."""
+from brx.runs.experiments import by_experiment, tried_rates
+from brx.runs.frames import RATE, STAGES, smoothed_loss
+from brx.runs.slowdown import iterations_to_target
 
 
-def loss_table(runs: list[Run], target: float) -> Table:
-    """A row a run: losses, speed, and the iterations until the smoothed training loss stays at or below `target`."""
-    columns = ("method", "P", "final training loss", "validation loss", "iterations/s", f"iterations to {target:.2f}")
-    table = Table(*columns)
-    for run in runs:
-        reached = iterations_to_target(run, target)
-        table.add_row(
-            run.method,
-            str(run.stages),
-            f"{run.smoothed[-1]:.3f}",
-            f"{run.val_loss[-1]:.3f}",
-            f"{run.iterations_per_second:.1f}",
-            "never" if reached is None else f"{reached:.0f}",
-        )
-    return table
-
-
-def slowdown_rows(found: Sequence[Slowdown]) -> Rows:
-    """A row a method and number of stages."""
-    columns = [
-        "model",
-        "method",
-        "P",
-        "slowdown",
-        "iterations",
-        "reference P",
-        "its iterations",
-        "lr",
-        "its lr",
-        "seeds",
-    ]
-    columns.append("target loss")
-    rows = [
-        [
-            model_text(one.group.config),
-            one.group.variant,
-            str(one.group.stages),
-            one.text,
-            f"{'> ' if one.is_censored else ''}{one.reached.mean:.0f}",
-            str(one.reference.stages),
-            f"{'> ' if one.reference_reached.is_censored else ''}{one.reference_reached.mean:.0f}",
-            rate_text(one.group),
-            rate_text(one.reference),
-            seeds_text(one),
-            f"{one.target:.4f}",
-        ]
-        for one in found
-    ]
-    return columns, rows
-
-
-def slowdown_numbers(found: Sequence[Slowdown]) -> list[dict[str, Any]]:
-    """The same for programs: numbers, None where there is none; `is_censored`: `ratio` is a lower bound."""
-    return [
+def loss_table(runs: pd.DataFrame, target: float) -> pd.DataFrame:
+    """A row per run: losses, speed, and the iterations until the smoothed training loss stays at or below `target`."""
+    reached = [iterations_to_target(smoothed_loss(run), target) for run in runs.index]
+    return pd.DataFrame(
         {
-            "model": model_text(one.group.config),
-            "method": one.group.variant,
-            "stages": one.group.stages,
-            "ratio": one.ratio,
-            "low": one.low,
-            "high": one.high,
-            "is_censored": one.is_censored,
-            "iterations": one.reached.iterations,
-            "reference_stages": one.reference.stages,
-            "reference_iterations": one.reference_reached.iterations,
-            "lr": one.group.lr,
-            "lr_at_edge": one.group.is_at_edge,
-            "reference_lr": one.reference.lr,
-            "reference_lr_at_edge": one.reference.is_at_edge,
-            "target": one.target,
+            "method": runs["method"],
+            "P": runs[STAGES].astype(str),
+            "final training loss": runs["train_loss"].map("{:.3f}".format),
+            "validation loss": runs["val_loss"].map("{:.3f}".format),
+            "iterations/s": (runs["iteration"] / runs["seconds"]).map("{:.1f}".format),
+            f"iterations to {target:.2f}": ["never" if t is None else f"{t:.0f}" for t in reached],
         }
-        for one in found
-    ]
+    )
 
 
-def reduction_numbers(found: Sequence[Reduction]) -> list[dict[str, Any]]:
-    """As `reduction_rows`, for programs; `share`: of the baseline's iterations, None if the method never gets there."""
-    return [
+def slowdown_table(slowdowns: pd.DataFrame) -> pd.DataFrame:
+    """A row per method and number of stages, from those of `comparison.slowdowns`."""
+    return pd.DataFrame(
         {
-            "model": model_text(one.group.config),
-            "method": one.group.variant,
-            "stages": one.group.stages,
-            "baseline": one.baseline.variant,
-            "baseline_final_loss": one.baseline.final_loss,
-            "share": one.share,
+            "model": row["model"],
+            "method": row["method"],
+            "P": str(row["stages"]),
+            "slowdown": slowdown_text(row),
+            "iterations": _iterations_text(row["iterations"], is_censored=row["is_censored"]),
+            "reference P": str(row["reference_stages"]),
+            "its iterations": _iterations_text(row["reference_iterations"], is_censored=row["reference_is_censored"]),
+            "lr": rate_text(row["lr"], at_edge=row["lr_at_edge"]),
+            "its lr": rate_text(row["reference_lr"], at_edge=row["reference_lr_at_edge"]),
+            "seeds": seeds_text(row),
+            "target loss": f"{row['target']:.4f}",
         }
-        for one in found
-    ]
+        for row in slowdowns.to_dict("records")
+    )
 
 
-def reduction_rows(found: Sequence[Reduction]) -> Rows:
-    """A row a method and number of stages."""
-    columns = ["model", "method", "P", "best baseline", "its final loss", "iterations saved"]
-    rows = [
-        [
-            model_text(one.group.config),
-            one.group.variant,
-            str(one.group.stages),
-            one.baseline.variant,
-            f"{one.baseline.final_loss:.3f}",
-            "never gets there" if one.share is None else f"{one.share:.1%}",
-        ]
-        for one in found
-    ]
-    return columns, rows
+def slowdown_text(slowdown: Mapping[str, Any]) -> str:
+    """For example `4.24`, `1.27 [1.21, 1.35]`, or `> 8.1` for a run that never got there."""
+    if pd.isna(slowdown["ratio"]):
+        return "reference never reaches it"
+    if slowdown["is_censored"]:
+        return f"> {slowdown['ratio']:.2f}"
+    interval = "" if pd.isna(slowdown["low"]) else f" [{slowdown['low']:.2f}, {slowdown['high']:.2f}]"
+    return f"{slowdown['ratio']:.2f}{interval}"
 
 
-def model_text(config: RunConfig) -> str:
-    """A model in a few words."""
-    model = config.model
-    mixture = f", {model.moe.experts} experts" if model.moe else ""
-    return f"{model.blocks} blocks, d {model.width}{mixture}"
+def reduction_table(reductions: pd.DataFrame) -> pd.DataFrame:
+    """A row per method and number of stages, from those of `comparison.reductions`."""
+    return pd.DataFrame(
+        {
+            "model": reductions["model"],
+            "method": reductions["method"],
+            "P": reductions["stages"].astype(str),
+            "best baseline": reductions["baseline"],
+            "its final loss": reductions["baseline_final_loss"].map("{:.3f}".format),
+            "iterations saved": reductions["share"].map(saved_text),
+        }
+    )
 
 
-def seeds_text(slowdown: Slowdown) -> str:
+def experiment_table(chosen: pd.DataFrame) -> pd.DataFrame:
+    """A row per experiment: its final losses at its best learning rate."""
+    by_size = ["model.blocks", "model.width", "last_iteration", STAGES, "variant"]
+    return pd.DataFrame(
+        {
+            "model": first["architecture"],
+            "iterations": str(first["last_iteration"]),
+            "method": first["variant"],
+            "P": str(first[STAGES]),
+            "lr": rate_text(first[RATE], at_edge=first["lr_at_edge"]),
+            "seeds": str(len(seeds)),
+            "final training loss": final_loss_text(seeds),
+            "final validation loss": f"{seeds['val_loss'].mean():.3f}",
+        }
+        for seeds in by_experiment(chosen.sort_values(by_size, kind="stable"))
+        for first in [seeds.iloc[0]]
+    )
+
+
+def rate_table(runs: pd.DataFrame, chosen: pd.DataFrame) -> pd.DataFrame:
+    """A row per experiment: its best learning rate, and the final validation loss of each that was tried.
+
+    Args:
+        runs: all rows of `load`, or more than the experiments' own.
+        chosen: those at the best rates of the experiments to show.
+    """
+    tried = tried_rates(runs).groupby("experiment")
+    return pd.DataFrame(
+        {
+            "model": first["architecture"],
+            "method": first["variant"],
+            "P": str(first[STAGES]),
+            "chosen": f"{first[RATE]:g}",
+            "seeds": str(len(seeds)),
+            "at the edge": "yes" if first["lr_at_edge"] else "",
+            "final validation loss of each": scores_text(tried.get_group(first["experiment"]).set_index(RATE)["score"]),
+        }
+        for seeds in by_experiment(chosen)
+        for first in [seeds.iloc[0]]
+    )
+
+
+def scores_text(scores: pd.Series) -> str:
+    """For example `0.001: 2.351, 0.003: 2.302`."""
+    return ", ".join(f"{value:g}: {score:.3f}" for value, score in scores.items())
+
+
+def final_loss_text(seeds: pd.DataFrame) -> str:
+    """Mean final training loss of an experiment's runs, and its range over seeds where there are several."""
+    losses = seeds["train_loss"]
+    spread = f" [{losses.min():.3f}, {losses.max():.3f}]" if len(losses) > 1 else ""
+    return f"{losses.mean():.3f}{spread}"
+
+
+def rate_text(rate: float, *, at_edge: bool) -> str:
+    """A chosen learning rate; with a star when it is the lowest or highest of those tried."""
+    return f"{rate:g}{'*' if at_edge else ''}"
+
+
+def saved_text(share: float) -> str:
+    """The share of a baseline's iterations that a method saves."""
+    return "never gets there" if pd.isna(share) else f"{share:.1%}"
+
+
+def seeds_text(slowdown: Mapping[str, Any]) -> str:
     """How many seeds it is from; under delay / without where they differ, and there is no interval."""
-    ours, theirs = len(slowdown.reached.iterations), len(slowdown.reference_reached.iterations)
+    ours, theirs = len(slowdown["iterations"]), len(slowdown["reference_iterations"])
     return str(ours) if ours == theirs else f"{ours} / {theirs}"
 
 
-def rate_text(group: Group) -> str:
-    """The chosen learning rate; with a star when it is the lowest or highest of those tried."""
-    return f"{group.lr:g}{'*' if group.is_at_edge else ''}"
+def _iterations_text(iterations: list[float], *, is_censored: bool) -> str:
+    return f"{'> ' if is_censored else ''}{sum(iterations) / len(iterations):.0f}"

@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
 import numpy as np
+import pandas as pd
 from pydantic import BaseModel, ConfigDict
 
 from brx.config.loading import validate
-from brx.config.schema import RunConfig
 from brx.errors import UserError
 from brx.files import write_text
-from brx.runs.experiments import Group
-from brx.runs.reading import iterations_to_target
+from brx.runs.experiments import by_experiment
+from brx.runs.frames import RATE, STAGES, smoothed_loss
+from brx.runs.slowdown import iterations_to_target
 
 LOSS_STEP = 0.02
 """Nats between the losses that are kept; between them, iterations are interpolated."""
@@ -101,44 +102,52 @@ class Measurements(_Frozen):
         return min(reached, default=math.inf)
 
 
-def measure(groups: Sequence[Group], source: str) -> Measurements:
-    """What comparable groups of runs (`brx.runs.slowdown.comparable_sets`) say about delay."""
-    first = groups[0].runs[0]
-    lowest = min(loss for group in groups for loss in group.final_losses)
-    steps = range(round(HIGHEST_LOSS / LOSS_STEP), math.floor(lowest / LOSS_STEP), -1)
+def measure(chosen: pd.DataFrame, num_rates: Mapping[str, int], source: str) -> Measurements:
+    """What comparable runs say about delay.
+
+    Args:
+        chosen: rows of `at_best_rates`, of one of the sets of `comparable`.
+        num_rates: learning rates tried, by experiment.
+        source: where the runs are.
+    """
+    first = chosen.iloc[0]
+    steps = range(round(HIGHEST_LOSS / LOSS_STEP), math.floor(chosen["train_loss"].min() / LOSS_STEP), -1)
     losses = [round(step * LOSS_STEP, 4) for step in steps]
-    model = first.config.model
     return Measurements(
         source=source,
-        model=f"{model.blocks} blocks, d {model.width}" + (", mixture of experts" if model.moe else ""),
-        last_iteration=first.budget[1],
+        model=first["architecture"],
+        last_iteration=int(first["last_iteration"]),
         losses=losses,
-        experiments=[_experiment(group, losses) for group in _by_method_and_delay(groups)],
+        experiments=[
+            _experiment(seeds, num_rates[seeds["experiment"].iloc[0]], losses) for seeds in _by_method_and_delay(chosen)
+        ],
     )
 
 
-def largest_delay(config: RunConfig) -> float:
+def largest_delay(run: pd.Series) -> float:
     """Of a run's stages, in updates."""
-    return float(config.pipeline.stages - 1)
+    return float(run[STAGES] - 1)
 
 
-def _by_method_and_delay(groups: Iterable[Group]) -> list[Group]:
-    """One group each: of several (with other moments or decays), that with the lowest final loss."""
-    best: dict[tuple[str, float], Group] = {}
-    for group in groups:
-        key = (group.variant, largest_delay(group.config))
-        if key not in best or group.final_loss < best[key].final_loss:
-            best[key] = group
+def _by_method_and_delay(chosen: pd.DataFrame) -> list[pd.DataFrame]:
+    """One experiment each: of several (with other moments or decays), that with the lowest final loss."""
+    best: dict[tuple[str, float], pd.DataFrame] = {}
+    for seeds in by_experiment(chosen):
+        key = (seeds["variant"].iloc[0], largest_delay(seeds.iloc[0]))
+        if key not in best or seeds["train_loss"].mean() < best[key]["train_loss"].mean():
+            best[key] = seeds
     return [best[key] for key in sorted(best)]
 
 
-def _experiment(group: Group, losses: Sequence[float]) -> Experiment:
-    by_loss = [[iterations_to_target(run, loss) for run in group.runs] for loss in losses]
+def _experiment(seeds: pd.DataFrame, num_rates: int, losses: Sequence[float]) -> Experiment:
+    curves = [smoothed_loss(run) for run in seeds.index]
+    by_loss = [[iterations_to_target(curve, loss) for curve in curves] for loss in losses]
+    first = seeds.iloc[0]
     return Experiment(
-        method=group.variant,
-        delay=largest_delay(group.config),
-        lr=group.lr,
-        num_rates=len(group.scores),
-        seconds=float(np.round(min(run.undisturbed_pace for run in group.runs), 6)),
+        method=first["variant"],
+        delay=largest_delay(first),
+        lr=first[RATE],
+        num_rates=num_rates,
+        seconds=float(np.round(seeds["seconds_per_iteration"].min(), 6)),
         iterations=[[None if one is None else round(one, 1) for one in row] for row in by_loss],
     )

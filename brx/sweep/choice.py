@@ -3,54 +3,47 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from brx.runs.best_value import best_value, is_at_edge
+import pandas as pd
+
+from brx.runs.experiments import score_values
 from brx.runs.folder import RunFolder, settings_key
+from brx.runs.frames import SEED
 from brx.sweep.spec import Cell, Choice, cell_name, value_at
 
-SEED = "training.seed"
 
+def choose(cells: Sequence[Cell], rule: Choice) -> pd.DataFrame:
+    """Apply the rule to cells that are done or have failed.
 
-@dataclass(frozen=True)
-class Chosen:
-    """One group of cells that differ only in the chosen key and the seed.
-
-    Attributes:
-        group: the other varied values.
-        scores: by value of the key, what it is judged by, averaged over seeds; infinite where a run diverged.
-        best: the value with the lowest score.
-        at_edge: whether a wider grid might do better.
-        cells: those with the best value.
+    Returns:
+        A row per group of cells that differ only in the chosen key and the seed, and value of that key, as
+        `score_values` gives them; `cells` names the group by what varies beside the two.
     """
-
-    group: str
-    scores: dict[float, float]
-    best: float
-    at_edge: bool
-    cells: list[Cell]
-
-
-def choose(cells: Sequence[Cell], rule: Choice) -> list[Chosen]:
-    """Apply the rule to cells that are done or have failed."""
-    groups: dict[str, list[Cell]] = defaultdict(list)
-    for cell in cells:
-        groups[settings_key(cell.config, without=(rule.over, SEED))].append(cell)
-    return [_choose_in(group, rule) for group in groups.values()]
+    rows = [
+        {
+            "group": settings_key(cell.config, without=(rule.over, SEED)),
+            rule.over: value_at(cell.config.model_dump(mode="json"), rule.over),
+            SEED: cell.config.training.seed,
+            "score": score(cell, rule.by),
+        }
+        for cell in cells
+    ]
+    scored = score_values(pd.DataFrame(rows), "group", rule.over)
+    names = {row["group"]: _group_name(cell, rule) for row, cell in reversed(list(zip(rows, cells, strict=True)))}
+    return scored.assign(cells=scored["group"].map(names))
 
 
-def _choose_in(group: list[Cell], rule: Choice) -> Chosen:
-    by_value: dict[float, list[Cell]] = defaultdict(list)
-    for cell in group:
-        by_value[value_at(cell.config.model_dump(mode="json"), rule.over)].append(cell)
-    losses = {
-        value: {cell.config.training.seed: score(cell, rule.by) for cell in alike} for value, alike in by_value.items()
-    }
-    best, scores = best_value(losses)
-    varied = {key: value for key, value in group[0].varied.items() if key not in (rule.over, SEED)}
-    return Chosen(cell_name(varied), scores, best, is_at_edge(best, scores), by_value[best])
+def chosen_cells(cells: Sequence[Cell], scored: pd.DataFrame, rule: Choice) -> list[Cell]:
+    """The cells with the best value of their group, from `choose`."""
+    best = scored[scored["is_best"]].set_index("group")[rule.over]
+    groups = (settings_key(cell.config, without=(rule.over, SEED)) for cell in cells)
+    values = (value_at(cell.config.model_dump(mode="json"), rule.over) for cell in cells)
+    return [cell for cell, group, value in zip(cells, groups, values, strict=True) if best[group] == value]
+
+
+def _group_name(cell: Cell, rule: Choice) -> str:
+    return cell_name({key: value for key, value in cell.varied.items() if key not in (rule.over, SEED)})
 
 
 def score(cell: Cell, key: str) -> float:

@@ -58,10 +58,10 @@ def run_and_print(sweep: Sweep, launching: AbstractContextManager[Launcher], *, 
             signal.signal(stop, signal.default_int_handler)
         outcome = run_sweep(sweep, launcher, display, retry_failed=retry_failed)
     console = Console(highlight=False)
-    if outcome.chosen:
+    if outcome.choices is not None:
         assert sweep.spec.choose is not None
-        console.print(choice_table(outcome.chosen, sweep.spec.choose))
-        for path in write_choices(outcome.chosen, sweep):
+        console.print(choice_table(outcome.choices, sweep.spec.choose))
+        for path in write_choices(outcome.choices, sweep):
             console.print(path, soft_wrap=True)
     if outcome.failures:
         console.print(failure_table(outcome.failures))

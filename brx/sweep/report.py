@@ -2,43 +2,46 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from pathlib import Path
 
+import pandas as pd
 from rich.table import Table
 
 from brx.files import write_text
-from brx.sweep.choice import Chosen
+from brx.runs.formats import format_table
 from brx.sweep.spec import Choice, Sweep
 
 EDGE = "at the edge: widen the grid"
 
 
-def choice_table(chosen: list[Chosen], rule: Choice) -> Table:
-    """A row a group: the chosen value and what every value scored."""
+def choice_table(choices: pd.DataFrame, rule: Choice) -> Table:
+    """A row per group of `choose`: the best value and what every value scored."""
     table = Table("cells", rule.over, "remark", f"{rule.by} of each", title=f"chosen by the lowest {rule.by}")
-    for one in chosen:
-        scores = ", ".join(f"{value:g}: {_shown(score)}" for value, score in one.scores.items())
-        table.add_row(one.group, f"{one.best:g}", EDGE if one.at_edge else "", scores)
+    for _, alike in choices.groupby("group", sort=False):
+        scores = ", ".join(
+            f"{value:g}: {_shown(score)}" for value, score in alike.set_index(rule.over)["score"].items()
+        )
+        best = alike[alike["is_best"]].iloc[0]
+        table.add_row(best["cells"], f"{best[rule.over]:g}", EDGE if best["at_edge"] else "", scores)
     return table
 
 
-def write_choices(chosen: list[Chosen], sweep: Sweep) -> list[Path]:
-    """Write the same as CSV into the sweep's folder, a line a value."""
+def write_choices(choices: pd.DataFrame, sweep: Sweep) -> list[Path]:
+    """Write the same as CSV into the sweep's folder, a line per value."""
     rule = sweep.spec.choose
     assert rule is not None
-    text = io.StringIO()
-    lines = csv.writer(text, lineterminator="\n")
-    lines.writerow(["cells", rule.over, rule.by, "chosen", "remark"])
-    for one in chosen:
-        for value, score in one.scores.items():
-            is_best = value == one.best
-            remark = EDGE if is_best and one.at_edge else ""
-            lines.writerow([one.group, f"{value:g}", _shown(score), "yes" if is_best else "", remark])
+    texts = pd.DataFrame(
+        {
+            "cells": choices["cells"],
+            rule.over: choices[rule.over].map("{:g}".format),
+            rule.by: choices["score"].map(_shown),
+            "chosen": choices["is_best"].map({True: "yes", False: ""}),
+            "remark": (choices["is_best"] & choices["at_edge"]).map({True: EDGE, False: ""}),
+        }
+    )
     path = sweep.out / f"choice-{sweep.path.stem}.csv"
-    write_text(path, text.getvalue())
+    write_text(path, format_table(texts, "csv") + "\n")
     return [path]
 
 

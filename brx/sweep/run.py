@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import pandas as pd
+
 from brx.sweep.cell_state import FAILURE, State, state_of
-from brx.sweep.choice import Chosen, choose
+from brx.sweep.choice import choose, chosen_cells
 from brx.sweep.spec import Cell, Sweep
 
 POLL_S = 0.5
@@ -44,12 +46,12 @@ class Outcome:
     Attributes:
         cells: all of them, repetitions included.
         failures: what failed, with the reason, by cell's name.
-        chosen: the choices, if the sweep makes one.
+        choices: see `choose`; None if the sweep makes none.
     """
 
     cells: list[Cell]
     failures: dict[str, str] = field(default_factory=dict)
-    chosen: list[Chosen] = field(default_factory=list)
+    choices: pd.DataFrame | None = None
 
 
 class Observer(Protocol):
@@ -74,21 +76,21 @@ def run_sweep(sweep: Sweep, launcher: Launcher, observer: Observer, *, retry_fai
     sweep.out.mkdir(parents=True, exist_ok=True)
     outcome = Outcome(list(sweep.cells))
     _run_cells(sweep.cells, launcher, observer, outcome, retry_failed)
-    outcome.chosen, repetitions = choices_and_repetitions(sweep)
+    outcome.choices, repetitions = choices_and_repetitions(sweep)
     outcome.cells += repetitions
     _run_cells(repetitions, launcher, observer, outcome, retry_failed)
     return outcome
 
 
-def choices_and_repetitions(sweep: Sweep) -> tuple[list[Chosen], list[Cell]]:
+def choices_and_repetitions(sweep: Sweep) -> tuple[pd.DataFrame | None, list[Cell]]:
     """The choices, if the sweep makes any, and the further cells that they ask for.
 
     Before all cells of the grid are done, both are those that the finished ones would lead to.
     """
     if sweep.spec.choose is None:
-        return [], sweep.repetitions(sweep.cells)
-    chosen = choose(sweep.cells, sweep.spec.choose)
-    return chosen, sweep.repetitions([cell for one in chosen for cell in one.cells])
+        return None, sweep.repetitions(sweep.cells)
+    choices = choose(sweep.cells, sweep.spec.choose)
+    return choices, sweep.repetitions(chosen_cells(sweep.cells, choices, sweep.spec.choose))
 
 
 def _run_cells(

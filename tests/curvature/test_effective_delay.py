@@ -1,6 +1,6 @@
 """The effective delay in closed form, its error by simulation, and the command."""
 
-import dataclasses
+import json
 import math
 import shutil
 
@@ -12,7 +12,8 @@ from brx.curvature.effective_delay import effective_delay, slowdown_points, unif
 from brx.curvature.norm_measurement import NormSettings, measure
 from brx.curvature.norm_result import Groups, NormResult
 from brx.errors import UserError
-from brx.runs.reading import Run
+from brx.runs.frames import load
+from brx.runs.metrics import read_metrics
 from tests.curvature.helpers import finished_run
 
 NAMES = ["embedding", "0", "1", "2", "3", "head"]
@@ -77,20 +78,21 @@ def delayed_and_not(tmp_path_factory):
     return runs
 
 
-def test_slowdown_is_against_the_run_without_delay(delayed_and_not):
-    loaded = [Run.load(path) for path in delayed_and_not]
+def test_slowdown_is_against_the_run_without_delay(delayed_and_not, tmp_path):
     steady = np.linspace(5.0, 2.0, 30)
-    slower = [
-        dataclasses.replace(loaded[0], train_loss=np.concatenate([steady[::2], [1.9] * 15])),
-        dataclasses.replace(loaded[1], train_loss=steady),
-    ]
-    points = slowdown_points(slower[::-1])
-    assert [point.run.stages for point in points] == [1, 4]
+    copies = []
+    for path, losses in zip(delayed_and_not, (np.concatenate([steady[::2], [1.9] * 15]), steady), strict=True):
+        copies.append(shutil.copytree(path, tmp_path / path.name))
+        records = [record for record in read_metrics(path / "metrics.jsonl") if "train_loss" in record]
+        lines = [json.dumps({**record, "train_loss": loss}) for record, loss in zip(records, losses, strict=True)]
+        (copies[-1] / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    points = slowdown_points(load(copies[::-1]))
+    assert [point.delay.num_stages for point in points] == [1, 4]
     assert points[0].slowdown == 1.0
     assert points[1].slowdown == pytest.approx(2.0, rel=0.1)
     assert points[0].delay.delay == 0.0
     assert 0 < points[1].delay.delay < 3
-    assert slowdown_points(slower[1:]) == []  # no run without delay
+    assert slowdown_points(load(copies[1:])) == []  # no run without delay
 
 
 def test_command(delayed_and_not, tmp_path, capsys):
@@ -108,4 +110,4 @@ def test_run_without_a_measurement(runs, tmp_path, capsys):
     assert main(["effective-delay", str(copy)]) == 2
     assert f"run `brx hessian-norm {copy}` first" in capsys.readouterr().err
     assert main(["effective-delay", str(tmp_path / "nowhere")]) == 2
-    assert "nowhere: not a run's folder" in capsys.readouterr().err
+    assert "nowhere: no such folder" in capsys.readouterr().err

@@ -2,9 +2,8 @@
 
 import numpy as np
 
-from brx.config.loading import dump_config
+from brx.config.loading import dump_config, preset_with
 from brx.files import write_json
-from brx.runs.experiments import preset_with
 from brx.sweep.spec import identity
 
 

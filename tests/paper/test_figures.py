@@ -8,6 +8,7 @@ from brx.paper import tables as paper_tables
 from brx.paper.figures import FIGURES, draw_paper_figure
 from brx.paper.scales import COMPENSATIONS, FREQUENCIES, MAIN, METHODS, SCALES, SEVEN, Experiments
 from brx.paper.tables import TABLES
+from brx.runs.formats import format_table
 from tests.paper.helpers import write_experiment
 
 CPU = SCALES["cpu"]
@@ -49,19 +50,19 @@ def complete(tmp_path_factory):
 
 @pytest.mark.parametrize("name", [name for name in FIGURES if name not in ("3b", "moe")])
 def test_every_figure_draws_from_complete_results(complete, tmp_path, name):
-    written, found = draw_paper_figure(name, Experiments(CPU, complete), tmp_path)
+    written, found = draw_paper_figure(name, Experiments.load(CPU, complete), tmp_path)
     assert found.missing == []
     assert [path.suffix for path in written] == [".png", ".pdf", ".txt"]
     assert all(path.stat().st_size > 200 for path in written)
     caption = written[2].read_text()
     assert FIGURES[name].label in caption
-    for group in found.used:
-        assert group.runs[0].path.name in caption
+    for seeds in found.used.values():
+        assert seeds["name"].iloc[0] in caption
 
 
 def test_same_runs_give_the_same_bytes(complete, tmp_path):
     for folder in ("a", "b"):
-        draw_paper_figure("main", Experiments(CPU, complete), tmp_path / folder)
+        draw_paper_figure("main", Experiments.load(CPU, complete), tmp_path / folder)
     for name in ("main.png", "main.pdf", "main.txt"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
@@ -110,13 +111,12 @@ def test_tables_from_complete_results(complete, tmp_path):
 
 
 def test_tables_without_runs_are_those_of_their_commands(complete, capsys):
-    columns, rows = TABLES["stages"].rows(Experiments(CPU, complete))
+    experiments = Experiments.load(CPU, complete)
     assert main(["stages", "--format", "csv"]) == 0
-    assert capsys.readouterr().out.splitlines() == [",".join(row) for row in (columns, *rows)]
-    _, rows = TABLES["memory"].rows(Experiments(CPU, complete))
-    assert [row[4:6] for row in rows] == [["0.25", "1.66"], ["0.13", "0.13"], ["0.13", "0.83"], ["0.06", "0.06"]]
-    _, rows = TABLES["hessian-norm"].rows(Experiments(CPU, complete))
-    assert len(rows) == 8  # two coordinates of four measured runs
+    assert capsys.readouterr().out == format_table(TABLES["stages"].make(experiments), "csv") + "\n"
+    sizes = TABLES["memory"].make(experiments).iloc[:, 4:6].to_numpy().tolist()
+    assert sizes == [["0.25", "1.66"], ["0.13", "0.13"], ["0.13", "0.83"], ["0.06", "0.06"]]
+    assert len(TABLES["hessian-norm"].make(experiments)) == 8  # two coordinates of four measured runs
 
 
 def test_table_that_was_not_measured_is_refused_alone_and_noted_among_others(complete, tmp_path, monkeypatch, capsys):
@@ -130,43 +130,36 @@ def test_table_that_was_not_measured_is_refused_alone_and_noted_among_others(com
 
 def test_slowdown_table_agrees_with_the_made_up_curves(complete, tmp_path):
     # Every curve falls as 1 / (1 + t / (100 P)), so P = 32 takes 32 times as long (means of a convex curve aside).
-    _, rows = TABLES["slowdown"].rows(Experiments(CPU, complete))
-    for row in rows:
-        assert float(row[1].split()[0]) == pytest.approx(32, rel=0.05)
-        assert row[2] == "3"
+    table = TABLES["slowdown"].make(Experiments.load(CPU, complete))
+    for text in table["slowdown at P = 32"]:
+        assert float(text.split()[0]) == pytest.approx(32, rel=0.05)
+    assert set(table["seeds"]) == {"3"}
 
 
 def test_budget_table_has_a_target_for_each_length(complete):
-    _, rows = TABLES["budget"].rows(Experiments(CPU, complete))
-    assert [(row[0], row[1]) for row in rows] == [
+    table = TABLES["budget"].make(Experiments.load(CPU, complete))
+    assert list(zip(table["method"], table["iterations"], strict=True)) == [
         (method, iterations)
         for iterations in ("1000", "4000", "16000")
         for method in ("basis-rotation", "pipedream-lr")
     ]
-    for row in rows:
-        assert float(row[5]) == pytest.approx(8, rel=0.05)
-    assert len({row[6] for row in rows}) == 3
+    assert table["slowdown"].astype(float).tolist() == pytest.approx([8] * 6, rel=0.05)
+    assert table["target loss"].nunique() == 3
     with pytest.raises(UserError, match="only at the scale of a laptop"):
-        TABLES["budget"].rows(Experiments(SCALES["paper"], complete))
+        TABLES["budget"].make(Experiments.load(SCALES["paper"], complete))
 
 
 def test_looking_up_an_experiment_takes_all_seeds_and_the_best_rate(tmp_path):
     settings = {"pipeline.stages": 32, **METHODS["nesterov"]}
     write_experiment(tmp_path, CPU.preset, {**settings, "optimizer.lr": 0.003}, seeds=(0, 1), val_loss=1.0)
     write_experiment(tmp_path, CPU.preset, {**settings, "optimizer.lr": 0.001}, seeds=(0,), val_loss=2.0)
-    group = Experiments(CPU, tmp_path).find("nesterov", 32, "main")
-    assert group.lr == 0.003
-    assert len(group.runs) == 2
+    seeds = Experiments.load(CPU, tmp_path).find("nesterov", 32, "main")
+    assert seeds["optimizer.lr"].tolist() == [0.003, 0.003]
 
 
 def test_tables_and_figures_share_one_target_that_pipedream_does_not_set(complete):
-    experiments = Experiments(CPU, complete)
-    targets = {
-        row[columns.index("target loss")]
-        for name in ("slowdown", "preconditioned")
-        for columns, rows in [TABLES[name].rows(experiments.fresh())]
-        for row in rows
-    }
-    slowest = experiments.find("nesterov", 32, "main")
-    assert targets == {f"{max(slowest.final_losses):.3f}"}
-    assert experiments.slowdown_target() == pytest.approx(max(slowest.final_losses))
+    experiments = Experiments.load(CPU, complete)
+    tables = [TABLES[name].make(experiments.fresh()) for name in ("slowdown", "preconditioned")]
+    slowest = experiments.find("nesterov", 32, "main")["train_loss"].max()
+    assert {target for table in tables for target in table["target loss"]} == {f"{slowest:.3f}"}
+    assert experiments.slowdown_target() == pytest.approx(slowest)

@@ -5,8 +5,7 @@ from html.parser import HTMLParser
 
 import numpy as np
 
-from brx.config.loading import dump_config
-from brx.runs.experiments import preset_with
+from brx.config.loading import dump_config, preset_with
 
 EVIL_NAME = "<img src=x onerror=alert(1)> & 'co'"
 SUMMARY = {

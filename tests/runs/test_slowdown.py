@@ -10,10 +10,12 @@ from brx.cli.main import main
 from brx.config.loading import dump_config
 from brx.errors import UserError
 from brx.files import write_json
+from brx.runs.comparison import reductions, slowdowns, slowest_final
 from brx.runs.curves_file import export
-from brx.runs.experiments import Results, group_runs
+from brx.runs.experiments import at_best_rates, notes, tried_rates
+from brx.runs.frames import load
 from brx.runs.reading import Run
-from brx.runs.slowdown import reductions, slowdowns, slowest_final
+from brx.runs.tables import slowdown_text
 from tests.train.helpers import tiny_config
 
 ITERATIONS = 400
@@ -34,6 +36,12 @@ def write_run(folder, name, *overrides, crosses_3_at, val_loss=1.0, status="fini
     return Run.load(path)
 
 
+def only_slowdown(folder):
+    """Of the runs there, to a loss of 3."""
+    (slowdown,) = slowdowns(at_best_rates(load(folder / "runs")), 3.0).to_dict("records")
+    return slowdown
+
+
 LAST = ITERATIONS - 3
 """The middle of the last window of 2 % of the iterations, made odd: 7."""
 
@@ -46,51 +54,48 @@ def test_smoothed_losses_are_dated_at_the_middle_of_their_window(tmp_path):
 
 
 def test_ratio_is_that_of_the_crossings(tmp_path):
-    fast = write_run(tmp_path, "p1", "pipeline.stages=1", crosses_3_at=50)
-    slow = write_run(tmp_path, "p4", "pipeline.stages=4", crosses_3_at=200)
-    (found,) = slowdowns(group_runs([fast, slow]), 3.0)
-    assert found.ratio == pytest.approx(4.0, rel=1e-9)
-    assert not found.is_censored
-    assert found.low is None
+    write_run(tmp_path, "p1", "pipeline.stages=1", crosses_3_at=50)
+    write_run(tmp_path, "p4", "pipeline.stages=4", crosses_3_at=200)
+    slowdown = only_slowdown(tmp_path)
+    assert slowdown["ratio"] == pytest.approx(4.0, rel=1e-9)
+    assert not slowdown["is_censored"]
+    assert np.isnan(slowdown["low"])
 
 
 def test_a_run_that_never_gets_there_is_a_lower_bound_not_dropped(tmp_path):
-    fast = write_run(tmp_path, "p1", "pipeline.stages=1", crosses_3_at=50)
-    never = write_run(tmp_path, "p4", "pipeline.stages=4", crosses_3_at=4000)
-    (found,) = slowdowns(group_runs([fast, never]), 3.0)
-    assert found.is_censored
-    assert found.text.startswith("> ")
-    assert found.ratio == pytest.approx(LAST / 50)
+    write_run(tmp_path, "p1", "pipeline.stages=1", crosses_3_at=50)
+    write_run(tmp_path, "p4", "pipeline.stages=4", crosses_3_at=4000)
+    slowdown = only_slowdown(tmp_path)
+    assert slowdown["is_censored"]
+    assert slowdown_text(slowdown).startswith("> ")
+    assert slowdown["ratio"] == pytest.approx(LAST / 50)
 
 
 def test_a_reference_that_never_gets_there_gives_no_ratio(tmp_path):
-    never = write_run(tmp_path, "p1", "pipeline.stages=1", crosses_3_at=4000)
-    slow = write_run(tmp_path, "p4", "pipeline.stages=4", crosses_3_at=100)
-    (found,) = slowdowns(group_runs([never, slow]), 3.0)
-    assert found.ratio is None
-    assert found.text == "reference never reaches it"
+    write_run(tmp_path, "p1", "pipeline.stages=1", crosses_3_at=4000)
+    write_run(tmp_path, "p4", "pipeline.stages=4", crosses_3_at=100)
+    slowdown = only_slowdown(tmp_path)
+    assert np.isnan(slowdown["ratio"])
+    assert slowdown_text(slowdown) == "reference never reaches it"
 
 
 def test_interval_covers_the_mean_over_seeds(tmp_path):
-    runs = [
-        write_run(tmp_path, f"p{P}s{seed}", f"pipeline.stages={P}", f"training.seed={seed}", crosses_3_at=P * 30 + seed)
-        for P in (1, 4)
-        for seed in range(3)
-    ]
-    (found,) = slowdowns(group_runs(runs), 3.0)
-    assert found.ratio == pytest.approx(121 / 31)
+    for P in (1, 4):
+        for seed in range(3):
+            settings = (f"pipeline.stages={P}", f"training.seed={seed}")
+            write_run(tmp_path, f"p{P}s{seed}", *settings, crosses_3_at=P * 30 + seed)
+    slowdown = only_slowdown(tmp_path)
+    assert slowdown["ratio"] == pytest.approx(121 / 31)
     # Three times the same seed is 1 resample in 27, more than the 2.5 % that lie outside on each side.
-    assert (found.low, found.high) == (pytest.approx(122 / 32), pytest.approx(120 / 30))
+    assert (slowdown["low"], slowdown["high"]) == (pytest.approx(122 / 32), pytest.approx(120 / 30))
 
 
 def test_ratio_and_interval_are_of_the_seeds_that_both_have(tmp_path):
-    runs = [
-        write_run(tmp_path, f"p{P}s{seed}", f"pipeline.stages={P}", f"training.seed={seed}", crosses_3_at=P * 30 + seed)
-        for P, seeds in ((1, (0, 1)), (4, (0, 1, 2)))
-        for seed in seeds
-    ]
-    (found,) = slowdowns(group_runs(runs), 3.0)
-    assert found.ratio == pytest.approx(120.5 / 30.5)
+    for P, seeds in ((1, (0, 1)), (4, (0, 1, 2))):
+        for seed in seeds:
+            settings = (f"pipeline.stages={P}", f"training.seed={seed}")
+            write_run(tmp_path, f"p{P}s{seed}", *settings, crosses_3_at=P * 30 + seed)
+    assert only_slowdown(tmp_path)["ratio"] == pytest.approx(120.5 / 30.5)
 
 
 def test_runs_that_did_not_finish_move_no_target_and_are_named(tmp_path, capsys):
@@ -115,56 +120,54 @@ def test_runs_of_another_length_or_corpus_are_other_experiments(tmp_path):
     write_run(tmp_path, "b", "optimizer.lr=0.01", crosses_3_at=50, val_loss=1.0, corpus="other")
     write_run(tmp_path, "c", "optimizer.lr=0.01", "training.stop_after=300", crosses_3_at=50, val_loss=1.0)
     write_run(tmp_path, "d", "optimizer.lr=0.003", crosses_3_at=50, val_loss=1.5)
-    results = Results([tmp_path / "runs"])
-    assert sorted((group.lr, len(group.scores)) for group in results.groups) == [(0.003, 2), (0.01, 1), (0.01, 1)]
-    (note,) = results.notes
+    runs = load(tmp_path / "runs")
+    chosen = at_best_rates(runs)
+    assert chosen.set_index("name")["optimizer.lr"].to_dict() == {"b": 0.01, "c": 0.01, "d": 0.003}
+    assert tried_rates(runs).groupby("experiment").size().to_list() == [2, 1, 1]
+    (note,) = notes(runs, chosen)
     assert "take 2 of 3 experiments" in note
-    assert results.find(tiny_config(tmp_path, f"training.iterations={ITERATIONS}")).lr == 0.003
 
 
 def test_target_is_the_loss_that_all_reach(tmp_path):
-    runs = [write_run(tmp_path, f"p{P}", f"pipeline.stages={P}", crosses_3_at=50 * P) for P in (1, 2, 4)]
-    groups = group_runs(runs)
-    target = slowest_final(groups)
+    for P in (1, 2, 4):
+        write_run(tmp_path, f"p{P}", f"pipeline.stages={P}", crosses_3_at=50 * P)
+    chosen = at_best_rates(load(tmp_path / "runs"))
+    target = slowest_final(chosen)
     assert target == pytest.approx(4.0 - LAST / 200)
-    assert not any(found.is_censored for found in slowdowns(groups, target))
+    assert not slowdowns(chosen, target)["is_censored"].any()
 
 
 def test_learning_rate_is_the_one_with_the_lowest_validation_loss(tmp_path):
-    runs = [
+    for lr, val_loss, status in ((0.001, 2.0, "finished"), (0.01, 1.5, "finished"), (0.1, 0.5, "failed")):
         write_run(tmp_path, f"lr{lr}", f"optimizer.lr={lr}", crosses_3_at=50, val_loss=val_loss, status=status)
-        for lr, val_loss, status in ((0.001, 2.0, "finished"), (0.01, 1.5, "finished"), (0.1, 0.5, "failed"))
-    ]
-    (group,) = group_runs(runs)
-    assert group.lr == 0.01
-    assert group.scores == {0.001: 2.0, 0.01: 1.5, 0.1: float("inf")}
-    assert not group.is_at_edge  # the highest rate was tried, and diverged
+    runs = load(tmp_path / "runs")
+    assert tried_rates(runs).set_index("optimizer.lr")["score"].to_dict() == {0.001: 2.0, 0.01: 1.5, 0.1: float("inf")}
+    (chosen,) = at_best_rates(runs).to_dict("records")
+    assert chosen["optimizer.lr"] == 0.01
+    assert not chosen["lr_at_edge"]  # the highest rate was tried, and diverged
 
 
 def test_rates_are_compared_over_the_seeds_they_share(tmp_path):
     write_run(tmp_path, "a", "optimizer.lr=0.001", "training.seed=0", crosses_3_at=50, val_loss=2.0)
     write_run(tmp_path, "b", "optimizer.lr=0.01", "training.seed=0", crosses_3_at=50, val_loss=1.9)
     write_run(tmp_path, "c", "optimizer.lr=0.01", "training.seed=1", crosses_3_at=50, val_loss=9.0)
-    (group,) = Results([tmp_path / "runs"]).groups
-    assert (group.lr, len(group.runs)) == (0.01, 2)
+    assert at_best_rates(load(tmp_path / "runs"))["optimizer.lr"].tolist() == [0.01, 0.01]
 
 
 def test_reduction_is_against_the_best_baseline_at_its_final_loss(tmp_path):
-    runs = [
+    for method, at in (("pipedream", 300), ("nesterov", 200), ("basis-rotation", 100)):
         write_run(tmp_path, method, f"optimizer.method={method}", crosses_3_at=at)
-        for method, at in (("pipedream", 300), ("nesterov", 200), ("basis-rotation", 100))
-    ]
-    (found,) = reductions(group_runs(runs))
-    assert found.baseline.method == "nesterov"
-    assert found.share == pytest.approx(0.5)
+    (reduction,) = reductions(at_best_rates(load(tmp_path / "runs"))).to_dict("records")
+    assert reduction["baseline"] == "nesterov"
+    assert reduction["share"] == pytest.approx(0.5)
 
 
 def test_reduction_compares_only_runs_that_differ_in_nothing_but_the_optimizer(tmp_path):
     write_run(tmp_path, "a", "optimizer.method=nesterov", "pipeline.stash=none", crosses_3_at=100)
     write_run(tmp_path, "b", "optimizer.method=nesterov", crosses_3_at=200)
     write_run(tmp_path, "c", "optimizer.method=basis-rotation", crosses_3_at=100)
-    (found,) = reductions(Results([tmp_path / "runs"]).groups)
-    assert found.baseline.runs[0].path.name == "b"
+    (reduction,) = reductions(at_best_rates(load(tmp_path / "runs"))).to_dict("records")
+    assert reduction["baseline_final_loss"] == pytest.approx(4 - LAST / 200)
 
 
 def test_compact_runs_read_like_the_originals(tmp_path):
@@ -179,7 +182,7 @@ def test_compact_runs_read_like_the_originals(tmp_path):
     assert again.summary == run.summary
 
 
-@pytest.mark.parametrize("form", ["table", "csv", "json", "markdown"])
+@pytest.mark.parametrize("form", ["table", "csv", "json", "markdown", "latex"])
 def test_command_in_every_format(tmp_path, capsys, form):
     write_run(tmp_path, "p1", "pipeline.stages=1", crosses_3_at=50)
     write_run(tmp_path, "p4", "pipeline.stages=4", crosses_3_at=200)
@@ -216,9 +219,9 @@ def test_no_runs_is_one_line(tmp_path, capsys):
 
 def test_a_run_taken_up_after_an_early_stop_is_not_finished(tmp_path):
     run = write_run(tmp_path, "a", crosses_3_at=50)
-    assert run.is_finished
+    assert run.status == "finished"
     write_json(run.path / "summary.json", {"status": "finished", "last_iteration": ITERATIONS // 2})
-    assert not Run.load(run.path).is_finished
+    assert Run.load(run.path).status == "unfinished"
 
 
 def test_a_damaged_file_of_a_finished_run_is_not_taken_for_a_short_one(tmp_path):

@@ -7,9 +7,8 @@ import pytest
 from brx.cli.main import main
 from brx.config.loading import dump_config
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
-from brx.runs.experiments import Results
-from brx.runs.reading import Run, comparability
-from brx.runs.slowdown import comparable_sets
+from brx.runs.experiments import at_best_rates, notes
+from brx.runs.frames import comparable, differences, load
 from tests.train.helpers import tiny_config
 
 UNRECORDED, NEXT = {}, {"trajectory_version": TRAJECTORY_VERSION + 1}
@@ -32,10 +31,13 @@ def write_run(tmp_path):
 
 
 def test_comparability_names_the_version(write_run):
-    old, older = Run.load(write_run("old", {"trajectory_version": 1})), Run.load(write_run("older", UNRECORDED))
-    new = Run.load(write_run("new", NEXT))
-    assert comparability([old, older]) == []
-    (line,) = comparability([old, new])
+    old, older, new = (
+        write_run("old", {"trajectory_version": 1}),
+        write_run("older", UNRECORDED),
+        write_run("new", NEXT),
+    )
+    assert differences(load([old, older])) == []
+    (line,) = differences(load([old, new]))
     assert "differ in trajectory version: their losses do not compare" in line
 
 
@@ -50,8 +52,9 @@ def test_versions_are_experiments_of_their_own(write_run, tmp_path):
     write_run("b", UNRECORDED, "optimizer.lr=0.02", val_loss=0.9)
     write_run("c", UNRECORDED, "pipeline.stages=1")
     write_run("d", NEXT, "optimizer.lr=0.03", val_loss=0.1)  # the best, but of another version
-    results = Results([tmp_path / "runs"])
-    assert results.find(tiny_config(tmp_path)).lr == 0.02
-    (note,) = results.notes
+    runs = load(tmp_path / "runs")
+    chosen = at_best_rates(runs)
+    assert sorted(chosen["name"]) == ["b", "c", "d"]
+    (note,) = notes(runs, chosen)
     assert "take 2 of 3 experiments, on f, of version 1" in note
-    assert [len(groups) for groups in comparable_sets(results.groups)] == [2, 1]
+    assert [len(alike) for alike in comparable(chosen)] == [2, 1]

@@ -131,10 +131,11 @@ def test_choice_and_repetitions(tmp_path, capsys):
     path = write_sweep(tmp_path, grid=grid, choose={"over": "optimizer.lr"}, repeat=repeat)
     assert main(["sweep", str(path), "--jobs", "2"]) == 1  # 1e30 diverges
     sweep = Sweep.load(path)
-    chosen = choose(sweep.cells, sweep.spec.choose)
-    assert [one.best for one in chosen] == [0.01, 0.01]
-    assert [one.at_edge for one in chosen] == [False, False]
-    assert [one.scores[1e30] for one in chosen] == [float("inf")] * 2
+    choices = choose(sweep.cells, sweep.spec.choose)
+    best = choices[choices["is_best"]]
+    assert best["optimizer.lr"].tolist() == [0.01, 0.01]
+    assert best["at_edge"].tolist() == [False, False]
+    assert choices.loc[choices["optimizer.lr"] == 1e30, "score"].tolist() == [float("inf")] * 2
     text = (tmp_path / "cells" / "choice-sweep.csv").read_text()
     assert "p4,0.01," in text
     assert "p4,1e+30,failed,," in text

@@ -1,0 +1,199 @@
+"""Runs as pandas frames: `load` gives a row per run, `curves` their losses in long form."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from brx.config.schema import RunConfig
+from brx.errors import UserError
+from brx.runs.folder import decides_trajectory, settings_key
+from brx.runs.reading import Run
+
+Folders = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+
+RATE, SEED, STAGES = "optimizer.lr", "training.seed", "pipeline.stages"
+ORIGIN = ("data_fingerprint", "trajectory_version", "last_iteration")
+"""What decides a run's losses beside its settings: its data, the version of brx's numbers, and where it ended."""
+
+
+def load(folders: Folders) -> pd.DataFrame:
+    """All runs of some folders that have losses, a row per run; the index `run` is the path of its folder.
+
+    Columns are all settings and all of summary.json by their dotted keys (`pipeline.stages`, `optimizer.method`,
+    `versions.torch`; NaN where a run has no such key), and:
+
+    - `name`: of the run's folder; `architecture`, `method`, `variant`: the settings in a few words.
+    - `experiment`: equal for runs that differ in nothing but learning rate and seed.
+    - `status`: finished, failed, interrupted, or unfinished where there is no summary of the whole run yet.
+    - `iteration`: the newest one.
+    - `train_loss`: the final training loss in nats, a mean over the last 2 % of the schedule.
+    - `val_loss`: the newest validation loss in nats; infinite before the first.
+    - `seconds`: spent training, without validations and checkpoints.
+    - `seconds_per_iteration`: the pace while nothing else used the machine (see `Run.undisturbed_pace`).
+
+    Args:
+        folders: one or several, each a run's folder or one that holds runs.
+
+    Raises:
+        UserError: one of them is no folder, a run in it is not readable, or there is no run in any.
+    """
+    paths = find_runs([folders] if isinstance(folders, str | os.PathLike) else folders)
+    runs = pd.json_normalize([_row(_read(path)) for path in paths])
+    return runs.set_index(pd.Index(map(str, paths), name="run"))
+
+
+def curves(runs: pd.DataFrame | Folders) -> pd.DataFrame:
+    """The losses of runs in long form: a row per run and iteration.
+
+    Columns: `run` (the index of `load`), `iteration` from 1, `train_loss` and `val_loss` in nats (NaN where there was
+    no validation), `smoothed` (the training loss averaged over 2 % of the schedule, dated at the middle of the window;
+    NaN within half a window of either end), `seconds` of training.
+
+    Args:
+        runs: rows of `load`, or folders.
+    """
+    paths = runs.index if isinstance(runs, pd.DataFrame) else load(runs).index
+    return pd.concat([_curves(path) for path in paths], ignore_index=True)
+
+
+def smoothed_loss(run: str) -> pd.Series:
+    """The smoothed training loss of a run (of the index of `load`), indexed by iteration."""
+    read = _read(Path(run))
+    return pd.Series(read.smoothed, read.iterations[read.centres])
+
+
+def validation_loss(run: str) -> pd.Series:
+    """The validation loss of a run, indexed by iteration."""
+    read = _read(Path(run))
+    return pd.Series(read.val_loss, read.val_iterations)
+
+
+def side_by_side(runs: pd.DataFrame, loss: Callable[[str], pd.Series] = smoothed_loss) -> pd.DataFrame:
+    """The losses of runs: a column per run, a row per iteration that all of them have."""
+    return pd.concat({run: loss(run) for run in runs.index}, axis="columns", join="inner")
+
+
+def same_but_for(runs: pd.DataFrame, *settings: str) -> pd.Series:
+    """A label per run, equal for runs of one origin whose settings are equal but for the named ones.
+
+    Settings on which no number depends (where the data lie, how often a run is saved) may differ, too.
+
+    Args:
+        runs: rows of `load`.
+        settings: dotted keys (`training.seed`), or whole sections (`optimizer`).
+    """
+    left_out = {key for key in runs.columns if key in settings or key.partition(".")[0] in settings}
+    deciding = [key for key in runs.columns if decides_trajectory(key) and key not in left_out]
+    values = runs[[*ORIGIN, *deciding]].map(lambda value: json.dumps(value) if isinstance(value, list) else value)
+    return values.groupby(list(values.columns), dropna=False, sort=False).ngroup()
+
+
+def experiment_id(config: RunConfig, data_fingerprint: str | None, trajectory_version: int | None) -> str:
+    """The `experiment` of runs with these settings, whatever their learning rate and seed, and of this origin."""
+    settings = settings_key(config, without=(RATE, SEED))
+    text = f"{settings} {config.training.last_iteration} {data_fingerprint} {trajectory_version}"
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def comparable(runs: pd.DataFrame) -> list[pd.DataFrame]:
+    """Sort runs by what makes losses comparable: data, trajectory version, model and token budget; most runs first."""
+    model = [key for key in runs.columns if key.startswith("model.")]
+    budget = ["training.iterations", "training.batch_size"]
+    sets = [alike for _, alike in runs.groupby([*ORIGIN, *budget, *model], dropna=False, sort=False)]
+    return sorted(sets, key=len, reverse=True)
+
+
+def differences(runs: pd.DataFrame) -> list[str]:
+    """What makes runs incomparable with the first of them: a line per run, none if they compare."""
+    aspects: Mapping[str, list[str]] = {
+        "data fingerprint": ["data_fingerprint"],
+        "trajectory version": ["trajectory_version"],
+        "model": [key for key in runs.columns if key.startswith("model.")],
+        "iterations": ["training.iterations", "last_iteration"],
+        "batch size": ["training.batch_size"],
+    }
+    lines = []
+    first = runs.iloc[0]
+    for path, run in runs.iloc[1:].iterrows():
+        differing = [name for name, keys in aspects.items() if not run[keys].equals(first[keys])]
+        if differing:
+            lines.append(f"{path} and {first.name} differ in {', '.join(differing)}: their losses do not compare")
+    return lines
+
+
+def find_runs(folders: Iterable[str | os.PathLike[str]]) -> list[Path]:
+    """The run folders among `folders` and directly below them, that have losses.
+
+    Raises:
+        UserError: one of them is no folder, or there is no run in any.
+    """
+    runs: list[Path] = []
+    for folder in (paths := list(map(Path, folders))):
+        if not folder.is_dir():
+            raise UserError(f"{folder}: no such folder")
+        candidates = [folder] if (folder / "config.yaml").is_file() else sorted(folder.iterdir())
+        runs += [path for path in candidates if _has_losses(path)]
+    if not runs:
+        raise UserError(f"{', '.join(map(str, paths))}: no run with losses there")
+    return runs
+
+
+def _has_losses(path: Path) -> bool:
+    return (path / "config.yaml").is_file() and any(size for size, _ in _state(path)[:2])
+
+
+def _state(path: Path) -> tuple[tuple[int, int], ...]:
+    """Size and time of change of the files that a run's row is made of; zeros for those that are not there."""
+    files = [path / name for name in ("metrics.jsonl", "curves.npz", "summary.json", "config.yaml")]
+    states = (file.stat() if file.is_file() else None for file in files)
+    return tuple((0, 0) if state is None else (state.st_size, state.st_mtime_ns) for state in states)
+
+
+def _read(path: Path) -> Run:
+    return _read_once(path, _state(path))
+
+
+@lru_cache(maxsize=1024)
+def _read_once(path: Path, _unchanged: tuple[tuple[int, int], ...]) -> Run:
+    """A run, read again only after one of its files has changed."""
+    return Run.load(path)
+
+
+def _row(run: Run) -> dict[str, Any]:
+    """Nested as the files are: `json_normalize` makes dotted keys of it."""
+    return {
+        "name": run.path.name,
+        "experiment": experiment_id(run.config, run.fingerprint, run.trajectory_version),
+        "architecture": run.architecture,
+        "method": run.method,
+        "variant": run.variant,
+        "train_loss": float(run.smoothed[-1]),
+        "val_loss": run.final_val_loss,
+        "seconds": float(run.seconds[-1]),
+        "seconds_per_iteration": run.undisturbed_pace,
+        **run.summary,
+        "iteration": int(run.iterations[-1]),
+        "status": run.status,
+        "data_fingerprint": run.fingerprint,
+        "trajectory_version": run.trajectory_version,
+        "last_iteration": run.config.training.last_iteration,
+        **run.config.model_dump(mode="json"),
+    }
+
+
+def _curves(path: str) -> pd.DataFrame:
+    run = _read(Path(path))
+    frame = pd.DataFrame(
+        {"run": path, "iteration": run.iterations.astype(int), "train_loss": run.train_loss, "seconds": run.seconds}
+    )
+    frame["smoothed"] = pd.Series(run.smoothed, frame.index[run.centres])
+    frame["val_loss"] = frame["iteration"].map(pd.Series(run.val_loss, run.val_iterations.astype(int)))
+    return frame

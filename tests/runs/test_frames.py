@@ -1,0 +1,103 @@
+"""Runs as frames: what `brx.runs.load` and `brx.runs.curves` say of a folder, and which runs count as alike."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import brx.runs
+from brx.config.loading import dump_config
+from brx.errors import UserError
+from brx.files import write_json
+from brx.runs.formats import format_table
+from brx.runs.frames import differences, same_but_for
+from tests.train.helpers import tiny_config
+
+
+@pytest.fixture
+def write_run(tmp_path):
+    def write(name, *overrides, summary=None):
+        config = tiny_config(tmp_path, *overrides)
+        path = tmp_path / "runs" / name
+        path.mkdir(parents=True)
+        (path / "config.yaml").write_text(dump_config(config))
+        lines = [{"iteration": t, "train_loss": 4.0 - t / 10, "seconds": 0.5 * t} for t in range(1, 31)]
+        lines[11:11] = [{"iteration": 11, "val_loss": 3.0}]
+        (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        if summary is not None:
+            write_json(path / "summary.json", {"data_fingerprint": "f", "versions": {"torch": "2.13"}, **summary})
+        return path
+
+    return write
+
+
+def test_a_row_has_settings_summary_and_outcomes(write_run, tmp_path):
+    write_run("a", "optimizer.method=nesterov", summary={"status": "finished"})
+    write_run("b", "optimizer.method=basis-rotation", "optimizer.source=1st")
+    runs = brx.runs.load(tmp_path / "runs")
+    assert list(runs.index) == [str(tmp_path / "runs" / name) for name in "ab"]
+    assert runs["pipeline.stages"].tolist() == [4, 4]
+    assert runs["optimizer.method"].tolist() == ["nesterov", "basis-rotation"]
+    assert runs["method"].tolist() == ["nesterov", "basis-rotation 1st/bilateral"]
+    assert runs["status"].tolist() == ["finished", "unfinished"]
+    assert runs["versions.torch"].tolist()[0] == "2.13"
+    assert runs["val_loss"].tolist() == [3.0, 3.0]
+    assert runs["train_loss"].tolist() == pytest.approx([1.0, 1.0])  # 2 % of 30 iterations: the last one
+
+
+def test_curves_are_long_and_keep_the_raw_losses(write_run, tmp_path):
+    write_run("a", "training.iterations=30", summary={"status": "finished"})
+    curves = brx.runs.curves(brx.runs.load(tmp_path / "runs"))
+    assert curves["iteration"].tolist() == list(range(1, 31))
+    np.testing.assert_allclose(curves["train_loss"], 4.0 - curves["iteration"] / 10)
+    assert curves.set_index("iteration")["val_loss"].dropna().to_dict() == {11: 3.0}
+    assert curves["run"].unique().tolist() == [str(tmp_path / "runs" / "a")]
+
+
+def test_a_run_that_has_changed_is_read_again(write_run, tmp_path):
+    path = write_run("a")
+    assert brx.runs.load(path)["iteration"].item() == 30
+    with (path / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"iteration": 31, "train_loss": 0.5, "seconds": 15.5}) + "\n")
+    assert brx.runs.load(path)["iteration"].item() == 31
+
+
+def test_runs_are_alike_but_for_what_is_named_and_what_decides_no_number(write_run, tmp_path):
+    write_run("a")
+    write_run("b", "training.seed=1", "training.log_every=1")
+    write_run("c", "pipeline.stages=2")
+    write_run("d", "optimizer.method=torch.optim:SGD", "optimizer.arguments={momentum: 0.9, betas: [1, 2]}")
+    runs = brx.runs.load(tmp_path / "runs").set_index("name")
+    assert same_but_for(runs, "training.seed").tolist() == [0, 0, 1, 2]
+    assert same_but_for(runs, "training.seed", "pipeline.stages").tolist() == [0, 0, 0, 1]
+    assert same_but_for(runs, "training.seed", "optimizer").tolist() == [0, 0, 1, 0]
+    assert runs["experiment"].duplicated().tolist() == [False, True, False, False]
+
+
+def test_differences_name_the_aspect(write_run, tmp_path):
+    paths = [write_run("a"), write_run("b", "model.width=16"), write_run("c", "pipeline.stages=2")]
+    (line,) = differences(brx.runs.load(paths))
+    assert line == f"{paths[1]} and {paths[0]} differ in model: their losses do not compare"
+
+
+def test_a_folder_without_runs_is_refused(tmp_path):
+    with pytest.raises(UserError, match="no run with losses there"):
+        brx.runs.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("form", "expected"),
+    [
+        ("markdown", "| a & b | 50% |"),
+        ("csv", "a & b,50%"),
+        ("json", '"slow_down":"50%"'),
+        ("latex", r"a \& b & 50\% \\"),
+        ("table", "a & b"),
+    ],
+)
+def test_a_table_in_every_format(form, expected):
+    text = format_table(pd.DataFrame({"method": ["a & b"], "slow_down": ["50%"]}), form)
+    assert expected in text
+    if form == "latex":
+        assert r"slow\_down" in text
