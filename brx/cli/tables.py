@@ -59,6 +59,8 @@ def tables(
         if own.missing:
             number = len(own.missing)
             print(f"brx: note: table {name}: {number} experiments not there: {own.makers}", file=sys.stderr)
+        if texts.empty:
+            continue
         if out is None:
             print(f"{TABLES[name].title}\n{format_table(texts, 'table')}")
             continue
