@@ -5,9 +5,11 @@ import shlex
 from pathlib import Path
 
 import pytest
+import torch
 import typer
 
 from brx.cli.main import COMMANDS, app
+from brx.config import load_config
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -44,8 +46,9 @@ def test_named_files_exist(page):
 
 
 @names
-def test_commands_parse(page):
-    """Every `brx ...` line of a code block has the arguments that the command takes; nothing is run."""
+def test_commands_parse(page, monkeypatch):
+    """Every `brx ...` line of a code block has arguments that the command takes, and settings that exist; none is run."""
+    monkeypatch.chdir(ROOT)
     root = typer.main.get_command(app)
     for block in re.findall(r"```sh\n(.*?)```", page.read_text(), flags=re.S):
         for line in block.replace("\\\n", " ").splitlines():
@@ -56,7 +59,20 @@ def test_commands_parse(page):
             command, arguments = root, words[1:]
             while isinstance(command, typer.core.TyperGroup):
                 command, arguments = command.commands[arguments[0]], arguments[1:]
-            command.make_context(command.name, arguments, parent=context)
+            parameters = command.make_context(command.name, arguments, parent=context).params
+            if parameters.get("overrides"):
+                load_config(parameters["config"], parameters["overrides"])
+
+
+def test_the_front_pages_optimizer_trains():
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
+    model = torch.nn.Sequential(torch.nn.Embedding(10, 8), torch.nn.Linear(8, 8), torch.nn.Linear(8, 10))
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    names = {"model": model}
+    exec(compile(code, "README.md", "exec"), names)
+    model(torch.arange(10)).square().mean().backward()
+    names["optimizer"].step()
+    assert all((old != new).any() for old, new in zip(before, model.parameters(), strict=True))
 
 
 def test_the_front_page_is_short():
