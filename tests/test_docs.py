@@ -47,7 +47,7 @@ def test_named_files_exist(page):
 
 @names
 def test_commands_parse(page, monkeypatch):
-    """Every `brx ...` line of a code block has arguments that the command takes, and settings that exist; none is run."""
+    """Every `brx ...` line of a code block has arguments that the command takes and settings that exist."""
     monkeypatch.chdir(ROOT)
     root = typer.main.get_command(app)
     for block in re.findall(r"```sh\n(.*?)```", page.read_text(), flags=re.S):
