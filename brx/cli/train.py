@@ -46,7 +46,9 @@ def train(
     from brx.distributed.launch import end_with_launcher, launch
     from brx.distributed.processes import DistributedWorld, started_as_one_of_many
     from brx.pipeline.world import SingleDevice, World
-    from brx.runs.folder import default_folder
+    from brx.runs.folder import RunFolder, default_folder
+    from brx.runs.lock import hand_down, hold
+    from brx.runs.resume import check_request
     from brx.train.device import choose_device
     from brx.train.loop import train
 
@@ -66,7 +68,10 @@ def train(
         choose_device(run_config.runtime.device, run_config.pipeline.devices - 1)
         flags = [flag for flag, given in (("--resume", resume), ("--profile", profile)) if given]
         arguments = ["train", config, "--out", str(folder), *flags, "--set", *settings]
-        raise typer.Exit(launch(arguments, run_config.pipeline.devices))
+        with hold(folder) as lock:
+            check_request(RunFolder(folder), run_config, resume=resume)
+            code = launch(arguments, run_config.pipeline.devices, descriptors=[lock], environment=hand_down(lock))
+        raise typer.Exit(code)
     status = train(run_config, folder, resume=resume, world=world, profile=profile)
     world.close()
     if world.rank == 0:

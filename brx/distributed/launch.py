@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -48,10 +48,18 @@ class _Ending:
     lost_peer: int | None = None
 
 
-def launch(arguments: Sequence[str], num_ranks: int) -> int:
+def launch(
+    arguments: Sequence[str], num_ranks: int, *, descriptors: Sequence[int] = (), environment: Mapping[str, str] = {}
+) -> int:
     """Run `brx ARGUMENTS` in `num_ranks` processes on this machine, with the environment that torchrun would set.
 
     The processes are in a session of their own: Ctrl-C reaches the launcher, which passes it on to rank 0 alone.
+
+    Args:
+        arguments: of `brx`.
+        num_ranks: R.
+        descriptors: of files that the ranks keep open, such as a lock.
+        environment: variables that they get beside torchrun's.
 
     Returns:
         0 when all are done, 130 when they were stopped.
@@ -63,7 +71,9 @@ def launch(arguments: Sequence[str], num_ranks: int) -> int:
     with tempfile.TemporaryDirectory(prefix="brx-") as folder:
         reports = [Path(folder) / f"rank-{rank}.json" for rank in range(num_ranks)]
         port = int(os.environ.get("MASTER_PORT") or free_port())
-        processes = [_start(arguments, rank, num_ranks, port, reports[rank]) for rank in range(num_ranks)]
+        shared = {**os.environ, **environment, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        shared |= {"WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks)}
+        processes = [_start(arguments, rank, reports[rank], shared, descriptors) for rank in range(num_ranks)]
 
         def pass_on(number: int, frame: FrameType | None) -> None:
             if processes[0].poll() is None:
@@ -101,19 +111,16 @@ def end_with_launcher() -> None:
     threading.Thread(target=wait_for_end, daemon=True).start()
 
 
-def _start(arguments: Sequence[str], rank: int, num_ranks: int, port: int, report: Path) -> subprocess.Popen[bytes]:
-    environment = {
-        **os.environ,
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(num_ranks),
-        "LOCAL_WORLD_SIZE": str(num_ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        REPORT: str(report),
-    }
-    command = [sys.executable, "-m", "brx", *arguments]
-    return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, start_new_session=True)
+def _start(
+    arguments: Sequence[str], rank: int, report: Path, shared: Mapping[str, str], descriptors: Sequence[int]
+) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "brx", *arguments],
+        env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank), REPORT: str(report)},
+        stdin=subprocess.PIPE,
+        pass_fds=tuple(descriptors),
+        start_new_session=True,
+    )
 
 
 def _watch(processes: list[subprocess.Popen[bytes]], reports: list[Path]) -> int:

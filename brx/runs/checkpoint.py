@@ -14,6 +14,7 @@ import contextlib
 import hashlib
 import json
 import os
+import pickle
 import shutil
 from pathlib import Path
 from typing import Any
@@ -35,10 +36,14 @@ def checkpoint_folder(run: Path, iteration: int) -> Path:
 def list_checkpoints(run: Path) -> list[Path]:
     """The complete checkpoints of a run, oldest first."""
     folder = run / "checkpoints"
-    found = {manifest.parent.name: manifest.parent for manifest in folder.glob(f"[0-9]*/{MANIFEST}")}
-    for manifest in folder.glob(f"{REPLACED}/[0-9]*/{MANIFEST}"):
-        found.setdefault(manifest.parent.name, manifest.parent)
-    return [found[name] for name in sorted(found)]
+    complete = [*folder.glob(f"{REPLACED}/*/{MANIFEST}"), *folder.glob(f"*/{MANIFEST}")]
+    by_iteration = {int(path.parent.name): path.parent for path in complete if path.parent.name.isdecimal()}
+    return [by_iteration[iteration] for iteration in sorted(by_iteration)]
+
+
+def iteration_of(checkpoint: Path) -> int:
+    """The number of updates behind a checkpoint, as its folder says."""
+    return int(checkpoint.name)
 
 
 def begin(run: Path, iteration: int) -> Path:
@@ -82,7 +87,8 @@ def finish(run: Path, iteration: int, content: dict[str, Any], stages: list[dict
         keep: how many stay, this one among them.
     """
     temporary, final = _temporary(run, iteration), checkpoint_folder(run, iteration)
-    write_json(temporary / MANIFEST, content | {"iteration": iteration, "stages": stages})
+    content = content | {"iteration": iteration, "stages": stages}
+    write_json(temporary / MANIFEST, content | {"sha256": _sha256_of_content(content)})
     try:
         if final.exists():
             _set_aside(final)
@@ -94,7 +100,7 @@ def finish(run: Path, iteration: int, content: dict[str, Any], stages: list[dict
         raise cannot_write(final, error) from None
     _settle_replaced(run)
     # After a fallback there may be later ones: they stay, but do not count, until the run comes to them again.
-    up_to_this = [path for path in list_checkpoints(run) if path.name <= final.name]
+    up_to_this = [path for path in list_checkpoints(run) if iteration_of(path) <= iteration]
     for old in up_to_this[:-keep]:
         _remove(old)
     return final
@@ -108,17 +114,25 @@ def recover(run: Path) -> None:
 
 
 def read_manifest(checkpoint: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint.
+    """The manifest of a checkpoint, checked against its checksum and its folder's name.
 
     Raises:
-        UserError: it is not readable.
+        UserError: it is not what was written, or not there.
     """
     path = checkpoint / MANIFEST
+    remedy = f"remove {checkpoint} to resume before it"
     try:
-        manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return manifest
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: not a readable checkpoint manifest: {error}") from None
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path}: not a readable checkpoint manifest: {error}; {remedy}") from None
+    if not isinstance(manifest, dict) or manifest.pop("sha256", None) != _sha256_of_content(manifest):
+        raise UserError(f"{path}: damaged (its SHA-256 is not that of its content); {remedy}")
+    if manifest["iteration"] != iteration_of(checkpoint):
+        raise UserError(
+            f"{path}: is that of iteration {manifest['iteration']}, which its folder's name is not; rename the folder,"
+            f" or {remedy}"
+        )
+    return manifest
 
 
 def read_stage(checkpoint: Path, stage: int, device: torch.device) -> dict[str, Any]:
@@ -133,7 +147,11 @@ def read_stage(checkpoint: Path, stage: int, device: torch.device) -> dict[str, 
         raise UserError(f"{path}: the checkpoint lacks stage {stage}; resume from another one")
     if path.stat().st_size != entry["bytes"] or _sha256(path) != entry["sha256"]:
         raise UserError(f"{path}: damaged (its SHA-256 is not the manifest's); remove {checkpoint} to resume before it")
-    state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+    try:
+        state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+    except (RuntimeError, ValueError, pickle.UnpicklingError, EOFError) as error:
+        first_line = str(error).strip().split("\n", 1)[0]
+        raise UserError(f"{path}: torch {torch.__version__} cannot read it: {first_line}") from None
     return state
 
 
@@ -150,7 +168,7 @@ def _settle_replaced(run: Path) -> None:
     """Remove the checkpoints that were set aside; one whose successor is not in place goes back there instead."""
     aside = run / "checkpoints" / REPLACED
     for old in aside.glob("[0-9]*"):
-        final = checkpoint_folder(run, int(old.name))
+        final = aside.parent / old.name
         if final.exists():
             _remove(old)
         else:
@@ -171,6 +189,10 @@ def _temporary(run: Path, iteration: int) -> Path:
 
 def _stage_file(stage: int) -> str:
     return f"stage-{stage:03d}.pt"
+
+
+def _sha256_of_content(manifest: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def _sha256(path: Path) -> str:

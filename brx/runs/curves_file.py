@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import shutil
+import sys
 import zipfile
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +18,8 @@ from brx.runs.folder import RunFolder
 from brx.runs.metrics import read_metrics
 
 NAME = "curves.npz"
+MOST_LACKING = 0.01
+"""The share of the iterations that may be missing from a damaged file without changing what is read off it."""
 SECONDS_EVERY = 20
 """Training time is kept at every so many iterations and interpolated between them."""
 
@@ -34,20 +37,26 @@ class Curves(NamedTuple):
 def read_curves(folder: Path) -> Curves:
     """The series of a run's folder, from metrics.jsonl, or from curves.npz where there is none.
 
+    Of a file with a few garbled lines, what is left; a line on stderr says so.
+
     Raises:
-        UserError: neither holds a training loss, or not all of those of a finished run.
+        UserError: neither holds a training loss, they lack more than 1 % of them, or two processes have written them.
     """
     metrics, compact = folder / "metrics.jsonl", folder / NAME
     is_compact = compact.is_file() and not metrics.is_file()
     curves = _from_compact(compact) if is_compact else _from_metrics(metrics)
     if len(curves.iterations) == 0:
         raise UserError(f"{metrics}: holds no training loss yet")
-    summary, last = RunFolder(folder).read_summary(), int(curves.iterations[-1])
-    if summary.get("status") == "finished" and last < summary.get("iteration", last):
-        raise UserError(
-            f"{compact if is_compact else metrics}: damaged after iteration {last}, of {summary['iteration']} that the"
-            " run has made; restore it, or train it again"
-        )
+    summary, num_iterations = RunFolder(folder).read_summary(), int(curves.iterations[-1])
+    if summary.get("status") == "finished":
+        num_iterations = summary.get("iteration", num_iterations)
+    num_lacking = num_iterations - len(curves.iterations)
+    if num_lacking > 0:
+        path = compact if is_compact else metrics
+        problem = f"{path}: damaged: lacks {num_lacking} of the {num_iterations} iterations that the run has made"
+        if num_lacking > MOST_LACKING * num_iterations:
+            raise UserError(f"{problem}; restore it, or train it again")
+        print(f"brx: note: {problem}", file=sys.stderr)
     return curves
 
 

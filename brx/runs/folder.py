@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,17 +56,25 @@ class RunFolder:
             return {}
         return content
 
-    def create(self, config: RunConfig, *, resume: bool) -> None:
-        """Make the folder for a new run, or check that it holds the run to be continued.
+    def check(self, config: RunConfig, *, resume: bool) -> None:
+        """Check that the folder is free for a new run, or holds the run to be continued.
 
         Raises:
-            UserError: the folder holds a run already and `resume` is off, or holds a run of another configuration.
+            UserError: it holds a run already and `resume` is off, or holds a run of another configuration.
+        """
+        if not resume and any(path.exists() for path in (self.config, self.metrics, self.path / "checkpoints")):
+            raise UserError(f"{self.path}: holds a run already; continue it with --resume, or choose another --out")
+        if self.config.exists():
+            self._check_same_run(config)
+
+    def create(self, config: RunConfig, *, resume: bool) -> None:
+        """Make the folder for a new run, or note the settings with which the run in it continues.
+
+        Raises:
+            UserError: see `check`.
             RunError: the folder cannot be written to.
         """
-        if self.config.exists():
-            if not resume:
-                raise UserError(f"{self.path}: holds a run already; continue it with --resume, or choose another --out")
-            self._check_same_run(config)
+        self.check(config, resume=resume)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -74,15 +82,32 @@ class RunFolder:
         write_text(self.config, dump_config(config))
 
     def _check_same_run(self, config: RunConfig) -> None:
-        old, new = trajectory_of(load_config(self.config)), trajectory_of(config)
-        for section, values in new.items():
-            for key in {**values, **old[section]}:
-                before, now = old[section].get(key), values.get(key)
-                if before != now:
-                    raise UserError(
-                        f"{self.config}: {section}.{key} was {before!r} and is now {now!r}:"
-                        " a run resumes with its own configuration; choose another --out for a new run"
-                    )
+        difference = first_difference(trajectory_of(load_config(self.config)), trajectory_of(config))
+        if difference is not None:
+            raise UserError(
+                f"{self.config}: {difference}: a run resumes with its own configuration; choose another --out for a"
+                " new run"
+            )
+
+
+Settings = Mapping[str, Mapping[str, Any]]
+"""Values by section and key."""
+
+
+def first_difference(old: Settings, new: Settings, *, ignore_new: bool = False) -> str | None:
+    """The first setting that differs, in words; None if none does.
+
+    Args:
+        old: what `trajectory_of` gave then.
+        new: what it gives now.
+        ignore_new: leave out settings that `old` does not know.
+    """
+    for section, values in new.items():
+        before = old.get(section, {})
+        for key in before if ignore_new else {**values, **before}:
+            if before.get(key) != values.get(key):
+                return f"{section}.{key} was {before.get(key)!r} and is now {values.get(key)!r}"
+    return None
 
 
 def decides_trajectory(key: str) -> bool:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
-from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
 
@@ -15,9 +13,10 @@ from brx.errors import UserError
 from brx.files import write_text
 from brx.methods.trajectory_version import check_trajectory_version
 from brx.runs.folder import RunFolder, trajectory_of
+from brx.runs.lock import is_locked
 from brx.sweep.spec import Cell
 
-LOG, FAILURE, LOCK = "log.txt", "failed.txt", ".lock"
+LOG, FAILURE = "log.txt", "failed.txt"
 
 
 class State(Enum):
@@ -94,30 +93,3 @@ def _check_same_run(cell: Cell) -> None:
     config = RunFolder(cell.folder).config
     if trajectory_of(load_config(config)) != trajectory_of(cell.config):
         raise UserError(f"{config}: differs from what the sweep asks for, in a default of brx; move the folder away")
-
-
-@contextlib.contextmanager
-def lock(folder: Path) -> Iterator[int | None]:
-    """Hold a cell; gives the lock's file descriptor, or None when another process holds it.
-
-    A child that inherits the descriptor keeps the lock, so a run goes on undisturbed when its sweep is killed.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield None
-        else:
-            yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def is_locked(folder: Path) -> bool:
-    """Whether a run is under way in the folder."""
-    if not (folder / LOCK).exists():
-        return False
-    with lock(folder) as held:
-        return held is None

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 
 from brx.errors import UserError
-from brx.sweep.cell_state import LOG, State, lock, prepare_folder, record_failure, state_of
+from brx.runs.lock import hand_down, lock
+from brx.sweep.cell_state import LOG, State, prepare_folder, record_failure, state_of
 from brx.sweep.spec import Cell
 
 
@@ -71,7 +72,7 @@ class LocalLauncher:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=self._environment(place),
+                env=self._environment(place) | hand_down(descriptor),
                 pass_fds=(descriptor,),
                 start_new_session=True,  # Ctrl-C reaches it through `interrupt`, once
             )

@@ -23,7 +23,8 @@ from typing import Any
 from brx.errors import UserError
 from brx.files import write_text
 from brx.runs.folder import RunFolder
-from brx.sweep.cell_state import FAILURE, LOG, State, lock, prepare_folder, record_failure, state_of
+from brx.runs.lock import hand_down, lock
+from brx.sweep.cell_state import FAILURE, LOG, State, prepare_folder, record_failure, state_of
 from brx.sweep.spec import Cell
 
 MOST_RESTARTS = 3
@@ -92,6 +93,7 @@ class CellRunner:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=self._working_folder,
+                env=os.environ | hand_down(descriptor),
                 pass_fds=(descriptor,),
                 start_new_session=True,
             )

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Literal
 
@@ -18,15 +17,17 @@ from brx.data.batches import validation_set
 from brx.data.prefetch import Prefetcher
 from brx.data.prepare import PreparedData, prepare
 from brx.errors import RunError, UserError
-from brx.methods.trajectory_version import TRAJECTORY_VERSION, check_trajectory_version
+from brx.methods.trajectory_version import TRAJECTORY_VERSION
 from brx.model.stage import partition
 from brx.pipeline.engine import MicroBatch, StepResult, check_finite
 from brx.pipeline.world import SingleDevice, World
 from brx.planning.balance import assign, measure_stage_costs
 from brx.planning.fit import check_memory
 from brx.runs import checkpoint
-from brx.runs.folder import RunFolder
-from brx.runs.metrics import MetricsWriter, complete_until, truncate_metrics
+from brx.runs.folder import RunFolder, trajectory_of
+from brx.runs.lock import hold
+from brx.runs.metrics import MetricsWriter, truncate_metrics
+from brx.runs.resume import check_origin, check_request, choose_checkpoint
 from brx.train.build import assemble, training_batches
 from brx.train.device import autocast, choose_device, set_up
 from brx.train.efficiency import Efficiency
@@ -60,7 +61,11 @@ def train(
         UserError: the request cannot be carried out as written.
         RunError: the run failed; its last good checkpoint is kept.
     """
-    return Trainer(config, RunFolder(out), world or SingleDevice()).run(resume=resume, profile=profile)
+    world, folder = world or SingleDevice(), RunFolder(out)
+    with hold(out) if world.rank == 0 else nullcontext():
+        if world.rank == 0:
+            check_request(folder, config, resume=resume)
+        return Trainer(config, folder, world).run(resume=resume, profile=profile)
 
 
 class Trainer:
@@ -102,11 +107,12 @@ class Trainer:
     def run(self, *, resume: bool, profile: bool = False) -> Status:
         """Train to the last iteration or until asked to stop."""
         if self.is_writer:
-            self.folder.create(self.config, resume=resume)
             checkpoint.recover(self.folder.path)
         self.world.barrier()
         if resume:
             self._restore()
+        if self.is_writer:
+            self.folder.create(self.config, resume=resume)
         last = self.config.training.last_iteration
         with ExitStack() as stack:
             stack.enter_context(self.prefetcher)
@@ -270,6 +276,7 @@ class Trainer:
             content = {
                 "fingerprint": self.data.fingerprint,
                 "trajectory_version": TRAJECTORY_VERSION,
+                "settings": trajectory_of(self.config),
                 "num_stages": self.config.pipeline.stages,
                 "training_seconds": self.training_seconds,
             }
@@ -278,36 +285,14 @@ class Trainer:
 
     def _restore(self) -> None:
         """Continue from the newest checkpoint that can be continued from, if there is one."""
-        newest = self.world.broadcast(self._find_checkpoint() if self.is_writer else None)
+        newest = self.world.broadcast(choose_checkpoint(self.folder, self.config) if self.is_writer else None)
         if newest is None:
             return
         manifest = checkpoint.read_manifest(newest)
-        if manifest["fingerprint"] != self.data.fingerprint:
-            raise UserError(
-                f"{newest}: was trained on other data (fingerprint {manifest['fingerprint'][:12]}, now"
-                f" {self.data.fingerprint[:12]}); restore the token files or start a new run"
-            )
-        check_trajectory_version(manifest, newest)
+        check_origin(manifest, newest, self.data.fingerprint)
         self.assembly.restore(newest)
         self.iteration = manifest["iteration"]
         self.training_seconds = manifest["training_seconds"]
-
-    def _find_checkpoint(self) -> Path | None:
-        """The newest complete checkpoint up to which the metrics are complete as well; None if there is none at all."""
-        found = checkpoint.list_checkpoints(self.folder.path)
-        if not found:
-            return None
-        training = self.config.training
-        complete = complete_until(
-            self.folder.metrics, lambda t: t % training.validation_every == 0 or t == training.iterations
-        )
-        usable = [path for path in found if checkpoint.read_manifest(path)["iteration"] <= complete]
-        lacking = f"{self.folder.metrics}: lacks records after iteration {complete}"
-        if not usable:
-            raise UserError(f"{lacking}, before the first checkpoint ({found[0].name}); restore it or start a new run")
-        if usable[-1] != found[-1]:
-            print(f"{lacking}; continuing from {usable[-1]} instead of {found[-1].name}", file=sys.stderr, flush=True)
-        return usable[-1]
 
     def _prepare_data(self) -> PreparedData:
         # Rank 0 makes the token files; the others find them.

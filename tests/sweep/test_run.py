@@ -8,7 +8,8 @@ import pytest
 
 from brx.cli.main import main
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
-from brx.sweep.cell_state import State, lock, state_of
+from brx.runs.lock import lock
+from brx.sweep.cell_state import State, state_of
 from brx.sweep.choice import choose
 from brx.sweep.spec import Sweep
 from brx.train.loop import train

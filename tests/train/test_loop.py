@@ -218,13 +218,6 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path):
     assert {path: path.read_text() for path in before} == before
 
 
-def test_stop_after_that_has_passed_is_finished(tmp_path):
-    train(tiny_config(tmp_path), tmp_path / "run")
-    before = (tmp_path / "run" / "summary.json").read_text()
-    assert train(tiny_config(tmp_path, "training.stop_after=20"), tmp_path / "run", resume=True) == "finished"
-    assert (tmp_path / "run" / "summary.json").read_text() == before
-
-
 def test_summary_of_a_finished_run_that_lost_its_last_checkpoint_is_written_again(tmp_path):
     train(tiny_config(tmp_path), tmp_path / "run")
     before = json.loads((tmp_path / "run" / "summary.json").read_text())

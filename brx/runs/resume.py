@@ -1,0 +1,87 @@
+"""What a run may continue from: what is refused before any data are prepared, and which checkpoint is taken."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from brx.config.schema import RunConfig
+from brx.errors import UserError
+from brx.methods.trajectory_version import check_trajectory_version
+from brx.runs.checkpoint import iteration_of, list_checkpoints
+from brx.runs.folder import RunFolder, first_difference, trajectory_of
+from brx.runs.metrics import MetricsFile
+
+
+def check_request(folder: RunFolder, config: RunConfig, *, resume: bool) -> None:
+    """Refuse a run that its folder has no room for; reads little and writes nothing.
+
+    Raises:
+        UserError: the folder holds a run and `resume` is off, another configuration's run, or more iterations of this
+            one than it is to have.
+    """
+    folder.check(config, resume=resume)
+    checkpoints = list_checkpoints(folder.path)
+    last = config.training.last_iteration
+    if checkpoints and iteration_of(checkpoints[-1]) > last:
+        key = "iterations" if config.training.stop_after is None else "stop_after"
+        raise UserError(
+            f"training.{key}: {last}: the run in {folder.path} has made {iteration_of(checkpoints[-1])} iterations"
+            " already; give at least that many"
+        )
+
+
+def choose_checkpoint(folder: RunFolder, config: RunConfig) -> Path | None:
+    """The newest checkpoint up to which the metrics lack no record; None if there is no checkpoint at all.
+
+    Where lines of the metrics were garbled before the first checkpoint, what they said cannot be written again: then
+    the newest checkpoint it is, and the metrics go on without them.
+
+    Raises:
+        UserError: the metrics end before the first checkpoint, or two processes have written them.
+    """
+    checkpoints = list_checkpoints(folder.path)
+    if not checkpoints:
+        return None
+    training = config.training
+    metrics = MetricsFile.read(folder.metrics)
+    newest = checkpoints[-1]
+    missing = metrics.missing(
+        iteration_of(newest), lambda t: t % training.validation_every == 0 or t == training.iterations
+    )
+    if not missing:
+        return newest
+    complete = missing[0] - 1
+    usable = [path for path in checkpoints if iteration_of(path) <= complete]
+    lacking = f"{folder.metrics}: lacks records after iteration {complete}"
+    if usable:
+        _tell(f"{lacking}; continuing from {usable[-1]} instead of {newest.name}")
+        return usable[-1]
+    # A garbled line is one record, or two where the line break between them went.
+    if len(missing) <= 2 * len(metrics.garbled):
+        lines = ", ".join(map(str, metrics.garbled))
+        _tell(f"{folder.metrics}: not readable in line {lines}; continuing from {newest} without what it said")
+        return newest
+    raise UserError(f"{lacking}, before the first checkpoint ({checkpoints[0].name}); restore it or start a new run")
+
+
+def check_origin(manifest: dict[str, Any], checkpoint: Path, config: RunConfig, fingerprint: str) -> None:
+    """Refuse a checkpoint of another run, on other data, or of another version of brx's numbers.
+
+    Raises:
+        UserError: names the first difference.
+    """
+    if manifest["fingerprint"] != fingerprint:
+        raise UserError(
+            f"{checkpoint}: was trained on other data (fingerprint {manifest['fingerprint'][:12]}, now"
+            f" {fingerprint[:12]}); restore the token files or start a new run"
+        )
+    check_trajectory_version(manifest, checkpoint)
+    difference = first_difference(manifest["settings"], trajectory_of(config), ignore_new=True)
+    if difference is not None:
+        raise UserError(f"{checkpoint}: {difference}: it is not a checkpoint of this run; restore config.yaml")
+
+
+def _tell(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)

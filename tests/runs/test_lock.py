@@ -1,0 +1,116 @@
+"""The lock of a run's folder, between real processes."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from brx.config.loading import dump_config
+from brx.errors import RunError, UserError
+from brx.runs.lock import hand_down, hold, is_locked, lock
+from brx.train.loop import train
+from tests.train.helpers import losses, start_brx, tiny_config, wait_for_lines
+
+HOLDER = "import pathlib, sys, time; from brx.runs.lock import hold\nwith hold(pathlib.Path(sys.argv[1])):\n"
+HOLDER += "    print('held', flush=True); time.sleep(600)"
+
+
+def start_holder(folder, **kwargs):
+    """A process that holds the folder until it is killed."""
+    process = subprocess.Popen([sys.executable, "-c", HOLDER, str(folder)], stdout=subprocess.PIPE, **kwargs)
+    assert process.stdout.readline() == b"held\n"
+    return process
+
+
+def test_a_folder_is_held_by_one_and_the_other_is_told_by_whom(tmp_path):
+    holder = start_holder(tmp_path / "run")
+    assert is_locked(tmp_path / "run")
+    with (
+        pytest.raises(UserError, match=rf"run: process {holder.pid} on \S+ trains in this folder"),
+        hold(tmp_path / "run"),
+    ):
+        pass
+    with lock(tmp_path / "run") as descriptor:
+        assert descriptor is None
+    holder.kill()
+    holder.wait()
+    assert not is_locked(tmp_path / "run")  # nothing has to be cleaned up
+    with hold(tmp_path / "run"):
+        assert is_locked(tmp_path / "run")
+
+
+def test_a_child_goes_on_holding_what_its_parent_hands_down(tmp_path):
+    with lock(tmp_path) as descriptor:
+        holder = start_holder(tmp_path, pass_fds=(descriptor,), env=os.environ | hand_down(descriptor))
+    assert is_locked(tmp_path)
+    holder.kill()
+    holder.wait()
+    assert not is_locked(tmp_path)
+
+
+def test_what_was_handed_down_for_another_folder_does_not_count(tmp_path, monkeypatch):
+    holder = start_holder(tmp_path / "run")
+    with lock(tmp_path / "other") as descriptor:
+        monkeypatch.setenv("BRX_RUN_LOCK", str(descriptor))
+        with pytest.raises(UserError, match="trains in this folder"), hold(tmp_path / "run"):
+            pass
+    monkeypatch.setenv("BRX_RUN_LOCK", "nonsense")
+    holder.kill()
+    holder.wait()
+    with hold(tmp_path / "run"):
+        assert is_locked(tmp_path / "run")
+
+
+def test_somebody_who_only_looks_does_not_keep_a_run_from_starting(tmp_path):
+    holder = start_holder(tmp_path)
+    timer = subprocess.Popen([sys.executable, "-c", f"import os, time; time.sleep(0.1); os.kill({holder.pid}, 9)"])
+    with hold(tmp_path):
+        pass
+    assert timer.wait() == 0
+    holder.wait()
+
+
+def test_a_refused_run_leaves_no_folder(tmp_path):
+    with pytest.raises(UserError), hold(tmp_path / "runs" / "run"):
+        raise UserError("refused")
+    assert not (tmp_path / "runs" / "run").exists()
+
+
+def test_a_file_system_without_locks_is_told(tmp_path, monkeypatch, capsys):
+    def without_locks(descriptor, *, blocking):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("brx.runs.lock.lock_descriptor", without_locks)
+    with hold(tmp_path / "run"), hold(tmp_path / "run"):
+        pass
+    assert capsys.readouterr().err.count("this file system has no locks") == 1
+
+
+def test_a_folder_that_cannot_be_written_to_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="cannot be written"), hold(tmp_path / "file" / "run"):
+        pass
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_second_train_or_resume_is_refused_while_the_first_goes_on(devices, tmp_path):
+    path = tmp_path / "tiny.yaml"
+    config = tiny_config(tmp_path, "training.iterations=3000", "training.stop_after=400", "training.log_every=4")
+    path.write_text(dump_config(config))
+    out = ("--out", tmp_path / "run", "--devices", devices)
+    first = start_brx("train", path, *out)
+    wait_for_lines(tmp_path / "run" / "metrics.jsonl", 20, first)
+    first.send_signal(signal.SIGSTOP)  # the launcher or the process itself: it must not end meanwhile
+    for options in ((), ("--resume",)):
+        _, stderr = (second := start_brx("train", path, *out, *options)).communicate(timeout=300)
+        assert second.returncode == 2
+        assert "trains in this folder; wait until it has ended" in stderr
+        assert len(stderr.splitlines()) == 1
+    first.send_signal(signal.SIGCONT)
+    _, stderr = first.communicate(timeout=300)
+    assert first.returncode == 0, stderr
+    train(config, tmp_path / "alone")
+    assert losses(tmp_path / "run") == losses(tmp_path / "alone")

@@ -1,0 +1,99 @@
+"""metrics.jsonl read back: cut, garbled, and written by two."""
+
+import json
+
+import pytest
+
+from brx.errors import UserError
+from brx.runs.curves_file import read_curves
+from brx.runs.metrics import MetricsFile, read_metrics, truncate_metrics
+
+GARBLED = [
+    "[1,2]",
+    "null",
+    '{"iteration": 3}',
+    '{"iteration": "3", "train_loss": 1.0, "seconds": 1.0}',
+    "\0\0\0",
+    "{" * 99999,
+]
+GARBLED += [
+    '{"iteration": 3, "train_loss": null, "seconds": 1.0}',
+    '{"iteration": true, "val_loss": 1.0}',
+    "NaN",
+    "\x1b[31m",
+]
+
+
+def step(iteration):
+    return json.dumps({"iteration": iteration, "train_loss": 4.0 - iteration / 100, "seconds": 0.5 * iteration}) + "\n"
+
+
+def validation(iteration):
+    return json.dumps({"iteration": iteration, "val_loss": 4.0}) + "\n"
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "metrics.jsonl"
+
+
+@pytest.mark.parametrize("line", GARBLED)
+def test_a_garbled_line_is_left_out_and_the_rest_is_read(line, path):
+    path.write_text(step(1) + step(2) + line + "\n" + step(4) + validation(4))
+    assert [record["iteration"] for record in read_metrics(path)] == [1, 2, 4, 4]
+    metrics = MetricsFile.read(path)
+    assert metrics.garbled == [3]
+    assert metrics.missing(4, lambda t: t == 4) == [3]
+
+
+def test_bytes_that_are_no_text_are_a_garbled_line(path):
+    path.write_bytes(step(1).encode() + b"\xff\xfe\x00\n" + step(3).encode())
+    assert MetricsFile.read(path).garbled == [2]
+
+
+def test_a_line_cut_by_a_crash_is_not_counted_as_garbled(path):
+    path.write_text(step(1) + step(2)[:-1])
+    metrics = MetricsFile.read(path)
+    assert (len(metrics.records), metrics.garbled) == (1, [])
+    assert metrics.missing(2, lambda t: False) == [2]
+
+
+def test_a_validation_that_is_missing_counts(path):
+    path.write_text(step(1) + step(2) + step(3))
+    assert MetricsFile.read(path).missing(3, lambda t: t % 2 == 0) == [2]
+
+
+@pytest.mark.parametrize(
+    ("lines", "number"),
+    [
+        ([step(1), step(2), step(2)], 3),
+        ([step(1), step(2), step(3), step(2)], 4),
+        ([step(1), step(2), validation(2), validation(2)], 4),
+        ([step(1), step(2), step(3), validation(2)], 4),
+    ],
+)
+def test_two_writers_are_noticed(lines, number, path):
+    path.write_text("".join(lines))
+    with pytest.raises(
+        UserError, match=rf"metrics\.jsonl: line {number}: iteration 2 after .*: two processes have written"
+    ):
+        read_curves(path.parent)
+    with pytest.raises(UserError, match="two processes have written here"):
+        truncate_metrics(path, 1)
+    assert path.read_text() == "".join(lines)
+
+
+def test_truncation_keeps_garbled_lines_before_the_cut(path):
+    path.write_text(step(1) + "garbage\n" + step(3) + "garbage\n" + step(5) + "cut")
+    truncate_metrics(path, 3)
+    assert path.read_text() == step(1) + "garbage\n" + step(3)
+
+
+def test_a_reader_tells_what_few_lines_lack_and_refuses_many(path, capsys):
+    lines = [step(t) for t in range(1, 201)]
+    path.write_text("".join([*lines[:99], "garbage\n", *lines[100:]]))
+    assert len(read_curves(path.parent).iterations) == 199
+    assert "damaged: lacks 1 of the 200 iterations" in capsys.readouterr().err
+    path.write_text("".join([*lines[:99], "garbage\n" * 3, *lines[102:]]))
+    with pytest.raises(UserError, match="lacks 3 of the 200 iterations that the run has made; restore it"):
+        read_curves(path.parent)

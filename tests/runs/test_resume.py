@@ -1,0 +1,154 @@
+"""What a run continues from, and what is refused before anything is prepared or written."""
+
+import json
+import shutil
+
+import pytest
+
+from brx.cli.main import main
+from brx.config.loading import dump_config
+from brx.errors import UserError
+from brx.runs.checkpoint import iteration_of, list_checkpoints, read_manifest
+from brx.runs.folder import RunFolder
+from brx.runs.resume import check_request
+from brx.train.loop import train
+from tests.train.helpers import losses, tiny_config
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run stopped at iteration 20 of 30, with checkpoints at 14 and 20."""
+    assert train(tiny_config(tmp_path, "training.stop_after=20"), tmp_path / "run") == "finished"
+    return tmp_path / "run"
+
+
+def content_of(folder):
+    return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file() and path.name != ".lock"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ((), "holds a run already; continue it with --resume"),
+        (("--resume", "--set", "data.tokenizer=gpt2"), "data.tokenizer was 'bytes' and is now 'gpt2'"),
+        (("--resume", "--set", "training.stop_after=19"), "training.stop_after: 19: the run in"),
+        (("--resume", "--set", "training.seed=1"), "training.seed was 0 and is now 1"),
+    ],
+)
+def test_refused_before_data_are_prepared(arguments, expected, run, tmp_path, capsys):
+    shutil.rmtree(tmp_path / "data")
+    before = content_of(run)
+    assert main(["train", str(run), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert expected in error
+    assert len(error.splitlines()) == 1
+    assert content_of(run) == before
+    assert not (tmp_path / "data").exists()
+
+
+def test_stop_after_that_is_reached_is_finished(run, tmp_path):
+    before = content_of(run)
+    assert train(tiny_config(tmp_path, "training.stop_after=20"), run, resume=True) == "finished"
+    assert content_of(run) == before
+
+
+def test_a_new_run_is_refused_where_only_metrics_or_checkpoints_are_left(run, tmp_path):
+    (run / "config.yaml").unlink()
+    with pytest.raises(UserError, match="holds a run already"):
+        check_request(RunFolder(run), tiny_config(tmp_path), resume=False)
+    (run / "metrics.jsonl").unlink()
+    with pytest.raises(UserError, match="holds a run already"):
+        check_request(RunFolder(run), tiny_config(tmp_path), resume=False)
+
+
+def test_a_checkpoint_of_other_settings_is_not_continued_whatever_config_yaml_says(run, tmp_path):
+    other = tiny_config(tmp_path, "optimizer.lr=0.5")
+    (run / "config.yaml").write_text(dump_config(other))
+    with pytest.raises(
+        UserError, match=r"00000020: optimizer\.lr was 0\.01 and is now 0\.5: it is not a checkpoint of"
+    ):
+        train(other, run, resume=True)
+
+
+def test_settings_that_a_checkpoint_does_not_know_do_not_count(run, tmp_path):
+    manifest = read_manifest(list_checkpoints(run)[-1])
+    assert manifest["settings"]["training"].pop("clip") == 1.0
+    rewrite(list_checkpoints(run)[-1], manifest)
+    assert train(tiny_config(tmp_path), run, resume=True) == "finished"
+
+
+def test_a_manifest_that_was_changed_is_refused(run, tmp_path):
+    newest = list_checkpoints(run)[-1]
+    path = newest / "manifest.json"
+    text = path.read_text()
+    for old, new in (
+        ('"iteration": 20', '"iteration": 19'),
+        ("training_seconds", "training_secondz"),
+        ('"sha256"', '"x"'),
+    ):
+        path.write_text(text.replace(old, new))
+        with pytest.raises(UserError, match=r"manifest\.json: damaged .*; remove .*00000020 to resume before it"):
+            train(tiny_config(tmp_path), run, resume=True)
+    for wrong in ("", "{", "[1]", "null", "[" * 99999):
+        path.write_text(wrong)
+        with pytest.raises(UserError, match=r"manifest\.json: .*; remove .*00000020 to resume before it"):
+            train(tiny_config(tmp_path), run, resume=True)
+
+
+def test_a_checkpoint_under_another_name_is_refused(run, tmp_path):
+    newest = list_checkpoints(run)[-1]
+    newest.rename(newest.with_name("00000019"))
+    with pytest.raises(UserError, match="is that of iteration 20, which its folder's name is not"):
+        train(tiny_config(tmp_path), run, resume=True)
+
+
+def test_folders_that_are_no_checkpoints_are_left_alone(run, tmp_path):
+    shutil.copytree(list_checkpoints(run)[-1], run / "checkpoints" / "20 (copy)")
+    assert [iteration_of(path) for path in list_checkpoints(run)] == [14, 20]
+    assert train(tiny_config(tmp_path), run, resume=True) == "finished"
+    assert (run / "checkpoints" / "20 (copy)").is_dir()
+
+
+def test_a_garbled_line_leaves_the_checkpoint_good(run, tmp_path, capsys):
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    lines[4] = "[1,2]\n"
+    (run / "metrics.jsonl").write_text("".join(lines))
+    train(tiny_config(tmp_path, "training.stop_after=25"), run, resume=True)
+    assert "metrics.jsonl: not readable in line 5; continuing from" in capsys.readouterr().err
+    # The garbled line is still there, so that the run can be continued once more.
+    train(tiny_config(tmp_path), run, resume=True)
+    train(tiny_config(tmp_path), tmp_path / "straight")
+    expected = [record for record in steps(tmp_path / "straight") if record["iteration"] != 5]
+    assert steps(run) == expected
+
+
+def test_a_garbled_line_after_a_checkpoint_is_written_again(run, tmp_path, capsys):
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    lines[17] = "garbage\n"
+    (run / "metrics.jsonl").write_text("".join(lines))
+    train(tiny_config(tmp_path), run, resume=True)
+    assert "continuing from" in capsys.readouterr().err
+    train(tiny_config(tmp_path), tmp_path / "straight")
+    assert steps(run) == steps(tmp_path / "straight")
+
+
+def test_metrics_of_two_writers_are_not_continued(run, tmp_path):
+    path = run / "metrics.jsonl"
+    path.write_text(path.read_text() + path.read_text())
+    before = content_of(run)
+    with pytest.raises(UserError, match="two processes have written here"):
+        train(tiny_config(tmp_path), run, resume=True)
+    assert content_of(run) == before
+
+
+def steps(folder):
+    """Without validations: a run that stops has one more."""
+    return [record for record in losses(folder) if "train_loss" in record]
+
+
+def rewrite(checkpoint, manifest):
+    """Put another manifest, with its checksum, in place."""
+    from brx.runs.checkpoint import _sha256_of_content
+
+    manifest = {**manifest, "sha256": _sha256_of_content(manifest)}
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
