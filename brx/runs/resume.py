@@ -2,48 +2,49 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 from brx.config.schema import RunConfig
 from brx.errors import UserError
 from brx.methods.trajectory_version import check_trajectory_version
-from brx.runs.checkpoint import iteration_of, list_checkpoints
+from brx.runs.checkpoint import iteration_of, list_checkpoints, read_manifest
 from brx.runs.folder import RunFolder, first_difference, trajectory_of
 from brx.runs.metrics import MetricsFile
 
 
 def check_request(folder: RunFolder, config: RunConfig, *, resume: bool) -> None:
-    """Refuse a run that its folder has no room for; reads little and writes nothing.
+    """Refuse a run that its folder has no room for, or that cannot be continued; writes nothing.
 
     Raises:
-        UserError: the folder holds a run and `resume` is off, another configuration's run, or more iterations of this
+        UserError: the folder holds a run and `resume` is off, another run, a damaged one, or more iterations of this
             one than it is to have.
     """
     folder.check(config, resume=resume)
-    checkpoints = list_checkpoints(folder.path)
+    checkpoint, _ = choose_checkpoint(folder, config)
+    if checkpoint is None:
+        return
+    _check_origin(read_manifest(checkpoint), checkpoint, config)
     last = config.training.last_iteration
-    if checkpoints and iteration_of(checkpoints[-1]) > last:
-        key = "iterations" if config.training.stop_after is None else "stop_after"
+    if iteration_of(checkpoint) > last:
         raise UserError(
-            f"training.{key}: {last}: the run in {folder.path} has made {iteration_of(checkpoints[-1])} iterations"
+            f"training.stop_after: {last}: the run in {folder.path} has made {iteration_of(checkpoint)} iterations"
             " already; give at least that many"
         )
 
 
-def choose_checkpoint(folder: RunFolder, config: RunConfig) -> Path | None:
-    """The newest checkpoint up to which the metrics lack no record; None if there is no checkpoint at all.
+def choose_checkpoint(folder: RunFolder, config: RunConfig) -> tuple[Path | None, str]:
+    """The newest checkpoint up to which the metrics lack no record, and what there is to tell about the choice.
 
     Where lines of the metrics were garbled before the first checkpoint, what they said cannot be written again: then
-    the newest checkpoint it is, and the metrics go on without them.
+    the newest checkpoint it is, and the metrics go on without them. None if there is no checkpoint at all.
 
     Raises:
         UserError: the metrics end before the first checkpoint, or two processes have written them.
     """
     checkpoints = list_checkpoints(folder.path)
     if not checkpoints:
-        return None
+        return None, ""
     training = config.training
     metrics = MetricsFile.read(folder.metrics)
     newest = checkpoints[-1]
@@ -51,37 +52,34 @@ def choose_checkpoint(folder: RunFolder, config: RunConfig) -> Path | None:
         iteration_of(newest), lambda t: t % training.validation_every == 0 or t == training.iterations
     )
     if not missing:
-        return newest
+        return newest, ""
     complete = missing[0] - 1
     usable = [path for path in checkpoints if iteration_of(path) <= complete]
     lacking = f"{folder.metrics}: lacks records after iteration {complete}"
     if usable:
-        _tell(f"{lacking}; continuing from {usable[-1]} instead of {newest.name}")
-        return usable[-1]
+        return usable[-1], f"{lacking}; continuing from {usable[-1]} instead of {newest.name}"
     # A garbled line is one record, or two where the line break between them went.
     if len(missing) <= 2 * len(metrics.garbled):
         lines = ", ".join(map(str, metrics.garbled))
-        _tell(f"{folder.metrics}: not readable in line {lines}; continuing from {newest} without what it said")
-        return newest
+        return newest, f"{folder.metrics}: not readable in line {lines}; continuing from {newest} without what it said"
     raise UserError(f"{lacking}, before the first checkpoint ({checkpoints[0].name}); restore it or start a new run")
 
 
-def check_origin(manifest: dict[str, Any], checkpoint: Path, config: RunConfig, fingerprint: str) -> None:
-    """Refuse a checkpoint of another run, on other data, or of another version of brx's numbers.
+def check_data(manifest: dict[str, Any], checkpoint: Path, fingerprint: str) -> None:
+    """Refuse a checkpoint that was trained on other data.
 
     Raises:
-        UserError: names the first difference.
+        UserError: says both fingerprints.
     """
     if manifest["fingerprint"] != fingerprint:
         raise UserError(
             f"{checkpoint}: was trained on other data (fingerprint {manifest['fingerprint'][:12]}, now"
             f" {fingerprint[:12]}); restore the token files or start a new run"
         )
+
+
+def _check_origin(manifest: dict[str, Any], checkpoint: Path, config: RunConfig) -> None:
     check_trajectory_version(manifest, checkpoint)
     difference = first_difference(manifest["settings"], trajectory_of(config), ignore_new=True)
     if difference is not None:
         raise UserError(f"{checkpoint}: {difference}: it is not a checkpoint of this run; restore config.yaml")
-
-
-def _tell(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
@@ -27,7 +28,7 @@ from brx.runs import checkpoint
 from brx.runs.folder import RunFolder, trajectory_of
 from brx.runs.lock import hold
 from brx.runs.metrics import MetricsWriter, truncate_metrics
-from brx.runs.resume import check_origin, check_request, choose_checkpoint
+from brx.runs.resume import check_data, check_request, choose_checkpoint
 from brx.train.build import assemble, training_batches
 from brx.train.device import autocast, choose_device, set_up
 from brx.train.efficiency import Efficiency
@@ -285,11 +286,15 @@ class Trainer:
 
     def _restore(self) -> None:
         """Continue from the newest checkpoint that can be continued from, if there is one."""
-        newest = self.world.broadcast(choose_checkpoint(self.folder, self.config) if self.is_writer else None)
+        newest, note = self.world.broadcast(
+            choose_checkpoint(self.folder, self.config) if self.is_writer else (None, "")
+        )
+        if note and self.is_writer:
+            print(note, file=sys.stderr, flush=True)
         if newest is None:
             return
         manifest = checkpoint.read_manifest(newest)
-        check_origin(manifest, newest, self.data.fingerprint)
+        check_data(manifest, newest, self.data.fingerprint)
         self.assembly.restore(newest)
         self.iteration = manifest["iteration"]
         self.training_seconds = manifest["training_seconds"]
