@@ -26,7 +26,17 @@ from brx.optim.layout import Layout, check_state, make_members
 from brx.optim.matrix_batch import MatrixBatch, Member, Side, arithmetic, is_rotated, state_dtype, state_shapes
 from brx.optim.options import Group, StepOptions, check_options, smallest_eps, step_options
 from brx.optim.products import Precision, product
-from brx.optim.sharded import Sharding, apply_updates, gather_gradients, is_sharded, local
+from brx.optim.sharded import (
+    Sharding,
+    Shards,
+    apply_updates,
+    gather_gradients,
+    is_sharded,
+    like_parameter,
+    local,
+    shard_states,
+    whole,
+)
 from brx.optim.side_by_side import for_each
 
 
@@ -161,6 +171,11 @@ class BasisRotation(Optimizer):
                 for batch in alike:
                     self._update(batch)
         apply_updates(sharded, [_decay(member, bad) for member in sharded])
+        for member in sharded:
+            if not member.is_stacked:  # another rank has updated it
+                flag = bad.get(member.parameter.device)
+                member.state["step"] += 1 if flag is None else ~flag
+                member.num_updates += 1
         update_elementwise([member for member in members if not member.is_rotated], bad)
         for batch in self._layout.batches:
             batch.seen_version = batch.state["step"]._version
@@ -187,18 +202,19 @@ class BasisRotation(Optimizer):
         return members
 
     def _make_layout(self, options: list[StepOptions]) -> None:
-        self._sharding.add(
-            [p for group in self.param_groups for p in group["params"] if is_sharded(p) and is_rotated(p, group)]
-        )
+        self._sharding.add(self._sharded_matrices())
         members = make_members(self.param_groups, options, self.state, self._sharding.of, self._describe)
         self._layout.release({member.parameter for member in members}, self.state)
         self._layout = Layout([], {})  # so that the old batches go as the new ones come
         self._layout = Layout(members, self.state)
 
+    def _sharded_matrices(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"] if is_sharded(p) and is_rotated(p, group)]
+
     def _forget(self) -> None:
         """Drop what is known about state and groups beside themselves."""
         self._layout = Layout([], {})
-        self._sharding = Sharding()
+        self._sharding = self.__dict__.get("_sharding") or Sharding()  # who updates which matrix stays
         self._num_bad = {}
 
     def _update(self, batch: MatrixBatch) -> None:
@@ -376,6 +392,41 @@ class BasisRotation(Optimizer):
             self.param_groups.pop()
             raise
 
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's: nothing is copied, and what one saves with `torch.save` is saved once.
+
+        Tensors of parameters of one shape share memory, so that a part of them alone takes the space of all. The state
+        of sharded matrices becomes DTensors that are sharded by rows, for which all ranks have to ask together.
+        """
+        first_hook = self.register_state_dict_post_hook(
+            lambda _, packed: {**packed, "state": self._with_sharded_states(packed["state"])}, prepend=True
+        )
+        try:
+            return super().state_dict()
+        finally:
+            first_hook.remove()
+
+    def _with_sharded_states(self, packed: dict[Any, Any]) -> dict[Any, Any]:
+        places = [(group, parameter) for group in self.param_groups for parameter in group["params"]]
+        # In an order that is the same on all ranks: who reads it may communicate entry by entry.
+        states = {number: packed[number] for number in range(len(places)) if number in packed} | packed
+        entries: dict[Any, list[tuple[int, str, tuple[Shards, tuple[int, ...], Tensor | None]]]] = {}
+        for number, (group, parameter) in enumerate(places):
+            if is_sharded(parameter) and is_rotated(parameter, group) and packed.get(number):
+                states[number] = {"step": packed[number]["step"]}
+                mesh = parameter.device_mesh
+                for name, shape in state_shapes(parameter, group).items():
+                    if name != "step":
+                        wanted = self._sharding.of(parameter), shape, packed[number].get(name)
+                        kind = mesh, state_dtype(name, parameter), local(parameter).device
+                        entries.setdefault(kind, []).append((number, name, wanted))
+        for (mesh, dtype, device), alike in entries.items():
+            like = torch.empty(0, dtype=dtype, device=device)
+            tensors = shard_states([wanted for _, _, wanted in alike], mesh, like)
+            for (number, name, _), tensor in zip(alike, tensors, strict=True):
+                states[number][name] = tensor
+        return states
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue where the saved optimizer stood, to the last bit; its options replace this one's.
 
@@ -421,22 +472,31 @@ class BasisRotation(Optimizer):
 
         torch's own loading casts it to the parameter's precision, which loses half of it for bfloat16.
         """
-        fitting = {}
+        states: dict[Tensor, tuple[dict[str, Any], Group]] = {}
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             for parameter, number in zip(group["params"], saved["params"], strict=True):
                 state = state_dict["state"].get(number)
                 if state:
-                    shapes = state_shapes(parameter, saved)
-                    check_state(state, shapes, saved, self._describe(parameter))
-                    fitting[parameter] = {
-                        name: self._as_kept(name, value, parameter) if name in shapes else value
-                        for name, value in state.items()
-                    }
-        return fitting
+                    check_state(state, state_shapes(parameter, saved), saved, self._describe(parameter))
+                    states[parameter] = state, saved
+        self._sharding.add(self._sharded_matrices())
+        return {parameter: self._as_kept(state, parameter, saved) for parameter, (state, saved) in states.items()}
 
-    def _as_kept(self, name: str, value: Any, parameter: Tensor) -> Tensor:
-        """A copy of a saved value in the dtype and on the device that the state has."""
-        return torch.as_tensor(value).detach().to(parameter.device, state_dtype(name, parameter), copy=True)
+    def _as_kept(self, state: dict[str, Any], parameter: Tensor, group: Group) -> dict[str, Any]:
+        """A copy of a saved state, in the dtypes and on the device that it has here."""
+        shapes = state_shapes(parameter, group)
+        kept = {name: value for name, value in state.items() if name not in shapes}
+        is_shared = is_sharded(parameter) and is_rotated(parameter, group)
+        for name, shape in shapes.items():  # in an order that is the same on all ranks
+            value = state[name]
+            if is_shared:
+                value = whole(value)
+                if name != "step" and not self._sharding.of(parameter).is_owner:
+                    continue
+            elif shape:
+                value = like_parameter(value, parameter)
+            kept[name] = torch.as_tensor(value).detach().to(parameter.device, state_dtype(name, parameter), copy=True)
+        return kept
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -83,7 +83,8 @@ def make_members(
             if member.is_rotated and is_sharded(parameter):
                 member.shards = shards(parameter)
             if own:
-                check_state(own, member.state_shapes, group, describe(parameter))
+                if member.shards is None or member.shards.is_owner:
+                    check_state(own, member.state_shapes, group, describe(parameter))
                 member.state = {name: torch.as_tensor(own[name]) for name in member.state_shapes}
                 member.num_updates = int(own["step"])
             if group["staggered"]:

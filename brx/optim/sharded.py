@@ -1,16 +1,17 @@
-"""Sharded matrices (DTensor: FSDP2, tensor parallelism): each is updated, whole, by one rank of its mesh.
+"""Sharded matrices (DTensor: FSDP2, tensor parallelism): each is updated, whole, by one rank of its mesh, the owner.
 
-A step sends every gradient's shards to the rank that updates the matrix, and the shards of the update back: two
-all-to-all exchanges, each of the size of this rank's shards. Refreshes and rotations are shared among the ranks.
+A step sends every gradient's shards to the owner, and the shards of the update back: two all-to-all exchanges, each of
+the size of this rank's shards. So refreshes and rotations are shared among the ranks, and every matrix is updated as on
+one device. The owner keeps the state; in a state dict it is sharded by rows, so that tools for DTensor can save it.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,11 +20,13 @@ from torch import Tensor
 if TYPE_CHECKING:
     from brx.optim.matrix_batch import Member
 
+T = TypeVar("T")
+
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 """Where a shard lies: its shape, and its offset in the whole tensor."""
 
 
-def is_sharded(tensor: Tensor) -> bool:
+def is_sharded(tensor: Any) -> bool:
     """Whether it is a DTensor. Their package is not imported for it: where it is not, there are none."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
@@ -34,14 +37,32 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
+def whole(tensor: Any) -> Any:
+    """All of it, on every rank (all of which have to ask)."""
+    return tensor.full_tensor() if is_sharded(tensor) else tensor
+
+
+def like_parameter(tensor: Tensor, parameter: Any) -> Tensor:
+    """The tensor (a gradient, a whole state), sharded as the parameter is."""
+    if not is_sharded(parameter):
+        return tensor
+    if not is_sharded(tensor):
+        from torch.distributed.tensor import distribute_tensor
+
+        return distribute_tensor(tensor, parameter.device_mesh, parameter.placements)
+    if tensor.placements == parameter.placements:  # type: ignore[attr-defined]
+        return tensor
+    return tensor.redistribute(placements=parameter.placements)  # type: ignore[attr-defined, no-any-return]
+
+
 @dataclass(frozen=True, eq=False)
 class Shards:
-    """Where the shards of one parameter are.
+    """Where the shards of one tensor are.
 
     Attributes:
         group: the ranks of its mesh.
         boxes: by rank in the group.
-        owner: the rank in the group that updates the matrix.
+        owner: the rank in the group that has, or takes, the whole tensor.
     """
 
     group: dist.ProcessGroup
@@ -50,17 +71,17 @@ class Shards:
 
     @property
     def is_owner(self) -> bool:
-        """Whether this rank updates the matrix."""
+        """Whether this rank is."""
         return self.owner == dist.get_rank(self.group)
 
     def sends(self, rank: int) -> bool:
         """Whether the owner takes this rank's shard; of equal ones (replicas) it takes the first."""
         return self.boxes.index(self.boxes[rank]) == rank
 
-    def part(self, whole: Tensor, rank: int) -> Tensor:
+    def part(self, tensor: Tensor, rank: int) -> Tensor:
         """A rank's shard of a whole tensor; a view."""
         shape, offset = self.boxes[rank]
-        return whole[tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))]
+        return tensor[tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))]
 
     def size(self, rank: int) -> int:
         """Number of entries of a rank's shard."""
@@ -82,7 +103,7 @@ class Sharding:
         """Where the shards of a parameter are, and who updates it; it stays so."""
         return self._shards[parameter]
 
-    def add(self, parameters: Sequence[Tensor]) -> None:
+    def add(self, parameters: Iterable[Tensor]) -> None:
         """Share new parameters among the ranks, the most expensive ones first, so that all have about equal work."""
         new = [parameter for parameter in parameters if parameter not in self._shards]
         boxes = {parameter: self._boxes(parameter) for parameter in new}
@@ -94,7 +115,7 @@ class Sharding:
             self._shards[parameter] = Shards(self._group(mesh), boxes[parameter], owner)
 
     def agree(self, mesh: Any, flags: dict[torch.device, Tensor]) -> None:
-        """Let a flag () be set on all ranks of a mesh where it is set on any."""
+        """Set a flag () on all ranks of a mesh where it is set on any."""
         for device, flag in flags.items():
             if device.type == mesh.device_type:
                 count = flag.int()
@@ -117,93 +138,149 @@ class Sharding:
         if mesh not in self._groups:
             ranks = sorted(mesh.mesh.flatten().tolist())
             if mesh.ndim == 1:
-                group = mesh.get_group()
+                self._groups[mesh] = mesh.get_group()
             elif len(ranks) == dist.get_world_size():
-                group = dist.group.WORLD
+                self._groups[mesh] = _given(dist.group.WORLD)
             else:
-                group = dist.new_group(ranks, use_local_synchronization=True)
-            self._groups[mesh] = group
+                self._groups[mesh] = dist.new_group(ranks, use_local_synchronization=True)
         return self._groups[mesh]
 
 
 def gather_gradients(members: Sequence[Member]) -> None:
     """Replace the sharded gradients by whole ones where the owner is, and by none elsewhere."""
-    for alike in _by_group(members):
-        shards = [_shards(member) for member in alike]
-        gradients = [local(_like_parameter(member)) for member in alike]
-        rank, size = dist.get_rank(shards[0].group), dist.get_world_size(shards[0].group)
-        outgoing = [
-            [g for g, where in zip(gradients, shards, strict=True) if where.owner == owner and where.sends(rank)]
-            for owner in range(size)
-        ]
-        mine = [member for member, where in zip(alike, shards, strict=True) if where.is_owner]
-        incoming = [[(member, source) for member in mine if _shards(member).sends(source)] for source in range(size)]
-        pieces = _exchange(outgoing, [[_shards(m).size(s) for m, s in of] for of in incoming], gradients[0], shards[0])
-        for member in alike:
-            member.gradient = local(member.parameter).new_empty(member.parameter.shape) if member in mine else None
-        for (member, source), piece in zip((one for of in incoming for one in of), pieces, strict=True):
-            assert member.gradient is not None
-            part = _shards(member).part(member.gradient, source)
-            part.copy_(piece.view(part.shape))
+    for alike in _by_mesh_and_dtype(members):
+        gradients = [local(like_parameter(_given(member.gradient), member.parameter)) for member in alike]
+        wholes = collect([_given(member.shards) for member in alike], gradients)
+        for member, gradient in zip(alike, wholes, strict=True):
+            member.gradient = None if gradient is None else gradient.view(member.parameter.shape)
 
 
 def apply_updates(members: Sequence[Member], decays: Sequence[Tensor]) -> None:
-    """W <- (1 - lr weight_decay) W + update, on the shard that lies here, from the updates that the owners computed.
+    """W <- (1 - lr weight_decay) W + update, on the shards that lie here, from the updates that the owners computed.
 
     Args:
         members: sharded parameters with gradients.
-        decays: their factors 1 - lr weight_decay.
+        decays: their factors 1 - lr weight_decay, in the precision of the arithmetic.
     """
     decay_of = dict(zip(members, decays, strict=True))
-    for alike in _by_group(members):
-        shards = [_shards(member) for member in alike]
-        rank, size = dist.get_rank(shards[0].group), dist.get_world_size(shards[0].group)
-        outgoing = [
-            [where.part(m.update, target) for m, where in zip(alike, shards, strict=True) if m.update is not None]
-            for target in range(size)
-        ]
-        incoming = [[m for m, where in zip(alike, shards, strict=True) if where.owner == o] for o in range(size)]
-        like = torch.empty((), dtype=decays[0].dtype, device=local(alike[0].parameter).device)
-        pieces = _exchange(outgoing, [[_shards(m).size(rank) for m in of] for of in incoming], like, shards[0])
-        for member, piece in zip((one for of in incoming for one in of), pieces, strict=True):
+    for alike in _by_mesh_and_dtype(members):
+        like = local(alike[0].parameter).new_empty(0, dtype=decay_of[alike[0]].dtype)
+        updates = distribute([_given(member.shards) for member in alike], [member.update for member in alike], like)
+        for member, update in zip(alike, updates, strict=True):
             weight = local(member.parameter)
             # Half-precision weights are rounded once, after the sum.
-            weight.copy_(weight.to(piece.dtype).mul_(decay_of[member]).add_(piece.view(weight.shape)))
-            member.update = None
+            weight.copy_(weight.to(update.dtype, copy=True).mul_(decay_of[member]).add_(update.view(weight.shape)))
+
+
+def shard_states(
+    wanted: Sequence[tuple[Shards, tuple[int, ...], Tensor | None]], mesh: Any, like: Tensor
+) -> list[Tensor]:
+    """States of parameters of one mesh as DTensors that are sharded by rows; counters () as they are.
+
+    Args:
+        wanted: where the parameters are, the shapes of their states, and the states where the owner is.
+        mesh: theirs.
+        like: a tensor of the states' dtype, on this rank's device.
+    """
+    from torch.distributed.tensor import DTensor, Shard
+
+    rows = []
+    for where, shape, _ in wanted:
+        ranks = dist.get_process_group_ranks(where.group)
+        rows.append(Shards(where.group, [_row_box(shape, mesh, rank) for rank in ranks], where.owner))
+    parts = distribute(rows, [state for _, _, state in wanted], like)
+    states: list[Tensor] = []
+    for (_, shape, _), by_row, part in zip(wanted, rows, parts, strict=True):
+        # A copy: the exchange's memory belongs to all of them.
+        lies_here = part.clone().view(by_row.boxes[dist.get_rank(by_row.group)][0])
+        if shape:
+            by_rows, whole_state = [Shard(0)] * mesh.ndim, torch.empty(shape, device="meta")
+            size, stride = whole_state.shape, whole_state.stride()
+            states.append(DTensor.from_local(lies_here, mesh, by_rows, run_check=False, shape=size, stride=stride))
+        else:
+            states.append(lies_here)
+    return states
+
+
+def collect(shards: Sequence[Shards], parts: Sequence[Tensor]) -> list[Tensor | None]:
+    """The whole tensors (flattened) where their owner is, from every rank's parts; of one process group and dtype."""
+    rank, size = _rank_and_size(shards)
+    outgoing = [
+        [part for part, where in zip(parts, shards, strict=True) if where.owner == owner and where.sends(rank)]
+        for owner in range(size)
+    ]
+    mine = [place for place, where in enumerate(shards) if where.is_owner]
+    incoming = [[place for place in mine if shards[place].sends(source)] for source in range(size)]
+    sizes = [[shards[place].size(source) for place in places] for source, places in enumerate(incoming)]
+    pieces = iter(_exchange(outgoing, sizes, parts[0], shards[0].group))
+    wholes: list[Tensor | None] = [None] * len(shards)
+    for place in mine:
+        wholes[place] = parts[0].new_empty(_whole_shape(shards[place]))
+    for source, places in enumerate(incoming):
+        for place in places:
+            target = shards[place].part(_given(wholes[place]), source)
+            target.copy_(next(pieces).view(target.shape))
+    return wholes
+
+
+def distribute(shards: Sequence[Shards], wholes: Sequence[Tensor | None], like: Tensor) -> list[Tensor]:
+    """This rank's parts (flattened) of tensors of which the owners have the whole; of one process group and dtype."""
+    rank, size = _rank_and_size(shards)
+    outgoing = [
+        [where.part(tensor, target) for tensor, where in zip(wholes, shards, strict=True) if tensor is not None]
+        for target in range(size)
+    ]
+    order = [place for owner in range(size) for place, where in enumerate(shards) if where.owner == owner]
+    sizes = [[where.size(rank) for where in shards if where.owner == owner] for owner in range(size)]
+    pieces = _exchange(outgoing, sizes, like, shards[0].group)
+    parts = dict(zip(order, pieces, strict=True))
+    return [parts[place] for place in range(len(shards))]
 
 
 def _exchange(
-    outgoing: list[list[Tensor]], incoming_sizes: list[list[int]], like: Tensor, shards: Shards
+    outgoing: list[list[Tensor]], incoming_sizes: list[list[int]], like: Tensor, group: dist.ProcessGroup
 ) -> Sequence[Tensor]:
     """Send each rank its tensors, flattened; what the ranks sent here, in their order, by the sizes expected."""
-    nothing = like.new_empty(0)
-    send = torch.cat([nothing, *(tensor.reshape(-1) for tensors in outgoing for tensor in tensors)])
+    send = torch.cat([like.new_empty(0), *(tensor.reshape(-1) for tensors in outgoing for tensor in tensors)])
     receive = like.new_empty(sum(map(sum, incoming_sizes)))
     input_sizes = [sum(tensor.numel() for tensor in tensors) for tensors in outgoing]
-    dist.all_to_all_single(receive, send, [sum(sizes) for sizes in incoming_sizes], input_sizes, group=shards.group)
+    dist.all_to_all_single(receive, send, [sum(sizes) for sizes in incoming_sizes], input_sizes, group=group)
     return torch.split(receive, [size for sizes in incoming_sizes for size in sizes])
 
 
-def _by_group(members: Sequence[Member]) -> list[list[Member]]:
-    """Those that can go through one exchange: of one mesh and dtype."""
+def _rank_and_size(shards: Sequence[Shards]) -> tuple[int, int]:
+    return dist.get_rank(shards[0].group), dist.get_world_size(shards[0].group)
+
+
+def _whole_shape(shards: Shards) -> tuple[int, ...]:
+    ends = ([start + size for size, start in zip(*box, strict=True)] for box in shards.boxes)
+    return tuple(map(max, zip(*ends, strict=True)))
+
+
+def _row_box(shape: tuple[int, ...], mesh: Any, rank: int) -> Box:
+    """The rows that a rank has when each dimension of the mesh splits them in turn, as `[Shard(0)] * ndim` does."""
+    if not shape:
+        return (), ()
+    start, size = 0, shape[0]
+    coordinate = (mesh.mesh == rank).nonzero()[0].tolist()
+    for place, num_parts in zip(coordinate, mesh.shape, strict=True):
+        step = -(-size // num_parts)
+        first = min(size, step * place)
+        start, size = start + first, min(size, first + step) - first
+    return (size, *shape[1:]), (start, *(0 for _ in shape[1:]))
+
+
+def _by_mesh_and_dtype(members: Sequence[Member]) -> list[list[Member]]:
+    """Those that can go through one exchange."""
     alike: dict[Any, list[Member]] = {}
     for member in members:
-        alike.setdefault((_shards(member).group, member.parameter.dtype), []).append(member)
+        alike.setdefault((_given(member.shards).group, member.parameter.dtype), []).append(member)
     return list(alike.values())
 
 
-def _shards(member: Member) -> Shards:
-    assert member.shards is not None
-    return member.shards
-
-
-def _like_parameter(member: Member) -> Tensor:
-    """The gradient, sharded as the parameter is."""
-    gradient: Any = member.gradient
-    placements = member.parameter.placements  # type: ignore[attr-defined]
-    if gradient.placements != placements:
-        gradient = gradient.redistribute(placements=placements)
-    return gradient  # type: ignore[no-any-return]
+def _given(value: T | None) -> T:
+    assert value is not None
+    return value
 
 
 def _cost(parameter: Tensor) -> int:

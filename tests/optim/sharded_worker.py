@@ -1,0 +1,241 @@
+"""Run by several processes: sharded models against the same model whole; rank 0 writes what came out as JSON."""
+
+import copy
+import json
+import sys
+import traceback
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor, init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from brx.optim import BasisRotation, param_groups
+
+NUM_STEPS = 7
+OPTIONS = {"lr": 0.01, "frequency": 3, "weight_decay": 0.1}
+
+
+class Model(nn.Module):
+    """Embedding, two matrices whose rows no number of ranks divides, a stack of experts, a head."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(13, 6)
+        self.up, self.down = nn.Linear(6, 20), nn.Linear(20, 6)
+        self.experts = nn.Parameter(0.3 * torch.randn(3, 6, 6))
+        self.head = nn.Linear(6, 13)
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        x = x + self.down(torch.tanh(self.up(x)))
+        for expert in self.experts.unbind():
+            x = x + torch.tanh(x @ expert)
+        return self.head(x)
+
+
+def make(dtype=torch.float64):
+    torch.manual_seed(0)
+    return Model().to(dtype)
+
+
+def train(model, optimizer, first, last):
+    """The same tokens on every rank, so that the mean over ranks is the gradient of one process."""
+    for t in range(first, last):
+        tokens = torch.randint(13, (8, 5), generator=torch.Generator().manual_seed(t))
+        optimizer.zero_grad()
+        logits = model(tokens[:, :-1])
+        nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
+        optimizer.step()
+
+
+def whole(model):
+    return {
+        name: (p.full_tensor() if isinstance(p, DTensor) else p).detach().clone()
+        for name, p in model.named_parameters()
+    }
+
+
+def expected(num_steps=NUM_STEPS, dtype=torch.float64, **options):
+    model = make(dtype)
+    train(model, BasisRotation(param_groups(model), **OPTIONS, **options), 0, num_steps)
+    return whole(model)
+
+
+def difference(model, other):
+    return max((value.double() - other[name].double()).abs().max().item() for name, value in whole(model).items())
+
+
+def fsdp2():
+    model = make()
+    for module in (model.up, model.down):
+        fully_shard(module)
+    return fully_shard(model)
+
+
+def tensor_parallel():
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    return parallelize_module(make(), mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+
+
+def both():
+    mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("dp", "tp"))
+    model = parallelize_module(make(), mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    for module in (model.up, model.down):
+        fully_shard(module, mesh=mesh["dp"])
+    return fully_shard(model, mesh=mesh["dp"])
+
+
+def replicated_shards():
+    mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("replicate", "shard"))
+    return fully_shard(make(), mesh=mesh)
+
+
+def trains_as_one_process(shard, **options):
+    model = shard()
+    optimizer = BasisRotation(param_groups(model), **OPTIONS, **options)
+    train(model, optimizer, 0, NUM_STEPS)
+    return difference(model, expected(**options))
+
+
+def matrices_per_rank():
+    """Of how many matrices each rank keeps the state."""
+    model = fsdp2()
+    optimizer = BasisRotation(param_groups(model), **OPTIONS)
+    train(model, optimizer, 0, 1)
+    counts = [None] * dist.get_world_size()
+    dist.all_gather_object(counts, sum("left_basis" in state for state in optimizer.state.values()))
+    return counts
+
+
+def half_precision():
+    model = fully_shard(make(torch.bfloat16))
+    optimizer = BasisRotation(param_groups(model), **OPTIONS)
+    train(model, optimizer, 0, 4)
+    return difference(model, expected(4, torch.bfloat16))
+
+
+def bad_gradient(rank_with_nan=1):
+    model = fsdp2()
+    optimizer = BasisRotation(param_groups(model), **OPTIONS)
+    train(model, optimizer, 0, 2)
+    before = whole(model)
+    gradients(model)
+    if dist.get_rank() == rank_with_nan:
+        model.up.weight.grad.to_local()[0, 0] = float("nan")
+    try:
+        optimizer.step()
+    except ValueError as error:
+        return difference(model, before), str(error)
+    return None
+
+
+def gradients(model):
+    tokens = torch.randint(13, (8, 5), generator=torch.Generator().manual_seed(5))
+    model(tokens).square().mean().backward()
+
+
+def resumes(through, folder):
+    """Save after four steps, load into a new model and optimizer, go on; against never having stopped."""
+    model = fsdp2()
+    optimizer = BasisRotation(param_groups(model), **OPTIONS)
+    train(model, optimizer, 0, 4)
+    later = fsdp2()
+    resumed = BasisRotation(param_groups(later), **OPTIONS)
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+    if through == "state_dict":
+        resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        resumed.load_state_dict(resumed.state_dict())  # before any step
+    elif through == "dcp":
+        dcp.save({"optimizer": get_optimizer_state_dict(model, optimizer)}, checkpoint_id=folder)
+        loaded = {"optimizer": get_optimizer_state_dict(later, resumed)}
+        dcp.load(loaded, checkpoint_id=folder)
+        set_optimizer_state_dict(later, resumed, loaded["optimizer"])
+    elif through == "whole":
+        single = make()
+        alone = BasisRotation(param_groups(single), **OPTIONS)
+        train(single, alone, 0, 4)
+        resumed.load_state_dict(alone.state_dict())
+    with torch.no_grad():
+        for name, parameter in later.named_parameters():
+            parameter.copy_(weights[name])
+    train(later, resumed, 4, NUM_STEPS)
+    return difference(later, expected())
+
+
+def whole_state_fits_one_process():
+    model = fsdp2()
+    optimizer = BasisRotation(param_groups(model), **OPTIONS)
+    train(model, optimizer, 0, 4)
+    full = get_optimizer_state_dict(model, optimizer, options=StateDictOptions(full_state_dict=True))
+    weights = whole(model)
+    if dist.get_rank() != 0:
+        return None
+    single = make()
+    with torch.no_grad():
+        for name, parameter in single.named_parameters():
+            parameter.copy_(weights[name])
+    alone = BasisRotation(param_groups(single), **OPTIONS)
+    numbers = {name: n for n, name in enumerate(n for g in alone.param_groups for n in g["param_names"])}
+    state = alone.state_dict()
+    state["state"] = {numbers[name]: values for name, values in full["state"].items()}
+    alone.load_state_dict(state)
+    train(single, alone, 4, NUM_STEPS)
+    return difference(single, expected())
+
+
+def columns_on_a_plain_tensor():
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    torch.manual_seed(0)
+    weight, gradient = torch.randn(6, 7), torch.randn(6, 7)
+    alone, sharded = nn.Parameter(weight.clone()), nn.Parameter(distribute_tensor(weight, mesh, [Shard(1)]))
+    alone.grad, sharded.grad = gradient.clone(), distribute_tensor(gradient, mesh, [Shard(0)])
+    for parameter in (alone, sharded):
+        BasisRotation([parameter]).step()
+    return (sharded.full_tensor() - alone).abs().max().item()
+
+
+def cases(folder):
+    """By name; with four processes what differs from two."""
+    yield "fsdp2", lambda: trains_as_one_process(fsdp2)
+    yield "tensor parallel", lambda: trains_as_one_process(tensor_parallel, geometry="unilateral")
+    if dist.get_world_size() == 4:
+        yield "fsdp2 and tensor parallel", lambda: trains_as_one_process(both, geometry="unilateral")
+        yield "hybrid", lambda: trains_as_one_process(replicated_shards)
+        return
+    yield "fsdp2, 1st unilateral", lambda: trains_as_one_process(fsdp2, source="1st", geometry="unilateral")
+    yield "fsdp2, covariance at every step", lambda: trains_as_one_process(fsdp2, covariance="step", staggered=True)
+    yield "columns, gradient in rows", columns_on_a_plain_tensor
+    yield "half precision", half_precision
+    yield "bad gradient", bad_gradient
+    yield "matrices per rank", matrices_per_rank
+    for through in ("state_dict", "dcp", "whole"):
+        yield f"resume through {through}", lambda through=through: resumes(through, folder / "dcp")
+    yield "full state", whole_state_fits_one_process
+
+
+def main():
+    torch.set_num_threads(1)
+    out = Path(sys.argv[1])
+    dist.init_process_group("gloo")
+    results = {}
+    for name, run in cases(out.parent):
+        try:
+            results[name] = run()
+        except Exception:
+            traceback.print_exc()
+            results[name] = traceback.format_exc()
+            break  # the ranks may no longer be at the same place
+    if dist.get_rank() == 0:
+        out.write_text(json.dumps(results))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
