@@ -14,10 +14,11 @@ from torch.optim.optimizer import ParamsT
 
 from brx.optim.eigenbasis import (
     covariance_product,
-    eigenvectors,
+    exact_eigenbasis,
+    exact_factor_eigenbasis,
     factor_product,
-    left_singular_vectors,
     power_iteration,
+    resolution,
     select_columns,
     select_rows,
 )
@@ -39,6 +40,16 @@ from brx.optim.sharded import (
 )
 from brx.optim.side_by_side import for_each
 
+Refresh = Literal["accumulate", "first", "next", "none"]
+"""What an update does to the basis before it is taken."""
+
+FIRST_REFRESH = 10
+"""The update at which a matrix gets its first basis, whatever the frequency.
+
+Until then the basis is the identity (the step is Adam's) while the covariance gathers gradients. A basis of a single
+gradient makes that gradient diagonal: off the diagonal there is only rounding noise, which Adam scales to full steps.
+"""
+
 
 class BasisRotation(Optimizer):
     """Adam that takes its steps in an estimate of the Hessian's eigenbasis (algorithm 1).
@@ -54,10 +65,12 @@ class BasisRotation(Optimizer):
     matrices in its last two, each with its own bases (the experts of a mixture). The arithmetic is float64 for float64
     parameters and float32 for all others.
 
-    A matrix is due at its first update and at every update t that is, or has passed since the last one, a multiple of
-    the frequency (for an integer: t mod frequency = 0). The first time, its basis is
-    exact (`eigh`; singular vectors for source "1st"; the identity for a zero gradient), later it takes one power
-    iteration and QR. Where a decomposition fails, in float64 too, the old basis stays and `num_failed_refreshes` grows.
+    Bases are the identity until update 10, which gives exact ones (`eigh`). From then on a matrix is due at each update
+    t that is, or has passed since the last one, a multiple of the frequency (for an integer: t mod frequency = 0), and
+    takes one power iteration and QR. What a gradient's rounding noise would decide is not decided: directions below the
+    noise floor of a covariance stay where they were, entries below that of a rotated gradient do not move, and v^ is at
+    least m^2 after a refresh (docs/methods.md). Where a decomposition fails, the old basis stays and
+    `num_failed_refreshes` grows.
 
     One optimizer serves a whole model: parameters in groups with `rotate=False` (embeddings, head, vectors) get AdamW;
     `brx.optim.param_groups(model)` makes the groups.
@@ -72,7 +85,8 @@ class BasisRotation(Optimizer):
         source: "2nd": eigenvectors of the averages of G G^T and G^T G; "1st": of M M^T and M^T M (no extra moments).
         geometry: "bilateral" rotates both sides, "unilateral" only the smaller one (m < n: U, else V).
         frequency: updates between two refreshes; 9.5 for 9 and 10 in turn; None for never again after the first.
-        covariance: whether G G^T enters its average at a "refresh" only (algorithm 2) or at every "step".
+        covariance: whether G G^T enters its average at a "refresh" only (algorithm 2; and before the first one), or at
+            every "step".
         staggered: spreads the refreshes of a group's parameters over the interval, for even step times.
         rotation_precision: of the two rotations of a step ("highest", "tf32" or "bf16" in two parts; see
             `brx.optim.products`); refreshes and states keep the precision of the arithmetic.
@@ -220,12 +234,12 @@ class BasisRotation(Optimizer):
     def _update(self, batch: MatrixBatch) -> None:
         """Algorithm 1 on one batch."""
         gradient = batch.gradients()
-        for (first, due), run in batch.runs(_first_and_due):
+        for refresh, run in batch.runs(_refresh):
             part, part_gradient = batch[run], gradient.view_as(batch.state["exp_avg"])[run].flatten(0, -3)
-            if due or part.options["covariance"] == "step":
+            if refresh != "none" or part.options["covariance"] == "step":
                 self._accumulate_covariances(part, part_gradient)
-            if due:
-                self._estimate_eigenbasis(part, part_gradient, first)
+            if refresh in ("first", "next"):
+                self._estimate_eigenbasis(part, part_gradient, exact=refresh == "first")
         precision = batch.options["rotation_precision"]
         rotated_update = self._rotated_adam(batch, rotate_in(batch, gradient, precision))
         batch.update_weights(rotate_out(batch, rotated_update, precision))
@@ -244,13 +258,13 @@ class BasisRotation(Optimizer):
                     decay = 1.0
                 covariance.baddbmm_(factor, factor.mT, beta=decay, alpha=1 - beta2)
 
-    def _estimate_eigenbasis(self, batch: MatrixBatch, gradient: Tensor, first: bool) -> None:
+    def _estimate_eigenbasis(self, batch: MatrixBatch, gradient: Tensor, exact: bool) -> None:
         """Algorithm 2, for matrices that are all due; carries the moments over to the new bases.
 
         Args:
             batch: the matrices.
             gradient: theirs (b, m, n).
-            first: whether this is the first update.
+            exact: from a full decomposition instead of a power iteration.
         """
         beta1, _ = batch.options["betas"]
         momentum = rotate_out(batch, batch.matrices("exp_avg"))
@@ -259,18 +273,34 @@ class BasisRotation(Optimizer):
             basis = batch.matrices(f"{side}_basis")
             if batch.options["source"] == "2nd":
                 covariance = batch.matrices(f"{side}_covariance")
-                renewal = (
-                    eigenvectors(covariance) if first else power_iteration(covariance_product(covariance, basis), basis)
-                )
+                if exact:
+                    renewal = exact_eigenbasis(covariance)
+                else:
+                    renewal = power_iteration(covariance_product(covariance, basis), basis)
             else:
                 factor = _seen_from(side, momentum.lerp(gradient, 1 - beta1))  # M_t, one ahead of `momentum`
-                renewal = (
-                    left_singular_vectors(factor) if first else power_iteration(factor_product(factor, basis), basis)
-                )
+                if exact:
+                    renewal = exact_factor_eigenbasis(factor)
+                else:
+                    renewal = power_iteration(factor_product(factor, basis), basis)
             basis.copy_(renewal.basis)
             second_moment.copy_((select_rows if side == "left" else select_columns)(second_moment, renewal.order))
             batch.state["num_failed_refreshes"] += (~renewal.valid).view_as(batch.state["num_failed_refreshes"])
         batch.matrices("exp_avg").copy_(rotate_in(batch, momentum))
+        self._raise_second_moment(batch)
+
+    def _raise_second_moment(self, batch: MatrixBatch) -> None:
+        """v^ <- max(v^, m^2) in new bases.
+
+        A mean square is never below the square of the mean (Jensen). The momentum has been rotated, the second moment
+        only permuted: where it has seen nothing of what now enters its entry, the quotient would be a step of any size.
+        """
+        beta1, beta2 = batch.options["betas"]
+        shape = (-1,) + (1,) * (batch.state["exp_avg"].ndim - 1)
+        steps = batch.state["step"].view(shape)
+        ratio = ((1 - beta2**steps) / (1 - beta1**steps).square()).to(batch.state["exp_avg"].dtype)
+        mean_square = batch.state["exp_avg"].square().mul_(ratio)
+        torch.maximum(batch.state["exp_avg_sq"], mean_square, out=batch.state["exp_avg_sq"])
 
     def _rotated_adam(self, batch: MatrixBatch, rotated_gradient: Tensor) -> Tensor:
         """The moments' recursions in the rotated space, and the update -lr m^ / (sqrt(v^) + eps) there (b, m, n).
@@ -301,6 +331,8 @@ class BasisRotation(Optimizer):
                 maximize=False,
             )
             steps[1:] += 1 if batch.bad is None else ~batch.bad  # the kernel counts one step for the whole run
+        if batch.sides:
+            update.mul_(_above_noise(batch.state["exp_avg_sq"]))
         return update.flatten(0, -3)
 
     def _check_gradients(self, members: list[Member]) -> dict[torch.device, Tensor]:
@@ -325,7 +357,7 @@ class BasisRotation(Optimizer):
         for mesh in {member.parameter.device_mesh for member in members if is_sharded(member.parameter)}:  # type: ignore[attr-defined]
             self._sharding.agree(mesh, bad)
         can_wait = len(bad) == 1 and next(iter(bad)).type == "cuda"
-        if can_wait and not any(member.is_rotated and _first_and_due(member)[1] for member in members):
+        if can_wait and not any(member.is_rotated and _refresh(member) in ("first", "next") for member in members):
             for device, flag in bad.items():
                 self._num_bad[device] = self._num_bad.get(device, 0) + flag
             return bad
@@ -524,13 +556,27 @@ def rotate_out(batch: MatrixBatch, matrices: Tensor, precision: Precision = "hig
     return matrices
 
 
-def _first_and_due(member: Member) -> tuple[bool, bool]:
-    """Whether the next update is the first one, and whether the basis is renewed before it (algorithm 1, line 5)."""
-    first, frequency = member.num_updates == 0, member.group["frequency"]
-    if first or frequency is None:
-        return first, first
-    update = member.num_updates + 1 + member.phase
-    return False, update // frequency > (update - 1) // frequency
+def _refresh(member: Member) -> Refresh:
+    """What the next update does to the basis before it is taken (algorithm 1, line 5; the start is ours)."""
+    update, frequency = member.num_updates + 1, member.group["frequency"]
+    if update < FIRST_REFRESH:
+        return "accumulate"
+    if update == FIRST_REFRESH:
+        return "first"
+    if frequency is None:
+        return "none"
+    update += member.phase
+    return "next" if update // frequency > (update - 1) // frequency else "none"
+
+
+def _above_noise(second_moment: Tensor) -> Tensor:
+    """A factor from 0, for entries of rotated gradients that are rounding noise of their matrix, to 1 for all others.
+
+    Rotating a matrix G leaves noise of about eps |G| in entries that should be zero. Adam would scale it to full steps.
+    """
+    energy = second_moment.sum(dim=(-2, -1), keepdim=True)  # |G|^2
+    floor = energy * resolution(second_moment.dtype) ** 2 + torch.finfo(second_moment.dtype).tiny
+    return second_moment / (second_moment + floor)
 
 
 def _seen_from(side: Side, matrices: Tensor) -> Tensor:

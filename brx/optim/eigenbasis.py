@@ -8,18 +8,24 @@ contiguous tensor), as LAPACK and cuSOLVER want them, so that a renewal transpos
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-RELATIVE_SHIFT = 1e-6
-"""What the power iteration adds to every eigenvalue, as a share of the largest one.
+NOISE_ROUNDINGS = 64
+"""How many roundings of the arithmetic, relative to the largest eigenvalue, an eigenvalue must exceed to count.
 
-It decides what a rank-deficient covariance does: directions without any energy stay where they were instead of
-becoming whatever the rounding noise says (which float32 does not tell from an eigenvalue 1e-7 of the largest).
+Averages of a thousand gradients carry some ten roundings (eps / sqrt(3) * sqrt(1 / (1 - beta2^2)) of an entry), and
+products of matrices a few more. What lies below is noise, and noise must not choose a direction.
+"""
+
+SELF_SHIFT = 0.1
+"""What the power iteration adds to an eigenvalue, as a share of that eigenvalue itself.
+
+Where a new direction of energy appears in a subspace that had none, all columns of that subspace are sent to this one
+direction; what is left of each after orthonormalisation would be rounding. The share keeps each near where it was.
 """
 
 
@@ -40,17 +46,23 @@ class Renewal(NamedTuple):
 def power_iteration(product: Tensor, basis: Tensor) -> Renewal:
     """`Power` of algorithm 2: one power iteration from the current basis, orthonormalised, in order of eigenvalue.
 
+    Where the covariance does not decide, the basis does: a column q with eigenvalue q^T C q = l becomes
+    d C q + ((1 - d) floor + SELF_SHIFT l) q before orthonormalisation, with d = l^2 / (l^2 + floor^2). So a direction
+    without energy stays where it was, up to what the others take from it.
+
     Args:
         product: C Q, the covariance times the current basis (b, m, m); overwritten.
         basis: Q (b, m, m).
     """
     # The Rayleigh quotients q^T C q come from the product that the iteration needs anyway.
-    eigenvalues = (basis * product).sum(dim=-2)
+    eigenvalues = (basis * product).sum(dim=-2).clamp(min=0)  # (b, m)
     order = eigenvalues.argsort(dim=-1, descending=True, stable=True)
-    largest = eigenvalues.amax(dim=-1)[:, None, None]
-    # A zero covariance keeps its basis.
-    shift = torch.where(largest > 0, RELATIVE_SHIFT * largest, 1.0)
-    renewed = orthonormalize(select_columns(product.addcmul_(basis, shift), order))
+    floor = resolution(basis.dtype) * eigenvalues.amax(dim=-1, keepdim=True)
+    # From 0 below the floor to 1 above it; 0 where the covariance is zero, whose basis stays.
+    decided = torch.where(floor > 0, eigenvalues.square() / (eigenvalues.square() + floor.square()), 0.0)
+    stays = torch.where(floor > 0, (1 - decided) * floor + SELF_SHIFT * eigenvalues, 1.0)
+    columns = product.mul_(decided[:, None, :]).addcmul_(basis, stays[:, None, :])
+    renewed = orthonormalize(select_columns(columns, order))
     valid = renewed.sum(dim=(1, 2)).isfinite()  # of entries up to 1: only NaN can make it so
     unchanged = torch.arange(order.shape[-1], device=order.device)
     return Renewal(
@@ -117,44 +129,42 @@ def select_rows(matrices: Tensor, order: Tensor) -> Tensor:
     return matrices[torch.arange(len(order), device=order.device)[:, None], order]
 
 
-def eigenvectors(covariance: Tensor) -> Renewal:
-    """Exact eigenvectors of symmetric matrices (b, m, m), largest eigenvalue first; the identity for a zero matrix."""
-    return _exact_basis(covariance, lambda matrix: torch.linalg.eigh(matrix).eigenvectors.flip(-1))
+def resolution(dtype: torch.dtype) -> float:
+    """The smallest share of a largest value that is told from rounding."""
+    return NOISE_ROUNDINGS * torch.finfo(dtype).eps
 
 
-def left_singular_vectors(factor: Tensor) -> Renewal:
-    """Exact eigenvectors of F F^T for factors (b, m, n), as singular vectors of F; the identity for a zero matrix."""
-    return _exact_basis(
-        factor, lambda matrix: torch.linalg.svd(matrix, full_matrices=matrix.shape[0] > matrix.shape[1]).U
-    )
+def exact_eigenbasis(covariance: Tensor) -> Renewal:
+    """Exact eigenvectors of covariances (b, m, m); see `_eigenvectors`."""
+    return _eigenvectors(covariance, resolution(covariance.dtype))
 
 
-def _exact_basis(matrices: Tensor, decompose: Callable[[Tensor], Tensor]) -> Renewal:
-    num_matrices, rows = matrices.shape[:2]
-    bases = torch.eye(rows, dtype=matrices.dtype, device=matrices.device).repeat(num_matrices, 1, 1)
-    valid = torch.ones(num_matrices, dtype=torch.bool, device=matrices.device)
-    for place, matrix in enumerate(matrices):
-        if matrix.count_nonzero():
-            decomposed = _try_decompose(matrix, decompose)
-            if decomposed is None:
-                valid[place] = False
-            else:
-                bases[place] = decomposed
-    return Renewal(bases, torch.arange(rows, device=matrices.device).expand(num_matrices, rows), valid)
+def exact_factor_eigenbasis(factor: Tensor) -> Renewal:
+    """Exact eigenvectors of F F^T for factors (b, m, n), whose eigenvalues are squares of F's singular values."""
+    return _eigenvectors(factor.double() @ factor.mT.double(), resolution(factor.dtype) ** 2)
 
 
-def _try_decompose(matrix: Tensor, decompose: Callable[[Tensor], Tensor]) -> Tensor | None:
-    """The basis, from a second attempt in float64 if the first one fails; None if both do."""
-    for dtype in (matrix.dtype, torch.float64):
+def _eigenvectors(covariance: Tensor, smallest: float) -> Renewal:
+    """Exact eigenvectors of symmetric matrices (b, m, m), largest eigenvalue first.
+
+    Directions whose eigenvalue is less than the share `smallest` of the largest are not taken from the decomposition,
+    which returns whatever rounding says there: the reflections that turn the first axes into the decided eigenvectors
+    turn the remaining axes into the other columns. For a zero matrix that is the identity. In float64, as it happens
+    once.
+    """
+    num_matrices, size = covariance.shape[:2]
+    bases = torch.eye(size, dtype=covariance.dtype, device=covariance.device).repeat(num_matrices, 1, 1)
+    valid = torch.ones(num_matrices, dtype=torch.bool, device=covariance.device)
+    for index, matrix in enumerate(covariance):
         try:
-            basis = decompose(matrix.to(dtype)).to(matrix.dtype)
+            eigenvalues, vectors = torch.linalg.eigh(matrix.double())
         except RuntimeError:  # torch.linalg.LinAlgError is one
+            valid[index] = False
             continue
-        if basis.isfinite().all():
-            # LAPACK leaves the signs open: the entry of largest size in a column is made positive.
-            peaks = basis.gather(-2, basis.abs().argmax(dim=-2, keepdim=True))
-            return basis * _signs(peaks)
-    return None
+        decided = (eigenvalues > smallest * eigenvalues[-1]).flip(-1)
+        bases[index] = _householder_qr((vectors.flip(-1) * decided)[None])[0]  # a column of zeros reflects nothing
+    order = torch.arange(size, device=covariance.device).expand(num_matrices, size)
+    return Renewal(bases, order, valid)
 
 
 def _signs(values: Tensor) -> Tensor:
