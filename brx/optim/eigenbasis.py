@@ -56,8 +56,8 @@ def power_iteration(product: Tensor, basis: Tensor) -> Renewal:
     """
     # The Rayleigh quotients q^T C q come from the product that the iteration needs anyway.
     eigenvalues = (basis * product).sum(dim=-2).clamp(min=0)  # (b, m)
-    order = eigenvalues.argsort(dim=-1, descending=True, stable=True)
     floor = resolution(basis.dtype) * eigenvalues.amax(dim=-1, keepdim=True)
+    order = eigenvalues.where(eigenvalues > floor, 0.0).argsort(dim=-1, descending=True, stable=True)
     # From 0 below the floor to 1 above it; 0 where the covariance is zero, whose basis stays.
     decided = torch.where(floor > 0, eigenvalues.square() / (eigenvalues.square() + floor.square()), 0.0)
     stays = torch.where(floor > 0, (1 - decided) * floor + SELF_SHIFT * eigenvalues, 1.0)
@@ -141,7 +141,8 @@ def exact_eigenbasis(covariance: Tensor) -> Renewal:
 
 def exact_factor_eigenbasis(factor: Tensor) -> Renewal:
     """Exact eigenvectors of F F^T for factors (b, m, n), whose eigenvalues are squares of F's singular values."""
-    return _eigenvectors(factor.double() @ factor.mT.double(), resolution(factor.dtype) ** 2)
+    smallest = max(resolution(factor.dtype) ** 2, resolution(torch.float64))
+    return _eigenvectors(factor.double() @ factor.mT.double(), smallest)
 
 
 def _eigenvectors(covariance: Tensor, smallest: float) -> Renewal:
