@@ -178,21 +178,14 @@ class BasisRotationConfig(OptimizerSection):
     allocation: Literal["uniform", "stage-aware", "reversed", "stage-aware-exact", "reversed-exact"] = "uniform"
     """How the refreshes are shared among stages: by delay (appendix, stage-aware basis rotation), or against it. The
     rule's whole intervals spend more than `uniform` does (7 % at P = 32); the exact ones spend the same."""
-    covariance: Literal["refresh", "step"] = "refresh"
-    """Accumulate the covariances at refreshes only (the paper) or at every step (the authors' code)."""
+    covariance: Literal["step", "refresh", "interval"] = "step"
+    """Which gradients enter the covariances of source `2nd`: every one (`step`, the authors' code), those of refreshes
+    (`refresh`, algorithm 2 as printed), or those for all updates since the last refresh (`interval`)."""
     rotation_precision: Literal["highest", "tf32", "bf16"] = "highest"
     """Products of the rotations: fp32, TF32, or bf16 in two parts (16 bits). Faster on a GPU's matrix units; a CPU
     makes the same roundings, slower, to see what they do to a training. Refreshes and bases are fp32 always."""
     staggered: bool = False
     """Refresh a share of the matrices at each step, for even step times (not the paper's algorithm)."""
-
-    @model_validator(mode="after")
-    def _first_source_has_no_covariance(self) -> Self:
-        if self.source == "1st" and self.covariance == "step":
-            raise ValueError(
-                "covariance: step needs source: 2nd (source 1st takes the momentum, which has no covariance)"
-            )
-        return self
 
 
 class DelayCompensationConfig(OptimizerSection):

@@ -7,6 +7,9 @@ Raise `TRAJECTORY_VERSION` in the commit that changes, by more than rounding, wh
 order of the data computes, and say here what changed:
 
 1. Until the version was recorded: runs without one count as this.
+2. Basis rotation: the first basis comes with update 10 instead of update 1; refreshes leave undecided directions where
+   they were and raise second moments to the momentum's square; rounding noise in rotated gradients moves nothing;
+   covariances take every gradient unless told otherwise.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from typing import Any
 
 from brx.errors import UserError
 
-TRAJECTORY_VERSION = 1
+TRAJECTORY_VERSION = 2
 UNRECORDED = 1
 """The version of runs from before it was recorded."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from itertools import groupby
 from typing import Any, Literal, overload
@@ -85,8 +86,9 @@ class BasisRotation(Optimizer):
         source: "2nd": eigenvectors of the averages of G G^T and G^T G; "1st": of M M^T and M^T M (no extra moments).
         geometry: "bilateral" rotates both sides, "unilateral" only the smaller one (m < n: U, else V).
         frequency: updates between two refreshes; 9.5 for 9 and 10 in turn; None for never again after the first.
-        covariance: whether G G^T enters its average at a "refresh" only (algorithm 2; and before the first one), or at
-            every "step".
+        covariance: whether G G^T enters its average at every "step" (the authors' code); at every "refresh" (algorithm
+            2 as printed); or there for the whole "interval", as beta2^n L + (1 - beta2^n) G G^T after n updates. Equal
+            at frequency 1, and without meaning for source "1st".
         staggered: spreads the refreshes of a group's parameters over the interval, for even step times.
         rotation_precision: of the two rotations of a step ("highest", "tf32" or "bf16" in two parts; see
             `brx.optim.products`); refreshes and states keep the precision of the arithmetic.
@@ -124,7 +126,7 @@ class BasisRotation(Optimizer):
         source: Literal["2nd", "1st"] = "2nd",
         geometry: Literal["bilateral", "unilateral"] = "bilateral",
         frequency: float | None = 10,
-        covariance: Literal["refresh", "step"] = "refresh",
+        covariance: Literal["step", "refresh", "interval"] = "step",
         staggered: bool = False,
         rotation_precision: Precision = "highest",
         maximize: bool = False,
@@ -234,10 +236,10 @@ class BasisRotation(Optimizer):
     def _update(self, batch: MatrixBatch) -> None:
         """Algorithm 1 on one batch."""
         gradient = batch.gradients()
-        for refresh, run in batch.runs(_refresh):
+        for (refresh, interval), run in batch.runs(_refresh_and_interval):
             part, part_gradient = batch[run], gradient.view_as(batch.state["exp_avg"])[run].flatten(0, -3)
-            if refresh != "none" or part.options["covariance"] == "step":
-                self._accumulate_covariances(part, part_gradient)
+            if interval:
+                self._accumulate_covariances(part, part_gradient, interval)
             if refresh in ("first", "next"):
                 self._estimate_eigenbasis(part, part_gradient, exact=refresh == "first")
         precision = batch.options["rotation_precision"]
@@ -246,9 +248,9 @@ class BasisRotation(Optimizer):
         for member in batch.members:
             member.num_updates += 1
 
-    def _accumulate_covariances(self, batch: MatrixBatch, gradient: Tensor) -> None:
-        """L <- beta2 L + (1 - beta2) G G^T and R likewise, for source "2nd"."""
-        _, beta2 = batch.options["betas"]
+    def _accumulate_covariances(self, batch: MatrixBatch, gradient: Tensor, interval: int) -> None:
+        """L <- beta2^n L + (1 - beta2^n) G G^T and R likewise, for source "2nd" and a gradient that stands for n."""
+        beta2 = batch.options["betas"][1] ** interval
         if batch.options["source"] == "2nd":
             for side in batch.sides:
                 factor, covariance = _seen_from(side, gradient), batch.matrices(f"{side}_covariance")
@@ -567,6 +569,28 @@ def _refresh(member: Member) -> Refresh:
         return "none"
     update += member.phase
     return "next" if update // frequency > (update - 1) // frequency else "none"
+
+
+def _refresh_and_interval(member: Member) -> tuple[Refresh, int]:
+    """What the next update does to the basis, and for how many updates its gradient enters the covariance; 0: for none.
+
+    "step" takes every gradient. "refresh" takes those of refreshes as one each (algorithm 2 as printed), so that the
+    average remembers frequency / (1 - beta2) updates; "interval" takes them for all updates since the last one, so that
+    it remembers 1 / (1 - beta2), as with "step". Until the first basis every gradient counts.
+    """
+    refresh, covariance = _refresh(member), member.group["covariance"]
+    if covariance == "step" or refresh in ("accumulate", "first"):
+        return refresh, 1
+    if refresh == "none":
+        return refresh, 0
+    return refresh, _updates_since_refresh(member) if covariance == "interval" else 1
+
+
+def _updates_since_refresh(member: Member) -> int:
+    """How many updates the last interval had, at a refresh after the first one."""
+    update, frequency = member.num_updates + 1, member.group["frequency"]
+    last = math.ceil((update + member.phase - 1) // frequency * frequency) - member.phase
+    return int(update - max(last, FIRST_REFRESH))
 
 
 def _above_noise(second_moment: Tensor) -> Tensor:

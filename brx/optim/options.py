@@ -15,7 +15,7 @@ Group = dict[str, Any]
 CHOICES = {
     "source": ("2nd", "1st"),
     "geometry": ("bilateral", "unilateral"),
-    "covariance": ("refresh", "step"),
+    "covariance": ("step", "refresh", "interval"),
     "rotation_precision": ("highest", "tf32", "bf16"),
 }
 FLAGS = ("staggered", "maximize", "rotate", "flatten")
@@ -85,8 +85,6 @@ def check_options(group: Group) -> None:
         raise ValueError(f"Invalid frequency={frequency!r}: must be a number >= 1, or None for never again")
     if max_dim is not None and not (isinstance(max_dim, int) and max_dim >= 1):
         raise ValueError(f"Invalid max_dim={max_dim!r}: must be a whole number >= 1, or None for no limit")
-    if group["covariance"] == "step" and group["source"] == "1st":
-        raise ValueError('Invalid covariance="step" with source="1st", which has no covariance: leave it at "refresh"')
 
 
 def smallest_eps(dtype: torch.dtype) -> float:

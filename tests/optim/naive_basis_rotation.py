@@ -7,7 +7,7 @@ FIRST_REFRESH = 10
 
 
 def naive_basis_rotation(
-    weight, gradients, lr, betas, eps, weight_decay, source, geometry, frequency, every_step=False
+    weight, gradients, lr, betas, eps, weight_decay, source, geometry, frequency, covariance="step"
 ):
     """The weights after each of the gradients in turn."""
     (beta1, beta2), (m, n) = betas, weight.shape
@@ -15,17 +15,19 @@ def naive_basis_rotation(
     sides = {"left": geometry == "bilateral" or m < n, "right": geometry == "bilateral" or m >= n}
     Q = {"left": torch.eye(m).double(), "right": torch.eye(n).double()}
     C = {"left": torch.zeros(m, m).double(), "right": torch.zeros(n, n).double()}
-    weights = []
+    weights, multiples = [], range(frequency, len(gradients), frequency)
     for t, G in enumerate(gradients, start=1):
         G = G.double()
         M_before, M = M, beta1 * M + (1 - beta1) * G
+        last = t - 1 if t <= FIRST_REFRESH else max(u for u in range(FIRST_REFRESH, t) if u in (10, *multiples))
         refresh = t == FIRST_REFRESH or (t > FIRST_REFRESH and t % frequency == 0)
         for side in ("left", "right"):
             if not sides[side]:
                 continue
             outer = G @ G.T if side == "left" else G.T @ G
-            if every_step or refresh or t < FIRST_REFRESH:
-                C[side] = beta2 * C[side] + (1 - beta2) * outer
+            if covariance == "step" or refresh or t < FIRST_REFRESH:
+                decay = beta2 ** (t - last) if covariance == "interval" else beta2
+                C[side] = decay * C[side] + (1 - decay) * outer
             if not refresh:
                 continue
             S = C[side] if source == "2nd" else (M @ M.T if side == "left" else M.T @ M)

@@ -36,20 +36,29 @@ def take_steps(optimizer, parameters, gradient_lists):
 @pytest.mark.parametrize("frequency", [1, 3, 10])
 @pytest.mark.parametrize(("source", "geometry"), STRATEGIES)
 @pytest.mark.parametrize("shape", [(5, 5), (4, 7), (7, 4)])
-@pytest.mark.parametrize("covariance", ["refresh", "step"])
+@pytest.mark.parametrize("covariance", ["step", "refresh", "interval"])
 def test_equals_naive_algorithm(shape, source, geometry, frequency, covariance):
-    if (source, covariance) == ("1st", "step"):
-        pytest.skip("source 1st has no covariance")
     weight, gradients = random(*shape), full_rank_gradients(25, *shape)
     parameter = torch.nn.Parameter(weight.clone())
     options = {"source": source, "geometry": geometry, "frequency": frequency, "covariance": covariance}
     optimizer = BasisRotation([parameter], lr=0.01, weight_decay=0.1, **options)
-    arguments = (0.01, (0.9, 0.999), 1e-8, 0.1, source, geometry, frequency, covariance == "step")
+    arguments = (0.01, (0.9, 0.999), 1e-8, 0.1, source, geometry, frequency, covariance)
     expected = naive_basis_rotation(weight, gradients, *arguments)
     for gradient, after in zip(gradients, expected, strict=True):
         parameter.grad = gradient.clone()
         optimizer.step()
         torch.testing.assert_close(parameter.detach(), after, rtol=0, atol=1e-6)  # 1e-4 of a step
+
+
+def test_covariances_are_equal_at_frequency_one():
+    weights = []
+    for covariance in ("step", "refresh", "interval"):
+        parameter = torch.nn.Parameter(random(4, 5))
+        optimizer = BasisRotation([parameter], frequency=1, covariance=covariance)
+        take_steps(optimizer, [parameter], [full_rank_gradients(15, 4, 5)])
+        weights.append(parameter.detach())
+    assert torch.equal(weights[0], weights[1])
+    assert torch.equal(weights[0], weights[2])
 
 
 @pytest.mark.parametrize("rank", [1, 2])
