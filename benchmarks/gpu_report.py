@@ -12,9 +12,8 @@ import pandas as pd
 
 from benchmarks.report import Table
 from brx.plot.curves import draw_curves
-from brx.runs.comparison import slowest_final
-from brx.runs.frames import STAGES, differences, load, smoothed_loss
-from brx.runs.slowdown import iterations_to_target
+from brx.runs.comparison import common_target, passage
+from brx.runs.frames import STAGES, differences, load
 
 
 def main() -> None:
@@ -24,9 +23,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder of table and figure")
     options = parser.parse_args()
     runs = load(options.runs)
-    target = slowest_final(runs)
+    target = common_target(runs)
     draw_curves(runs, options.out / "curves", target=target)
-    reached = {run: iterations_to_target(smoothed_loss(run), target) for run in runs.index}
+    reached = {run: passage(run, target) for run in runs.index}
     columns = ["method", "P", "training loss", "validation loss", f"iterations to {target:.3f}", "slowdown"]
     table = Table("training", [*columns, "tokens/s", "MFU"])
     for path, run in runs.iterrows():

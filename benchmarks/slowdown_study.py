@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from benchmarks.report import Table
-from brx.runs.iteration_ratio import CONFIDENCE, Reached, common_target, iteration_ratio, iterations_to_target
+from brx.runs.slowdown import CONFIDENCE, Reached, iteration_ratio, iterations_to_target, last_quarter_loss
 
 Series = NDArray[np.float64]
 Curve = Callable[[Series], Series]
@@ -205,7 +205,7 @@ def study(cell: Cell, repeats: int, seed: int) -> Mapping[tuple[float, int], Out
     for noise, runs in simulate(cell, NOISES, repeats, seed):
         for seeds in SEEDS:
             sides = runs.reference[:seeds], runs.delayed[:seeds]
-            target = common_target([*sides[0], *sides[1], *runs.others])
+            target = max(map(last_quarter_loss, (*sides[0], *sides[1], *runs.others)))
             estimate = iteration_ratio(reached(sides[1], target), reached(sides[0], target))
             outcome = outcomes[noise, seeds]
             if estimate is None or estimate.is_lower_bound:
@@ -226,11 +226,6 @@ def final_loss(losses: Series) -> float:
 def last_tenth(losses: Series) -> float:
     """The mean over the last tenth."""
     return float(np.mean(losses[-len(losses) // 10 :]))
-
-
-def last_quarter(losses: Series) -> float:
-    """The mean over the last quarter."""
-    return common_target([losses])
 
 
 def last_passage(iterations: Series, losses: Series, target: float) -> float | None:
@@ -314,13 +309,13 @@ class Rule(NamedTuple):
 RULES = (
     Rule("before: final loss, last passage of a 2 % mean, bootstrap", final_loss, last_passage, bootstrap),
     Rule("before, with the t interval", final_loss, last_passage, paired_t),
-    Rule("last quarter, last passage of a 2 % mean, t", last_quarter, last_passage, paired_t),
+    Rule("last quarter, last passage of a 2 % mean, t", last_quarter_loss, last_passage, paired_t),
     Rule("final loss, monotone fit, t", final_loss, iterations_to_target, paired_t),
     Rule("last tenth, monotone fit, t", last_tenth, iterations_to_target, paired_t),
-    Rule("**last quarter, monotone fit, t**", last_quarter, iterations_to_target, paired_t),
-    Rule("last quarter, monotone fit, Welch's t", last_quarter, iterations_to_target, welch),
-    Rule("last quarter, monotone fit, bootstrap", last_quarter, iterations_to_target, bootstrap),
-    Rule("last quarter, monotone fit refined by a line, t", last_quarter, line_through_passage, paired_t),
+    Rule("**last quarter, monotone fit, t**", last_quarter_loss, iterations_to_target, paired_t),
+    Rule("last quarter, monotone fit, Welch's t", last_quarter_loss, iterations_to_target, welch),
+    Rule("last quarter, monotone fit, bootstrap", last_quarter_loss, iterations_to_target, bootstrap),
+    Rule("last quarter, monotone fit refined by a line, t", last_quarter_loss, line_through_passage, paired_t),
 )
 WHOLE_CURVES = "stretch of the whole curves, t"
 
@@ -354,7 +349,7 @@ def compare(cell: Cell, noise: float, repeats: int, seed: int, seeds: int = 3) -
             outcomes[rule.name].add(cell.log_ratio(target), *map(math.exp, (ratio, low, high)))
         stretches = [whole_curve_stretch(*pair) for pair in zip(reference, delayed, strict=True)]
         estimate = paired_t(np.log(stretches), np.zeros(seeds))
-        target = common_target([*reference, *delayed])
+        target = max(map(last_quarter_loss, (*reference, *delayed)))
         outcomes[WHOLE_CURVES].add(cell.log_ratio(target), *map(math.exp, estimate))
     return outcomes
 

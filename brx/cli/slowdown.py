@@ -6,7 +6,7 @@ import json
 import math
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -17,6 +17,8 @@ from brx.errors import UserError
 EXAMPLES = """\
   brx slowdown results/cpu                                  every method and P found there, relative to P = 1
   brx slowdown runs/a runs/b --target 2.5 --format csv
+  brx slowdown results/cpu --rates 3e-4,1e-3            each side at the better one of these learning rates
+  brx slowdown results/cpu --same-rate                      both sides at one learning rate, a row for each
   brx slowdown results/cpu --all-targets figures/slowdown-all-targets
 """
 
@@ -28,12 +30,18 @@ def slowdown(
     runs: RunsOrFolders,
     *,
     target: Annotated[
-        float | None, typer.Option(metavar="LOSS", help="training loss to reach, in nats (instead of a rule)")
+        float | None,
+        typer.Option(
+            metavar="LOSS",
+            help="training loss to reach, in nats; by default the highest mean over the last quarter of a run",
+        ),
     ] = None,
-    target_rule: Annotated[
-        Literal["slowest-final"] | None,
-        typer.Option(help="slowest-final (the default): the loss that all of them reach in the end"),
+    rates: Annotated[
+        str | None, typer.Option(metavar="LR,LR,...", help="choose among these learning rates only")
     ] = None,
+    same_rate: Annotated[
+        bool, typer.Option("--same-rate", help="compare at one learning rate on both sides: every one that both have")
+    ] = False,
     reference_stages: Annotated[int, typer.Option(metavar="P", help="stages to compare to")] = 1,
     format: Format = "table",
     all_targets: Annotated[
@@ -42,38 +50,41 @@ def slowdown(
 ) -> None:
     """Print the slowdowns, and the iterations saved over the best baseline."""
     from brx.plot.slowdown import draw_all_targets
-    from brx.runs.comparison import compare
-    from brx.runs.experiments import at_best_rates, notes
+    from brx.runs.comparison import at_same_rates, compare
+    from brx.runs.experiments import at_best_rates, notes, of_rates
     from brx.runs.formats import format_table
     from brx.runs.frames import load
-    from brx.runs.reading import SMOOTHING
     from brx.runs.tables import reduction_table, slowdown_table
 
-    if target is not None and target_rule is not None:
-        raise UserError("--target and --target-rule: give one of the two")
     if target is not None and not 0 < target < math.inf:
         raise UserError(f"--target {target:g}: must be a loss above 0, in nats")
+    if same_rate and all_targets is not None:
+        raise UserError("--same-rate and --all-targets: give one of the two")
     all_runs = load(runs)
+    if rates is not None:
+        all_runs = of_rates(all_runs, parse_rates(rates))
     chosen = at_best_rates(all_runs)
-    comparison = compare(chosen, target, reference_stages)
+    comparison = (
+        at_same_rates(all_runs, target, reference_stages) if same_rate else compare(chosen, target, reference_stages)
+    )
     slowdowns, reductions = comparison.slowdowns, comparison.reductions
     for note in [*notes(all_runs, chosen), *comparison.notes]:
         print(f"brx: note: {note}", file=sys.stderr)
     if slowdowns.empty:
-        raise UserError(f"RUNS: nothing to compare: no method has runs at P = {reference_stages} and at another P")
+        same = " at the same learning rate" if same_rate else ""
+        raise UserError(
+            f"RUNS: nothing to compare: no method has runs at P = {reference_stages} and at another P{same}"
+        )
 
     if format == "json":
         both = {"slowdowns": slowdowns, "reductions": reductions}
         print(json.dumps({key: json.loads(frame.to_json(orient="records")) for key, frame in both.items()}, indent=2))
     elif format == "table":
-        how = "given" if target is not None else "slowest-final: all runs of the set reach it"
-        print(
-            f"Iterations until the training loss, a centred mean over {SMOOTHING:.0%} of the iterations, stays at or"
-            f" below the target ({how})"
-        )
+        rule = "as given" if target is not None else "the highest mean training loss over the last quarter of a run"
+        print(f"Iterations until the training loss falls to the target ({rule}); 95 % intervals over seeds")
         print(format_table(slowdown_table(slowdowns), format))
         if slowdowns[["lr_at_edge", "reference_lr_at_edge"]].any(axis=None):
-            print("*: at the edge of the rates that were tried")
+            print("*: at the edge of the rates that were tried, or the only one")
         if len(reductions):
             print("Iterations saved over the best of PipeDream, PipeDream-LR and Nesterov, at its final loss")
             print(format_table(reduction_table(reductions), format))
@@ -82,3 +93,18 @@ def slowdown(
     if all_targets is not None:
         for path in draw_all_targets(comparison.sets[0], all_targets, reference_stages, target):
             print(path, file=sys.stderr)
+
+
+def parse_rates(text: str) -> list[float]:
+    """The learning rates of `--rates`.
+
+    Raises:
+        UserError: one of them is no number above 0.
+    """
+    try:
+        rates = [float(part) for part in text.split(",")]
+    except ValueError:
+        rates = []
+    if not rates or not all(0 < rate < math.inf for rate in rates):
+        raise UserError(f"--rates {text}: must be learning rates above 0 with commas between them, as 1e-4,3e-4,1e-3")
+    return rates

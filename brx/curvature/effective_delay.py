@@ -19,9 +19,8 @@ from rich.table import Table
 from brx.curvature.norm_result import NORMAL_95, NormResult, Space, results_of, stage_of_block
 from brx.errors import UserError
 from brx.pipeline.delay import pipeline_delays
-from brx.runs.comparison import slowest_final
-from brx.runs.frames import STAGES, smoothed_loss
-from brx.runs.slowdown import iterations_to_target
+from brx.runs.comparison import common_target, passage
+from brx.runs.frames import STAGES
 
 
 @dataclass(frozen=True)
@@ -113,8 +112,8 @@ def slowdown_points(runs: pd.DataFrame) -> list[SlowdownPoint]:
         measured = [result for result in results.values() if result is not None]
         if alike[STAGES].iloc[0] != 1 or not measured:
             continue
-        target = slowest_final(alike)
-        reached = {run: iterations_to_target(smoothed_loss(run), target) for run in alike.index}
+        target = common_target(alike)
+        reached = {run: passage(run, target) for run in alike.index}
         base = reached[alike.index[0]]
         for run, iterations in reached.items():
             estimate = results[run] or measured[-1]

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from brx.config import load_config
 from brx.plot.curves import draw_curves
-from brx.runs.comparison import slowest_final
+from brx.runs.comparison import common_target
 from brx.runs.formats import terminal_table
 from brx.runs.frames import load
 from brx.runs.tables import loss_table
@@ -38,7 +38,7 @@ def run_demo(out: Path, overrides: Sequence[str]) -> Literal["finished", "interr
                 return "interrupted"
             folders.append(folder)
     runs = load(folders)
-    target = slowest_final(runs)
+    target = common_target(runs)
     written = draw_curves(runs, out / "curves", target=target)
     Console(width=110).print(terminal_table(loss_table(runs, target)))
     print(written[0])

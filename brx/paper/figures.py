@@ -20,11 +20,14 @@ from brx.plot.panels import (
     draw_against_time,
     draw_curves,
     draw_final_losses,
+    draw_rates,
     draw_slowdown,
     draw_validation,
+    finish_panel,
     row_of_axes,
 )
 from brx.plot.style import COLUMN_WIDTH_IN, figure, look_of, save, sequence_color
+from brx.runs.experiments import tried_rates
 from brx.runs.frames import RATE, STAGES
 from brx.runs.reading import SMOOTHING
 from brx.runs.tables import rate_text
@@ -40,7 +43,7 @@ class PaperFigure:
 
     Attributes:
         name: on the command line and of the files.
-        label: in the paper's source.
+        label: in the paper's source; empty where the paper has no such figure.
         caption: what it shows.
         size: panels across and down.
         draw: fills it; leaves panels without runs empty.
@@ -87,7 +90,7 @@ def draw_paper_figure(name: str, experiments: Experiments, folder: Path) -> tupl
 
 def _caption(paper: PaperFigure, found: Experiments) -> str:
     lines = [
-        f"{paper.caption} (The paper's {paper.label}.)",
+        f"{paper.caption} (The paper's {paper.label}.)" if paper.label else paper.caption,
         f"Training losses are means over {SMOOTHING:.0%} of the iterations; bands: range over seeds;"
         " learning rates: lowest final validation loss of the grid (* at its edge).",
     ]
@@ -387,3 +390,28 @@ def _moe(experiments: Experiments, made: Figure) -> None:
     deepest = experiments.scale.deepest
     curves = _curves(experiments, MAIN, deepest, "moe", preset=experiments.scale.moe_preset)
     _fill_alone(made, curves, f"mixture of experts, P = {deepest}")
+
+
+@paper_figure(
+    "learning-rates", "",
+    "Final validation loss against the learning rate, by method and number of stages; filled: the chosen one; crosses:"
+    " diverged or failed.",
+    across=4,
+)  # fmt: skip
+def _learning_rates(experiments: Experiments, made: Figure) -> None:
+    panels = row_of_axes(made, len(MAIN), share_y=True)
+    tried = tried_rates(experiments.runs)
+    for axes, method in zip(panels, MAIN, strict=True):
+        is_empty = True
+        for index, depth in enumerate(experiments.scale.depths):
+            seeds = experiments.find(method, depth, experiments.sweep_of(method))
+            if seeds is not None:
+                scores = tried[tried["experiment"] == seeds["experiment"].iloc[0]]
+                color = sequence_color(index, len(experiments.scale.depths))
+                draw_rates(axes, scores, color=color, label=f"P = {depth}")
+                is_empty = False
+        if is_empty:
+            _fill(axes, [], look_of(method).label)
+        else:
+            finish_panel(axes, "learning rate", "final validation loss (nats)", look_of(method).label)
+    _share_legend(made, *panels)

@@ -12,7 +12,7 @@ import pandas as pd
 
 from brx.config.loading import preset_with
 from brx.errors import UserError
-from brx.runs.comparison import slowest_final
+from brx.runs.comparison import common_target
 from brx.runs.experiments import at_best_rates, main_origin, notes
 from brx.runs.frames import experiment_id, load
 
@@ -209,7 +209,7 @@ class Experiments:
         finals = []
         for method in TARGET_METHODS:
             pair = [seeds for P in self.ends if (seeds := self._look_up(method, P, None, {})[1]) is not None]
-            finals += [slowest_final(seeds) for seeds in pair if len(pair) == len(self.ends)]
+            finals += [common_target(seeds) for seeds in pair if len(pair) == len(self.ends)]
         return max(finals, default=None)
 
     @property

@@ -13,7 +13,7 @@ from brx.errors import UserError
 from brx.paper.scales import CURVATURE, MAIN, METHODS, SEVEN, Experiments, Settings
 from brx.planning.optimizer_memory import LLAMA_3_8B, overhead_texts
 from brx.planning.stage_count import DEVICES_GB, LLAMAS, stage_count_table
-from brx.runs.comparison import reductions, slowdowns, slowest_final
+from brx.runs.comparison import common_target, reductions, slowdowns
 from brx.runs.frames import find_runs
 from brx.runs.tables import (
     experiment_table,
@@ -159,7 +159,7 @@ def slowdowns_by_length(experiments: Experiments) -> pd.DataFrame:
         if len(present) < len(asked):
             continue
         runs = pd.concat(present.values())
-        for slowdown in slowdowns(runs, slowest_final(runs)).to_dict("records"):
+        for slowdown in slowdowns(runs, common_target(runs)).to_dict("records"):
             method = slowdown["method"]
             rows.append(
                 {

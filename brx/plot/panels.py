@@ -12,9 +12,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from brx.plot.style import look_of
-from brx.runs.comparison import losses_by_seed
-from brx.runs.frames import STAGES, side_by_side, smoothed_loss, validation_loss
-from brx.runs.slowdown import slowdown
+from brx.runs.comparison import slowdowns
+from brx.runs.frames import RATE, STAGES, side_by_side, smoothed_loss, validation_loss
+from brx.runs.slowdown import geometric_mean
 
 MOST_POINTS = 600
 """Points of a drawn curve; more cannot be seen and make large files."""
@@ -87,6 +87,23 @@ def draw_final_losses(axes: Axes, runs: pd.DataFrame, *, title: str = "") -> Non
     finish_panel(axes, "stages P", "final training loss (nats)", title)
 
 
+def draw_rates(axes: Axes, scores: pd.DataFrame, **style: Any) -> None:
+    """Final validation loss against the learning rate; the chosen one is filled, crosses at the top diverged or failed.
+
+    Args:
+        axes: where.
+        scores: rows of `brx.runs.experiments.tried_rates`, of one experiment.
+        style: of the line.
+    """
+    rates, failed = scores[RATE], np.isinf(scores["score"])
+    chosen = scores[scores["is_best"]]
+    axes.plot(rates[~failed], scores["score"][~failed], marker="o", markersize=4, fillstyle="none", **style)
+    axes.plot(chosen[RATE], chosen["score"], marker="o", markersize=4, color=style["color"])
+    at_top = np.full(failed.sum(), 0.97)
+    axes.plot(rates[failed], at_top, "x", color=style["color"], transform=axes.get_xaxis_transform())
+    axes.set_xscale("log")
+
+
 def draw_slowdown(axes: Axes, undelayed: pd.DataFrame, delayed: pd.DataFrame, target: float) -> None:
     """A method with and without delay, and the iterations of each to a target loss."""
     look = look_of(delayed["method"].iloc[0])
@@ -94,11 +111,11 @@ def draw_slowdown(axes: Axes, undelayed: pd.DataFrame, delayed: pd.DataFrame, ta
         curve_of(undelayed, f"P = {undelayed[STAGES].iloc[0]}"),
         curve_of(delayed, f"P = {delayed[STAGES].iloc[0]}", linestyle="--"),
     ]
-    found = slowdown(losses_by_seed(delayed), losses_by_seed(undelayed), target)
-    ratio = "" if found.ratio is None else f": {'> ' if found.reached.is_censored else ''}{found.ratio:.2f}$\\times$"
-    draw_curves(axes, curves, title=f"{look.label}{ratio}", target=target)
-    for one in (found.reached, found.reference_reached):
-        axes.axvline(one.mean, color=look.color, linewidth=0.6, linestyle=":")
+    (slowdown,) = slowdowns(pd.concat([undelayed, delayed]), target, int(undelayed[STAGES].iloc[0])).to_dict("records")
+    ratio = "" if pd.isna(slowdown["ratio"]) else f"{'> ' if slowdown['is_censored'] else ''}{slowdown['ratio']:.2f}"
+    draw_curves(axes, curves, title=f"{look.label}: {ratio}$\\times$" if ratio else look.label, target=target)
+    for iterations in (slowdown["iterations"], slowdown["reference_iterations"]):
+        axes.axvline(geometric_mean(iterations), color=look.color, linewidth=0.6, linestyle=":")
 
 
 def finish_panel(axes: Axes, x_label: str, y_label: str, title: str) -> None:

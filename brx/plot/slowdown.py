@@ -10,7 +10,7 @@ import pandas as pd
 
 from brx.plot.panels import finish_panel
 from brx.plot.style import figure, look_of, save
-from brx.runs.comparison import slowdowns, slowest_final, with_reference
+from brx.runs.comparison import common_target, slowdowns, with_reference
 from brx.runs.experiments import by_experiment
 from brx.runs.frames import STAGES, side_by_side
 
@@ -44,8 +44,8 @@ def draw_all_targets(
             look = look_of(method)
             style: dict[str, Any] = {"color": look.color, "marker": look.marker, "markersize": 3}
             axes.plot(points["target"], points["ratio"], label=look.label, **style)
-        label = "slowest-final" if marked is None else "target"
-        line = slowest_final(with_reference(chosen, reference_stages)) if marked is None else marked
+        label = "common target" if marked is None else "target"
+        line = common_target(with_reference(chosen, reference_stages)) if marked is None else marked
         axes.axvline(line, color="black", linewidth=0.6, linestyle=":", label=label)
         axes.invert_xaxis()
         axes.set_yscale("log")

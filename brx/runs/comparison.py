@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from brx.runs.experiments import by_experiment
-from brx.runs.frames import RATE, SEED, STAGES, comparable, same_but_for, smoothed_loss
-from brx.runs.slowdown import reach, slowdown
+from brx.runs.experiments import at_each_rate, by_experiment
+from brx.runs.frames import RATE, SEED, STAGES, comparable, same_but_for, training_loss
+from brx.runs.slowdown import Reached, geometric_mean, iteration_ratio, iterations_to_target
 
 BASELINES = ("pipedream", "pipedream-lr", "nesterov")
 EARLY = 0.05
@@ -23,12 +23,14 @@ class Comparison:
         sets: the experiments, sorted by what makes losses comparable; most runs first.
         slowdowns: see `slowdowns`.
         reductions: see `reductions`.
+        alone: a run of each experiment that has none at the reference number of stages, and so no slowdown.
         notes: a line for everything that does not compare, and for what to be careful with.
     """
 
     sets: list[pd.DataFrame]
     slowdowns: pd.DataFrame
     reductions: pd.DataFrame
+    alone: list[str]
     notes: list[str]
 
 
@@ -37,28 +39,51 @@ def compare(chosen: pd.DataFrame, target: float | None = None, reference_stages:
 
     Args:
         chosen: rows of `at_best_rates`.
-        target: training loss to reach, in nats; by default, in each set, the loss that all of its runs reach.
+        target: training loss to reach, in nats; by default, in each set, its `common_target`.
         reference_stages: P that slowdowns are relative to.
     """
     sets = comparable(chosen)
-    delays, savings, notes = [], [], []
-    if len(sets) > 1:
-        notes.append(f"{len(sets)} sets of runs that differ in data, trajectory version, model or budget, each alone")
+    delays, savings, alone = [], [], []
     for alike in sets:
         compared = with_reference(alike, reference_stages)
         if (compared[STAGES] != reference_stages).any():
-            delays.append(slowdowns(compared, slowest_final(compared) if target is None else target, reference_stages))
+            delays.append(slowdowns(compared, common_target(compared) if target is None else target, reference_stages))
         savings.append(reductions(alike))
-        for seeds in by_experiment(alike.drop(compared.index)):
-            where = f"no run of the same settings at P = {reference_stages}"
-            notes.append(f"{seeds.index[0]}: {where}: it has no slowdown")
-    slowdown_frame = _concat(delays)
-    if len(slowdown_frame) and slowdown_frame["is_early"].any():
-        notes.append(
-            f"a reference reaches the target in its first {EARLY:.0%} of iterations: such a ratio is about the start of"
-            " training, and a lower target says more"
-        )
-    return Comparison(sets, slowdown_frame, _concat(savings), notes)
+        alone += [str(seeds.index[0]) for seeds in by_experiment(alike.drop(compared.index))]
+    notes = []
+    if len(sets) > 1:
+        notes.append(f"{len(sets)} sets of runs that differ in data, trajectory version, model or budget, each alone")
+    where = f"no run of the same settings at P = {reference_stages}"
+    notes += [f"{run}: {where}: it has no slowdown" for run in alone]
+    delay_frame = _concat(delays)
+    return Comparison(sets, delay_frame, _concat(savings), alone, notes + _early_note(delay_frame))
+
+
+def at_same_rates(runs: pd.DataFrame, target: float | None = None, reference_stages: int = 1) -> Comparison:
+    """Slowdowns with both sides at one learning rate, at every rate that both have; no reductions.
+
+    Args:
+        runs: rows of `load`.
+        target: training loss to reach, in nats; by default the `common_target` of each set at each rate.
+        reference_stages: P that slowdowns are relative to.
+    """
+    comparisons = [compare(alike, target, reference_stages) for alike in at_each_rate(runs)]
+    alone = [run for one in comparisons for run in one.alone]
+    delay_frame = _concat([one.slowdowns for one in comparisons])
+    if len(delay_frame):
+        delay_frame = delay_frame.sort_values(["model", "method", "stages", "lr"], ignore_index=True)
+    where = f"no run of the same settings and learning rate at P = {reference_stages}"
+    notes = [f"{len(alone)} experiments at a rate of which there is {where}: they have no slowdown"] if alone else []
+    return Comparison([], delay_frame, pd.DataFrame(), alone, notes + _early_note(delay_frame))
+
+
+def _early_note(delay_frame: pd.DataFrame) -> list[str]:
+    if delay_frame.empty or not delay_frame["is_early"].any():
+        return []
+    return [
+        f"a reference reaches the target in its first {EARLY:.0%} of iterations: such a ratio is about the start of"
+        " training, and a lower target says more"
+    ]
 
 
 def _frame(rows: list[dict[str, object]], *numbers: str, by: list[str]) -> pd.DataFrame:
@@ -73,14 +98,28 @@ def _concat(frames: list[pd.DataFrame]) -> pd.DataFrame:
     return pd.concat(filled, ignore_index=True) if filled else pd.DataFrame()
 
 
-def losses_by_seed(seeds: pd.DataFrame) -> dict[int, pd.Series]:
-    """The smoothed training losses of an experiment's runs, by seed."""
-    return {int(seed): smoothed_loss(path) for path, seed in seeds[SEED].items()}
+def passage(run: str, target: float) -> float | None:
+    """The iterations that a run (of the index of `load`) needed to a training loss; None if it never got there."""
+    losses = training_loss(run)
+    return iterations_to_target(losses.index.to_numpy(), losses.to_numpy(), target)
 
 
-def slowest_final(chosen: pd.DataFrame) -> float:
-    """The lowest loss that all runs reach: the highest of their final smoothed training losses."""
-    return float(chosen["train_loss"].max())
+def reached_by_seed(seeds: pd.DataFrame, target: float) -> dict[int, Reached]:
+    """When each run of an experiment passed a training loss; those that failed, at its learning rate, did not.
+
+    Args:
+        seeds: rows of `at_best_rates`, of one experiment.
+        target: in nats.
+    """
+    last = float(seeds["last_iteration"].iloc[0])
+    passages = {int(seed): passage(str(run), target) for run, seed in seeds[SEED].items()}
+    passages |= dict.fromkeys(seeds["failed_seeds"].iloc[0])
+    return {seed: Reached(last if one is None else one, one is not None) for seed, one in sorted(passages.items())}
+
+
+def common_target(runs: pd.DataFrame) -> float:
+    """The loss to reach, in nats: the highest mean training loss over the last quarter of any of the runs."""
+    return float(runs["last_quarter_loss"].max())
 
 
 def with_reference(chosen: pd.DataFrame, reference_stages: int = 1) -> pd.DataFrame:
@@ -92,10 +131,11 @@ def with_reference(chosen: pd.DataFrame, reference_stages: int = 1) -> pd.DataFr
 def slowdowns(chosen: pd.DataFrame, target: float, reference_stages: int = 1) -> pd.DataFrame:
     """The slowdown of every experiment that has runs at `reference_stages`, by variant and stages.
 
-    Columns: `model`, `method` (the variant), `stages`, `ratio` (NaN where the reference never reached the
-    target), `low` and `high` (NaN with one seed), `is_censored` (`ratio` is a lower bound), `is_early` (the reference
+    Columns: `model`, `method` (the variant), `stages`, `ratio` (NaN where a reference run never reached the target, or
+    failed), `low` and `high` (of the 95 % interval; NaN for a bound, and with fewer than two seeds in common),
+    `is_censored` (a run never reached the target, or failed: `ratio` is a lower bound), `is_early` (the reference
     reaches the target before training has settled), `iterations` of each seed, `lr`, `lr_at_edge`, those of the
-    reference under `reference_...`, and `target` in nats.
+    reference under `reference_...`, and `target` in nats. See docs/slowdown.md.
 
     Args:
         chosen: rows of `at_best_rates`.
@@ -113,24 +153,27 @@ def slowdowns(chosen: pd.DataFrame, target: float, reference_stages: int = 1) ->
 
 
 def _slowdown(delayed: pd.DataFrame, references: pd.DataFrame, target: float) -> dict[str, object]:
-    estimate = slowdown(losses_by_seed(delayed), losses_by_seed(references), target)
+    reached, reference_reached = (reached_by_seed(seeds, target) for seeds in (delayed, references))
+    estimate = iteration_ratio(reached, reference_reached)
+    iterations, reference_iterations = (
+        [one.iterations for one in side.values()] for side in (reached, reference_reached)
+    )
     first, reference = delayed.iloc[0], references.iloc[0]
-    needed = estimate.reference_reached.mean
     return {
         "model": first["architecture"],
         "method": first["variant"],
         "stages": first[STAGES],
-        "ratio": estimate.ratio,
-        "low": estimate.low,
-        "high": estimate.high,
-        "is_censored": estimate.reached.is_censored,
-        "is_early": estimate.ratio is not None and needed < EARLY * reference["last_iteration"],
-        "iterations": estimate.reached.iterations,
+        "ratio": estimate and estimate.ratio,
+        "low": estimate and estimate.low,
+        "high": estimate and estimate.high,
+        "is_censored": not all(one.is_reached for one in reached.values()),
+        "is_early": geometric_mean(reference_iterations) < EARLY * reference["last_iteration"],
+        "iterations": iterations,
         "lr": first[RATE],
         "lr_at_edge": first["lr_at_edge"],
         "reference_stages": reference[STAGES],
-        "reference_is_censored": estimate.reference_reached.is_censored,
-        "reference_iterations": estimate.reference_reached.iterations,
+        "reference_is_censored": not all(one.is_reached for one in reference_reached.values()),
+        "reference_iterations": reference_iterations,
         "reference_lr": reference[RATE],
         "reference_lr_at_edge": reference["lr_at_edge"],
         "target": target,
@@ -154,9 +197,10 @@ def reductions(chosen: pd.DataFrame) -> pd.DataFrame:
             continue
         finals = alike[is_baseline].groupby("experiment", sort=False)["train_loss"].mean()
         best = alike[alike["experiment"] == finals.idxmin()]
-        available = pd.Series([series.index[-1] for series in losses_by_seed(best).values()]).mean()
+        available = float(best["last_iteration"].iloc[0])
         for seeds in by_experiment(alike[~is_baseline]):
-            needed = reach(losses_by_seed(seeds), finals.min())
+            needed = reached_by_seed(seeds, finals.min()).values()
+            share = 1 - geometric_mean([one.iterations for one in needed]) / available
             rows.append(
                 {
                     "model": seeds["architecture"].iloc[0],
@@ -164,7 +208,7 @@ def reductions(chosen: pd.DataFrame) -> pd.DataFrame:
                     "stages": seeds[STAGES].iloc[0],
                     "baseline": best["variant"].iloc[0],
                     "baseline_final_loss": finals.min(),
-                    "share": None if needed.is_censored else 1.0 - needed.mean / available,
+                    "share": share if all(one.is_reached for one in needed) else None,
                 }
             )
     return _frame(rows, "share", by=["stages", "method"])

@@ -37,7 +37,7 @@ class Curves(NamedTuple):
 def read_curves(folder: Path) -> Curves:
     """The series of a run's folder, from metrics.jsonl, or from curves.npz where there is none.
 
-    Of a file with a few garbled lines, what is left; a line on stderr says so.
+    Of a file with a few garbled lines, what is left; a line on stderr says so. Of a run that failed, maybe none.
 
     Raises:
         UserError: neither holds a training loss, they lack more than 1 % of them, or two processes have written them.
@@ -46,6 +46,8 @@ def read_curves(folder: Path) -> Curves:
     is_compact = compact.is_file() and not metrics.is_file()
     curves = _from_compact(compact) if is_compact else _from_metrics(metrics)
     if len(curves.iterations) == 0:
+        if RunFolder(folder).has_failed:
+            return curves
         raise UserError(f"{metrics}: holds no training loss yet")
     summary, num_iterations = RunFolder(folder).read_summary(), int(curves.iterations[-1])
     if summary.get("status") == "finished":
@@ -71,7 +73,8 @@ def export(folder: Path, target: Path) -> Path:
     """
     curves = read_curves(folder)
     content = io.BytesIO()
-    kept = sorted({*range(0, len(curves.seconds), SECONDS_EVERY), len(curves.seconds) - 1})
+    every = range(len(curves.seconds))
+    kept = sorted({*every[::SECONDS_EVERY], *every[-1:]})
     np.savez_compressed(
         content,
         iterations=curves.iterations.astype(np.int32),
@@ -111,7 +114,7 @@ def _from_compact(path: Path) -> Curves:
         with np.load(path) as file:
             found = {name: file[name].astype(np.float64) for name in file.files}
         places = np.arange(len(found["iterations"]), dtype=np.float64)
-        seconds = np.interp(places, found["second_places"], found["seconds"])
+        seconds = np.interp(places, found["second_places"], found["seconds"]) if len(places) else places
         return Curves(found["iterations"], found["train_loss"], seconds, found["val_iterations"], found["val_loss"])
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise UserError(f"{path}: not readable: {error}") from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -41,7 +41,7 @@ def score_values(runs: pd.DataFrame, group: str, over: str) -> pd.DataFrame:
 
     Returns:
         A row per group and value that has those seeds, in order, with `score` (the mean), `is_best`, and `at_edge`:
-        whether the best is the lowest or highest of several values, so that a wider grid might do better.
+        whether the best is the lowest or highest of the values, or the only one, so that a wider grid might do better.
     """
     tables = [_score(alike, group, over) for _, alike in runs.groupby(group, sort=False)]
     columns = [group, over, "score", "is_best", "at_edge"]
@@ -53,15 +53,16 @@ def _score(alike: pd.DataFrame, group: str, over: str) -> pd.DataFrame:
     shared = scores.dropna(axis="columns")
     scores = (scores.iloc[:, :1] if shared.empty else shared).mean(axis="columns").dropna()
     is_best = scores.index == scores.index[int(np.argmin(scores))]
-    at_edge = len(scores) > 1 and bool(is_best[0] or is_best[-1])
+    at_edge = bool(is_best[0] or is_best[-1])
     values = {over: scores.index, "score": scores.to_numpy(), "is_best": is_best, "at_edge": at_edge}
     return pd.DataFrame({group: alike[group].iloc[0], **values})
 
 
 def at_best_rates(runs: pd.DataFrame) -> pd.DataFrame:
-    """The finished runs of every experiment at its best learning rate, by seed; a column `lr_at_edge` more.
+    """The finished runs of every experiment at its best learning rate, by seed.
 
-    An experiment of which every run failed has no rows.
+    Two columns more: `lr_at_edge`, and `failed_seeds`, those whose run at this rate failed, the same list in every row
+    of an experiment. An experiment of which every run failed has no rows.
 
     Args:
         runs: rows of `load`.
@@ -70,9 +71,43 @@ def at_best_rates(runs: pd.DataFrame) -> pd.DataFrame:
         UserError: two runs have the same settings and seed.
     """
     rates = tried_rates(runs)
-    best = rates[rates["is_best"]].rename(columns={"at_edge": "lr_at_edge"})
+    return _runs_at(runs, rates[rates["is_best"]].rename(columns={"at_edge": "lr_at_edge"}))
+
+
+def at_each_rate(runs: pd.DataFrame) -> list[pd.DataFrame]:
+    """The finished runs of every experiment, a frame per learning rate as `at_best_rates` gives it; none is chosen.
+
+    Args:
+        runs: rows of `load`.
+
+    Raises:
+        UserError: two runs have the same settings and seed.
+    """
+    _refuse_repeated(runs[runs["status"].isin(("finished", "failed"))])
+    rates = runs[["experiment", RATE]].drop_duplicates().assign(lr_at_edge=False)
+    return [_runs_at(runs, alike) for _, alike in rates.groupby(RATE)]
+
+
+def of_rates(runs: pd.DataFrame, rates: Sequence[float]) -> pd.DataFrame:
+    """The runs with one of some learning rates.
+
+    Raises:
+        UserError: there is none with one of them.
+    """
+    known = sorted(runs[RATE].unique())
+    for rate in rates:
+        if rate not in known:
+            raise UserError(f"--rates {rate:g}: no run has it (there are {', '.join(f'{one:g}' for one in known)})")
+    return runs[runs[RATE].isin(rates)]
+
+
+def _runs_at(runs: pd.DataFrame, rates: pd.DataFrame) -> pd.DataFrame:
+    """The finished runs at some learning rates of some experiments, and which seeds failed there."""
     chosen = runs[runs["status"] == "finished"].reset_index()
-    chosen = chosen.merge(best[["experiment", RATE, "lr_at_edge"]], on=["experiment", RATE])
+    chosen = chosen.merge(rates[["experiment", RATE, "lr_at_edge"]], on=["experiment", RATE])
+    failed = runs[runs["status"] == "failed"].groupby(["experiment", RATE])[SEED].agg(list).to_dict()
+    keys = zip(chosen["experiment"], chosen[RATE], strict=True)
+    chosen["failed_seeds"] = pd.Series([failed.get(key, []) for key in keys], chosen.index, dtype=object)
     return chosen.sort_values(SEED, kind="stable").set_index("run")
 
 

@@ -56,6 +56,11 @@ class RunFolder:
             return {}
         return content
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether the run ended by an error, as it does when its loss diverges."""
+        return self.read_summary().get("status") == "failed"
+
     def check(self, config: RunConfig, *, resume: bool) -> None:
         """Check that the folder is free for a new run, or holds the run to be continued.
 

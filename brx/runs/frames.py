@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
@@ -14,8 +15,9 @@ import pandas as pd
 
 from brx.config.schema import RunConfig
 from brx.errors import UserError
-from brx.runs.folder import decides_trajectory, settings_key
+from brx.runs.folder import RunFolder, decides_trajectory, settings_key
 from brx.runs.reading import Run
+from brx.runs.slowdown import last_quarter_loss
 
 Folders = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
@@ -25,7 +27,7 @@ ORIGIN = ("data_fingerprint", "trajectory_version", "last_iteration")
 
 
 def load(folders: Folders) -> pd.DataFrame:
-    """All runs of some folders that have losses, a row per run; the index `run` is the path of its folder.
+    """All runs of some folders that have losses or failed, a row per run; the index `run` is the path of its folder.
 
     Columns are all settings and all of summary.json by their dotted keys (`pipeline.stages`, `optimizer.method`,
     `versions.torch`; NaN where a run has no such key), and:
@@ -34,7 +36,9 @@ def load(folders: Folders) -> pd.DataFrame:
     - `experiment`: equal for runs that differ in nothing but learning rate and seed.
     - `status`: finished, failed, interrupted, or unfinished where there is no summary of the whole run yet.
     - `iteration`: the newest one.
-    - `train_loss`: the final training loss in nats, a mean over the last 2 % of the schedule.
+    - `train_loss`: the final training loss in nats, a mean over the last 2 % of the schedule; NaN, as what follows,
+      for a run that failed before its first loss was written.
+    - `last_quarter_loss`: the mean training loss over the last quarter of its iterations (see docs/slowdown.md).
     - `val_loss`: the newest validation loss in nats; infinite before the first.
     - `seconds`: spent training, without validations and checkpoints.
     - `seconds_per_iteration`: the pace while nothing else used the machine (see `Run.undisturbed_pace`).
@@ -62,6 +66,12 @@ def curves(runs: pd.DataFrame | Folders) -> pd.DataFrame:
     """
     paths = runs.index if isinstance(runs, pd.DataFrame) else load(runs).index
     return pd.concat([_curves(path) for path in paths], ignore_index=True)
+
+
+def training_loss(run: str) -> pd.Series:
+    """The training loss of a run in nats, indexed by iteration."""
+    read = _read(Path(run))
+    return pd.Series(read.train_loss, read.iterations)
 
 
 def smoothed_loss(run: str) -> pd.Series:
@@ -130,7 +140,7 @@ def differences(runs: pd.DataFrame) -> list[str]:
 
 
 def find_runs(folders: Iterable[str | os.PathLike[str]]) -> list[Path]:
-    """The run folders among `folders` and directly below them, that have losses.
+    """The run folders among `folders` and directly below them, that have losses or failed.
 
     Raises:
         UserError: one of them is no folder, or there is no run in any.
@@ -140,14 +150,15 @@ def find_runs(folders: Iterable[str | os.PathLike[str]]) -> list[Path]:
         if not folder.is_dir():
             raise UserError(f"{folder}: no such folder")
         candidates = [folder] if (folder / "config.yaml").is_file() else sorted(folder.iterdir())
-        runs += [path for path in candidates if _has_losses(path)]
+        runs += [path for path in candidates if _is_run(path)]
     if not runs:
         raise UserError(f"{', '.join(map(str, paths))}: no run with losses there")
     return runs
 
 
-def _has_losses(path: Path) -> bool:
-    return (path / "config.yaml").is_file() and any(size for size, _ in _state(path)[:2])
+def _is_run(path: Path) -> bool:
+    has_losses = any(size for size, _ in _state(path)[:2])
+    return (path / "config.yaml").is_file() and (has_losses or RunFolder(path).has_failed)
 
 
 def _state(path: Path) -> tuple[tuple[int, int], ...]:
@@ -169,18 +180,20 @@ def _read_once(path: Path, _unchanged: tuple[tuple[int, int], ...]) -> Run:
 
 def _row(run: Run) -> dict[str, Any]:
     """Nested as the files are: `json_normalize` makes dotted keys of it."""
+    has_losses = len(run.train_loss) > 0
     return {
         "name": run.path.name,
         "experiment": experiment_id(run.config, run.fingerprint, run.trajectory_version),
         "architecture": run.architecture,
         "method": run.method,
         "variant": run.variant,
-        "train_loss": float(run.smoothed[-1]),
+        "train_loss": float(run.smoothed[-1]) if has_losses else math.nan,
+        "last_quarter_loss": last_quarter_loss(run.train_loss) if has_losses else math.nan,
         "val_loss": run.final_val_loss,
-        "seconds": float(run.seconds[-1]),
-        "seconds_per_iteration": run.undisturbed_pace,
+        "seconds": float(run.seconds[-1]) if has_losses else math.nan,
+        "seconds_per_iteration": run.undisturbed_pace if has_losses else math.nan,
         **run.summary,
-        "iteration": int(run.iterations[-1]),
+        "iteration": int(run.iterations[-1]) if has_losses else 0,
         "status": run.status,
         "data_fingerprint": run.fingerprint,
         "trajectory_version": run.trajectory_version,

@@ -1,112 +1,131 @@
-"""Slowdown: how many times the iterations training needs to reach a loss with delay, from loss curves as arrays."""
+"""Slowdown: how many times the iterations training needs with delay, from arrays of training losses alone.
+
+Three steps, each a function: `last_quarter_loss`, whose highest among the runs that are compared is the loss to reach;
+`iterations_to_target`, when a run passes it; `iteration_ratio`, the ratio over seeds with its interval.
+docs/slowdown.md says what the result means, and benchmarks/slowdown_study.py how far it is from the truth on loss
+curves whose slowdown is known.
+"""
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
-from scipy.stats import bootstrap
+from numpy.typing import NDArray
+from scipy.special import stdtrit
 
-CONFIDENCE, RESAMPLES = 0.95, 9999
+Series = NDArray[np.float64]
+
+CONFIDENCE = 0.95
+TAIL = 0.25
+"""The share of a run, at its end, whose mean loss is the target that the run proposes."""
 
 
-@dataclass(frozen=True)
-class Reached:
-    """Iterations that an experiment's seeds needed to reach a loss and stay there.
+class Reached(NamedTuple):
+    """When one run passed the target.
 
     Attributes:
-        iterations: of each seed; of one that never got there, all that it ran.
-        is_censored: whether one never got there, so that the mean is a lower bound.
+        iterations: where it did; for a run that did not, all the iterations that its schedule gave it.
+        is_reached: whether it did; not so for a run that diverged or failed, whatever it had reached before.
     """
 
-    iterations: list[float]
-    is_censored: bool
-
-    @property
-    def mean(self) -> float:
-        """Over the seeds."""
-        return statistics.fmean(self.iterations)
+    iterations: float
+    is_reached: bool
 
 
 @dataclass(frozen=True)
-class Slowdown:
-    """One experiment against another.
+class IterationRatio:
+    """Iterations of the delayed runs over those of the reference runs: geometric means over seeds.
 
     Attributes:
-        reached: what the experiment needed.
-        reference_reached: what the reference needed.
-        ratio: of the means; a lower bound if `reached.is_censored`; None if the reference never reached the loss.
-        low: lower end of the bootstrap interval (nominally 95 %) over the seeds that both have; None with one seed.
+        ratio: the estimate; a lower bound if `is_lower_bound`.
+        low: lower end of the 95 % interval; None for a bound, and with fewer than two seeds in common.
         high: its upper end.
+        is_lower_bound: whether a delayed run never reached the target.
     """
 
-    reached: Reached
-    reference_reached: Reached
-    ratio: float | None
+    ratio: float
     low: float | None
     high: float | None
+    is_lower_bound: bool
 
 
-def slowdown(ours: Mapping[int, pd.Series], theirs: Mapping[int, pd.Series], target: float) -> Slowdown:
-    """The slowdown of one experiment against another.
+def last_quarter_loss(losses: Series) -> float:
+    """A loss in nats that a run passes well before its end: the mean over its last quarter.
+
+    It hardly moves with the noise of single iterations, and the run passes it about an eighth of its iterations before
+    its end, so that what follows can confirm the passage. The highest of the runs that are compared is their target.
 
     Args:
-        ours: smoothed training losses by seed, each indexed by iteration.
-        theirs: those of the reference.
+        losses: (iterations,), the training loss of each in nats.
+    """
+    return float(np.mean(losses[-math.ceil(TAIL * len(losses)) :]))
+
+
+def iterations_to_target(iterations: Series, losses: Series, target: float) -> float | None:
+    """Where the monotone fit of a run's training losses falls to `target`.
+
+    The decreasing curve nearest to the losses in least squares (isotonic regression) is above `target` exactly up to
+    the iteration at which the running sum of `losses - target` is largest (the switching relation of Groeneboom,
+    Estimating a monotone density, 1985). The run is thus split where the losses before lie above the target and those
+    after below it as clearly as they can: there is no width of a window to choose, and noise moves the split in either
+    direction alike.
+
+    Args:
+        iterations: (n,), increasing.
+        losses: (n,), the training loss of each in nats.
         target: the loss to reach, in nats.
+
+    Returns:
+        The middle between the last iteration above and the first one below; the first iteration if none is above; None
+        if the run ends above, or holds a loss that is not finite.
     """
-    if len(shared := ours.keys() & theirs.keys()) > 1:  # else no interval: each side's mean is the best that there is
-        ours, theirs = ({seed: side[seed] for seed in side if seed in shared} for side in (ours, theirs))
-    reached, reference = reach(ours, target), reach(theirs, target)
-    if reference.is_censored:
-        return Slowdown(reached, reference, None, None, None)
-    low, high = _interval(reached, reference) if len(shared) > 1 else (None, None)
-    return Slowdown(reached, reference, reached.mean / reference.mean, low, high)
+    if not np.isfinite(losses).all():
+        return None
+    sums = np.cumsum(losses - target)
+    last_above = int(np.argmax(sums))
+    if sums[last_above] <= 0:
+        return float(iterations[0])
+    if last_above + 1 == len(losses):
+        return None
+    return float(iterations[last_above] + iterations[last_above + 1]) / 2
 
 
-def reach(losses: Mapping[int, pd.Series], target: float) -> Reached:
-    """What the seeds of an experiment needed to a loss."""
-    iterations = [iterations_to_target(series, target) for series in losses.values()]
-    ends = [float(series.index[-1]) for series in losses.values()]
-    return Reached([end if t is None else t for t, end in zip(iterations, ends, strict=True)], None in iterations)
+def geometric_mean(iterations: Sequence[float]) -> float:
+    """Of the iterations of several seeds."""
+    return math.exp(np.mean(np.log(iterations)))
 
 
-def iterations_to_target(losses: pd.Series, target: float) -> float | None:
-    """The iteration from which a smoothed training loss stays at or below `target`.
+def iteration_ratio(delayed: Mapping[int, Reached], reference: Mapping[int, Reached]) -> IterationRatio | None:
+    """The ratio of iterations over seeds.
 
-    Interpolated between iterations; None if the run never gets there.
+    Runs of one seed share their initial weights and the order of their data, so that the seeds that both sides have are
+    compared in pairs: the interval is Student's t interval of the mean of log(delayed / reference) over them. It is of
+    the spread between seeds, and so there is none of one seed.
 
     Args:
-        losses: indexed by iteration.
-        target: in nats.
+        delayed: by seed.
+        reference: by seed.
+
+    Returns:
+        Over the seeds in common if they are two or more, otherwise over all of each side. None if a reference run did
+        not reach the target: then nothing bounds the ratio.
     """
-    iterations, values = losses.index.to_numpy(), losses.to_numpy()
-    above = np.flatnonzero(values > target)
-    if len(above) == 0:
-        return float(iterations[0])
-    last = int(above[-1])
-    if last + 1 == len(values):
+    if not all(one.is_reached for one in reference.values()):
         return None
-    share = (values[last] - target) / (values[last] - values[last + 1])
-    return float(iterations[last] + share * (iterations[last + 1] - iterations[last]))
-
-
-def _interval(ours: Reached, theirs: Reached) -> tuple[float, float]:
-    """Percentile bootstrap of the ratio of means, seeds resampled in pairs.
-
-    With three seeds its ends are those of the single seeds' ratios, which cover less than the 95 % of its name.
-    """
-    interval = bootstrap(
-        (np.array(ours.iterations), np.array(theirs.iterations)),
-        lambda one, other, axis=-1: one.mean(axis=axis) / other.mean(axis=axis),
-        paired=True,
-        vectorized=True,
-        confidence_level=CONFIDENCE,
-        n_resamples=RESAMPLES,
-        method="percentile",
-        rng=np.random.default_rng(0),
-    ).confidence_interval
-    return float(interval.low), float(interval.high)
+    shared = sorted(delayed.keys() & reference.keys())
+    is_paired = len(shared) > 1
+    ours = [delayed[seed].iterations for seed in (shared if is_paired else delayed)]
+    theirs = [reference[seed].iterations for seed in (shared if is_paired else reference)]
+    ratio = geometric_mean(ours) / geometric_mean(theirs)
+    if not all(one.is_reached for one in delayed.values()):
+        return IterationRatio(ratio, None, None, is_lower_bound=True)
+    if not is_paired:
+        return IterationRatio(ratio, None, None, is_lower_bound=False)
+    spread = np.std(np.log(ours) - np.log(theirs), ddof=1) / math.sqrt(len(shared))
+    quantile = stdtrit(len(shared) - 1, (1 + CONFIDENCE) / 2)  # of Student's t
+    factor = math.exp(quantile * spread)
+    return IterationRatio(ratio, ratio / factor, ratio * factor, is_lower_bound=False)

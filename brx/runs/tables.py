@@ -7,14 +7,15 @@ from typing import Any
 
 import pandas as pd
 
+from brx.runs.comparison import passage
 from brx.runs.experiments import by_experiment, tried_rates
-from brx.runs.frames import RATE, STAGES, smoothed_loss
-from brx.runs.slowdown import iterations_to_target
+from brx.runs.frames import RATE, STAGES
+from brx.runs.slowdown import geometric_mean
 
 
 def loss_table(runs: pd.DataFrame, target: float) -> pd.DataFrame:
-    """A row per run: losses, speed, and the iterations until the smoothed training loss stays at or below `target`."""
-    reached = [iterations_to_target(smoothed_loss(run), target) for run in runs.index]
+    """A row per run: losses, speed, and the iterations to a training loss of `target`."""
+    reached = [passage(run, target) for run in runs.index]
     return pd.DataFrame(
         {
             "method": runs["method"],
@@ -126,7 +127,7 @@ def final_loss_text(seeds: pd.DataFrame) -> str:
 
 
 def rate_text(rate: float, *, at_edge: bool) -> str:
-    """A chosen learning rate; with a star when it is the lowest or highest of those tried."""
+    """A chosen learning rate; with a star when it is the lowest or highest of those tried, or the only one."""
     return f"{rate:g}{'*' if at_edge else ''}"
 
 
@@ -142,4 +143,4 @@ def seeds_text(slowdown: Mapping[str, Any]) -> str:
 
 
 def _iterations_text(iterations: list[float], *, is_censored: bool) -> str:
-    return f"{'> ' if is_censored else ''}{sum(iterations) / len(iterations):.0f}"
+    return f"{'> ' if is_censored else ''}{geometric_mean(iterations):.0f}"

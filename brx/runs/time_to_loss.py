@@ -18,9 +18,9 @@ from pydantic import BaseModel, ConfigDict
 from brx.config.loading import validate
 from brx.errors import UserError
 from brx.files import write_text
+from brx.runs.comparison import passage
 from brx.runs.experiments import by_experiment
-from brx.runs.frames import RATE, STAGES, smoothed_loss
-from brx.runs.slowdown import iterations_to_target
+from brx.runs.frames import RATE, STAGES
 
 LOSS_STEP = 0.02
 """Nats between the losses that are kept; between them, iterations are interpolated."""
@@ -140,8 +140,7 @@ def _by_method_and_delay(chosen: pd.DataFrame) -> list[pd.DataFrame]:
 
 
 def _experiment(seeds: pd.DataFrame, num_rates: int, losses: Sequence[float]) -> Experiment:
-    curves = [smoothed_loss(run) for run in seeds.index]
-    by_loss = [[iterations_to_target(curve, loss) for curve in curves] for loss in losses]
+    by_loss = [[passage(run, loss) for run in seeds.index] for loss in losses]
     first = seeds.iloc[0]
     return Experiment(
         method=first["variant"],

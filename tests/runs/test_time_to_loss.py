@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from brx.runs.comparison import passage
 from brx.runs.experiments import at_best_rates
-from brx.runs.frames import comparable, load, smoothed_loss
-from brx.runs.slowdown import iterations_to_target
-from brx.runs.time_to_loss import measure
+from brx.runs.frames import comparable, load
+from brx.runs.time_to_loss import LOSS_STEP, measure
 
 DEMO = Path(__file__).parents[2] / "results" / "demo"
 
@@ -28,7 +28,6 @@ def test_what_is_kept_is_what_the_runs_say():
         target = measured.lowest_loss(one)
         count, is_bound = measured.reached(one, target)
         assert not is_bound
-        assert count == pytest.approx(iterations_to_target(smoothed_loss(run), target), abs=0.06)
-        between = target + 0.01
-        expected = iterations_to_target(smoothed_loss(run), between)
-        assert measured.reached(one, between)[0] == pytest.approx(expected, rel=0.05)
+        assert count == pytest.approx(passage(run, target), abs=0.06)
+        earlier = passage(run, target + LOSS_STEP)
+        assert earlier <= measured.reached(one, target + LOSS_STEP / 2)[0] <= count

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_1samp
 
-from brx.runs.iteration_ratio import Reached, common_target, iteration_ratio, iterations_to_target
+from brx.runs.slowdown import Reached, iteration_ratio, iterations_to_target, last_quarter_loss
 
 
 def power_law(iterations, stretch=1.0):
@@ -63,11 +63,11 @@ def test_a_dip_or_a_spike_is_no_passage():
     assert iterations_to_target(iterations, losses, 2.5) == 200.5
 
 
-def test_common_target_is_of_the_last_quarter_of_the_slowest_run():
-    fast, slow = np.linspace(3.0, 1.0, 401)[1:], np.linspace(4.0, 2.0, 401)[1:]
+def test_last_quarter_is_passed_an_eighth_before_the_end():
+    losses = np.linspace(4.0, 2.0, 401)[1:]
     # The last 100 of 400 steps of 0.005, in the mean 49.5 steps before the last.
-    assert common_target([slow]) == pytest.approx(2.0 + 49.5 * 0.005)
-    assert common_target([fast, slow]) == common_target([slow])
+    assert last_quarter_loss(losses) == pytest.approx(2.0 + 49.5 * 0.005)
+    assert iterations_to_target(np.arange(1.0, 401.0), losses, last_quarter_loss(losses)) == 350.5
 
 
 def test_interval_is_students_of_the_mean_log_ratio():
@@ -124,7 +124,7 @@ def test_estimates_of_noisy_stretches_are_unbiased_and_their_intervals_cover():
             np.interp(iterations * np.exp(factor), iterations, curves[stretch]) + 0.2 * rng.standard_normal((3, 1000))
             for stretch, factor in zip((2.0, 1.0), factors, strict=True)
         )
-        target = common_target([*slow, *fast])
+        target = max(map(last_quarter_loss, [*slow, *fast]))
         sides = [
             {seed: Reached(iterations_to_target(iterations, losses, target), True) for seed, losses in enumerate(side)}
             for side in (slow, fast)
