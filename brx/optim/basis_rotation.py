@@ -51,6 +51,9 @@ Until then the basis is the identity (the step is Adam's) while the covariance g
 gradient makes that gradient diagonal: off the diagonal there is only rounding noise, which Adam scales to full steps.
 """
 
+ASYNCHRONOUS = ("cuda",)
+"""Devices on which a step waits for nothing: whether its gradients are finite is found out, and acted upon, there."""
+
 
 class BasisRotation(Optimizer):
     """Adam that takes its steps in an estimate of the Hessian's eigenbasis (algorithm 1).
@@ -356,9 +359,10 @@ class BasisRotation(Optimizer):
             gradients = [local(member.gradient) for member in alike if member.gradient is not None]
             norms.setdefault(device, []).extend(torch._foreach_norm(gradients, dtype=dtype))
         bad = {device: ~torch.stack(of_device).isfinite().all() for device, of_device in norms.items()}
-        for mesh in {member.parameter.device_mesh for member in members if is_sharded(member.parameter)}:  # type: ignore[attr-defined]
+        sharded: list[Any] = [member.parameter for member in members if is_sharded(member.parameter)]
+        for mesh in dict.fromkeys(parameter.device_mesh for parameter in sharded):  # in the same order on all ranks
             self._sharding.agree(mesh, bad)
-        can_wait = len(bad) == 1 and next(iter(bad)).type == "cuda"
+        can_wait = len(bad) == 1 and next(iter(bad)).type in ASYNCHRONOUS
         if can_wait and not any(member.is_rotated and _refresh(member) in ("first", "next") for member in members):
             for device, flag in bad.items():
                 self._num_bad[device] = self._num_bad.get(device, 0) + flag

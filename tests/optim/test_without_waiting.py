@@ -1,0 +1,94 @@
+"""Ordinary steps on a GPU: the host waits for nothing, and a bad gradient changes nothing; tried out on the CPU."""
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+
+from brx.optim import BasisRotation
+
+SHAPES = [(8, 8), (8, 8), (16, 8), (2, 4, 4), (8,), (12, 4)]
+
+
+@pytest.fixture(autouse=True)
+def cpu_as_gpu(monkeypatch):
+    monkeypatch.setattr("brx.optim.basis_rotation.ASYNCHRONOUS", ("cpu",))
+
+
+def make(**options):
+    generator = torch.Generator().manual_seed(0)
+    parameters = [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in SHAPES]
+    groups = [{"params": parameters[:4]}, {"params": parameters[4:], "rotate": False}]
+    return parameters, BasisRotation(groups, lr=0.01, weight_decay=0.1, frequency=20, **options)
+
+
+def give_gradients(parameters, time):
+    for k, parameter in enumerate(parameters):
+        parameter.grad = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(100 * time + k))
+
+
+@pytest.mark.parametrize("covariance", ["refresh", "step"])
+@pytest.mark.parametrize("place", [0, 3, 4])
+def test_bad_gradient_in_an_ordinary_step_changes_nothing(place, covariance):
+    (parameters, optimizer), (twins, undisturbed) = make(covariance=covariance), make(covariance=covariance)
+    for time in range(1, 31):
+        give_gradients(parameters, time)
+        if time in (23, 26):
+            parameters[place].grad.view(-1)[1] = float("nan") if time == 23 else float("inf")
+        else:
+            give_gradients(twins, time)
+            undisturbed.step()
+        optimizer.step()
+    for parameter, twin in zip(parameters, twins, strict=True):
+        assert torch.equal(parameter, twin)
+        for name, value in undisturbed.state[twin].items():
+            assert torch.equal(optimizer.state[parameter][name], value), name
+
+
+def test_next_refresh_tells_and_training_can_go_on():
+    parameters, optimizer = make()
+
+    def train_with_two_bad_gradients():
+        for time in range(1, 50):
+            give_gradients(parameters, time)
+            if time in (23, 26):
+                parameters[1].grad[0, 0] = float("nan")
+            optimizer.step()
+
+    with pytest.raises(ValueError, match="2 of the last updates met gradients with NaN"):
+        train_with_two_bad_gradients()
+    num_updates = int(optimizer.state[parameters[0]]["step"])
+    assert 26 - 2 <= num_updates < 49 - 2
+    for time in range(50, 55):
+        give_gradients(parameters, time)
+        optimizer.step()
+    assert int(optimizer.state[parameters[0]]["step"]) == num_updates + 5
+
+
+def test_bad_gradient_at_a_refresh_is_named_at_once():
+    parameters, optimizer = make()
+    for time in range(1, 21):
+        give_gradients(parameters, time)
+        if time == 20:
+            parameters[2].grad[0, 0] = float("nan")
+            with pytest.raises(ValueError, match="parameter 2 of group 0"):
+                optimizer.step()
+        else:
+            optimizer.step()
+
+
+@pytest.mark.parametrize("covariance", ["refresh", "step"])
+def test_ordinary_step_asks_the_device_for_no_number(covariance):
+    # Fake tensors have no values: whoever asks for one gets an exception.
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        parameters = [torch.nn.Parameter(torch.empty(shape)) for shape in SHAPES]
+        groups = [{"params": parameters[:4]}, {"params": parameters[4:], "rotate": False}]
+        optimizer = BasisRotation(groups, covariance=covariance, frequency=20)
+        for parameter in parameters:
+            parameter.grad = torch.empty_like(parameter)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("brx.optim.basis_rotation.ASYNCHRONOUS", ())
+            with pytest.raises(DataDependentOutputException):  # a step that waits for the answer
+                optimizer.step()
+        for member in optimizer._layout.members.values():
+            member.num_updates = 30
+        optimizer.step()
