@@ -44,6 +44,8 @@ reproduce-figures: setup  ## draw every figure and table from the results at han
 	$(BIN)/brx plot all --scale $(SCALE) --runs $(RESULTS)
 	$(BIN)/brx tables all --scale $(SCALE) --runs $(RESULTS) --out results/tables/$(SCALE)
 	$(BIN)/brx slowdown $(RESULTS) --all-targets figures/$(SCALE)/slowdown-all-targets
+	$(BIN)/brx verdict $(RESULTS) --stages 32 --micro-batches 8 --save results/tables/$(SCALE)/time-to-loss.json \
+		--figure figures/$(SCALE)/verdict
 
 setup: .venv/ready
 

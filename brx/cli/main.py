@@ -45,6 +45,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "draw what delay does to Adam on a quadratic or in a spiral valley, aligned with the axes or not",
     ),
     "methods": (UNDERSTAND, "list the methods: equation, source, defaults, which optimizer gets which parameters"),
+    "verdict": (PLAN, "synchronous or asynchronous: time to a loss for P stages and M micro-batches per update"),
     "schedule": (PLAN, "show who computes what when, synchronously and asynchronously, with idle times and delays"),
     "plan": (PLAN, "say what a run needs: memory of every device, multiplications, time"),
     "memory": (

@@ -13,6 +13,8 @@ EXAMPLES = """\
   brx toy quadratic                                     AdaSGD and Adam on an aligned and a misaligned quadratic
   brx toy spiral                                        the spiral as the paper states it
   brx toy spiral configs/toy/spiral-small-steps.yaml    with steps small enough to get all the way
+  brx toy sweep                                         slowdown over angle and delay, beside the (1,1)-norm
+  brx toy sweep configs/toy/sweep-small-steps.yaml      with smaller steps, where momentum is at home
 
 The figure is figures/toy-NAME, its numbers are results/toy/NAME.json, where NAME is the configuration's.
 """
@@ -23,8 +25,8 @@ app = Application()
 @app.command(cls=Command, epilog=EXAMPLES)
 def toy(
     landscape: Annotated[
-        Literal["quadratic", "spiral"],
-        typer.Argument(metavar="LANDSCAPE", help="quadratic or spiral", show_default=False),
+        Literal["quadratic", "spiral", "sweep"],
+        typer.Argument(metavar="LANDSCAPE", help="quadratic, spiral or sweep", show_default=False),
     ],
     config: Annotated[
         Path | None, typer.Argument(metavar="CONFIG", help="set-up (default: configs/toy/LANDSCAPE.yaml)")

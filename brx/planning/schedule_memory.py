@@ -1,11 +1,15 @@
-"""Memory of the busiest device under each schedule, from the plan of the asynchronous pipeline."""
+"""What a model makes of the schedules: memory of the busiest device, from the plan of the asynchronous pipeline, and
+the time of a transfer."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from brx.config.schema import RunConfig
 from brx.errors import UserError
+from brx.model.sizes import stage_forward_flops
+from brx.model.stage import partition
 from brx.pipeline.delay import pipeline_delays
 from brx.planning.idle import SYNCHRONOUS, synchronous_idle
 from brx.planning.plan import RankMemory, plan_memory, planned_device_type
@@ -49,6 +53,34 @@ def memory_by_schedule(config: RunConfig, num_stages: int, num_micro_batches: in
         if idle is not None:
             peaks[name] = max(_synchronous(rank, num_stages, idle.in_flight[rank.rank]) for rank in ranks)
     return peaks
+
+
+def transfer_time(
+    config: RunConfig, num_stages: int, num_micro_batches: int, *, bandwidth: float, throughput: float
+) -> float:
+    """Time of a micro-batch's activations from one device to the next, in units of its forward pass on one device.
+
+    Args:
+        config: the run; `training.batch_size` is the number of examples per update.
+        num_stages: P.
+        num_micro_batches: M.
+        bandwidth: bytes per second between neighbours.
+        throughput: FLOP/s of a device.
+    """
+    config = micro_batch_config(config, num_stages, num_micro_batches)
+    model, batch = config.model, config.training.batch_size
+    element = 2 if config.runtime.precision == "bf16" else 4
+    size = element * batch * model.sequence_length * model.width
+    middle = partition(model.blocks, num_stages)[num_stages // 2]
+    forward = stage_forward_flops(model, config.data.vocabulary_size, middle, batch)
+    return (size / bandwidth) / (forward / throughput)
+
+
+def too_large(memory: Mapping[str, float], device_memory: float | None) -> tuple[str, ...]:
+    """The schedules whose busiest device needs more than there is."""
+    if device_memory is None:
+        return ()
+    return tuple(schedule for schedule, needed in memory.items() if needed > device_memory)
 
 
 def _asynchronous(rank: RankMemory, num_stages: int, num_micro_batches: int) -> float:

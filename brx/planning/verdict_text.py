@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+import pandas as pd
+
 from brx.planning.verdict import ASYNCHRONOUS, Option, Verdict
+from brx.runs.formats import format_table
 from brx.runs.time_to_loss import Measurements
 
 MOST_METHODS = 8
@@ -13,7 +16,23 @@ MOST_METHODS = 8
 
 GB = 1e9
 
-Rows = tuple[list[str], list[list[str]]]
+
+def report(verdict: Verdict, measurements: Measurements, memory: Mapping[str, float]) -> str:
+    """All of it.
+
+    Args:
+        verdict: the answer.
+        measurements: what it is from.
+        memory: bytes of the busiest device by schedule, if a model was given.
+    """
+    parts = [headline(verdict, measurements)]
+    if verdict.synchronous:
+        parts.append(format_table(synchronous_table(verdict, memory), "table"))
+    if verdict.asynchronous:
+        parts.append(format_table(asynchronous_table(verdict, memory), "table"))
+    if verdict.question.excluded:
+        parts.append(f"Left out, for want of memory: {', '.join(verdict.question.excluded)}.")
+    return "\n".join([*parts, sentence(verdict), *unmeasured_lines(verdict), *assumption_lines(verdict)])
 
 
 def headline(verdict: Verdict, measurements: Measurements) -> str:
@@ -26,7 +45,7 @@ def headline(verdict: Verdict, measurements: Measurements) -> str:
     )
 
 
-def synchronous_rows(verdict: Verdict, memory: Mapping[str, float]) -> Rows:
+def synchronous_table(verdict: Verdict, memory: Mapping[str, float]) -> pd.DataFrame:
     """A row per schedule, each with the method that is fastest without delay."""
     columns = ["synchronous schedule", "idle", "break-even 1/(1-idle)", "best method", "iterations", "time"]
     best: dict[str, Option] = {}
@@ -46,7 +65,7 @@ def synchronous_rows(verdict: Verdict, memory: Mapping[str, float]) -> Rows:
     return _with_memory(columns, rows, [memory.get(schedule) for schedule in best])
 
 
-def asynchronous_rows(verdict: Verdict, memory: Mapping[str, float]) -> Rows:
+def asynchronous_table(verdict: Verdict, memory: Mapping[str, float]) -> pd.DataFrame:
     """A row per method under this delay, fastest first; slowdown and break-even against the best synchronous option."""
     columns = ["asynchronous method", "slowdown", "its break-even", "iterations", "time", "measured at delays"]
     options = verdict.asynchronous[:MOST_METHODS]
@@ -102,13 +121,12 @@ def unmeasured_lines(verdict: Verdict) -> list[str]:
     return [f"No run measures these at delays up to {delay:.3g} updates; runs of them with {stages} would:", *lines]
 
 
-def assumption_lines(verdict: Verdict, transfers: str) -> list[str]:
-    """What the answer rests on.
-
-    Args:
-        verdict: the answer.
-        transfers: what is assumed of them.
-    """
+def assumption_lines(verdict: Verdict) -> list[str]:
+    """What the answer rests on."""
+    transfer = verdict.question.transfer_time
+    transfers = (
+        f"transfers of {transfer:.2g} forward passes, beside the computation" if transfer else "transfers take no time"
+    )
     few = sorted({option.method for option in verdict.asynchronous[:MOST_METHODS] if option.iterations.num_rates == 1})
     lines = [
         "Time is in units of the forward and backward passes of an update. Assumed: equal examples per update, equal"
@@ -140,9 +158,9 @@ def _evidence(option: Option) -> str:
     return " to ".join(f"{delay:g}" for delay in option.iterations.delays)
 
 
-def _with_memory(columns: list[str], rows: list[list[str]], memory: list[float | None]) -> Rows:
+def _with_memory(columns: list[str], rows: list[list[str]], memory: list[float | None]) -> pd.DataFrame:
     """A column more where the memory is known."""
-    if not any(memory):
-        return columns, rows
-    cells = ["" if one is None else f"{one / GB:.2f}" for one in memory]
-    return [*columns, "GB of the busiest device"], [[*row, cell] for row, cell in zip(rows, cells, strict=True)]
+    table = pd.DataFrame(rows, columns=columns)
+    if any(memory):
+        table["GB of the busiest device"] = ["" if one is None else f"{one / GB:.2f}" for one in memory]
+    return table

@@ -12,7 +12,9 @@ from matplotlib.axes import Axes
 from matplotlib.colors import TwoSlopeNorm
 
 from brx.planning.verdict import Verdict
+from brx.planning.verdict_text import assumption_lines
 from brx.plot.style import figure, look_of, save
+from brx.runs.time_to_loss import Measurements
 
 STRONGEST = 2.0
 """log2 of the ratio of times at which the colour is full."""
@@ -27,13 +29,13 @@ SCHEDULE_STYLES: dict[str, Any] = {
 """Lines of the schedules; GPipe waits as long as 1F1B."""
 
 
-def draw_verdict(verdicts: Sequence[Verdict], path: Path, caption: str) -> list[Path]:
+def draw_verdict(verdicts: Sequence[Verdict], path: Path, measurements: Measurements) -> list[Path]:
     """Left: times against each other, P by M; right: at the largest P, measured slowdowns and the break-even.
 
     Args:
         verdicts: of the same loss, for every pair of some P and some M.
         path: of the figure, without suffix.
-        caption: what is assumed and where the numbers are from.
+        measurements: what they are from.
 
     Returns:
         The files written.
@@ -43,7 +45,7 @@ def draw_verdict(verdicts: Sequence[Verdict], path: Path, caption: str) -> list[
         grid, curves = panels.subplots(1, 2)
         _draw_grid(grid, verdicts, stages)
         _draw_break_even(curves, [verdict for verdict in verdicts if verdict.question.num_stages == stages[-1]])
-        return save(panels, path, caption)
+        return save(panels, path, _caption(verdicts[0], measurements))
 
 
 def _draw_grid(axes: Axes, verdicts: Sequence[Verdict], stages: Sequence[int]) -> None:
@@ -100,3 +102,14 @@ def _break_even_factor(verdict: Verdict, schedule: str) -> float:
     """1 / (1 - idle share); NaN where the schedule is no option."""
     shares = [option.idle_share for option in verdict.synchronous if option.schedule == schedule]
     return 1.0 / (1.0 - shares[0]) if shares else math.nan
+
+
+def _caption(verdict: Verdict, measurements: Measurements) -> str:
+    lines = [
+        f"Time to a training loss of {verdict.question.loss:g} nats: the best synchronous schedule and method over the"
+        " best asynchronous method, whose iterations were measured at (or between) the same delays in updates,"
+        " (P - 1) / M. <: the asynchronous run had not reached the loss.",
+        f"Runs: {measurements.source} ({measurements.model}).",
+        *assumption_lines(verdict)[:1],
+    ]
+    return "\n".join(lines)

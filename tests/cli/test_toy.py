@@ -47,6 +47,8 @@ def test_spiral(tmp_path, capsys):
         ("quadratic", {"start": [0.0, 0.0]}, "start: has a loss of 0"),
         ("spiral", {"delay": 0}, "delay: input should be greater than or equal to 1, got 0"),
         ("spiral", {"end_radius": 10.0}, "end_radius must be less than start_radius (10.0), got 10.0"),
+        ("sweep", {"delays": "[0]"}, "delays.0: input should be greater than or equal to 1, got 0"),
+        ("sweep", {"distance": 1.0}, "distance: starts have losses from 0.5; must be above the target, 15"),
         ("spiral", {"most_updates": 5}, "most_updates: must be at least 20"),
     ],
 )
@@ -62,3 +64,13 @@ def test_mistakes_exit_2_with_one_line(landscape, changes, expected, tmp_path, c
 def test_missing_configuration(tmp_path, capsys):
     assert main(["toy", "spiral", str(tmp_path / "none.yaml")]) == 2
     assert "none.yaml: cannot be read" in capsys.readouterr().err
+
+
+def test_sweep(tmp_path, capsys):
+    changes = {"starts": 5, "angles_degrees": "[0, 30, 45]", "delays": "[1, 2]", "most_updates": 200}
+    config = write(tmp_path / "mine.yaml", "sweep", **changes)
+    where = ["--out", str(tmp_path / "figure"), "--json", str(tmp_path / "numbers.json")]
+    assert main(["toy", "sweep", config, *where]) == 0
+    assert "Spearman's correlation of slowdown and (1,1)-norm over the angles" in capsys.readouterr().out
+    assert (tmp_path / "figure.png").stat().st_size > 0
+    assert len(json.loads((tmp_path / "numbers.json").read_text())["sweeps"]) == 4

@@ -7,7 +7,8 @@ import pytest
 from brx.runs.comparison import passage
 from brx.runs.experiments import at_best_rates
 from brx.runs.frames import comparable, load
-from brx.runs.time_to_loss import LOSS_STEP, measure
+from brx.runs.measuring import measure
+from brx.runs.time_to_loss import LOSS_STEP
 
 DEMO = Path(__file__).parents[2] / "results" / "demo"
 

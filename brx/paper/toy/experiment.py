@@ -10,11 +10,14 @@ from brx.files import write_json
 from brx.paper.toy.figures import draw_quadratic, draw_spiral
 from brx.paper.toy.quadratic import QuadraticConfig, run_quadratic
 from brx.paper.toy.spiral import SpiralConfig, run_spiral
+from brx.paper.toy.sweep import SweepConfig, run_sweep
+from brx.paper.toy.sweep_figure import draw_sweep
+
+Landscape = Literal["quadratic", "spiral", "sweep"]
+"""`sweep`: the quadratic over angle and delay."""
 
 
-def run_toy(
-    landscape: Literal["quadratic", "spiral"], config: Path, figure: Path, numbers: Path
-) -> tuple[str, list[Path]]:
+def run_toy(landscape: Landscape, config: Path, figure: Path, numbers: Path) -> tuple[str, list[Path]]:
     """Run the descents of one landscape, draw them, and keep their numbers.
 
     Args:
@@ -29,6 +32,9 @@ def run_toy(
     if landscape == "quadratic":
         quadratic = run_quadratic(load_yaml_as(config, QuadraticConfig))
         content, drawn = quadratic.numbers(), draw_quadratic(quadratic, figure)
+    elif landscape == "sweep":
+        sweep = run_sweep(load_yaml_as(config, SweepConfig))
+        content, drawn = sweep.numbers(), draw_sweep(sweep, figure)
     else:
         spiral = run_spiral(load_yaml_as(config, SpiralConfig))
         content, drawn = spiral.numbers(), draw_spiral(spiral, figure)

@@ -1,0 +1,126 @@
+"""`brx verdict`: synchronous or asynchronous, for P stages and M micro-batches per update."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from brx.cli.options import FigurePath, Overrides, complete_config
+from brx.cli.usage import Application, Command
+from brx.errors import UserError
+
+EXAMPLES = """\
+  brx verdict --stages 32 --micro-batches 8                         from the committed runs
+  brx verdict runs/mine --stages 8 --micro-batches 4 --loss 2.5     from your own
+  brx verdict --stages 8 --micro-batches 8 --cost basis-rotation=0.03      its update takes 3 % of your iteration
+  brx verdict --stages 8 --micro-batches 8 --config paper-1b --device-memory 24GB --bandwidth 25GB --throughput A100
+  brx verdict --stages 32 --micro-batches 8 --figure figures/verdict       over P and M
+"""
+GRID_STAGES, GRID_MICRO_BATCHES = (2, 4, 8, 16, 32), (1, 2, 4, 8, 16, 32)
+MODEL = "Your model, for memory and transfers"
+
+app = Application()
+
+
+@app.command(cls=Command, epilog=EXAMPLES)
+def verdict(
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="RUNS", help="folders of runs, or a file that --save wrote (default: the committed)"),
+    ] = None,
+    *,
+    stages: Annotated[int, typer.Option(metavar="P", help="stages, a device each", show_default=False)],
+    micro_batches: Annotated[int, typer.Option(metavar="M", help="per update", show_default=False)],
+    loss: Annotated[
+        float | None,
+        typer.Option(metavar="NATS", help="training loss to reach (default: the lowest under the longest delay)"),
+    ] = None,
+    cost: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="METHOD=SHARE...", help="of an iteration, for a method's update (default: as in the runs)"
+        ),
+    ] = None,
+    config: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CONFIG",
+            help="a YAML file or a preset's name; its batch size is that of an update",
+            autocompletion=complete_config,
+            rich_help_panel=MODEL,
+        ),
+    ] = None,
+    overrides: Overrides,
+    device_memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="leave out schedules that need more, for example 24GB", rich_help_panel=MODEL
+        ),
+    ] = None,
+    bandwidth: Annotated[
+        str | None,
+        typer.Option(metavar="BYTES", help="per second between neighbours, for example 25GB", rich_help_panel=MODEL),
+    ] = None,
+    throughput: Annotated[
+        str | None,
+        typer.Option(metavar="FLOPS", help="of a device: 120T, or a device's name", rich_help_panel=MODEL),
+    ] = None,
+    figure: FigurePath = None,
+    save: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="keep what the runs say, to be asked again at once")
+    ] = None,
+) -> None:
+    """Print the schedules, the methods, and who is faster."""
+    from brx.planning.verdict import Question, answer, default_loss, grid
+    from brx.planning.verdict_inputs import parse_costs, read_measurements
+    from brx.planning.verdict_text import report
+
+    if stages < 2 or micro_batches < 1:
+        raise UserError("--stages must be at least 2 and --micro-batches at least 1")
+    if config is None and (overrides or device_memory or bandwidth or throughput):
+        raise UserError(
+            "--set, --device-memory, --bandwidth and --throughput: need a --config, whose sizes they are about"
+        )
+    if (bandwidth is None) != (throughput is None):
+        raise UserError("--bandwidth and --throughput: give both, since transfers are compared with passes")
+    measurements = read_measurements(runs or [])
+    memory: dict[str, float] = {}
+    excluded: tuple[str, ...] = ()
+    transfer = 0.0
+    if config is not None:
+        from brx.config.loading import load_config
+        from brx.config.quantities import parse_bytes
+        from brx.planning.prospects import parse_throughput  # loads torch
+        from brx.planning.schedule_memory import memory_by_schedule, too_large, transfer_time
+
+        run_config = load_config(config, overrides)
+        memory = memory_by_schedule(run_config, stages, micro_batches)
+        excluded = too_large(memory, None if device_memory is None else parse_bytes(device_memory, "--device-memory"))
+        if bandwidth is not None and throughput is not None:
+            transfer = transfer_time(
+                run_config,
+                stages,
+                micro_batches,
+                bandwidth=parse_bytes(bandwidth, "--bandwidth"),
+                throughput=parse_throughput(throughput, run_config.runtime.precision),
+            )
+    question = Question(
+        loss=default_loss(measurements) if loss is None else loss,
+        num_stages=stages,
+        num_micro_batches=micro_batches,
+        transfer_time=transfer,
+        costs=parse_costs(cost or [], measurements),
+        excluded=excluded,
+    )
+    print(report(answer(measurements, question), measurements, memory))
+    if save is not None:
+        measurements.write(save)
+        print(save)
+    if figure is not None:
+        from brx.plot.verdict import draw_verdict  # loads matplotlib
+
+        verdicts = list(grid(measurements, question, GRID_STAGES, GRID_MICRO_BATCHES))
+        for path in draw_verdict(verdicts, figure, measurements):
+            print(path)

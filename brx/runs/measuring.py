@@ -1,0 +1,64 @@
+"""From runs to what they say about delay (`brx.runs.time_to_loss`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+
+from brx.runs.comparison import passage
+from brx.runs.experiments import by_experiment
+from brx.runs.frames import RATE, STAGES
+from brx.runs.time_to_loss import HIGHEST_LOSS, LOSS_STEP, Experiment, Measurements
+
+
+def measure(chosen: pd.DataFrame, num_rates: Mapping[str, int], source: str) -> Measurements:
+    """What comparable runs say about delay.
+
+    Args:
+        chosen: rows of `at_best_rates`, of one of the sets of `comparable`.
+        num_rates: learning rates tried, by experiment.
+        source: where the runs are.
+    """
+    first = chosen.iloc[0]
+    steps = range(round(HIGHEST_LOSS / LOSS_STEP), math.floor(chosen["train_loss"].min() / LOSS_STEP), -1)
+    losses = [round(step * LOSS_STEP, 4) for step in steps]
+    return Measurements(
+        source=source,
+        model=first["architecture"],
+        last_iteration=int(first["last_iteration"]),
+        losses=losses,
+        experiments=[
+            _experiment(seeds, num_rates[seeds["experiment"].iloc[0]], losses) for seeds in _by_method_and_delay(chosen)
+        ],
+    )
+
+
+def largest_delay(run: pd.Series) -> float:
+    """Of a run's stages, in updates."""
+    return float(run[STAGES] - 1)
+
+
+def _by_method_and_delay(chosen: pd.DataFrame) -> list[pd.DataFrame]:
+    """One experiment each: of several (with other moments or decays), that with the lowest final loss."""
+    best: dict[tuple[str, float], pd.DataFrame] = {}
+    for seeds in by_experiment(chosen):
+        key = (seeds["variant"].iloc[0], largest_delay(seeds.iloc[0]))
+        if key not in best or seeds["train_loss"].mean() < best[key]["train_loss"].mean():
+            best[key] = seeds
+    return [best[key] for key in sorted(best)]
+
+
+def _experiment(seeds: pd.DataFrame, num_rates: int, losses: Sequence[float]) -> Experiment:
+    by_loss = [[passage(run, loss) for run in seeds.index] for loss in losses]
+    first = seeds.iloc[0]
+    return Experiment(
+        method=first["variant"],
+        delay=largest_delay(first),
+        lr=first[RATE],
+        num_rates=num_rates,
+        seconds=float(np.round(seeds["seconds_per_iteration"].min(), 6)),
+        iterations=[[None if one is None else round(one, 1) for one in row] for row in by_loss],
+    )

@@ -1,0 +1,78 @@
+"""`brx verdict` through the command: from the committed runs, from a user's own, and mistakes."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from brx.cli.main import main
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_committed_runs_answer(capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert main(["verdict", "--stages", "32", "--micro-batches", "8"]) == 0
+    text = capsys.readouterr().out
+    assert "zero-bubble H1" in text
+    assert "wins: " in text
+    assert "No run measures these at delays up to 3.88 updates" in text
+
+
+def test_the_answer_needs_neither_torch_nor_scipy():
+    program = (
+        "import sys; from brx.cli.main import main; main(['verdict', '--stages', '8', '--micro-batches', '8']);"
+        "sys.exit(bool({'torch', 'scipy', 'matplotlib'} & set(sys.modules)))"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+
+
+def test_own_runs_are_kept_drawn_and_asked_again(capsys, tmp_path):
+    kept = str(tmp_path / "kept.json")
+    arguments = ["--stages", "8", "--micro-batches", "2"]
+    figure = str(tmp_path / "figure")
+    assert main(["verdict", str(ROOT / "results" / "demo"), *arguments, "--save", kept, "--figure", figure]) == 0
+    first = capsys.readouterr().out
+    assert (tmp_path / "figure.png").stat().st_size > 0
+    assert main(["verdict", kept, *arguments, "--cost", "basis-rotation=0.5"]) == 0
+    again = capsys.readouterr().out
+    assert again.splitlines()[0] == first.splitlines()[0]
+    assert "basis-rotation 50%" in again
+
+
+def test_a_model_gives_memory_and_transfers(capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    model = ["--config", "paper-95m", "--device-memory", "0.8GB", "--bandwidth", "1GB", "--throughput", "100T"]
+    assert main(["verdict", "--stages", "8", "--micro-batches", "8", *model]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "Left out, for want of memory: asynchronous, GPipe," in text
+    assert "transfers of " in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--stages", "1", "--micro-batches", "8"], "--stages must be at least 2"),
+        (["--stages", "8", "--micro-batches", "0"], "--micro-batches at least 1"),
+        (["--stages", "8", "--micro-batches", "8", "--loss", "9"], "--loss 9: above 4"),
+        (["--stages", "8", "--micro-batches", "8", "--cost", "adam=0.1"], "--cost adam=0.1: write METHOD=SHARE"),
+        (["--stages", "8", "--micro-batches", "8", "--cost", "muon=much"], "--cost muon=much: the share"),
+        (["--stages", "8", "--micro-batches", "8", "--device-memory", "8GB"], "need a --config"),
+        (["--stages", "8", "--micro-batches", "8", "--config", "quick", "--bandwidth", "8GB"], "give both"),
+        (["--stages", "8", "--micro-batches", "3", "--config", "quick"], "training.batch_size"),
+        (["nowhere.json", "--stages", "8", "--micro-batches", "8"], "nowhere.json: not readable"),
+    ],
+)
+def test_mistakes_are_one_line(arguments, message, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert main(["verdict", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_elsewhere_it_asks_for_runs(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["verdict", "--stages", "8", "--micro-batches", "8"]) == 2
+    assert "RUNS: needed" in capsys.readouterr().err
