@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
 
 from brx.cli.options import FigurePath, RunFolders
-from brx.cli.usage import Application, Command
+from brx.cli.usage import Application, Command, print_note
 from brx.errors import UserError
 
 EXAMPLES = """\
@@ -43,7 +42,7 @@ def effective_delay(
     if not measured:
         raise UserError(f"{runs[0]}: has no measured norms; run `brx hessian-norm {runs[0]}` first")
     for line in differences(loaded):
-        print(f"brx: note: {line}", file=sys.stderr)
+        print_note(line)
     counts = stages or delays.usual_stages([result for _, result in measured])
     curves = [(result, [delays.effective_delay(result, count) for count in counts]) for _, result in measured]
     points = delays.slowdown_points(loaded) if len(loaded) > 1 else []

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from brx.cli.options import Format, RunsOrFolders
-from brx.cli.usage import Application, Command
+from brx.cli.usage import Application, Command, print_note
 from brx.errors import UserError
 
 EXAMPLES = """\
@@ -69,7 +69,7 @@ def slowdown(
     )
     slowdowns, reductions = comparison.slowdowns, comparison.reductions
     for note in [*notes(all_runs, chosen), *comparison.notes]:
-        print(f"brx: note: {note}", file=sys.stderr)
+        print_note(note)
     if slowdowns.empty:
         same = " at the same learning rate" if same_rate else ""
         raise UserError(

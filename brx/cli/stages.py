@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from brx.cli.options import Format
-from brx.cli.usage import Application, Command
+from brx.cli.usage import Application, Command, print_note
 from brx.errors import UserError
 
 EXAMPLES = """\
@@ -67,9 +66,6 @@ def stages(
     table = stage_count_table(models, DEVICES_GB if memory is None else memory, sequence_length, batch_size)
     print(format_table(table, format))
     if table.map(lambda cell: cell.startswith(">=")).any(axis=None):
-        print("brx: note: >=: the device does not hold a whole block, so that each needs at least two", file=sys.stderr)
+        print_note(">=: the device does not hold a whole block, so that each needs at least two")
     if models is LLAMAS and memory is None and (sequence_length, batch_size) == (4096, 1):
-        print(
-            "brx: note: for Llama 3.1 405B the paper prints >= 512 where its formula, P >= 2 L, gives >= 252",
-            file=sys.stderr,
-        )
+        print_note("for Llama 3.1 405B the paper prints >= 512 where its formula, P >= 2 L, gives >= 252")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
@@ -62,6 +63,11 @@ class Application(typer.Typer):
             rich_markup_mode=None,
             pretty_exceptions_enable=False,
         )
+
+
+def print_note(line: str) -> None:
+    """Something that the user should know, and that is not the result: on stderr."""
+    print(f"brx: note: {line}", file=sys.stderr)
 
 
 def usage_line(error: typer.TyperException) -> str:

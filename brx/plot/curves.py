@@ -14,7 +14,7 @@ from brx.runs.reading import SMOOTHING
 
 
 def draw_curves(runs: pd.DataFrame, path: Path, *, target: float | None = None) -> list[Path]:
-    """Training loss against iterations: smoothed lines over the raw losses; solid at P = 1, dashed with delay.
+    """Smoothed training loss against iterations; solid at P = 1, dashed with delay.
 
     Args:
         runs: what to draw, rows of `brx.runs.load`.
@@ -28,9 +28,6 @@ def draw_curves(runs: pd.DataFrame, path: Path, *, target: float | None = None) 
     labels = {path: f"{look_of(run['method']).label}, P = {run[STAGES]}" for path, run in runs.iterrows()}
     with figure(width=5.0, height=3.2) as made:
         axes = made.add_subplot()
-        for run, losses in by_run.items():
-            color = look_of(runs.at[run, "method"]).color
-            axes.plot(losses["iteration"], losses["train_loss"], color=color, alpha=0.12, linewidth=0.4)
         for run, losses in by_run.items():
             style: Any = {"color": look_of(runs.at[run, "method"]).color, "linestyle": line_style(runs.at[run, STAGES])}
             axes.plot(losses["iteration"], losses["smoothed"], label=labels[run], **style)
