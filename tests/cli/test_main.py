@@ -43,7 +43,7 @@ def test_help_groups_the_commands_and_leaves_none_out(capsys):
         (["train", "quick", "--set", "data.source=missing.txt"], "missing.txt: no such file"),
         (["config", "show", "quik"], "did you mean 'quick'"),
         (["data", "prepare", "--workers", "-1"], "--workers must be at least 0"),
-        (["plot", "curves", "nowhere"], "not a run's folder"),
+        (["plot", "curves", "nowhere"], "nowhere: no such folder"),
     ],
 )
 def test_mistakes_exit_2_with_one_line(arguments, expected, capsys, tmp_path, monkeypatch):
