@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import re
+import reprlib
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from brx.config.schema import RunConfig, method_tag
+from brx.config.yaml_text import parse_yaml
 from brx.errors import UserError
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -22,37 +23,6 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 PRESETS = _PACKAGE / "presets" if (_PACKAGE / "presets").is_dir() else _PACKAGE.parent / "configs"
 
 Model = TypeVar("Model", bound=BaseModel)
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML 1.2 numbers (PyYAML alone reads 3e-4 as a string), and no key twice."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        twice = next((key for key in keys if keys.count(key) > 1), None)
-        if twice is not None:
-            raise yaml.constructor.ConstructorError(None, None, f"key '{twice}' appears twice", node.start_mark)
-        return super().construct_mapping(node, deep)
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$"),
-    list("-+0123456789."),
-)
-# The float pattern above matches integers too, and resolvers are tried in order of registration:
-# PyYAML's own integer rule comes first, so 12 stays an int.
-
-
-def parse_yaml(text: str, where: str) -> Any:
-    """Parse YAML text; a syntax error becomes a UserError that starts with `where`."""
-    try:
-        return yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f" (line {mark.line + 1})" if mark else ""
-        problem = " ".join(str(getattr(error, "problem", error)).split())
-        raise UserError(f"{where}: not valid YAML: {problem}{line}") from None
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
@@ -87,7 +57,10 @@ def load_config(name: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
         UserError: the file is missing or wrong, or an override is; names the key and what would be right.
     """
     path = find_config(name)
-    return apply_overrides(read_mapping(path), overrides, str(path))
+    content = read_mapping(path)
+    if not content:  # a default run is a long one: it is asked for with {}, not by an emptied file
+        raise UserError(f"{path}: is empty; restore it, or name a preset ({', '.join(preset_names())})")
+    return apply_overrides(content, overrides, str(path))
 
 
 def find_config(name: str | Path) -> Path:
@@ -100,8 +73,13 @@ def find_config(name: str | Path) -> Path:
     preset = PRESETS / f"{name}.yaml"
     if preset.is_file():
         return preset
-    presets = sorted(file.stem for file in PRESETS.glob("*.yaml"))
+    presets = preset_names()
     raise UserError(f"{name}: no such file or preset{_nearest(str(name), presets)} (presets: {', '.join(presets)})")
+
+
+def preset_names() -> list[str]:
+    """The presets in `configs/`."""
+    return sorted(file.stem for file in PRESETS.glob("*.yaml"))
 
 
 def apply_overrides(content: Mapping[str, Any], overrides: Sequence[str], where: str) -> RunConfig:
@@ -197,7 +175,7 @@ def _explain(error: ErrorDetails, model: type[BaseModel], where: str, origins: M
         return f"{prefix}unknown method '{tag}'{_nearest(tag, known)} {choices}"
     message = error["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
-    shown = "" if error["type"] in ("missing", "value_error") else f", got {error['input']!r}"
+    shown = "" if error["type"] in ("missing", "value_error") else f", got {reprlib.repr(error['input'])}"
     return f"{prefix}{message}{shown}"
 
 

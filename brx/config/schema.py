@@ -17,7 +17,9 @@ VOCABULARY_SIZES = {"bytes": 256, "gpt2": 50257}
 class Section(BaseModel):
     """A part of the configuration: unknown keys and wrong types are errors, fields are read-only."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True, allow_inf_nan=False
+    )
 
 
 class MoEConfig(Section):
@@ -44,7 +46,7 @@ class MoEConfig(Section):
 class ModelConfig(Section):
     """A decoder-only Transformer in nanoGPT's shape; the vocabulary follows from `data.tokenizer`."""
 
-    blocks: int = Field(32, ge=1)
+    blocks: int = Field(32, ge=1, le=10_000)
     """Number of Transformer blocks."""
     width: int = Field(384, ge=1)
     """Embedding dimension d."""
@@ -108,7 +110,7 @@ class PipelineConfig(Section):
     """Recompute each block's activations in the backward pass instead of keeping them."""
     rings: Literal["device", "host"] = "device"
     """Where older weight versions are kept; `host`: in pinned memory, those in use are fetched ahead of time."""
-    timeout_s: float = Field(300.0, gt=0, allow_inf_nan=False)
+    timeout_s: float = Field(300.0, gt=0, le=1e6)
     """Seconds without an answer after which a device counts as lost."""
 
     @model_validator(mode="after")
@@ -125,7 +127,7 @@ class PipelineConfig(Section):
 class OptimizerSection(Section):
     """What all methods share (appendix "Experimental Details")."""
 
-    lr: float = Field(1e-3, gt=0, allow_inf_nan=False)
+    lr: float = Field(1e-3, gt=0)
     """Peak learning rate."""
     beta1: float = Field(0.9, ge=0, lt=1)
     """Decay of the first moment."""
@@ -133,7 +135,7 @@ class OptimizerSection(Section):
     """Decay of the second moment."""
     eps: float = Field(1e-8, gt=0)
     """Added to the root of the second moment."""
-    weight_decay: float = Field(0.01, ge=0, allow_inf_nan=False)
+    weight_decay: float = Field(0.01, ge=0)
     """Decoupled weight decay."""
 
 
@@ -224,7 +226,7 @@ class ScionConfig(Section):
 
     method: Literal["scion"]
     """The method's name."""
-    lr: float = Field(1e-3, gt=0, allow_inf_nan=False)
+    lr: float = Field(1e-3, gt=0)
     """Peak learning rate; the length of a step is this times the radius."""
     momentum: float = Field(0.1, gt=0, le=1)
     """Weight of the newest gradient in Scion's average."""
@@ -243,7 +245,7 @@ class CustomConfig(Section):
 
     method: str = Field(pattern=r"^([\w.]+|.+\.py):\w+$")
     """`FILE.py:NAME` or `package.module:NAME` of a brx.methods.method.Method or a torch.optim.Optimizer."""
-    lr: float = Field(1e-3, gt=0, allow_inf_nan=False)
+    lr: float = Field(1e-3, gt=0)
     """Peak learning rate."""
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of its constructor, other than params and lr."""
@@ -300,9 +302,9 @@ class TrainingConfig(Section):
     """Share of the iterations with a linearly rising learning rate."""
     final_lr_fraction: float = Field(0.1, ge=0, le=1)
     """The learning rate at the end of the cosine, relative to the peak."""
-    clip: float = Field(1.0, gt=0)
-    """Largest gradient norm of a stage; each stage is clipped by its own norm."""
-    seed: int = Field(0, ge=0)
+    clip: float = Field(1.0, gt=0, allow_inf_nan=True)
+    """Largest gradient norm of a stage; each stage is clipped by its own norm. `.inf` clips nothing."""
+    seed: int = Field(0, ge=0, lt=2**63)
     """Decides the initial weights and the order of the data, and nothing else does."""
     validation_every: int = Field(1000, ge=1)
     """Iterations between validations."""
@@ -338,7 +340,7 @@ class RuntimeConfig(Section):
     """Compile the Transformer block with torch.compile."""
     deterministic: bool = False
     """Use only deterministic kernels (on a GPU: slower)."""
-    threads: int | None = Field(None, ge=1)
+    threads: int | None = Field(None, ge=1, le=4096)
     """CPU threads of each process; null leaves torch's default, divided among the devices."""
 
 

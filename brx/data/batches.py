@@ -68,6 +68,21 @@ def windows(tokens: Tokens, starts: NDArray[np.int64], length: int) -> tuple[Ten
     return gathered[:, :-1].contiguous(), gathered[:, 1:].contiguous()
 
 
+def check_validation_examples(file: TokenFile, sequence_length: int, examples: int) -> None:
+    """Refuse more validation examples than the file has different windows.
+
+    Raises:
+        UserError: says how many there are.
+    """
+    check_length(file, sequence_length)
+    num_windows = file.num_tokens - sequence_length
+    if examples > num_windows:
+        raise UserError(
+            f"training.validation_examples: must be at most {num_windows:,}, the windows of model.sequence_length"
+            f" {sequence_length} in the {file.num_tokens:,} validation tokens, got {examples:,}"
+        )
+
+
 def check_length(file: TokenFile, sequence_length: int) -> None:
     """Refuse a file that is shorter than one window."""
     if file.num_tokens <= sequence_length:

@@ -78,6 +78,16 @@ def check_data(manifest: dict[str, Any], checkpoint: Path, fingerprint: str) -> 
         )
 
 
+def what_is_saved(run: Path, iteration: int) -> str:
+    """What there is to continue from when a run is cut off at an iteration, in words."""
+    checkpoints = list_checkpoints(run)
+    if not checkpoints:
+        return f"cut off at iteration {iteration}; there is no checkpoint"
+    newest = iteration_of(checkpoints[-1])
+    lost = f"there is none of iteration {iteration}, " if newest < iteration else ""
+    return f"cut off at iteration {iteration}; {lost}the newest checkpoint is that of iteration {newest}"
+
+
 def _check_origin(manifest: dict[str, Any], checkpoint: Path, config: RunConfig) -> None:
     check_trajectory_version(manifest, checkpoint)
     difference = first_difference(manifest["settings"], trajectory_of(config), ignore_new=True)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from brx.config.schema import RunConfig
-from brx.data.batches import validation_set
+from brx.data.batches import check_validation_examples, validation_set
 from brx.data.prefetch import Prefetcher
 from brx.data.prepare import PreparedData, prepare
 from brx.errors import RunError, UserError
@@ -28,7 +28,7 @@ from brx.runs import checkpoint
 from brx.runs.folder import RunFolder, trajectory_of
 from brx.runs.lock import hold
 from brx.runs.metrics import MetricsWriter, truncate_metrics
-from brx.runs.resume import check_data, check_request, choose_checkpoint
+from brx.runs.resume import check_data, check_request, choose_checkpoint, what_is_saved
 from brx.train.build import assemble, training_batches
 from brx.train.device import autocast, choose_device, set_up
 from brx.train.efficiency import Efficiency
@@ -131,6 +131,9 @@ class Trainer:
                 progress.say(f"device {self.device} ({self.device_reason})")
             try:
                 self._train(last, stop, recorder)
+            except KeyboardInterrupt:  # a second Ctrl-C: the first one only asks for a stop
+                progress.say(what_is_saved(self.folder.path, self.iteration))
+                raise
             except Exception as error:
                 if summary is not None:
                     told = str(error) or type(error).__name__
@@ -307,6 +310,8 @@ class Trainer:
         if not self.is_writer:
             data = prepare(self.config.data, quiet=True)
         check_budget(self.config, data.train.num_tokens)
+        training, sequence_length = self.config.training, self.config.model.sequence_length
+        check_validation_examples(data.validation, sequence_length, training.validation_examples)
         return data
 
     def _stage_ranges(self) -> list[range]:

@@ -1,0 +1,79 @@
+"""YAML text into plain values, whatever the text: every mistake, and every trap, becomes one line."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Any
+
+import yaml
+
+from brx.errors import UserError
+
+MOST_VALUES, MOST_LEVELS = 100_000, 50
+"""More than any configuration or sweep has: a file beyond them is damaged, or aliases that multiply each other."""
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2 numbers (PyYAML alone reads 3e-4 as a string), no key twice, and no more values than there may be."""
+
+    def get_single_node(self) -> yaml.Node | None:
+        node = super().get_single_node()
+        if node is not None:
+            _check_size(node)
+        return node
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+        twice = next((key for key, count in keys.items() if count > 1), None)
+        if twice is not None:
+            raise yaml.constructor.ConstructorError(None, None, f"key '{twice}' appears twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$"),
+    list("-+0123456789."),
+)
+# The float pattern above matches integers too, and resolvers are tried in order of registration:
+# PyYAML's own integer rule comes first, so 12 stays an int.
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """Parse YAML text; a mistake in it becomes a UserError that starts with `where`."""
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" (line {mark.line + 1})" if mark else ""
+        problem = " ".join(str(getattr(error, "problem", None) or error).split())
+        raise UserError(f"{where}: not valid YAML: {problem[:200]}{line}") from None
+    except RecursionError:
+        raise UserError(f"{where}: not valid YAML: nested too deeply") from None
+    except (ValueError, OverflowError) as error:  # an impossible date, a number of thousands of digits
+        raise UserError(f"{where}: not valid YAML: {str(error)[:200]}") from None
+
+
+def _check_size(root: yaml.Node) -> None:
+    """Refuse a document that aliases make endless or huge, before anything is built from it.
+
+    Raises:
+        yaml.YAMLError: says which.
+    """
+    waiting, num_values = [(root, 1)], 0
+    while waiting:
+        node, level = waiting.pop()
+        num_values += 1
+        if level > MOST_LEVELS:
+            raise _too_large(f"nested more than {MOST_LEVELS} levels deep, or an alias that contains itself", node)
+        if num_values > MOST_VALUES:
+            raise _too_large(f"its aliases stand for more than {MOST_VALUES:,} values", node)
+        if isinstance(node, yaml.SequenceNode):
+            waiting += [(child, level + 1) for child in node.value]
+        elif isinstance(node, yaml.MappingNode):
+            waiting += [(child, level + 1) for pair in node.value for child in pair]
+
+
+def _too_large(problem: str, node: yaml.Node) -> yaml.constructor.ConstructorError:
+    return yaml.constructor.ConstructorError(None, None, problem, node.start_mark)

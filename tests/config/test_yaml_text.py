@@ -1,0 +1,64 @@
+"""YAML that is wrong, endless or huge: one line, at once."""
+
+import time
+
+import pytest
+
+from brx.config.loading import load_config
+from brx.config.yaml_text import parse_yaml
+from brx.errors import UserError
+
+BOMB = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"{name}: &{name} [{','.join([f'*{before}'] * 10)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+)
+MERGE_BOMB = "a: &a {x: 1}\n" + "".join(
+    f"{name}: &{name} {{<<: [{','.join([f'*{before}'] * 10)}]}}\n"
+    for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+)
+TRAPS = {
+    "a list that holds itself": ("model: &a [*a]", "an alias that contains itself"),
+    "a mapping that holds itself": ("model: &a {blocks: *a}", "an alias that contains itself"),
+    "an alias bomb": (BOMB, "its aliases stand for more than 100,000 values"),
+    "a bomb of merged keys": (MERGE_BOMB, "its aliases stand for more than 100,000 values"),
+    "brackets without end": ("[" * 100_000, "nested too deeply"),
+    "deep": ("[" * 100 + "]" * 100, "nested more than 50 levels deep"),
+    "an impossible date": ("training: 2001-99-99", "month must be in 1..12"),
+    "a number of thousands of digits": ("training: " + "9" * 5000, "4300 digits"),
+    "a key twice": ("a: 1\na: 2", "key 'a' appears twice"),
+    "many keys": ("\n".join(f"k{number}: 1" for number in range(100_000)), "more than 100,000 values"),
+    "a control character": ("a: \x07", "not valid YAML"),
+    "an unknown tag": ("a: !!python/object:os.system x", "not valid YAML"),
+    "a key that is a list": ("? [a]\n: 1", "not valid YAML"),
+    "an alias of nothing": ("a: *b", "undefined alias"),
+}
+
+
+@pytest.mark.parametrize("trap", TRAPS)
+def test_traps_are_one_short_line(trap):
+    text, expected = TRAPS[trap]
+    started = time.monotonic()
+    with pytest.raises(UserError, match=r"^here: not valid YAML: ") as error:
+        parse_yaml(text, "here")
+    assert expected in str(error.value)
+    assert len(str(error.value)) < 300
+    assert "\n" not in str(error.value)
+    assert time.monotonic() - started < 60
+
+
+def test_aliases_and_merged_keys_are_fine():
+    assert parse_yaml("a: &a {x: 1}\nb: {<<: *a, y: 3e-4}\nc: [*a, *a]", "here") == {
+        "a": {"x": 1}, "b": {"x": 1, "y": 3e-4}, "c": [{"x": 1}] * 2,
+    }  # fmt: skip
+
+
+def test_an_emptied_file_is_not_a_run_of_defaults(tmp_path):
+    (tmp_path / "config.yaml").write_text("")
+    with pytest.raises(UserError, match=r"config\.yaml: is empty; restore it, or name a preset \(cpu-moe, "):
+        load_config(tmp_path / "config.yaml")
+
+
+def test_a_large_value_is_shown_in_short(tmp_path):
+    (tmp_path / "a.yaml").write_text(f"training: {list(range(10_000))}")
+    with pytest.raises(UserError) as error:
+        load_config(tmp_path / "a.yaml")
+    assert len(str(error.value)) < 300
