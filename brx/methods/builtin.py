@@ -183,8 +183,6 @@ class Muon(Method):
         """Torch's."""
         optimizer = self.config.optimizer
         assert isinstance(optimizer, schema.MuonConfig)
-        if not hasattr(torch.optim, "Muon"):
-            raise UserError(f"method muon needs torch >= 2.9 (torch.optim.Muon), this is {torch.__version__}")
         return torch.optim.Muon(
             groups,
             lr=optimizer.lr,

@@ -103,13 +103,6 @@ def test_missing_package_is_one_line_that_names_the_extra(method, monkeypatch):
         MethodUpdater(config, make_versions(config))
 
 
-def test_old_torch_is_one_line(monkeypatch):
-    monkeypatch.delattr(torch.optim, "Muon")
-    config = make_config("muon", 2, "stash")
-    with pytest.raises(UserError, match=r"method muon needs torch >= 2\.9 .*, this is "):
-        MethodUpdater(config, make_versions(config))
-
-
 @pytest.mark.parametrize(
     ("optimizer", "message"),
     [
