@@ -86,7 +86,7 @@ class SlowdownPoint:
         delay: tau' of the run.
         slowdown: its iterations to the target over those of its method's run without delay; None if it never gets
             there.
-        target: the smoothed training loss that all runs of the method reach, in nats.
+        target: the training loss that all runs of the method reach, in nats (`common_target`).
     """
 
     run: str

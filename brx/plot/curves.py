@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from brx.errors import UserError
 from brx.plot.style import figure, line_style, look_of, save
 from brx.runs.frames import STAGES, curves
 from brx.runs.reading import SMOOTHING
@@ -23,7 +24,12 @@ def draw_curves(runs: pd.DataFrame, path: Path, *, target: float | None = None) 
 
     Returns:
         The files written (PNG, PDF, caption).
+
+    Raises:
+        UserError: a run failed before its first loss was written.
     """
+    if len(empty := runs.index[runs["train_loss"].isna()]):
+        raise UserError(f"{empty[0]}: failed before its first loss was written; there is nothing to draw")
     by_run = dict(iter(curves(runs).groupby("run", sort=False)))
     labels = {path: f"{look_of(run['method']).label}, P = {run[STAGES]}" for path, run in runs.iterrows()}
     with figure(width=5.0, height=3.2) as made:

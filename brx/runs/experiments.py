@@ -135,8 +135,10 @@ def main_origin(chosen: pd.DataFrame) -> Origin:
 
 def notes(runs: pd.DataFrame, chosen: pd.DataFrame) -> list[str]:
     """A line for everything that the chosen runs leave out, and for what of them the paper's figures do."""
-    unfinished = runs.loc[runs["status"] != "finished", "name"]
-    lines = [f"not finished, left out: {', '.join(unfinished)}"] if len(unfinished) else []
+    failed = runs.loc[runs["status"] == "failed", "name"]
+    unfinished = runs.loc[~runs["status"].isin(("finished", "failed")), "name"]
+    lines = [f"failed, counted as tried and as never reaching a target: {', '.join(failed)}"] if len(failed) else []
+    lines += [f"not finished, left out: {', '.join(unfinished)}"] if len(unfinished) else []
     by_origin = chosen.groupby(_origin_labels(chosen))["experiment"].nunique()
     if len(by_origin) > 1:
         fingerprint, version = main_origin(chosen)

@@ -12,7 +12,9 @@ from brx.runs.frames import find_runs
 
 
 def export_runs(folders: Sequence[Path], target: Path, *, unfinished: bool = False) -> tuple[int, int]:
-    """Export runs, each to a folder of its name below `target`.
+    """Export runs that have ended, each to a folder of its name below `target`.
+
+    Those that failed are among them: they count where learning rates are chosen and slowdowns bounded.
 
     Args:
         folders: runs, or folders that hold runs.
@@ -26,7 +28,9 @@ def export_runs(folders: Sequence[Path], target: Path, *, unfinished: bool = Fal
         UserError: two runs have the same name, or `target` is where a run lies already.
     """
     paths = find_runs(folders)
-    chosen = [path for path in paths if unfinished or RunFolder(path).read_summary().get("status") == "finished"]
+    chosen = [
+        path for path in paths if unfinished or RunFolder(path).read_summary().get("status") in ("finished", "failed")
+    ]
     sources: dict[str, Path] = {}
     for path in chosen:
         if (other := sources.setdefault(path.resolve().name, path)) != path:

@@ -10,6 +10,7 @@ from brx.cli.main import main
 from brx.config.loading import dump_config
 from brx.errors import UserError
 from brx.files import write_json
+from brx.plot.curves import draw_curves
 from brx.runs.comparison import common_target, reductions, slowdowns
 from brx.runs.curves_file import export
 from brx.runs.experiments import at_best_rates, notes, tried_rates
@@ -121,7 +122,7 @@ def test_runs_that_did_not_finish_move_no_target_and_are_named(tmp_path, capsys)
     assert main(["slowdown", str(tmp_path / "runs")]) == 0
     out, error = capsys.readouterr()
     assert "3.96" in out  # 350.5 / 88.5
-    assert "not finished, left out: c" in error
+    assert "failed, counted as tried and as never reaching a target: c" in error
 
 
 def test_an_early_target_is_told(tmp_path, capsys):
@@ -176,8 +177,10 @@ def test_a_run_that_failed_before_its_first_loss_counts_as_tried(tmp_path):
     runs = load(tmp_path / "runs")
     assert tried_rates(runs)["score"].tolist()[-1] == np.inf
     assert at_best_rates(runs)["lr_at_edge"].tolist() == [False]
-    export(run.path, tmp_path / "compact")
-    assert Run.load(tmp_path / "compact").status == "failed"
+    assert main(["export", str(tmp_path / "runs"), "--to", str(tmp_path / "compact")]) == 0
+    assert tried_rates(load(tmp_path / "compact"))["score"].tolist() == tried_rates(runs)["score"].tolist()
+    with pytest.raises(UserError, match="failed before its first loss"):
+        draw_curves(runs, tmp_path / "figure")
 
 
 def test_rates_are_compared_over_the_seeds_they_share(tmp_path):
