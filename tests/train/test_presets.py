@@ -75,6 +75,7 @@ def twin(preset, folder, *overrides):
         "data.tokenizer=bytes",
         "data.tokens=null",
         "data.validation_fraction=0.3",
+        "data.sample_fraction=1.0",
         "training.iterations=6",
         "training.stop_after=4",
         "training.batch_size=2",
