@@ -1,0 +1,120 @@
+"""One optimizer for a whole model in the training loops of others: accelerate, HF Trainer, Lightning, ZeRO, DDP."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from brx.optim import BasisRotation, param_groups
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(11, 8)
+        self.body = nn.Sequential(nn.Linear(24, 16), nn.GELU(), nn.Linear(16, 8))
+        self.head = nn.Linear(8, 11)
+
+    def forward(self, inputs, labels=None):
+        logits = self.head(self.body(self.embedding(inputs).flatten(1)))
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+def data():
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randint(11, (64, 3), generator=generator)
+    return [{"inputs": row, "labels": row[0]} for row in inputs]
+
+
+def loss_of(model):
+    rows = data()
+    inputs, labels = (torch.stack([row[name] for row in rows]) for name in ("inputs", "labels"))
+    with torch.no_grad():
+        return model(inputs, labels)["loss"].item()
+
+
+def make():
+    torch.manual_seed(0)
+    model = Model()
+    return model, BasisRotation(param_groups(model), lr=1e-2)
+
+
+def test_accelerate(tmp_path):
+    accelerate = pytest.importorskip("accelerate")
+    model, optimizer = make()
+    before = loss_of(model)
+    accelerator = accelerate.Accelerator(cpu=True)
+    loader = torch.utils.data.DataLoader(data(), batch_size=16)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    for _ in range(3):
+        for batch in loader:
+            optimizer.zero_grad()
+            accelerator.backward(model(**batch)["loss"])
+            optimizer.step()
+    assert loss_of(model) < before
+    accelerator.save_state(str(tmp_path))
+    accelerator.load_state(str(tmp_path))
+    assert {int(state["step"]) for state in optimizer.state.values()} == {12}
+
+
+def test_hf_trainer(tmp_path):
+    transformers = pytest.importorskip("transformers", reason="transformers is not among the test dependencies")
+    model, optimizer = make()
+    before = loss_of(model)
+    arguments = transformers.TrainingArguments(
+        str(tmp_path), max_steps=12, per_device_train_batch_size=16, save_steps=6, report_to=[], use_cpu=True
+    )
+    trainer = transformers.Trainer(model, arguments, train_dataset=data(), optimizers=(optimizer, None))
+    trainer.train()
+    assert loss_of(model) < before
+    again, fresh = make()
+    resumed = transformers.Trainer(again, arguments, train_dataset=data(), optimizers=(fresh, None))
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
+    for parameter, other in zip(model.parameters(), again.parameters(), strict=True):
+        torch.testing.assert_close(parameter, other)
+
+
+def test_lightning(tmp_path):
+    lightning = pytest.importorskip("pytorch_lightning", reason="Lightning is not among the test dependencies")
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.model = make()[0]
+
+        def training_step(self, batch, _):
+            return self.model(**batch)["loss"]
+
+        def configure_optimizers(self):
+            return BasisRotation(param_groups(self.model), lr=1e-2)
+
+    module = Module()
+    before = loss_of(module.model)
+    options = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "default_root_dir": tmp_path}
+    trainer = lightning.Trainer(max_epochs=3, **options)
+    trainer.fit(module, torch.utils.data.DataLoader(data(), batch_size=16))
+    assert loss_of(module.model) < before
+
+
+def test_ddp_and_zero(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        (model, _), (twin, plain) = make(), make()
+        matrices = [p for group in param_groups(model) if group["rotate"] for _, p in group["params"]]
+        zero = ZeroRedundancyOptimizer(matrices, BasisRotation, lr=1e-2)
+        for group in plain.param_groups:
+            group["lr"] = 1e-2 if group["rotate"] else 0.0
+        parallel = nn.parallel.DistributedDataParallel(model)
+        rows = data()
+        inputs, labels = (torch.stack([row[name] for row in rows]) for name in ("inputs", "labels"))
+        for _ in range(3):
+            for one, optimizer in ((parallel, zero), (twin, plain)):
+                one.zero_grad()
+                one(inputs, labels)["loss"].backward()
+                optimizer.step()
+        for parameter, other in zip(model.parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(parameter, other)
+    finally:
+        dist.destroy_process_group()
