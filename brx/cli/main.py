@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "data": (TRAIN, "tokenize a corpus into token files"),
     "slowdown": (COMPARE, "how many times the iterations each method needs under delay to reach a loss"),
     "plot": (COMPARE, "draw loss curves of runs, or the paper's figures"),
+    "claims": (COMPARE, "every number and direction that the paper states, beside what the runs of a scale say"),
     "tables": (COMPARE, "the paper's tables, from the runs of a scale"),
     "report": (COMPARE, "one HTML page with all figures, tables and runs; opens without a network"),
     "export": (COMPARE, "copy runs in compact form (config, summary, loss curves), to be committed or shared"),

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from brx.errors import UserError
-from brx.paper.scales import COMPENSATIONS, FREQUENCIES, MAIN, SEVEN, STRATEGIES, Experiments
+from brx.paper.scales import COMPENSATIONS, FREQUENCIES, MAIN, SEVEN, STRATEGIES, Experiments, sweep_of
 from brx.paper.tables import PRECONDITIONED
 from brx.plot.panels import (
     Curve,
@@ -110,7 +110,7 @@ def _curves(
     experiments: Experiments, methods: Sequence[str], stages: int, sweep: str = "", **where: Any
 ) -> list[Curve]:
     """A curve per method at P stages."""
-    asked = [experiments.find(method, stages, sweep or experiments.sweep_of(method), **where) for method in methods]
+    asked = [experiments.find(method, stages, sweep or sweep_of(method), **where) for method in methods]
     return [curve_of(seeds) for seeds in _present(asked)]
 
 
@@ -118,7 +118,7 @@ def _depth_curves(experiments: Experiments, method: str, depths: Sequence[int]) 
     """A curve per number of stages, from light to dark."""
     curves = []
     for index, depth in enumerate(depths):
-        seeds = experiments.find(method, depth, experiments.sweep_of(method))
+        seeds = experiments.find(method, depth, sweep_of(method))
         if seeds is not None:
             curves.append(curve_of(seeds, f"P = {depth}", color=sequence_color(index, len(depths))))
     return curves
@@ -174,7 +174,7 @@ def _teaser(experiments: Experiments, made: Figure) -> None:
 def _main(experiments: Experiments, made: Figure) -> None:
     panels = row_of_axes(made, 5)
     depths = experiments.scale.depths
-    seeds = _present([experiments.find(method, P, experiments.sweep_of(method)) for method in MAIN for P in depths])
+    seeds = _present([experiments.find(method, P, sweep_of(method)) for method in MAIN for P in depths])
     if seeds:
         draw_final_losses(panels[0], pd.concat(seeds), title="(a) final loss")
     deepest = experiments.scale.deepest
@@ -187,7 +187,7 @@ def _fill_slowdowns(experiments: Experiments, methods: Sequence[str], panels: Se
     """Each method at P = 1 and at the deepest pipeline, to the target of the scale."""
     target = experiments.slowdown_target()
     for method, axes in zip(methods, panels, strict=True):
-        undelayed, delayed = (experiments.find(method, P, experiments.sweep_of(method)) for P in experiments.ends)
+        undelayed, delayed = (experiments.find(method, P, sweep_of(method)) for P in experiments.ends)
         if undelayed is not None and delayed is not None and target is not None:
             draw_slowdown(axes, undelayed, delayed, target)
         else:

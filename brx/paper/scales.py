@@ -222,8 +222,9 @@ class Experiments:
         """The commands that make what was missing."""
         return ", ".join(sorted({line.rpartition(": ")[2] for line in self.missing}))
 
-    def sweep_of(self, method: str) -> str:
-        """The sweep that a method's plain runs come from."""
-        if method in MAIN:
-            return "main"
-        return "strategies" if method in STRATEGIES else "preconditioned"
+
+def sweep_of(method: str) -> str:
+    """The sweep that a method's plain runs come from."""
+    if method in MAIN:
+        return "main"
+    return "strategies" if method in STRATEGIES else "preconditioned"

@@ -10,7 +10,8 @@ import pandas as pd
 from brx.curvature.norm_result import measured_norms
 from brx.curvature.norm_tables import NORM_TITLE, norm_table
 from brx.errors import UserError
-from brx.paper.scales import CURVATURE, MAIN, METHODS, SEVEN, Experiments, Settings
+from brx.paper.claims import CLAIMS, SLOWDOWNS, claim_table, judge, number_text
+from brx.paper.scales import CURVATURE, MAIN, METHODS, SEVEN, Experiments, Settings, sweep_of
 from brx.planning.optimizer_memory import LLAMA_3_8B, overhead_texts
 from brx.planning.stage_count import DEVICES_GB, LLAMAS, stage_count_table
 from brx.runs.comparison import common_target, reductions, slowdowns
@@ -26,20 +27,6 @@ from brx.runs.tables import (
 )
 
 PRECONDITIONED = ("pipedream-lr", "nesterov", "muon", "scion", "soap", "basis-rotation")
-
-# What the paper prints, at its own scale (its tables of slowdown, and figure "Performance of different methods").
-PAPER_SLOWDOWNS = {
-    "pipedream-lr": "5.43 or 4.24",
-    "nesterov": "4.24",
-    "basis-rotation 1st/unilateral": "2.55",
-    "basis-rotation 1st/bilateral": "1.77",
-    "basis-rotation 2nd/unilateral": "1.66",
-    "basis-rotation": "1.27",
-    "muon": "1.53",
-    "scion": "2.10",
-    "soap": "1.34",
-}
-
 
 @dataclass(frozen=True)
 class PaperTable:
@@ -64,7 +51,7 @@ def paper_slowdowns(methods: Sequence[str], experiments: Experiments) -> pd.Data
     rows = []
     target = experiments.slowdown_target()
     for method in methods:
-        pair = [experiments.find(method, P, experiments.sweep_of(method)) for P in experiments.ends]
+        pair = [experiments.find(method, P, sweep_of(method)) for P in experiments.ends]
         present = [seeds for seeds in pair if seeds is not None]
         if target is None or len(present) < len(pair):
             continue
@@ -76,7 +63,7 @@ def paper_slowdowns(methods: Sequence[str], experiments: Experiments) -> pd.Data
                 "seeds": seeds_text(slowdown),
                 "lr at P = 1": rate_text(slowdown["reference_lr"], at_edge=slowdown["reference_lr_at_edge"]),
                 f"lr at P = {deepest}": rate_text(slowdown["lr"], at_edge=slowdown["lr_at_edge"]),
-                "the paper's": PAPER_SLOWDOWNS.get(method, ""),
+                "the paper's": number_text(SLOWDOWNS[method], "times"),
                 "target loss": f"{target:.3f}",
             }
         )
@@ -104,7 +91,7 @@ def chosen_rates(experiments: Experiments) -> pd.DataFrame:
 def _main_and_others(experiments: Experiments) -> dict[str, dict[int, pd.DataFrame | None]]:
     """The plain runs of every method but delay compensation, by number of stages."""
     return {
-        method: {P: experiments.find(method, P, experiments.sweep_of(method)) for P in experiments.scale.depths}
+        method: {P: experiments.find(method, P, sweep_of(method)) for P in experiments.scale.depths}
         for method in METHODS
         if method != "delay-compensation"
     }
@@ -177,6 +164,11 @@ def slowdowns_by_length(experiments: Experiments) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def all_claims(experiments: Experiments) -> pd.DataFrame:
+    """Everything that the paper states, beside our runs."""
+    return claim_table(judge(experiments, CLAIMS), experiments.scale)
+
+
 def memory_overhead(_: Experiments) -> pd.DataFrame:
     """What the strategies of basis rotation add for one matrix of Llama-3-8B's attention and of its MLP."""
     names = {shape: name for name, shape in LLAMA_3_8B.items()}
@@ -191,6 +183,7 @@ def hessian_norms(_: Experiments) -> pd.DataFrame:
 TABLES = {
     table.name: table
     for table in (
+        PaperTable("claims", "", "What the paper states, and what our runs say", all_claims),
         PaperTable("final-loss", "fig:result-main-numstages", "Final training loss", final_losses),
         PaperTable(
             "slowdown", "tab:result-rotation-slowdown", "Slowdown by method and estimation strategy",
