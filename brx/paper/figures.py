@@ -404,7 +404,7 @@ def _learning_rates(experiments: Experiments, made: Figure) -> None:
     for axes, method in zip(panels, MAIN, strict=True):
         is_empty = True
         for index, depth in enumerate(experiments.scale.depths):
-            seeds = experiments.find(method, depth, experiments.sweep_of(method))
+            seeds = experiments.find(method, depth, sweep_of(method))
             if seeds is not None:
                 scores = tried[tried["experiment"] == seeds["experiment"].iloc[0]]
                 color = sequence_color(index, len(experiments.scale.depths))

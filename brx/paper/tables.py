@@ -28,6 +28,7 @@ from brx.runs.tables import (
 
 PRECONDITIONED = ("pipedream-lr", "nesterov", "muon", "scion", "soap", "basis-rotation")
 
+
 @dataclass(frozen=True)
 class PaperTable:
     """One table.

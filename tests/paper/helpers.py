@@ -7,8 +7,8 @@ from brx.files import write_json
 from brx.sweep.spec import identity
 
 
-def write_experiment(folder, preset, settings, *, seeds=(0,), val_loss=None):
-    """Runs whose loss falls as 3 / (1 + t / (100 P))."""
+def write_experiment(folder, preset, settings, *, seeds=(0,), val_loss=None, slowness=None):
+    """Runs whose loss falls as 3 / (1 + t / (100 slowness)); slowness: P unless given."""
     for seed in seeds:
         config = preset_with(preset, {**settings, "training.seed": seed})
         path = folder / identity(config)
@@ -16,7 +16,7 @@ def write_experiment(folder, preset, settings, *, seeds=(0,), val_loss=None):
         (path / "config.yaml").write_text(dump_config(config))
         last = config.training.last_iteration
         iterations = np.arange(1, last + 1)
-        loss = 3.0 / (1.0 + iterations / (100.0 * config.pipeline.stages)) + 0.001 * seed
+        loss = 3.0 / (1.0 + iterations / (100.0 * (slowness or config.pipeline.stages))) + 0.001 * seed
         np.savez(
             path / "curves.npz",
             iterations=iterations,

@@ -1,0 +1,42 @@
+"""Made-up runs that all tests of the paper's figures, tables and claims share."""
+
+import pytest
+
+from brx.paper.scales import COMPENSATIONS, FREQUENCIES, MAIN, METHODS, SCALES, SEVEN
+from tests.paper.helpers import write_experiment
+
+CPU = SCALES["cpu"]
+
+
+@pytest.fixture(scope="package")
+def complete(tmp_path_factory):
+    """Made-up runs of every experiment at the scale of a laptop but for the mixture; slower with more delay."""
+    folder = tmp_path_factory.mktemp("results")
+    for method in METHODS:
+        for stages in CPU.depths if method in SEVEN else (1, 32):
+            if method != "delay-compensation":
+                seeds = (0, 1, 2) if stages in (1, 32) else (0,)
+                write_experiment(folder, CPU.preset, {"pipeline.stages": stages, **METHODS[method]}, seeds=seeds)
+        if method in SEVEN:
+            for blocks in CPU.blocks[:-1]:
+                settings = {"pipeline.stages": blocks, "model.blocks": blocks, **METHODS[method]}
+                write_experiment(folder, CPU.preset, settings)
+    for method in MAIN:
+        for model in (CPU.narrow, CPU.wide):
+            write_experiment(folder, CPU.preset, {"pipeline.stages": 24, **model, **METHODS[method]})
+        for stash in ("none", "predict"):
+            write_experiment(folder, CPU.preset, {"pipeline.stash": stash, **METHODS[method]})
+    for frequency in FREQUENCIES:
+        write_experiment(folder, CPU.preset, {"optimizer.frequency": frequency, **METHODS["basis-rotation"]})
+    for allocation in ("stage-aware", "reversed"):
+        write_experiment(folder, CPU.preset, {"optimizer.allocation": allocation, **METHODS["basis-rotation"]})
+    for iterations in CPU.budgets:
+        for method in ("pipedream-lr", "basis-rotation"):
+            for stages in (1, 8):
+                settings = {**CPU.budget_model, "training.iterations": iterations, "pipeline.stages": stages}
+                write_experiment(folder, CPU.preset, {**settings, **METHODS[method]})
+    for strength in COMPENSATIONS:
+        for stages in (8, 16, 32):
+            settings = {"optimizer.compensation": strength, "pipeline.stages": stages}
+            write_experiment(folder, CPU.preset, {**settings, **METHODS["delay-compensation"]})
+    return folder

@@ -1,0 +1,89 @@
+"""The paper's claims beside made-up runs: each is judged, and a changed run changes its row."""
+
+import shutil
+
+import pytest
+
+from brx.cli.main import main
+from brx.paper.claims import CLAIMS, Claim, Outcome, claim_table, judge, number_text
+from brx.paper.evidence import Evidence
+from brx.paper.scales import METHODS, SCALES, Experiments
+from tests.paper.helpers import write_experiment
+
+CPU = SCALES["cpu"]
+
+
+def row(folder, name):
+    (claim,) = [claim for claim in CLAIMS if claim.name == name]
+    return judge(Experiments.load(CPU, folder), [claim])[0]
+
+
+def test_every_claim_is_judged_and_those_without_runs_say_why(complete):
+    outcomes = judge(Experiments.load(CPU, complete), CLAIMS)
+    untried = {outcome.claim.name: outcome.reason for outcome in outcomes if outcome.verdict == "not tried"}
+    assert set(untried) == {"3b", "mixture", "gpu-hours", "theorem-order"}
+    assert all(untried.values())
+    table = claim_table(outcomes, CPU)
+    assert table["claim"].is_unique
+    assert (table.loc[table["reproduced"] != "not tried", "here"] != "").all()
+    assert table["command"].str.match("brx |make ").all()
+
+
+def test_slowdown_is_that_of_the_made_up_curves_with_an_interval(complete):
+    outcome = row(complete, "slowdown-nesterov")
+    assert outcome.evidence.value == pytest.approx(32, rel=0.05)
+    assert outcome.evidence.low < outcome.evidence.value < outcome.evidence.high
+    assert outcome.verdict == "no"  # the paper has 4.24
+    assert len(outcome.runs) == 6
+
+
+def test_a_changed_run_changes_its_row(complete, tmp_path):
+    folder = shutil.copytree(complete, tmp_path / "runs")
+    assert row(folder, "slowdown-order").verdict == "no"  # all methods are as slow there
+    for seed in (0, 1, 2):
+        settings = {"pipeline.stages": 32, **METHODS["basis-rotation"]}
+        write_experiment(folder, CPU.preset, settings, seeds=(seed,), slowness=1.3)
+    assert row(folder, "slowdown-order").verdict == "yes"
+    outcome = row(folder, "slowdown-basis-rotation")
+    assert outcome.evidence.value == pytest.approx(1.3, rel=0.05)
+    assert outcome.verdict == "yes"
+    assert row(folder, "main-reduction").evidence.value > 0.9
+
+
+def test_a_claim_without_runs_is_not_tried_and_names_what_is_missing(tmp_path):
+    write_experiment(tmp_path, CPU.preset, {"pipeline.stages": 32})
+    outcome = row(tmp_path, "main-reduction")
+    assert (outcome.verdict, outcome.reason) == ("not tried", "no runs of basis-rotation at P = 32 yet")
+
+
+@pytest.mark.parametrize(
+    ("rule", "paper", "evidence", "verdict"),
+    [
+        ("number", 2.0, Evidence(2.4), "yes"),
+        ("number", 2.0, Evidence(2.6), "no"),
+        ("number", 2.0, Evidence(4.0, 1.9, 8.0), "yes"),
+        ("number", 2.0, Evidence(2.1, is_bound=True), "no"),
+        ("number", 0.5, Evidence(0.0), "no"),
+        ("at least", 0.4, Evidence(0.41), "yes"),
+        ("at least", 0.4, Evidence(0.39), "no"),
+        ("direction", None, Evidence(holds=True), "yes"),
+        ("direction", None, Evidence(holds=False), "no"),
+    ],
+)
+def test_verdict_follows_the_rule(rule, paper, evidence, verdict):
+    claim = Claim("name", "statement", "fig:x", lambda _: evidence, paper, rule=rule)
+    assert Outcome(claim, evidence, "", []).verdict == verdict
+
+
+def test_numbers_as_texts():
+    assert [number_text(0.716, unit) for unit in ("times", "percent", "plain")] == ["0.72x", "71.6%", "0.716"]
+
+
+def test_command(complete, capsys):
+    assert main(["claims", "--runs", str(complete), "--format", "csv"]) == 0
+    assert capsys.readouterr().out.startswith("claim,statement,where,paper,here,reproduced,rule,runs,command")
+    assert main(["claims", "memory-share", "--runs", str(complete)]) == 0
+    out = capsys.readouterr().out
+    assert "7.1% (of 4mn as the paper counts; 14.3% of Adam's two moments, 2mn)" in out
+    assert main(["claims", "memory", "--runs", str(complete)]) == 2
+    assert "unknown claim 'memory'" in capsys.readouterr().err
