@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from brx.config.user_code import code_sha256
 
@@ -95,11 +95,45 @@ class DataConfig(Section):
         return VOCABULARY_SIZES[self.tokenizer]
 
 
+class DelayLike(Section):
+    """Few stages under the delays of a deeper pipeline: `{like: 32}`."""
+
+    like: int = Field(ge=1)
+    """P' of that pipeline: tau_k = round((P' - 1) (P - 1 - k) / (P - 1))."""
+
+
+def check_delay(value: Any) -> Any:
+    """Refuse what is no delay profile, in one line for all its forms."""
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    numbers = value if isinstance(value, list) else [value] if is_number else []
+    if numbers and all(isinstance(tau, int) and not isinstance(tau, bool) and tau >= 0 for tau in numbers):
+        return value
+    if value in ("pipeline", "2bw") or isinstance(value, DelayLike):
+        return value
+    if isinstance(value, dict) and list(value) == ["like"] and isinstance(value["like"], int) and value["like"] >= 1:
+        return value
+    raise ValueError(
+        "delay must be pipeline, 2bw, a whole number from 0, a list of them with one per stage, or {like: P}, got"
+        f" {value!r}"
+    )
+
+
+Delay = Annotated[Literal["pipeline", "2bw"] | int | list[int] | DelayLike, BeforeValidator(check_delay)]
+
+
 class PipelineConfig(Section):
-    """The pipeline: how many virtual stages cause the delay, and how many devices carry them."""
+    """The pipeline: how many virtual stages there are, how old their weights, and how many devices carry them."""
 
     stages: int = Field(1, ge=1)
-    """P, the number of virtual stages; stage k (from 0) has delay P - 1 - k."""
+    """P, the number of virtual stages."""
+    delay: Annotated[Literal["pipeline", "2bw"] | int | list[int] | DelayLike, BeforeValidator(check_delay)] = (
+        "pipeline"
+    )
+    """tau_k of stage k (from 0) in micro-batches: `pipeline` (P - 1 - k), a number for all stages, a list with one per
+    stage, `2bw` (PipeDream-2BW: tau_k = accumulation, so that all stages use the version before the newest), or
+    `{like: 32}` (those of a pipeline of 32 stages, spread over the P stages)."""
+    accumulation: int = Field(1, ge=1)
+    """M, the micro-batches (of `training.batch_size` examples each) whose mean gradient makes one update."""
     stash: Literal["stash", "none", "predict"] = "stash"
     """What the backward pass sees: the forward's weights, the newest weights, or PipeMare's prediction."""
     devices: int = Field(1, ge=1)
@@ -115,6 +149,10 @@ class PipelineConfig(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        if isinstance(self.delay, list) and len(self.delay) != self.stages:
+            raise ValueError(f"delay must have one entry per stage ({self.stages}), got {len(self.delay)}")
+        if isinstance(self.delay, DelayLike) and self.stages == 1 and self.delay.like > 1:
+            raise ValueError(f"delay: like: {self.delay.like} needs at least 2 stages, got 1")
         if self.devices > self.stages:
             raise ValueError(f"devices must be at most stages ({self.stages}), got {self.devices}")
         if self.recompute and self.stash != "stash":
@@ -293,7 +331,7 @@ class TrainingConfig(Section):
     """The budget, the schedule, and what is written on the way."""
 
     iterations: int = Field(250_000, ge=1)
-    """T, the length of the learning-rate schedule in iterations (one micro-batch and one update each)."""
+    """T, the length of the learning-rate schedule in iterations (one update each)."""
     stop_after: int | None = Field(None, ge=1)
     """Stop after this iteration of the schedule; null runs it to its end."""
     batch_size: int = Field(8, ge=1)
@@ -374,3 +412,8 @@ class RunConfig(Section):
                 f" got {self.pipeline.stages}: a stage holds at least one block"
             )
         return self
+
+    @property
+    def tokens_per_update(self) -> int:
+        """Training tokens that one update is made from: M x batch size x sequence length."""
+        return self.pipeline.accumulation * self.training.batch_size * self.model.sequence_length

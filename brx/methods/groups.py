@@ -27,7 +27,7 @@ def stage_groups(stages: Sequence[StageVersions], select: Callable[[str], bool] 
     for stage in stages:
         named = [(name, parameter) for name, parameter in stage.live.items() if select(name)]
         if named:
-            groups.append({"params": named, "stage": stage.index, "delay": stage.delay.tau})
+            groups.append({"params": named, "stage": stage.index, "delay": stage.delay.in_updates})
     return groups
 
 

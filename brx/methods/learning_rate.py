@@ -21,5 +21,5 @@ def lr_factor(iteration: int, training: TrainingConfig) -> float:
 
 
 def annealed_delay_divisor(delay: float, iteration: int, annealing_iterations: float) -> float:
-    """PipeMare T1 (arXiv:1910.05124): tau^(1 - min(t / T_c, 1)), and 1 for a stage without delay."""
+    """PipeMare T1 (arXiv:1910.05124): tau^(1 - min(t / T_c, 1)), and 1 where tau, in updates, is below 1."""
     return float(max(1, delay) ** (1.0 - min(iteration / annealing_iterations, 1.0)))

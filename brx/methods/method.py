@@ -108,7 +108,9 @@ class Method:
         return 1.0
 
     def correct_gradients(self, gradients: list[Tensor], newest: list[Tensor], used: list[Tensor]) -> None:
-        """Change a stage's gradients in place, before clipping; called for stages whose weights have moved on.
+        """Change a micro-batch's gradients of a stage in place, before they are averaged over the update and clipped.
+
+        Called for stages whose weights have moved on.
 
         Args:
             gradients: of the stage's parameters.

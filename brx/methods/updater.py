@@ -41,16 +41,17 @@ class MethodUpdater:
         return self.config.optimizer.lr * lr_factor(iteration, self.config.training)
 
     @torch.no_grad()
-    def correct_gradients(self, stage: StageVersions, iteration: int) -> None:
-        """Apply the method's gradient rule, if it has one, to a stage's gradients."""
+    def correct_gradients(self, stage: StageVersions, micro_batch: int) -> None:
+        """Apply the method's gradient rule, if it has one, to a micro-batch's gradients of a stage."""
         if not self.method.corrects_gradients or stage.delay.tau == 0 or stage.stash == "none":
             return  # without delay or stash the backward pass saw the newest weights: there is nothing to correct
         with_gradient = [
             (live.grad, live, used)
-            for live, used in zip(stage.live.values(), stage.used(iteration), strict=True)
+            for live, used in zip(stage.live.values(), stage.used(micro_batch), strict=True)
             if live.grad is not None
         ]
         gradients, newest, used_weights = (list(column) for column in zip(*with_gradient, strict=True))
+        iteration = stage.delay.update_of(micro_batch)
         with user_code(self.config, f"iteration {iteration}: its gradient rule", RunError):
             self.method.correct_gradients(gradients, newest, used_weights)
 

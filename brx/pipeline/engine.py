@@ -58,8 +58,8 @@ class Neighbours:
 class Updater(Protocol):
     """What turns the gradients of the live weights into new live weights."""
 
-    def correct_gradients(self, stage: StageVersions, iteration: int) -> None:
-        """Apply the method's gradient rule to one stage, before clipping."""
+    def correct_gradients(self, stage: StageVersions, micro_batch: int) -> None:
+        """Apply the method's gradient rule to one micro-batch's gradients of one stage, before they are averaged."""
 
     def step(self, iteration: int) -> None:
         """Update all stages of this device."""
@@ -71,8 +71,8 @@ class StepResult:
 
     Attributes:
         iteration: t.
-        loss: mean cross-entropy of the delayed forward pass in nats (last device only).
-        auxiliary_loss: this device's sum of the mixtures' auxiliary losses (mixture models only).
+        loss: mean cross-entropy in nats of the delayed forward passes of the update's micro-batches (last device only).
+        auxiliary_loss: this device's sum of the mixtures' auxiliary losses, likewise their mean (mixture models only).
         grad_norms: gradient norm of each of this device's stages before clipping.
         update_norms: norm of each stage's update, in the iterations in which the engine was asked to take it.
         update_time: of the method's step on all of this device's stages.
@@ -121,7 +121,7 @@ class Engine:
         Args:
             stages: this device's stages, in pipeline order.
             updater: the method.
-            micro_batch: gives micro-batch t on this device (its tokens count on the first, its targets on the last).
+            micro_batch: gives micro-batch n on this device (its tokens count on the first, its targets on the last).
             clip: largest gradient norm of a stage.
             autocast: makes the context of the forward pass.
             rank: r; rank 0 holds the first stage.
@@ -139,7 +139,10 @@ class Engine:
         self._autocast = autocast
         self._connections = neighbours
         self._takes_update_norms = takes_update_norms
+        self._accumulation = self.stages[0].delay.accumulation
         self._in_flight: dict[int, _InFlight] = {}
+        self._losses: list[Tensor] = []  # of the update's micro-batches so far, with their auxiliary losses
+        self._auxiliary_losses: list[Tensor] = []
 
     @property
     def is_first(self) -> bool:
@@ -152,7 +155,7 @@ class Engine:
         return self.rank == self.num_ranks - 1
 
     def run(self, first: int, last: Callable[[], int]) -> Iterator[StepResult]:
-        """Train on micro-batches `first` to `last()`; yields after each update.
+        """Make the updates `first` to `last()`, M micro-batches each; yields after each of them.
 
         `last` is asked anew before each forward pass, so that a run may be cut short. When the iteration ends, the
         pipeline is empty and all devices have made the same number of updates.
@@ -161,15 +164,21 @@ class Engine:
             RunError: a loss or gradient is not finite (on CPU before the update; elsewhere the caller checks when it
                 reads the results).
         """
-        for action in asynchronous_1f1b(self.rank, self.num_ranks, first, last):
-            more_to_come = action.micro_batch < last()
+        per_update = self._accumulation
+
+        def last_micro_batch() -> int:
+            return last() * per_update
+
+        first_micro_batch = (first - 1) * per_update + 1
+        for action in asynchronous_1f1b(self.rank, self.num_ranks, first_micro_batch, last_micro_batch, per_update):
+            more_to_come = action.micro_batch < last_micro_batch()
             with record_function(str(action)):
                 if action.kind == "F":
                     self._forward(action.micro_batch, more_to_come)
                 elif action.kind == "B":
                     self._backward(action.micro_batch, more_to_come)
                 else:
-                    result = self._update(action.micro_batch)
+                    result = self._update(action.micro_batch // per_update)
             if action.kind == "U":
                 yield result
         if self._connections is not None:
@@ -195,25 +204,25 @@ class Engine:
                 self._neighbours.activations.send(output.stream)
         return total / sum(len(inputs) for inputs, _ in micro_batches) if self.is_last else None
 
-    def _forward(self, t: int, more_to_come: bool) -> None:
-        inputs, targets = self._micro_batch(t)
+    def _forward(self, n: int, more_to_come: bool) -> None:
+        inputs, targets = self._micro_batch(n)
         received = None if self.is_first else self._neighbours.activations.receive().requires_grad_()
         if more_to_come and not self.is_first:
             self._neighbours.activations.post_receive()
         for stage in self.stages:
-            stage.bind(t)
+            stage.bind(n)
         output = self._through_stages(inputs if received is None else received, targets)
         # Of a last stage, only the loss leads into the backward pass.
         root = output.stream if output.loss is None else output.loss
-        self._in_flight[t] = _InFlight(received, root, output.auxiliary_loss)
+        self._in_flight[n] = _InFlight(received, root, output.auxiliary_loss)
         if not self.is_last:
             self._neighbours.activations.send(output.stream.detach())
 
-    def _backward(self, t: int, more_to_come: bool) -> None:
-        micro_batch = self._in_flight[t]
+    def _backward(self, n: int, more_to_come: bool) -> None:
+        micro_batch = self._in_flight.pop(n)
         for stage in self.stages:
-            stage.bind(t)  # for blocks that recompute their activations
-            stage.prepare_backward(t)
+            stage.bind(n)  # for blocks that recompute their activations
+            stage.prepare_backward(n)
         gradient = None if self.is_last else self._neighbours.gradients.receive()
         if more_to_come and not self.is_last:
             self._neighbours.gradients.post_receive()
@@ -225,22 +234,23 @@ class Engine:
         if micro_batch.received is not None:
             assert micro_batch.received.grad is not None
             self._neighbours.gradients.send(micro_batch.received.grad)
+        for stage in self.stages:
+            stage.collect_gradients(n)
+            self._updater.correct_gradients(stage, n)
+            stage.accumulate(n)
+        if self.is_last:
+            self._losses.append(micro_batch.root.detach())
+        if micro_batch.auxiliary_loss is not None:
+            self._auxiliary_losses.append(micro_batch.auxiliary_loss.detach())
 
     def _update(self, t: int) -> StepResult:
-        micro_batch = self._in_flight.pop(t)
-        norms = []
-        for stage in self.stages:
-            stage.collect_gradients(t)
-            self._updater.correct_gradients(stage, t)
-            norms.append(clip_gradients(list(stage.live.values()), self._clip))
-        grad_norms = torch.stack(norms)
-        loss = micro_batch.root.detach() if self.is_last else None
+        grad_norms = torch.stack([clip_gradients(list(stage.live.values()), self._clip) for stage in self.stages])
+        loss, auxiliary_loss = _take_mean(self._losses), _take_mean(self._auxiliary_losses)
         if grad_norms.device.type == "cpu":
             check_finite(t, loss, grad_norms, self.stages[0].index)
         update_norms, update_time = self._step(t)
         for stage in self.stages:
             stage.record_update(t)
-        auxiliary_loss = None if micro_batch.auxiliary_loss is None else micro_batch.auxiliary_loss.detach()
         return StepResult(t, loss, auxiliary_loss, grad_norms, update_norms, update_time)
 
     def _step(self, t: int) -> tuple[Tensor | None, Stopwatch]:
@@ -275,6 +285,15 @@ class Engine:
     def _neighbours(self) -> Neighbours:
         assert self._connections is not None
         return self._connections
+
+
+def _take_mean(losses: list[Tensor]) -> Tensor | None:
+    """The mean of an update's losses, which makes room for the next update's; None if there are none."""
+    if not losses:
+        return None
+    mean = losses[0] if len(losses) == 1 else torch.stack(losses).mean()
+    losses.clear()
+    return mean
 
 
 @torch.no_grad()

@@ -30,28 +30,33 @@ class Action(NamedTuple):
         return f"{self.stage}{self.kind}{self.micro_batch}"
 
 
-def asynchronous_1f1b(rank: int, num_ranks: int, first: int, last: Callable[[], int]) -> Iterator[Action]:
+def asynchronous_1f1b(
+    rank: int, num_ranks: int, first: int, last: Callable[[], int], accumulation: int = 1
+) -> Iterator[Action]:
     """The actions of one rank for micro-batches `first` to `last()`, from an empty pipeline to an empty pipeline.
 
-    Rank r lets R - 1 - r forward passes run ahead; from then on forwards and backwards alternate, and each backward
-    is followed by its update, so that no rank waits for another's update (PipeDream, arXiv:1806.03377, section 3.2).
+    Rank r lets R - 1 - r forward passes run ahead; from then on forwards and backwards alternate, and every M-th
+    backward is followed by an update, so that no rank waits for another's update (PipeDream, arXiv:1806.03377, section
+    3.2).
 
     Args:
         rank: r.
         num_ranks: R.
         first: the first micro-batch.
         last: the last one; asked anew each time, so that a run may be cut short on its way.
+        accumulation: M, the micro-batches per update.
     """
     ahead = num_ranks - 1 - rank
     forwarded = first - 1
-    iteration = first
-    while iteration <= last():
-        while forwarded < min(iteration + ahead, last()):
+    micro_batch = first
+    while micro_batch <= last():
+        while forwarded < min(micro_batch + ahead, last()):
             forwarded += 1
             yield Action(rank, "F", forwarded)
-        yield Action(rank, "B", iteration)
-        yield Action(rank, "U", iteration)
-        iteration += 1
+        yield Action(rank, "B", micro_batch)
+        if micro_batch % accumulation == 0:
+            yield Action(rank, "U", micro_batch)
+        micro_batch += 1
 
 
 def gpipe(rank: int, num_ranks: int, num_micro_batches: int, num_steps: int) -> Iterator[Action]:

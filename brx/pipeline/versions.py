@@ -25,14 +25,15 @@ class VersionsState(TypedDict):
 class StageVersions:
     """A stage whose forward and backward passes see the weights that its delay dictates.
 
-    The ring has tau + 1 slots. Micro-batch t lives in one of them from its forward pass to its update (`StageDelay`
-    says in which):
+    The ring has ceil(tau / M) + 1 slots (`StageDelay` says which version is in which):
 
-    - before the forward pass, the slot holds version max(0, t - 1 - tau);
+    - before the forward pass, the slot holds version max(0, floor((n - 1 - tau) / M));
     - `stash`: the backward pass sees the same;
-    - `none`, `predict`: the slot is overwritten between the two, as a real pipeline overwrites its only copy, with
-      the newest weights or with PipeMare's prediction. The activations stay those of the forward pass;
-    - after the update, the slot takes version t, which micro-batch t + tau + 1 is going to need.
+    - `none`, `predict`: what the forward pass computed with is overwritten between the two, as a real pipeline
+      overwrites its only copy, with the newest weights or with PipeMare's prediction. The activations stay those of the
+      forward pass. With M = 1 that is the slot itself, which no other micro-batch needs; with M > 1 the update's later
+      micro-batches do, and each micro-batch in flight computes with a copy of its slot;
+    - after update t, its slot takes version t, which a later micro-batch is going to need.
 
     So one copy of the stage's weights per iteration is all that delay costs in time. With tau = 0 the live weights
     are the only version, and nothing is copied.
@@ -50,7 +51,8 @@ class StageVersions:
         stash: StashMode = "stash",
         matrix_dtype: torch.dtype = torch.float32,
         *,
-        num_in_flight: int | None = None,
+        num_in_flight: int = 1,
+        on_host: bool = False,
     ) -> None:
         """
         Args:
@@ -60,8 +62,8 @@ class StageVersions:
             stash: what the backward pass sees.
             matrix_dtype: the ring's dtype for matrices; bf16 where autocast would cast them to it anyway, which gives
                 the same numbers from half the memory.
-            num_in_flight: keep the ring in host memory, for this many micro-batches between forward pass and update on
-                this device at most; None keeps it on the device.
+            num_in_flight: micro-batches between forward and backward pass on this device, at most.
+            on_host: keep the ring in host memory.
         """
         self.stage = stage
         self.index = index
@@ -72,16 +74,22 @@ class StageVersions:
         self._owners = [_owner(stage, name) for name in self.live]
         self._host_ring: HostRing | None = None
         self.ring: list[list[Tensor]] = []
-        if delay.tau and num_in_flight is not None:
+        if delay.tau and on_host:
             self._host_ring = HostRing(self._copy_of_live(matrix_dtype), delay, num_in_flight)
             self.ring = self._host_ring.slots
         elif delay.tau:
             self.ring = [self._copy_of_live(matrix_dtype) for _ in range(delay.num_slots)]
+        # What micro-batches in flight compute with, where overwriting their slots would spoil it for others.
+        self._copies: list[list[Tensor]] = []
+        if self.ring and not on_host and stash != "stash" and delay.accumulation > 1:
+            self._copies = [self._copy_of_live(matrix_dtype) for _ in range(num_in_flight)]
+        self._copied: list[int | None] = [None] * len(self._copies)
+        self._gradient_sum: list[Tensor] | None = None
         self._predictor = StepPredictor(self._newest, delay) if stash == "predict" and delay.tau else None
 
     def bind(self, micro_batch: int) -> None:
-        """Let the module compute with the slot of a micro-batch."""
-        self._point_to(self._slot(micro_batch))
+        """Let the module compute with the weights of a micro-batch."""
+        self._point_to(self._weights(micro_batch))
         if self._host_ring is not None:
             self._host_ring.prefetch(micro_batch + 1)
 
@@ -91,20 +99,40 @@ class StageVersions:
 
     @torch.no_grad()
     def prepare_backward(self, micro_batch: int) -> None:
-        """Put into the slot what the backward pass of a micro-batch sees, if that is not the forward's weights."""
+        """Overwrite what the forward pass computed with by what the backward pass sees, if that is another version."""
         if not self.ring or self.stash == "stash":
             return
         # Through .data: autograd saved these very tensors and would (rightly) object to what is done here on purpose.
-        torch._foreach_copy_([slot.data for slot in self._slot(micro_batch)], self.used(micro_batch))
+        torch._foreach_copy_([weight.data for weight in self._weights(micro_batch)], self.used(micro_batch))
 
     def collect_gradients(self, micro_batch: int) -> None:
-        """Move the slot's gradients to the live weights, in the live weights' dtype."""
-        for live, slot in zip(self.live.values(), self._slot(micro_batch), strict=True):
-            gradient = slot.grad
-            slot.grad = None
+        """Move a micro-batch's gradients to the live weights, in the live weights' dtype."""
+        for live, weight in zip(self.live.values(), self._weights(micro_batch), strict=True):
+            gradient = weight.grad
+            weight.grad = None
             live.grad = gradient.to(live.dtype) if gradient is not None else None
         if self._host_ring is not None:  # the update is about to change what may still be on its way to the host
             self._host_ring.finish_store()
+
+    def accumulate(self, micro_batch: int) -> None:
+        """Add the live weights' gradients to the update's; with its last micro-batch they become the mean.
+
+        The sum is taken in the order of the micro-batches, so that it is the same on any number of devices.
+        """
+        if self.delay.accumulation == 1:
+            return
+        gradients = [_gradient(live) for live in self._newest]
+        if self._gradient_sum is None:
+            self._gradient_sum = gradients
+        else:
+            torch._foreach_add_(self._gradient_sum, gradients)
+        for live in self._newest:
+            live.grad = None
+        if self.delay.ends_update(micro_batch):
+            torch._foreach_div_(self._gradient_sum, self.delay.accumulation)
+            for live, mean in zip(self._newest, self._gradient_sum, strict=True):
+                live.grad = mean
+            self._gradient_sum = None
 
     def used(self, micro_batch: int) -> list[Tensor]:
         """The weights that the backward pass of a micro-batch sees, until its update; in the order of `live`.
@@ -112,7 +140,7 @@ class StageVersions:
         Rounded by the ring in mode `stash` alone.
         """
         if not self.ring or self.stash == "stash":
-            return self._slot(micro_batch)
+            return self._weights(micro_batch)
         return self._newest if self._predictor is None else self._predictor.predict(self._newest)
 
     @torch.no_grad()
@@ -151,6 +179,7 @@ class StageVersions:
         torch._foreach_copy_(self._newest, list(state["weights"].values()))
         for slot, saved in zip(self.ring, state["ring"], strict=True):
             torch._foreach_copy_(slot, saved)
+        self._copied = [None] * len(self._copies)
         if self._host_ring is not None:
             self._host_ring.forget()
         if self._predictor is not None and state["average_step"] is not None:
@@ -163,13 +192,25 @@ class StageVersions:
 
     @property
     def ring_bytes(self) -> int:
-        """Memory of the ring in bytes; (tau + 1) x stage size, and nothing at tau = 0."""
-        return sum(parameter.nbytes for slot in self.ring for parameter in slot)
+        """Memory of the ring in bytes, with the copies of micro-batches in flight: nothing at tau = 0."""
+        return sum(parameter.nbytes for slot in (*self.ring, *self._copies) for parameter in slot)
 
-    def _slot(self, micro_batch: int) -> list[Tensor]:
+    def _weights(self, micro_batch: int) -> list[Tensor]:
+        """What the passes of a micro-batch compute with."""
         if self._host_ring is not None:
             return self._host_ring.weights(micro_batch)
+        if self._copies:
+            return self._copy_of_slot(micro_batch)
         return self.ring[self.delay.slot_used(micro_batch)] if self.ring else self._newest
+
+    @torch.no_grad()
+    def _copy_of_slot(self, micro_batch: int) -> list[Tensor]:
+        index = micro_batch % len(self._copies)
+        if self._copied[index] != micro_batch:
+            slot = self.ring[self.delay.slot_used(micro_batch)]
+            torch._foreach_copy_([weight.data for weight in self._copies[index]], slot)
+            self._copied[index] = micro_batch
+        return self._copies[index]
 
     def _point_to(self, parameters: list[Tensor]) -> None:
         # What torch.func.functional_call does, without its cost of a hundred microseconds per stage.
@@ -186,7 +227,7 @@ class StageVersions:
 class StepPredictor:
     """PipeMare's discrepancy correction (T2, arXiv:1910.05124): where the weights were when the forward pass ran.
 
-    u = w(t-1) - tau delta, with delta <- gamma delta + (1 - gamma) (w(t) - w(t-1)) after each update.
+    u = w(t-1) - tau delta, with delta <- gamma delta + (1 - gamma) (w(t) - w(t-1)) after each update; tau in updates.
     """
 
     def __init__(self, weights: list[Tensor], delay: StageDelay) -> None:
@@ -197,7 +238,7 @@ class StepPredictor:
     @torch.no_grad()
     def predict(self, weights: list[Tensor]) -> list[Tensor]:
         """u, from the newest weights w(t-1)."""
-        return list(torch._foreach_add(weights, self.average_step, alpha=-self.delay.tau))
+        return list(torch._foreach_add(weights, self.average_step, alpha=-self.delay.in_updates))
 
     @torch.no_grad()
     def observe(self, weights: list[Tensor]) -> None:
@@ -212,6 +253,11 @@ class StepPredictor:
         """Continue from a saved average, with the weights saved at the same time."""
         torch._foreach_copy_(self.average_step, average_step)
         torch._foreach_copy_(self._previous, [weight.detach() for weight in weights])
+
+
+def _gradient(weight: Tensor) -> Tensor:
+    assert weight.grad is not None, "a parameter took no part in the loss"
+    return weight.grad
 
 
 def _owner(stage: nn.Module, name: str) -> tuple[nn.Module, str]:

@@ -18,7 +18,7 @@ from brx.data.prepare import PreparedData
 from brx.methods.table import ring_matrix_dtype
 from brx.methods.updater import MethodUpdater
 from brx.model.stage import Stage, initialize, partition
-from brx.pipeline.delay import stage_delays
+from brx.pipeline.delay import check_devices, stage_delays
 from brx.pipeline.engine import Engine, MicroBatch
 from brx.pipeline.versions import StageVersions
 from brx.pipeline.world import SingleDevice, World
@@ -77,18 +77,21 @@ def assemble(
 
     Args:
         config: the run.
-        micro_batch: gives micro-batch t (from 1) on this device.
+        micro_batch: gives micro-batch n (from 1) on this device.
         device: where to compute; the CPU by default.
         world: the devices of the run; this one alone by default.
         own: the indices of this device's stages; by default its part of an even cut.
         dtype: of the weights. The rings of float64 weights hold everything in float64.
 
     Raises:
-        UserError: the device cannot compute in the configured precision, or the method's library is missing.
+        UserError: the device cannot compute in the configured precision, the devices cannot run the configured delays,
+            or the method's library is missing.
     """
     device, world = device or torch.device("cpu"), world or SingleDevice()
     if own is None:
-        own = partition(config.pipeline.stages, world.num_ranks)[world.rank]
+        ranges = partition(config.pipeline.stages, world.num_ranks)
+        check_devices(stage_delays(config.pipeline), ranges)
+        own = ranges[world.rank]
     stages = build_stages(config, device, own, num_in_flight=world.num_ranks - world.rank, dtype=dtype)
     updater = MethodUpdater(config, stages)
     # Neighbours exchange the residual stream, which autocast makes bf16, and its gradient.
@@ -142,7 +145,8 @@ def build_stages(
                 delays[index],
                 config.pipeline.stash,
                 matrix_dtype,
-                num_in_flight=num_in_flight if config.pipeline.rings == "host" else None,
+                num_in_flight=num_in_flight,
+                on_host=config.pipeline.rings == "host",
             )
         )
     return stages

@@ -33,33 +33,53 @@ class OverwrittenWeights(torch.autograd.graph.saved_tensors_hooks):
 
 
 class NaivePipeline:
-    """P stages; `versions[k][v]` are the weights of stage k after v updates."""
+    """P stages; `versions[k][v]` are the weights of stage k after v updates.
 
-    def __init__(self, stages, stash, update, clip):
+    Stage k runs micro-batch n of M per update with version max(0, floor((n - 1 - tau_k) / M)).
+    """
+
+    def __init__(self, stages, stash, update, clip, taus=None, accumulation=1):
         self.modules = stages
         self.stash = stash
         self.update = update  # (stage index, newest weights, gradients, iteration) -> new weights; has .rule
         self.clip = clip
+        self.taus = list(range(len(stages)))[::-1] if taus is None else taus
+        self.accumulation = accumulation
         self.versions = [[_clone(dict(stage.named_parameters()))] for stage in stages]
         self.losses = []
         self.norms = []
 
-    def step(self, t, inputs, targets):
-        num_stages = len(self.modules)
+    def step(self, t, micro_batches):
+        """Update t, from its M micro-batches."""
+        first = (t - 1) * self.accumulation + 1
+        results = [self._gradients(n, *batch) for n, batch in enumerate(micro_batches, start=first)]
+        self.losses.append(sum(loss for loss, _ in results) / self.accumulation)
+        norms = []
+        for k in range(len(self.modules)):
+            each = [gradients[k] for _, gradients in results]
+            mean = {name: sum(g[name] for g in each) / self.accumulation for name in each[0]}
+            norm = math.sqrt(sum(float(g.double().square().sum()) for g in mean.values()))
+            norms.append(norm)
+            scale = min(1.0, self.clip / (norm + 1e-6))
+            clipped = {name: g * scale for name, g in mean.items()}
+            self.versions[k].append(self.update(k, self.versions[k][-1], clipped, t))
+        self.norms.append(norms)
+
+    def _gradients(self, n, inputs, targets):
+        """The loss of micro-batch n, and its gradients after the gradient rule, by stage."""
         x, records = inputs, []
         for k, module in enumerate(self.modules):
-            tau = num_stages - 1 - k
             history = self.versions[k]
-            used = {name: weight.clone().requires_grad_() for name, weight in history[max(0, t - 1 - tau)].items()}
-            seen = used if self.stash == "stash" else self._seen_by_backward(history, tau)
+            version = max(0, math.floor((n - 1 - self.taus[k]) / self.accumulation))
+            used = {name: weight.clone().requires_grad_() for name, weight in history[version].items()}
+            seen = used if self.stash == "stash" else self._seen_by_backward(history, self.taus[k])
             entered = x if k == 0 else x.detach().requires_grad_()
             with OverwrittenWeights(used, seen):
                 x, loss, auxiliary_loss = functional_call(module, used, (entered, targets))
             output = x if loss is None else loss
             records.append((used, seen, entered, output, auxiliary_loss))
-        self.losses.append(loss.item())
-        gradient, norms, updates = None, [], []
-        for k in reversed(range(num_stages)):
+        gradient, by_stage = None, [None] * len(self.modules)
+        for k in reversed(range(len(self.modules))):
             used, seen, entered, output, auxiliary_loss = records[k]
             wanted = list(used.values()) + ([entered] if k > 0 else [])
             outputs, upstream = [output], [gradient]
@@ -69,20 +89,14 @@ class NaivePipeline:
             found = torch.autograd.grad(outputs, wanted, upstream)
             gradients = {name: g.clone() for name, g in zip(used, found, strict=False)}
             gradient = found[-1]
-            updates.append((k, seen, gradients))
-        for k, seen, gradients in reversed(updates):
-            gradients = self.update.rule(self.versions[k][-1], gradients, seen)
-            norm = math.sqrt(sum(float(g.double().square().sum()) for g in gradients.values()))
-            norms.append(norm)
-            scale = min(1.0, self.clip / (norm + 1e-6))
-            gradients = {name: g * scale for name, g in gradients.items()}
-            self.versions[k].append(self.update(k, self.versions[k][-1], gradients, t))
-        self.norms.append(norms)
+            by_stage[k] = self.update.rule(self.versions[k][-1], gradients, seen)
+        return loss.item(), by_stage
 
     def _seen_by_backward(self, history, tau):
         newest = history[-1]
         if self.stash == "none" or tau == 0:
             return newest
+        tau = tau / self.accumulation  # in updates
         gamma = math.exp(-2.0) ** (1.0 / tau)
         average = {name: torch.zeros_like(weight) for name, weight in newest.items()}
         for before, after in pairwise(history):

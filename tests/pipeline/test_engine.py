@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from brx.config.loading import apply_overrides
+from brx.config.schema import PipelineConfig
 from brx.model.stage import Stage, initialize, partition, whole_model
-from brx.pipeline.delay import pipeline_delays
+from brx.pipeline.delay import StageDelay, pipeline_delays, stage_delays
 from brx.train.build import assemble, build_stages
 from tests.pipeline.naive import NaivePipeline
 
@@ -67,8 +68,9 @@ def run_engine(config, iterations, dtype=torch.float32):
 class NaiveUpdate:
     """Each stage has a torch optimizer of its own over copies of its weights."""
 
-    def __init__(self, config):
+    def __init__(self, config, taus=None):
         self.config = config
+        self.taus = list(range(config.pipeline.stages))[::-1] if taus is None else taus
         self.optimizers = {}
 
     def rule(self, newest, gradients, seen):
@@ -136,7 +138,7 @@ class NaiveUpdate:
         else:
             lr = peak * (0.1 + 0.45 * (1 + math.cos(math.pi * (t - warmup) / (total - warmup))))
         if self.config.optimizer.method == "pipedream-lr":
-            tau = self.config.pipeline.stages - 1 - k
+            tau = self.taus[k] / self.config.pipeline.accumulation
             lr /= max(1, tau) ** (1 - min(t / (0.5 * total), 1))
         return lr
 
@@ -159,13 +161,75 @@ def test_engine_equals_naive_simulation_of_a_mixture(method, stash):
     assert_equals_naive(make_config(method, 4, stash, 24, "model.moe={experts: 4, every: 2}"))
 
 
-def assert_equals_naive(config):
+# Delays that an update's micro-batches see from one version or from two, older and younger than the update.
+PROFILES = {
+    "constant": ("5", [5, 5, 5]),
+    "one late": ("[0, 4, 0]", [0, 4, 0]),
+    "rising": ("[0, 1, 7]", [0, 1, 7]),
+    "like 8": ("{like: 8}", [7, 4, 0]),  # 3.5 rounds to the even 4
+    "pipeline": ("pipeline", [2, 1, 0]),
+}
+
+
+@pytest.mark.parametrize("stash", ["stash", "none", "predict"])
+@pytest.mark.parametrize("accumulation", [1, 2, 3])
+@pytest.mark.parametrize("profile", PROFILES)
+def test_profiles_and_accumulation_equal_naive_simulation(profile, accumulation, stash):
+    setting, taus = PROFILES[profile]
+    extra = [f"pipeline.delay={setting}", f"pipeline.accumulation={accumulation}"]
+    assert_equals_naive(make_config("pipedream", 3, stash, 24, *extra), taus)
+
+
+@pytest.mark.parametrize("stash", ["stash", "none", "predict"])
+@pytest.mark.parametrize("method", METHODS)
+def test_2bw_equals_naive_simulation(method, stash):
+    extra = ["pipeline.delay=2bw", "pipeline.accumulation=3"]
+    assert_equals_naive(make_config(method, 3, stash, 24, *extra), [3, 3, 3])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_two_versions_in_an_update_equal_naive_simulation(method):
+    extra = ["pipeline.delay=3", "pipeline.accumulation=2"]
+    assert_equals_naive(make_config(method, 3, "stash", 24, *extra), [3, 3, 3])
+
+
+def test_2bw_uses_the_version_before_the_newest():
+    delays = stage_delays(PipelineConfig(stages=4, delay="2bw", accumulation=4))
+    for delay in delays:
+        assert delay.num_slots == 2
+        assert [delay.version_used(n) for n in range(1, 17)] == [0] * 8 + [1] * 4 + [2] * 4
+
+
+def test_mean_age_over_an_update_is_the_delay_in_updates():
+    for tau in range(12):
+        for accumulation in range(1, 6):
+            delay = StageDelay(tau, accumulation)
+            numbers = range(20 * accumulation + 1, 21 * accumulation + 1)  # update 21, long after the start
+            ages = [20 - delay.version_used(n) for n in numbers]
+            assert sum(ages) / accumulation == pytest.approx(delay.in_updates)
+            assert max(ages) + 1 == delay.num_slots
+
+
+def test_accumulated_bf16_rings_and_rings_on_the_host_give_the_same_numbers():
+    for stash in ("stash", "none", "predict"):
+        for precision in ("fp32", "bf16"):
+            common = [f"runtime.precision={precision}", "pipeline.delay=3", "pipeline.accumulation=2"]
+            losses = [
+                [r.loss.item() for r in run_engine(make_config("pipedream", 4, stash, 24, *common, *extra), 10)[0]]
+                for extra in ([], ["pipeline.rings=host"])
+            ]
+            assert losses[0] == losses[1]
+
+
+def assert_equals_naive(config, taus=None):
     method, stages, stash = config.optimizer.method, config.pipeline.stages, config.pipeline.stash
+    accumulation = config.pipeline.accumulation
     iterations = 3 * stages + 4
     results, versions = run_engine(config, iterations, torch.float64)
-    naive = NaivePipeline(make_modules(config, torch.float64), stash, NaiveUpdate(config), config.training.clip)
+    modules, update = make_modules(config, torch.float64), NaiveUpdate(config, taus)
+    naive = NaivePipeline(modules, stash, update, config.training.clip, taus, accumulation)
     for t in range(1, iterations + 1):
-        naive.step(t, *micro_batch(t))
+        naive.step(t, [micro_batch(n) for n in range((t - 1) * accumulation + 1, t * accumulation + 1)])
     losses = torch.stack([r.loss for r in results])
     torch.testing.assert_close(losses, torch.tensor(naive.losses, dtype=torch.float64), rtol=1e-9, atol=0)
     norms = torch.stack([r.grad_norms for r in results])
