@@ -49,7 +49,9 @@ class Checkpoint:
         """Batches that the run did not train on: number 1 is the one that would have followed its last iteration."""
         device = next(iter(self.parameters.values())).device
         for number in numbers:
-            inputs, targets = self._batches.batch(self.run.config.training.last_iteration + number)
+            config = self.run.config
+            trained_on = config.training.last_iteration * config.pipeline.accumulation
+            inputs, targets = self._batches.batch(trained_on + number)
             yield number, (inputs.to(device), targets.to(device))
 
     @property

@@ -99,6 +99,8 @@ class Run:
             parts.append(f"lambda {optimizer.compensation:g}")
         if self.config.pipeline.stash != "stash":
             parts.append({"none": "no stashing", "predict": "weight prediction"}[self.config.pipeline.stash])
+        if self.config.pipeline.delay != "pipeline":
+            parts.append(f"delay {delay_name(self.config.pipeline)}")
         return ", ".join(parts)
 
     @property

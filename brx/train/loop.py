@@ -20,6 +20,7 @@ from brx.data.prepare import PreparedData, prepare
 from brx.errors import RunError, UserError
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
 from brx.model.stage import partition
+from brx.pipeline.delay import check_devices, stage_delays
 from brx.pipeline.engine import MicroBatch, StepResult, check_finite
 from brx.pipeline.world import SingleDevice, World
 from brx.planning.balance import assign, measure_stage_costs
@@ -90,6 +91,7 @@ class Trainer:
         if config.data.tokens is not None:
             check_budget(config, config.data.tokens)
         ranges = self._stage_ranges()
+        check_devices(stage_delays(config.pipeline), ranges)
         self.planned_memory = check_memory(config, self.device, world, ranges)
         self.data = self._prepare_data()
         self.prefetcher = self._open_batches()
@@ -349,7 +351,7 @@ def check_budget(config: RunConfig, num_tokens: int) -> None:
     Raises:
         UserError: says how many epochs the budget means.
     """
-    needed = config.training.last_iteration * config.training.batch_size * config.model.sequence_length
+    needed = config.training.last_iteration * config.tokens_per_update
     epochs = needed / num_tokens
     if epochs > config.data.max_epochs:
         raise UserError(

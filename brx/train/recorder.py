@@ -121,7 +121,7 @@ class RunRecorder:
         efficiency: Efficiency,
         start: tuple[int, float],
     ) -> None:
-        self._tokens_per_iteration = config.training.batch_size * config.model.sequence_length
+        self._tokens_per_iteration = config.tokens_per_update
         self._lr = lr
         self._metrics = metrics
         self._others = others

@@ -82,7 +82,7 @@ class Summary:
         if status == "finished" and iteration == self._first_iteration == self._finished_iteration():
             return
         training = self._config.training
-        tokens_per_iteration = training.batch_size * self._config.model.sequence_length
+        tokens_per_iteration = self._config.tokens_per_update
         session_seconds = training_seconds - self._first_seconds
         session_tokens = (iteration - self._first_iteration) * tokens_per_iteration
         rate = session_tokens / session_seconds if session_seconds > 0 else None
