@@ -147,6 +147,13 @@ class PipelineConfig(Section):
     timeout_s: float = Field(300.0, gt=0, le=1e6)
     """Seconds without an answer after which a device counts as lost."""
 
+    @property
+    def delay_text(self) -> str:
+        """The delay profile in a word: pipeline, 2bw, 7, like 32, or 0-4-0 for a list."""
+        if isinstance(self.delay, DelayLike):
+            return f"like {self.delay.like}"
+        return "-".join(map(str, self.delay)) if isinstance(self.delay, list) else str(self.delay)
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if isinstance(self.delay, list) and len(self.delay) != self.stages:

@@ -16,9 +16,14 @@ def refresh_intervals(delays: Sequence[StageDelay], frequency: int, allocation: 
 
     - `uniform`: the same for all stages.
     - `stage-aware`: the larger a stage's delay, the more often; the paper's rule, rounded down to whole iterations.
-    - `reversed`: the same intervals in the opposite order.
+    - `reversed`: the same intervals, the longest where `stage-aware` has the shortest.
     - `stage-aware-exact`, `reversed-exact`: the rule without rounding, scaled so that the refreshes of all stages
       together are as many as under `uniform`. An interval of 9.5 means 9 and 10 in turn.
+
+    The paper's rule is written for a pipeline's delays, P - 1 to 0, with one micro-batch per update; only their ratios
+    count in it, so that with M it is the same. For any other profile a stage is renewed tau_k / mean(tau) times as
+    often as under `uniform` (which is about what the paper's rule comes to): all alike under a constant delay, and a
+    stage without delay never again.
 
     Args:
         delays: of the stages, from the first to the last.
@@ -26,12 +31,13 @@ def refresh_intervals(delays: Sequence[StageDelay], frequency: int, allocation: 
         allocation: the rule.
     """
     num_stages = len(delays)
-    mid = num_stages // 2 - 1
-    if allocation == "uniform" or mid < 1:  # up to three stages the rule divides by zero
+    shares = _shares([delay.tau for delay in delays])
+    if allocation == "uniform" or shares is None:
         return [frequency] * num_stages
-    shares = [_share(delay.tau, mid) for delay in delays]
     if allocation.startswith("reversed"):
-        shares.reverse()
+        by_share = sorted(range(num_stages), key=shares.__getitem__)
+        opposite = dict(zip(by_share, sorted(shares, reverse=True), strict=True))
+        shares = [opposite[stage] for stage in range(num_stages)]
     if allocation.endswith("exact"):
         rates = _within_one(shares, num_stages / frequency)
         return [1 / rate if rate else None for rate in rates]
@@ -43,11 +49,19 @@ def refreshes_per_iteration(intervals: list[float | None]) -> float:
     return sum(1 / interval for interval in intervals if interval is not None)
 
 
-def _share(delay: int, mid: int) -> float:
-    """1 - n / mid: how many times as often as under `uniform` a stage is renewed.
+def _shares(taus: list[int]) -> list[float] | None:
+    """How many times as often as under `uniform` each stage is renewed; None where no rule tells them apart."""
+    num_stages = len(taus)
+    if taus == list(range(num_stages - 1, -1, -1)):
+        mid = num_stages // 2 - 1
+        # Up to three stages the paper's rule divides by zero.
+        return [_share_in_pipeline(tau, mid) for tau in taus] if mid >= 1 else None
+    mean = sum(taus) / num_stages
+    return [tau / mean for tau in taus] if mean else None
 
-    At n = mid that is zero and at n > mid negative: never.
-    """
+
+def _share_in_pipeline(delay: int, mid: int) -> float:
+    """1 - n / mid, the paper's; at n = mid that is zero and at n > mid negative: never."""
     n = mid - delay if delay > mid else mid + 1 - delay
     return max(0.0, (mid - n) / mid)
 

@@ -29,7 +29,7 @@ from brx.model.sizes import (
 )
 from brx.model.stage import is_block_matrix, partition
 from brx.optim.layout import BATCH_BYTES
-from brx.pipeline.delay import StageDelay, stage_delays
+from brx.pipeline.delay import StageDelay, cannot_run, check_devices, stage_delays
 from brx.planning.optimizer_memory import basis_elements, overhead_elements, rotated_sides
 
 STAGE_PARTS = ("weights", "gradients", "moments", "rotation", "rings", "activations")
@@ -101,8 +101,12 @@ def plan_memory(config: RunConfig, device_type: str, ranges: Sequence[range] | N
         config: the run.
         device_type: `cuda`, `cpu` or `mps`: autocast keeps other activations on CUDA, and optimizers other batches.
         ranges: the stages of each rank; by default an even cut into `pipeline.devices` runs.
+
+    Raises:
+        UserError: so many devices cannot run the configured delays.
     """
     ranges = ranges or partition(config.pipeline.stages, config.pipeline.devices)
+    check_devices(stage_delays(config.pipeline), ranges)
     return [_rank_memory(config, device_type, rank, own, len(ranges)) for rank, own in enumerate(ranges)]
 
 
@@ -112,11 +116,20 @@ def planned_device_type(config: RunConfig) -> str:
 
 
 def smallest_num_ranks(config: RunConfig, device_type: str, device_memory: float) -> int | None:
-    """The smallest R all of whose ranks fit; None if even R = P does not."""
+    """The smallest R that can run the delays and all of whose ranks fit; None if there is none."""
     for num_ranks in range(1, config.pipeline.stages + 1):
-        if fits(plan_memory(config, device_type, partition(config.pipeline.stages, num_ranks)), device_memory):
+        ranges = partition(config.pipeline.stages, num_ranks)
+        if cannot_run(stage_delays(config.pipeline), ranges):
+            continue
+        if fits(plan_memory(config, device_type, ranges), device_memory):
             return num_ranks
     return None
+
+
+def most_ranks(config: RunConfig) -> int:
+    """The largest R that can run the configured delays."""
+    delays, num_stages = stage_delays(config.pipeline), config.pipeline.stages
+    return max(r for r in range(1, num_stages + 1) if cannot_run(delays, partition(num_stages, r)) is None)
 
 
 def fits(ranks: list[RankMemory], device_memory: float) -> bool:
@@ -182,6 +195,8 @@ def _rank_memory(config: RunConfig, device_type: str, rank: int, own: range, num
     backward = 6 * boundary  # gradients of activations within a block
     if config.pipeline.recompute:
         backward += max(_block_bytes(config, device_type, block) for index in own for block in blocks[index])
+    # From its second micro-batch on, an update has the sum of the gradients so far beside the new ones.
+    gradient_sum = total["gradients"] if config.pipeline.accumulation > 1 else 0
     peak = (
         total["weights"]
         + total["moments"]
@@ -189,8 +204,8 @@ def _rank_memory(config: RunConfig, device_type: str, rank: int, own: range, num
         + total["rings"]
         + buffers
         + max(
-            total["activations"] + max(logits, backward) + early_gradients,
-            others + total["gradients"] + update,
+            total["activations"] + max(logits, backward) + early_gradients + gradient_sum,
+            others + total["gradients"] + max(update, gradient_sum),
         )
     )
     total["activations"] += buffers
@@ -278,7 +293,8 @@ def rank_flops(config: RunConfig, own: range) -> float:
     blocks = range(parts[own.start].start, parts[own.stop - 1].stop)
     forward = stage_forward_flops(config.model, vocabulary, blocks, config.training.batch_size)
     shapes = stage_shapes(config.model, vocabulary, blocks)
-    return (4 if config.pipeline.recompute else 3) * forward + method_flops(config, shapes)
+    passes = (4 if config.pipeline.recompute else 3) * config.pipeline.accumulation
+    return passes * forward + method_flops(config, shapes)
 
 
 def synchronous_bubble(num_ranks: int, num_micro_batches: int) -> float:
@@ -295,6 +311,8 @@ def _ring_bytes(config: RunConfig, delay: StageDelay, shapes: Shapes, device_typ
     num_slots = delay.num_slots
     if config.pipeline.rings == "host":  # only those in use and the next one are on the device
         num_slots = in_flight + 1 + (num_slots if device_type == "cpu" else 0)
+    elif config.pipeline.stash != "stash" and config.pipeline.accumulation > 1:
+        num_slots += in_flight  # the backward pass overwrites copies of its own
     ring = num_slots * (matrix_bytes * num_matrix_elements + FP32 * num_other_elements)
     predictor = 2 * FP32 * num_elements(shapes) if config.pipeline.stash == "predict" else 0
     return ring + predictor

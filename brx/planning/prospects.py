@@ -11,6 +11,7 @@ from brx.planning.device_peaks import PEAKS, peak_flops
 from brx.planning.plan import (
     RankMemory,
     fits,
+    most_ranks,
     plan_memory,
     rank_flops,
     smallest_num_ranks,
@@ -41,9 +42,11 @@ def fit_line(config: RunConfig, ranks: list[RankMemory], device_type: str, memor
     smallest = smallest_num_ranks(config, device_type, memory)
     least = f"the smallest R that fits is {smallest}"
     if smallest is None:
-        stages = config.pipeline.stages
-        finest = max(plan_memory(config, device_type, partition(stages, stages)), key=lambda rank: rank.peak)
-        least = f"even R = {stages} needs {finest.peak / 1e9:.1f} GB on rank {finest.rank}"
+        most = most_ranks(config)
+        finest = max(
+            plan_memory(config, device_type, partition(config.pipeline.stages, most)), key=lambda rank: rank.peak
+        )
+        least = f"even R = {most} needs {finest.peak / 1e9:.1f} GB on rank {finest.rank}"
     if fits(ranks, memory):
         return f"Fits into {memory / 1e9:.1f} GB per device; {least}."
     remedies = what_would_fit(config, device_type, memory)
@@ -56,13 +59,15 @@ def time_lines(config: RunConfig, throughput: float | None) -> list[str]:
     training, num_ranks = config.training, config.pipeline.devices
     ranges = partition(config.pipeline.stages, num_ranks)
     by_rank = [rank_flops(config, own) for own in ranges]
-    model = training_flops(config.model, config.data.vocabulary_size, training.batch_size)
+    examples = config.pipeline.accumulation * training.batch_size
+    model = training_flops(config.model, config.data.vocabulary_size, examples)
     lines = [
         f"FLOPs per iteration: {model / 1e12:.3g} T for the model, {(sum(by_rank) - model) / 1e12:.3g} T for"
         f" recomputation and the method's matrix products; the busiest rank does {max(by_rank) / sum(by_rank):.0%}."
     ]
-    # One micro-batch per update is what has this trajectory's data; more of them are smaller or make a larger batch.
-    counts = sorted({1, 2, 4, training.batch_size})
+    # The run's own micro-batches per update have this trajectory's data; more of them are smaller, or a larger batch.
+    own = config.pipeline.accumulation
+    counts = sorted({own, 1, 2, 4, training.batch_size})
     bubbles = {count: synchronous_bubble(num_ranks, count) for count in counts}
     if num_ranks > 1:
         shares = ", ".join(f"{share:.0%} with {count}" for count, share in bubbles.items())
@@ -75,6 +80,6 @@ def time_lines(config: RunConfig, throughput: float | None) -> list[str]:
     lines.append(
         f"At {throughput / 1e12:.4g} TFLOP/s per device: {seconds:.3g} s per iteration,"
         f" {training.last_iteration:,} iterations in {hours:.3g} h on {num_ranks} device(s)"
-        + (f"; synchronously {hours / (1 - bubbles[1]):.3g} h." if num_ranks > 1 else ".")
+        + (f"; synchronously {hours / (1 - bubbles[own]):.3g} h." if num_ranks > 1 else ".")
     )
     return lines

@@ -29,7 +29,9 @@ def micro_batch_config(config: RunConfig, num_stages: int, num_micro_batches: in
         )
     if num_stages > config.model.blocks:
         raise UserError(f"--stages {num_stages}: the model has only {config.model.blocks} blocks")
-    pipeline = config.pipeline.model_copy(update={"stages": num_stages, "devices": num_stages})
+    pipeline = config.pipeline.model_copy(
+        update={"stages": num_stages, "devices": num_stages, "delay": "pipeline", "accumulation": 1}
+    )
     training = config.training.model_copy(update={"batch_size": batch // num_micro_batches})
     return config.model_copy(update={"pipeline": pipeline, "training": training})
 

@@ -100,7 +100,7 @@ class Run:
         if self.config.pipeline.stash != "stash":
             parts.append({"none": "no stashing", "predict": "weight prediction"}[self.config.pipeline.stash])
         if self.config.pipeline.delay != "pipeline":
-            parts.append(f"delay {delay_name(self.config.pipeline)}")
+            parts.append(f"delay {self.config.pipeline.delay_text}")
         return ", ".join(parts)
 
     @property

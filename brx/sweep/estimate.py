@@ -65,7 +65,7 @@ def cost_kind(config: RunConfig) -> str:
     """What an iteration's time depends on: everything but the number of stages, rates, seeds and budget."""
     content = config.model_dump(mode="json", include={"model", "optimizer", "runtime"})
     content["optimizer"].pop("lr")
-    content["batch"] = config.training.batch_size
+    content["batch"] = config.training.batch_size, config.pipeline.accumulation
     content["vocabulary"] = config.data.vocabulary_size
     content["stash"] = config.pipeline.stash
     return json.dumps(content, sort_keys=True)

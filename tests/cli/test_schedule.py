@@ -13,7 +13,15 @@ def test_text_shows_the_engines_actions_and_the_delays(capsys):
     assert "  1F1 1B1 1F2 1B2 1F3 1B3 1U3" in lines
     assert any(line.startswith("  0F1 0F2 0B1 0U1 0F3 0B2 0U2") for line in lines)
     assert any(line.endswith("0.0% once the pipeline is full") for line in lines)
-    assert lines[-2:] == ["  0: 3 2", "  1: 1 0"]
+    assert lines[-7:-5] == ["  0: 3 2", "  1: 1 0"]
+    assert lines[-4] == "    0:   0   0   0   0   1   2   3   4 kept"
+
+
+def test_2bw_keeps_two_versions(capsys):
+    assert main(["schedule", "--stages", "3", "--delay", "2bw", "--accumulation", "2", "--micro-batches", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == "    2:   0   0|  0   0|  1   1|  2   2   2 kept"
+    assert any(line.startswith("  0F1 0F2 0F3 0B1 0F4 0B2 0U2 0F5") for line in lines)
 
 
 def test_figure_is_written(tmp_path, capsys):
@@ -28,6 +36,11 @@ def test_figure_is_written(tmp_path, capsys):
         (["--stages", "2", "--devices", "3"], "--devices must be from 1 to --stages (2), got 3"),
         (["--stages", "0"], "must be at least 1"),
         (["--stages", "4", "--devices", "2", "--figure", "x"], "--figure shows one stage per device"),
+        (["--stages", "4", "--delay", "[1, 2]", "--devices", "1"], "delay must have one entry per stage (4), got 2"),
+        (["--stages", "4", "--delay", "-1"], "delay must be pipeline, 2bw, a whole number from 0"),
+        (["--stages", "4", "--delay", "2"], "rank 0 of 4 runs 3 forward passes ahead"),
+        (["--stages", "4", "--accumulation", "0"], "--accumulation"),
+        (["--stages", "4", "--accumulation", "2", "--figure", "x"], "--figure shows one micro-batch per update"),
     ],
 )
 def test_mistakes_exit_2(arguments, expected, capsys):

@@ -161,9 +161,17 @@ def test_ctrl_c_saves_and_ends_all_ranks(long_config):
 
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="finds the ranks in /proc")
-@pytest.mark.parametrize("num_kills", [2, pytest.param(20, marks=pytest.mark.slow)])
-def test_killed_at_random_and_resumed_equals_never_killed(num_kills, tmp_path):
-    config = tiny_config(tmp_path, f"training.iterations={60 + 20 * num_kills}", "training.log_every=1")
+@pytest.mark.parametrize(
+    ("num_kills", "overrides"),
+    [
+        (2, []),
+        (1, ["pipeline.delay=2bw", "pipeline.accumulation=3", "pipeline.stash=predict"]),
+        pytest.param(20, [], marks=pytest.mark.slow),
+    ],
+)
+def test_killed_at_random_and_resumed_equals_never_killed(num_kills, overrides, tmp_path):
+    iterations = f"training.iterations={60 + 20 * num_kills}"
+    config = tiny_config(tmp_path, iterations, "training.log_every=1", *overrides)
     path = tmp_path / "tiny.yaml"
     path.write_text(dump_config(config))
     train(config, tmp_path / "straight")
@@ -194,6 +202,23 @@ def test_rank_that_refuses_the_request_exits_2(tmp_path):
     _, stderr = process.communicate(timeout=300)
     assert process.returncode == 2
     assert "allow it with data.max_epochs=" in stderr.splitlines()[-1]
+
+
+def test_delays_that_the_devices_cannot_run_exit_2_before_any_data_are_prepared(tmp_path):
+    path = tmp_path / "tiny.yaml"
+    path.write_text(dump_config(tiny_config(tmp_path, "pipeline.delay=[3, 1, 2, 0]")))
+    process = start_brx("train", path, "--devices", 3, "--out", tmp_path / "run")
+    _, stderr = process.communicate(timeout=300)
+    assert process.returncode == 2
+    assert (
+        stderr.splitlines()[-1]
+        == (
+            "brx: pipeline.delay: rank 1 of 3 runs 1 forward passes ahead, which needs a delay of at least 1 at stage 3,"
+            " got 0; use fewer pipeline.devices (one runs any delays)"
+        )
+        or "rank 0 of 3" in stderr
+    )
+    assert not (tmp_path / "data").exists()
 
 
 def test_port_in_use_exits_2(tmp_path, monkeypatch):

@@ -46,6 +46,13 @@ def equality_configs(folder):
                     *method,
                 ]
                 configs[f"{name}-p{stages}-{stash}"] = tiny_config(folder, *overrides)
+    for stash in ("stash", "none", "predict"):
+        common = ["model.blocks=8", f"pipeline.stash={stash}", "training.iterations=9", "pipeline.accumulation=3"]
+        configs[f"pipedream-2bw-{stash}"] = tiny_config(folder, *common, "pipeline.delay=2bw")
+        deep = [*common, "pipeline.stages=8", "optimizer.method=delay-compensation"]
+        configs[f"pipedream-two-versions-{stash}"] = tiny_config(folder, *deep)
+        rings = ["pipeline.rings=host", "pipeline.delay=[5, 4, 4, 3]"]
+        configs[f"pipedream-host-{stash}"] = tiny_config(folder, *common, *rings)
     for name, method in METHODS_OF_MIXTURES.items():
         mixture = ["model.moe={experts: 4}", "pipeline.stages=4", "training.iterations=15"]
         configs[f"{name}-mixture"] = tiny_config(folder, *mixture, *method)

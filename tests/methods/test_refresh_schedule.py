@@ -6,7 +6,7 @@ import torch
 from brx.methods.refresh_schedule import refresh_intervals, refreshes_per_iteration
 from brx.methods.updater import MethodUpdater
 from brx.optim import BasisRotation
-from brx.pipeline.delay import pipeline_delays
+from brx.pipeline.delay import StageDelay, pipeline_delays
 from tests.pipeline.test_engine import make_config, make_versions
 
 RULES = ["stage-aware", "reversed", "stage-aware-exact", "reversed-exact"]
@@ -33,6 +33,27 @@ def test_budget(num_stages, frequency):
     for allocation in ("uniform", "stage-aware-exact", "reversed-exact"):
         found = refreshes_per_iteration(refresh_intervals(pipeline_delays(num_stages), frequency, allocation))
         assert found == pytest.approx(budget, rel=1e-12)
+
+
+def test_profiles_that_the_papers_rule_does_not_cover():
+    def intervals(taus, allocation):
+        return refresh_intervals([StageDelay(tau) for tau in taus], 10, allocation)
+
+    for allocation in RULES:
+        assert intervals([4] * 6, allocation) == [10] * 6
+        assert intervals([0] * 6, allocation) == [10] * 6
+    assert intervals([0, 5, 0, 0], "stage-aware") == [None, 2, None, None]
+    assert intervals([8, 4, 4, 0], "stage-aware") == [5, 10, 10, None]
+    assert intervals([8, 4, 4, 0], "reversed") == [None, 10, 10, 5]
+    assert intervals([4, 0, 8, 4], "reversed") == [10, 5, None, 10]
+    assert intervals([9, 3, 3, 1], "stage-aware-exact") == pytest.approx([40 / 9, 40 / 3, 40 / 3, 40])
+
+
+def test_accumulation_keeps_the_papers_rule():
+    accumulated = [StageDelay(delay.tau, 4) for delay in pipeline_delays(32)]
+    assert refresh_intervals(accumulated, 10, "stage-aware") == refresh_intervals(
+        pipeline_delays(32), 10, "stage-aware"
+    )
 
 
 def test_budget_of_the_paper():

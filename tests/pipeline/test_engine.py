@@ -350,6 +350,15 @@ def test_worked_table_of_the_documentation():
     text = (Path(__file__).parents[2] / "docs" / "semantics.md").read_text()
     rows = re.findall(r"^\| (\d) \| (\d) \|((?: \d+ \|){7})$", text, flags=re.M)
     assert len(rows) == 4
+    assert re.findall(r"^\| all, 2BW \| (\d) \|((?: \d \|){12})$", text, flags=re.M) == [
+        ("4", "".join(f" {max(0, (n - 5) // 4)} |" for n in range(1, 13)))
+    ]
+    accumulated = re.findall(r"^\| (\d) \| (\d) \|((?: \d \|){12})$", text, flags=re.M)
+    assert len(accumulated) == 4
+    for stage, tau, versions in accumulated:
+        delay = stage_delays(PipelineConfig(stages=4, accumulation=4))[int(stage)]
+        assert delay.tau == int(tau)
+        assert [int(v) for v in re.findall(r"\d+", versions)] == [delay.version_used(n) for n in range(1, 13)]
     for stage, delay, versions in rows:
         expected = pipeline_delays(4)[int(stage)]
         assert expected.tau == int(delay)

@@ -106,9 +106,12 @@ def test_data_order_and_weights_depend_on_the_seed_alone(tmp_path):
     assert losses(tmp_path / "other")[0]["train_loss"] not in first.values()
 
 
-@pytest.mark.parametrize("kill_at", [random.Random(place).randint(1, 28) for place in range(3)])
-def test_killed_and_resumed_equals_uninterrupted(kill_at, tmp_path):
-    config = tiny_config(tmp_path, "optimizer.method=basis-rotation", "training.log_every=1")
+@pytest.mark.parametrize(
+    "accumulation", [[], ["pipeline.accumulation=2", "pipeline.delay=3", "pipeline.stash=predict"]]
+)
+@pytest.mark.parametrize("kill_at", [random.Random(place).randint(1, 28) for place in range(2)])
+def test_killed_and_resumed_equals_uninterrupted(kill_at, accumulation, tmp_path):
+    config = tiny_config(tmp_path, "optimizer.method=basis-rotation", "training.log_every=1", *accumulation)
     train(config, tmp_path / "straight")
     path = tmp_path / "config.yaml"
     path.write_text(dump_config(config))
@@ -291,6 +294,32 @@ def test_a_checkpoint_of_another_trajectory_version_is_not_resumed_from(tmp_path
     with pytest.raises(UserError, match=message):
         train(tiny_config(tmp_path), tmp_path / "run", resume=True)
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == before
+
+
+@pytest.mark.parametrize("stash", ["stash", "none", "predict"])
+def test_stopped_and_resumed_with_accumulation_equals_uninterrupted(stash, tmp_path):
+    setting = ["pipeline.accumulation=3", "pipeline.delay=2bw", "optimizer.method=delay-compensation"]
+    config = tiny_config(tmp_path, f"pipeline.stash={stash}", *setting)
+    train(config, tmp_path / "straight")
+    for stop in (10, None):
+        stopped = config.model_copy(update={"training": config.training.model_copy(update={"stop_after": stop})})
+        train(stopped, tmp_path / "stopped", resume=True)
+    expected = [record for record in losses(tmp_path / "straight") if "train_loss" in record]
+    assert [record for record in losses(tmp_path / "stopped") if "train_loss" in record] == expected
+    assert expected[-1]["tokens"] == 30 * 3 * 2 * 16
+
+
+def test_micro_batches_of_one_update_are_a_larger_batch_without_delay(tmp_path):
+    """M micro-batches at delay 0 are one batch of M times as many examples; only their windows are drawn differently."""
+    whole = tiny_config(tmp_path, "pipeline.stages=1", "training.batch_size=6", "training.iterations=60")
+    parts = tiny_config(tmp_path, "pipeline.stages=1", "pipeline.accumulation=3", "training.iterations=60")
+    ends = []
+    for name, config in (("whole", whole), ("parts", parts)):
+        train(config, tmp_path / name)
+        steps = [record for record in losses(tmp_path / name) if "train_loss" in record]
+        assert steps[-1]["tokens"] == 60 * 6 * 16
+        ends.append(sum(step["train_loss"] for step in steps[-10:]) / 10)
+    assert ends[0] == pytest.approx(ends[1], rel=0.02)
 
 
 def test_run_longer_than_the_data_says_how_many_epochs(tmp_path):
