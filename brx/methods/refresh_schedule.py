@@ -35,9 +35,7 @@ def refresh_intervals(delays: Sequence[StageDelay], frequency: int, allocation: 
     if allocation == "uniform" or shares is None:
         return [frequency] * num_stages
     if allocation.startswith("reversed"):
-        by_share = sorted(range(num_stages), key=shares.__getitem__)
-        opposite = dict(zip(by_share, sorted(shares, reverse=True), strict=True))
-        shares = [opposite[stage] for stage in range(num_stages)]
+        shares = _opposite(shares)
     if allocation.endswith("exact"):
         rates = _within_one(shares, num_stages / frequency)
         return [1 / rate if rate else None for rate in rates]
@@ -58,6 +56,13 @@ def _shares(taus: list[int]) -> list[float] | None:
         return [_share_in_pipeline(tau, mid) for tau in taus] if mid >= 1 else None
     mean = sum(taus) / num_stages
     return [tau / mean for tau in taus] if mean else None
+
+
+def _opposite(shares: list[float]) -> list[float]:
+    """The largest share where the smallest is, and so on; of equal ones, that of the first stage to the last."""
+    ascending = sorted(range(len(shares)), key=lambda stage: (shares[stage], -stage))
+    opposite = dict(zip(ascending, sorted(shares, reverse=True), strict=True))
+    return [opposite[stage] for stage in range(len(shares))]
 
 
 def _share_in_pipeline(delay: int, mid: int) -> float:

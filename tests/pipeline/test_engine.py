@@ -193,6 +193,23 @@ def test_two_versions_in_an_update_equal_naive_simulation(method):
     assert_equals_naive(make_config(method, 3, "stash", 24, *extra), [3, 3, 3])
 
 
+def test_micro_batches_of_an_update_without_delay_are_one_larger_batch():
+    def larger(t):
+        parts = [micro_batch(n) for n in range(3 * t - 2, 3 * t + 1)]
+        return tuple(torch.cat(column) for column in zip(*parts, strict=True))
+
+    accumulated, stages = run_engine(
+        make_config("pipedream", 1, "stash", 24, "pipeline.accumulation=3"), 8, torch.float64
+    )
+    assembly = assemble(make_config("pipedream", 1, "stash"), larger, dtype=torch.float64)
+    whole = list(assembly.engine.run(1, lambda: 8))
+    for one, other in zip(accumulated, whole, strict=True):
+        torch.testing.assert_close(one.loss, other.loss, rtol=1e-10, atol=0)
+        torch.testing.assert_close(one.grad_norms, other.grad_norms, rtol=1e-8, atol=0)
+    for name, weight in assembly.stages[0].live.items():
+        torch.testing.assert_close(stages[0].live[name], weight, rtol=0, atol=1e-8)
+
+
 def test_2bw_uses_the_version_before_the_newest():
     delays = stage_delays(PipelineConfig(stages=4, delay="2bw", accumulation=4))
     for delay in delays:

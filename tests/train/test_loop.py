@@ -309,19 +309,6 @@ def test_stopped_and_resumed_with_accumulation_equals_uninterrupted(stash, tmp_p
     assert expected[-1]["tokens"] == 30 * 3 * 2 * 16
 
 
-def test_micro_batches_of_one_update_are_a_larger_batch_without_delay(tmp_path):
-    """M micro-batches at delay 0 are one batch of M times as many examples; only their windows are drawn differently."""
-    whole = tiny_config(tmp_path, "pipeline.stages=1", "training.batch_size=6", "training.iterations=60")
-    parts = tiny_config(tmp_path, "pipeline.stages=1", "pipeline.accumulation=3", "training.iterations=60")
-    ends = []
-    for name, config in (("whole", whole), ("parts", parts)):
-        train(config, tmp_path / name)
-        steps = [record for record in losses(tmp_path / name) if "train_loss" in record]
-        assert steps[-1]["tokens"] == 60 * 6 * 16
-        ends.append(sum(step["train_loss"] for step in steps[-10:]) / 10)
-    assert ends[0] == pytest.approx(ends[1], rel=0.02)
-
-
 def test_run_longer_than_the_data_says_how_many_epochs(tmp_path):
     with pytest.raises(UserError, match=r"epochs; allow it with data\.max_epochs="):
         train(tiny_config(tmp_path, "training.iterations=100000"), tmp_path / "run")
