@@ -116,7 +116,7 @@ def experiment_id(config: RunConfig, data_fingerprint: str | None, trajectory_ve
 def comparable(runs: pd.DataFrame) -> list[pd.DataFrame]:
     """Sort runs by what makes losses comparable: data, trajectory version, model and token budget; most runs first."""
     model = [key for key in runs.columns if key.startswith("model.")]
-    budget = ["training.iterations", "training.batch_size"]
+    budget = ["training.iterations", "training.batch_size", "pipeline.accumulation"]
     sets = [alike for _, alike in runs.groupby([*ORIGIN, *budget, *model], dropna=False, sort=False)]
     return sorted(sets, key=len, reverse=True)
 
@@ -129,6 +129,7 @@ def differences(runs: pd.DataFrame) -> list[str]:
         "model": [key for key in runs.columns if key.startswith("model.")],
         "iterations": ["training.iterations", "last_iteration"],
         "batch size": ["training.batch_size"],
+        "micro-batches per update": ["pipeline.accumulation"],
     }
     lines = []
     first = runs.iloc[0]
