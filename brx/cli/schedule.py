@@ -35,8 +35,9 @@ def schedule(
     ] = None,
 ) -> None:
     """Print the schedules, or draw them."""
-    from brx.config.loading import parse_yaml, validate
+    from brx.config.loading import validate
     from brx.config.schema import PipelineConfig
+    from brx.config.yaml_text import parse_yaml
     from brx.pipeline.schedule_text import schedule_lines
     from brx.plot.schedule import draw_schedules
 
