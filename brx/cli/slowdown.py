@@ -63,7 +63,7 @@ def slowdown(
     all_runs = load(runs)
     if rates is not None:
         all_runs = of_rates(all_runs, parse_rates(rates))
-    chosen = at_best_rates(all_runs)
+    chosen = at_best_rates(all_runs, with_failed=True)
     comparison = (
         at_same_rates(all_runs, target, reference_stages) if same_rate else compare(chosen, target, reference_stages)
     )

@@ -38,17 +38,19 @@ def compare(chosen: pd.DataFrame, target: float | None = None, reference_stages:
     """Slowdowns and reductions of all experiments.
 
     Args:
-        chosen: rows of `at_best_rates`.
+        chosen: rows of `at_best_rates`; those of failed runs take part in slowdowns, as bounds.
         target: training loss to reach, in nats; by default, in each set, its `common_target`.
         reference_stages: P that slowdowns are relative to.
     """
-    sets = comparable(chosen)
+    sets = comparable(chosen[chosen["status"] == "finished"])
     delays, savings, alone = [], [], []
-    for alike in sets:
+    for alike in comparable(chosen):
+        if (alike["status"] == "failed").all():
+            continue
         compared = with_reference(alike, reference_stages)
         if (compared[STAGES] != reference_stages).any():
             delays.append(slowdowns(compared, common_target(compared) if target is None else target, reference_stages))
-        savings.append(reductions(alike))
+        savings.append(reductions(alike[alike["status"] == "finished"]))
         alone += [str(seeds.index[0]) for seeds in by_experiment(alike.drop(compared.index))]
     notes = []
     if len(sets) > 1:
@@ -112,14 +114,15 @@ def reached_by_seed(seeds: pd.DataFrame, target: float) -> dict[int, Reached]:
         target: in nats.
     """
     last = float(seeds["last_iteration"].iloc[0])
-    passages = {int(seed): passage(str(run), target) for run, seed in seeds[SEED].items()}
+    finished = seeds.loc[seeds["status"] == "finished", SEED]
+    passages = {int(seed): passage(str(run), target) for run, seed in finished.items()}
     passages |= dict.fromkeys(seeds["failed_seeds"].iloc[0])
     return {seed: Reached(last if one is None else one, one is not None) for seed, one in sorted(passages.items())}
 
 
 def common_target(runs: pd.DataFrame) -> float:
-    """The loss to reach, in nats: the highest mean training loss over the last quarter of any of the runs."""
-    return float(runs["last_quarter_loss"].max())
+    """The loss to reach, in nats: the highest mean training loss over the last quarter of any of the finished runs."""
+    return float(runs.loc[runs["status"] == "finished", "last_quarter_loss"].max())
 
 
 def with_reference(chosen: pd.DataFrame, reference_stages: int = 1) -> pd.DataFrame:

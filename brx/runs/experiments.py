@@ -58,7 +58,7 @@ def _score(alike: pd.DataFrame, group: str, over: str) -> pd.DataFrame:
     return pd.DataFrame({group: alike[group].iloc[0], **values})
 
 
-def at_best_rates(runs: pd.DataFrame) -> pd.DataFrame:
+def at_best_rates(runs: pd.DataFrame, *, with_failed: bool = False) -> pd.DataFrame:
     """The finished runs of every experiment at its best learning rate, by seed.
 
     Two columns more: `lr_at_edge`, and `failed_seeds`, those whose run at this rate failed, the same list in every row
@@ -66,16 +66,17 @@ def at_best_rates(runs: pd.DataFrame) -> pd.DataFrame:
 
     Args:
         runs: rows of `load`.
+        with_failed: give the failed runs of an experiment that has no others.
 
     Raises:
         UserError: two runs have the same settings and seed.
     """
     rates = tried_rates(runs)
-    return _runs_at(runs, rates[rates["is_best"]].rename(columns={"at_edge": "lr_at_edge"}))
+    return _runs_at(runs, rates[rates["is_best"]].rename(columns={"at_edge": "lr_at_edge"}), with_failed=with_failed)
 
 
 def at_each_rate(runs: pd.DataFrame) -> list[pd.DataFrame]:
-    """The finished runs of every experiment, a frame per learning rate as `at_best_rates` gives it; none is chosen.
+    """The runs of every experiment, a frame per learning rate as `at_best_rates` with failed ones; none is chosen.
 
     Args:
         runs: rows of `load`.
@@ -85,7 +86,7 @@ def at_each_rate(runs: pd.DataFrame) -> list[pd.DataFrame]:
     """
     _refuse_repeated(runs[runs["status"].isin(("finished", "failed"))])
     rates = runs[["experiment", RATE]].drop_duplicates().assign(lr_at_edge=False)
-    return [_runs_at(runs, alike) for _, alike in rates.groupby(RATE)]
+    return [_runs_at(runs, alike, with_failed=True) for _, alike in rates.groupby(RATE)]
 
 
 def of_rates(runs: pd.DataFrame, rates: Sequence[float]) -> pd.DataFrame:
@@ -101,14 +102,17 @@ def of_rates(runs: pd.DataFrame, rates: Sequence[float]) -> pd.DataFrame:
     return runs[runs[RATE].isin(rates)]
 
 
-def _runs_at(runs: pd.DataFrame, rates: pd.DataFrame) -> pd.DataFrame:
-    """The finished runs at some learning rates of some experiments, and which seeds failed there."""
-    chosen = runs[runs["status"] == "finished"].reset_index()
-    chosen = chosen.merge(rates[["experiment", RATE, "lr_at_edge"]], on=["experiment", RATE])
-    failed = runs[runs["status"] == "failed"].groupby(["experiment", RATE])[SEED].agg(list).to_dict()
-    keys = zip(chosen["experiment"], chosen[RATE], strict=True)
-    chosen["failed_seeds"] = pd.Series([failed.get(key, []) for key in keys], chosen.index, dtype=object)
-    return chosen.sort_values(SEED, kind="stable").set_index("run")
+def _runs_at(runs: pd.DataFrame, rates: pd.DataFrame, *, with_failed: bool) -> pd.DataFrame:
+    """The runs at some learning rates of some experiments, and which seeds failed there."""
+    at_rates = runs[runs["status"].isin(("finished", "failed"))].reset_index()
+    at_rates = at_rates.merge(rates[["experiment", RATE, "lr_at_edge"]], on=["experiment", RATE])
+    is_finished = at_rates["status"] == "finished"
+    failed = at_rates[~is_finished].groupby("experiment")[SEED].agg(list).to_dict()
+    seeds = [failed.get(experiment, []) for experiment in at_rates["experiment"]]
+    at_rates["failed_seeds"] = pd.Series(seeds, at_rates.index, dtype=object)
+    if with_failed:
+        is_finished |= ~at_rates["experiment"].isin(at_rates.loc[is_finished, "experiment"])
+    return at_rates[is_finished].sort_values(SEED, kind="stable").set_index("run")
 
 
 def by_experiment(chosen: pd.DataFrame) -> Iterator[pd.DataFrame]:

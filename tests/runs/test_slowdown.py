@@ -269,6 +269,19 @@ def test_rates_can_be_restricted_or_the_same_on_both_sides(tmp_path, capsys):
     assert len(slowdowns_in_json(capsys, folder, "--same-rate", "--rates", "0.001")) == 1
 
 
+@pytest.mark.parametrize("arguments", [(), ("--same-rate",)])
+def test_an_experiment_of_which_every_run_failed_is_a_bound(tmp_path, capsys, arguments):
+    write_run(tmp_path, "p1", "pipeline.stages=1", crosses_3_at=50.5)
+    for P, at in ((2, 100.5), (4, 9000)):
+        write_run(tmp_path, f"p{P}", f"pipeline.stages={P}", crosses_3_at=at, status="failed" if P == 4 else "finished")
+    (tmp_path / "runs" / "p4" / "metrics.jsonl").unlink()
+    assert main(["slowdown", str(tmp_path / "runs"), "--format", "json", *arguments]) == 0
+    two, four = json.loads(capsys.readouterr().out)["slowdowns"]
+    assert two["target"] == four["target"] == pytest.approx(4 - 350.5 / 100.5)
+    assert (two["is_censored"], four["is_censored"]) == (False, True)
+    assert four["iterations"] == [ITERATIONS]
+
+
 def test_incomparable_runs_are_told(tmp_path, capsys):
     write_run(tmp_path, "p1", "pipeline.stages=1", crosses_3_at=50)
     write_run(tmp_path, "p4", "pipeline.stages=4", "model.width=16", crosses_3_at=200)
