@@ -2,7 +2,7 @@
 
 Two worker processes (one thread each) take turns at the variants, so that the ratios hold when the machine's speed
 drifts: R = 1 (on rank 0, the other one idle), R = 2 at several P, and torch.distributed.pipelining's synchronous 1F1B
-at several micro-batch counts for the same tokens an update.
+at several micro-batch counts for the same tokens per update.
 
     python -m benchmarks.distributed [--rounds 5] [--iterations 16]
 """
@@ -68,7 +68,7 @@ def report(times: dict[str, list[float]]) -> None:
         )
     table.write(
         "16 blocks, d 64, sequence 64, batch 8 an update, fp32, AdamW, one thread a process, gloo; the authors' way"
-        f" (one process a stage, recomputed forward) took {AUTHORS_MS} ms at P = 16 on such a machine"
+        f" (one process per stage, recomputed forward) took {AUTHORS_MS} ms at P = 16 on such a machine"
     )
 
 

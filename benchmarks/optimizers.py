@@ -242,7 +242,7 @@ def explain(blocks: int, width: int, seconds: float, rate: float, runner: Runner
     )
     return (
         f"{blocks} blocks, d {width}, 2nd bilateral: {step / 1e9:.2f} G multiply-adds a step and {refresh / 1e9:.2f} G "
-        f"a refresh; at the measured {rate / 1e9:.0f} GFLOP/s the floor is {1e3 * floor:.1f} ms a step, of which "
+        f"a refresh; at the measured {rate / 1e9:.0f} GFLOP/s the floor is {1e3 * floor:.1f} ms per step, of which "
         f"{100 * floor / seconds:.0f} % is reached. The time goes to: {shares}."
     )
 

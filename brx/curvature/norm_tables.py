@@ -47,7 +47,7 @@ def _how(result: NormResult) -> str:
 
 
 def breakdown_table(result: NormResult, by: Literal["stage", "kind"]) -> Table:
-    """A row a stage, or a kind of parameter."""
+    """One row per stage, or a kind of parameter."""
     table = Table(title=result.space)
     for column in (by, "parameters", "share", "norm / parameter", "std. error"):
         table.add_column(column, no_wrap=True)

@@ -43,7 +43,7 @@ def tokenized(config: DataConfig, texts: Iterable[str], workers: int | None) -> 
     Args:
         config: tokenizer and split.
         texts: the documents.
-        workers: processes; 0 works in this one. By default one a core for GPT-2's encoding, and none for bytes, which
+        workers: processes; 0 works in this one. By default one per core for GPT-2's encoding, and none for bytes, which
             cost less than their way to another process.
 
     Raises:

@@ -70,7 +70,7 @@ def prepare(config: DataConfig, *, workers: int | None = None, quiet: bool = Fal
 
     Args:
         config: source, tokenizer, budget and folder.
-        workers: processes that tokenize; by default one a core for GPT-2's encoding, none for bytes.
+        workers: processes that tokenize; by default one per core for GPT-2's encoding, none for bytes.
         quiet: show no progress.
 
     Raises:

@@ -77,7 +77,7 @@ def _floor(interval: float) -> int:
 
 
 def _within_one(shares: list[float], budget: float) -> list[float]:
-    """Rates in proportion to the shares with the given sum; what exceeds one an iteration goes to the others."""
+    """Rates in proportion to the shares with the given sum; what exceeds one per iteration goes to the others."""
     rates = [0.0] * len(shares)
     open_stages = [stage for stage, share in enumerate(shares) if share]
     while open_stages:

@@ -18,7 +18,7 @@ REPEATS = 7
 
 
 def assign(costs: Sequence[float], num_ranks: int) -> list[range]:
-    """Cut stages into contiguous runs, one a rank, such that the largest sum of costs is as small as possible.
+    """Cut stages into contiguous runs, one per rank, such that the largest sum of costs is as small as possible.
 
     Args:
         costs: of the stages, in any unit.

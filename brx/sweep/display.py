@@ -1,4 +1,4 @@
-"""What the user sees while a sweep runs: a live table on a terminal, a line a change otherwise."""
+"""What the user sees while a sweep runs: a live table on a terminal, one line per change otherwise."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class LocalLauncher:
     """Starts cells in free places.
 
     Args:
-        num_jobs: how many run at a time; by default one a GPU (or group of them), one a core without.
+        num_jobs: how many run at a time; by default one per GPU (or group of them), one per core without.
         devices_per_cell: GPUs that a cell needs.
     """
 

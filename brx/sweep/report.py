@@ -46,7 +46,7 @@ def write_choices(choices: pd.DataFrame, sweep: Sweep) -> list[Path]:
 
 
 def failure_table(failures: dict[str, str]) -> Table:
-    """A row a failed cell, with its run's last line."""
+    """One row per failed cell, with its run's last line."""
     table = Table("failed cell", "why")
     for name, reason in failures.items():
         table.add_row(name, reason)

@@ -36,5 +36,5 @@ def test_the_budgets_are_those_of_the_code():
         refreshes_per_iteration(refresh_intervals(pipeline_delays(32), 10, name))
         for name in ("uniform", "stage-aware", "stage-aware-exact")
     )
-    assert f"{aware:.2f} refreshes an iteration instead of {uniform:g} at P = 32" in " ".join(TEXT.split())
+    assert f"{aware:.2f} refreshes per iteration instead of {uniform:g} at P = 32" in " ".join(TEXT.split())
     assert f"spend {exact:g}." in TEXT
