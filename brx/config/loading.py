@@ -22,6 +22,9 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 # An installed package carries the presets; a checkout has them beside the package.
 PRESETS = _PACKAGE / "presets" if (_PACKAGE / "presets").is_dir() else _PACKAGE.parent / "configs"
 
+MOST_SHOWN = 200
+"""Characters of an override that a message repeats."""
+
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -88,7 +91,8 @@ def apply_overrides(content: Mapping[str, Any], overrides: Sequence[str], where:
     origins: dict[tuple[str, ...], str] = {}
     for override in overrides:
         key, equals, text = override.partition("=")
-        shown = f"--set {override}" if override.isprintable() else f"--set {override!r}"
+        short = override if len(override) <= MOST_SHOWN else f"{override[:MOST_SHOWN]}..."
+        shown = f"--set {short}" if short.isprintable() else f"--set {short!r}"
         if not equals or not all(key.split(".")) or not key.isprintable():
             raise UserError(f"{shown}: write it as section.key=value, for example optimizer.lr=3e-4")
         settings[key] = parse_yaml(text, shown)

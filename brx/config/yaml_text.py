@@ -51,7 +51,8 @@ def parse_yaml(text: str, where: str) -> Any:
         raise UserError(f"{where}: not valid YAML: {problem[:200]}{line}") from None
     except RecursionError:
         raise UserError(f"{where}: not valid YAML: nested too deeply") from None
-    except (ValueError, OverflowError) as error:  # an impossible date, a number of thousands of digits
+    # An impossible date, a number of thousands of digits, and what PyYAML meets where a tag does not suit its value.
+    except (ValueError, OverflowError, LookupError, TypeError, AttributeError) as error:
         raise UserError(f"{where}: not valid YAML: {str(error)[:200]}") from None
 
 

@@ -20,12 +20,30 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter, ValidationError
+from typing_extensions import TypedDict  # pydantic takes that of Python 3.12 on, this one anywhere
 
 from brx.errors import UserError
 from brx.files import cannot_write, sync_folder, write_json
 
 MANIFEST = "manifest.json"
 REPLACED = ".replaced"
+
+
+class _Stage(TypedDict):
+    stage: int
+    bytes: int
+    sha256: str
+
+
+class _Manifest(TypedDict):
+    iteration: int
+    fingerprint: str
+    trajectory_version: int
+    settings: dict[str, dict[str, Any]]
+    num_stages: int
+    training_seconds: float
+    stages: list[_Stage]
 
 
 def checkpoint_folder(run: Path, iteration: int) -> Path:
@@ -127,6 +145,11 @@ def read_manifest(checkpoint: Path) -> dict[str, Any]:
         raise UserError(f"{path}: not a readable checkpoint manifest: {error}; {remedy}") from None
     if not isinstance(manifest, dict) or manifest.pop("sha256", None) != _sha256_of_content(manifest):
         raise UserError(f"{path}: damaged (its SHA-256 is not that of its content); {remedy}")
+    try:
+        TypeAdapter(_Manifest).validate_python(manifest, strict=True)
+    except ValidationError as error:
+        key = ".".join(map(str, error.errors()[0]["loc"]))
+        raise UserError(f"{path}: was written by another version of brx: {key}; {remedy}") from None
     if manifest["iteration"] != iteration_of(checkpoint):
         raise UserError(
             f"{path}: is that of iteration {manifest['iteration']}, which its folder's name is not; rename the folder,"

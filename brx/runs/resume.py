@@ -90,6 +90,9 @@ def what_is_saved(run: Path, iteration: int) -> str:
 
 def _check_origin(manifest: dict[str, Any], checkpoint: Path, config: RunConfig) -> None:
     check_trajectory_version(manifest, checkpoint)
-    difference = first_difference(manifest["settings"], trajectory_of(config), ignore_new=True)
+    settings = {
+        key: values for key, values in manifest["settings"].items() if key != "data"
+    }  # the fingerprint's matter
+    difference = first_difference(settings, trajectory_of(config), ignore_new=True)
     if difference is not None:
         raise UserError(f"{checkpoint}: {difference}: it is not a checkpoint of this run; restore config.yaml")

@@ -20,7 +20,8 @@ def write(run, iteration, value, keep=1):
     """A checkpoint of one stage that holds `value`."""
     checkpoint.begin(run, iteration)
     entry = checkpoint.write_stage(run, iteration, 0, {"value": value})
-    checkpoint.finish(run, iteration, {}, [entry], keep)
+    content = {"fingerprint": "f", "trajectory_version": 1, "settings": {}, "num_stages": 1, "training_seconds": 1.0}
+    checkpoint.finish(run, iteration, content, [entry], keep)
 
 
 def values(run):

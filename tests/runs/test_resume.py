@@ -77,6 +77,20 @@ def test_settings_that_a_checkpoint_does_not_know_do_not_count(run, tmp_path):
     assert train(tiny_config(tmp_path), run, resume=True) == "finished"
 
 
+def test_a_manifest_of_other_content_is_refused(run, tmp_path):
+    newest = list_checkpoints(run)[-1]
+    rewrite(newest, {**read_manifest(newest), "fingerprint": 1})
+    with pytest.raises(UserError, match=r"manifest\.json: was written by another version of brx: fingerprint; remove"):
+        train(tiny_config(tmp_path), run, resume=True)
+
+
+def test_text_that_was_moved_is_the_same_data(run, tmp_path):
+    (tmp_path / "text.txt").rename(tmp_path / "moved.txt")
+    moved = tiny_config(tmp_path, f"data.source={tmp_path / 'moved.txt'}")
+    (run / "config.yaml").write_text(dump_config(moved))
+    assert train(moved, run, resume=True) == "finished"
+
+
 def test_a_manifest_that_was_changed_is_refused(run, tmp_path):
     newest = list_checkpoints(run)[-1]
     path = newest / "manifest.json"
