@@ -136,6 +136,10 @@ class PipelineConfig(Section):
     """M, the micro-batches (of `training.batch_size` examples each) whose mean gradient makes one update."""
     stash: Literal["stash", "none", "predict"] = "stash"
     """What the backward pass sees: the forward's weights, the newest weights, or PipeMare's prediction."""
+    forecast: Literal["last-update", "momentum"] | None = None
+    """Run forward and backward pass at w + tau d, where the weights are expected to be when the update comes, instead
+    of at the delayed w itself; d is the last update, or the average of the updates with decay 0.9 (the momentum's
+    direction: SpecTrain, arXiv:1809.02839). null: at w."""
     devices: int = Field(1, ge=1)
     """R, the number of processes (one device each); the trajectory does not depend on it."""
     balance: Literal["count", "time"] = "count"
@@ -162,6 +166,10 @@ class PipelineConfig(Section):
             raise ValueError(f"delay: like: {self.delay.like} needs at least 2 stages, got 1")
         if self.devices > self.stages:
             raise ValueError(f"devices must be at most stages ({self.stages}), got {self.devices}")
+        if self.forecast is not None and self.stash != "stash":
+            raise ValueError(
+                f"forecast needs stash: stash (got {self.stash}): forward and backward pass see the same prediction"
+            )
         if self.recompute and self.stash != "stash":
             raise ValueError(
                 f"recompute needs stash: stash (got {self.stash}): recomputing from newer weights is another algorithm"

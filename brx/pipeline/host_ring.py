@@ -64,6 +64,8 @@ class HostRing:
         with self._aside():
             for slot, weight in zip(self.slots[self._delay.slot_of(version)], newest, strict=True):
                 slot.copy_(weight, non_blocking=True)
+                if self._stream is not None:
+                    weight.record_stream(self._stream)  # a forecast is gone before the copy from it is over
             if self._stored is not None:
                 self._stored.record()
         self._newest_stored = version

@@ -12,6 +12,10 @@ from brx.pipeline.delay import StageDelay
 from brx.pipeline.host_ring import HostRing
 
 StashMode = Literal["stash", "none", "predict"]
+Forecast = Literal["last-update", "momentum"]
+
+FORECAST_DECAYS: dict[Forecast, float] = {"last-update": 0.0, "momentum": 0.9}
+"""Decay of the average of the updates along which a forecast looks ahead."""
 
 
 class VersionsState(TypedDict):
@@ -33,7 +37,8 @@ class StageVersions:
       overwrites its only copy, with the newest weights or with PipeMare's prediction. The activations stay those of the
       forward pass. With M = 1 that is the slot itself, which no other micro-batch needs; with M > 1 the update's later
       micro-batches do, and each micro-batch in flight computes with a copy of its slot;
-    - after update t, its slot takes version t, which a later micro-batch is going to need.
+    - after update t, its slot takes version t, which a later micro-batch is going to need; with a `forecast`, where
+      version t is expected to be when that micro-batch's update comes.
 
     So one copy of the stage's weights per iteration is all that delay costs in time. With tau = 0 the live weights
     are the only version, and nothing is copied.
@@ -53,6 +58,7 @@ class StageVersions:
         *,
         num_in_flight: int = 1,
         on_host: bool = False,
+        forecast: Forecast | None = None,
     ) -> None:
         """
         Args:
@@ -64,6 +70,7 @@ class StageVersions:
                 the same numbers from half the memory.
             num_in_flight: micro-batches between forward and backward pass on this device, at most.
             on_host: keep the ring in host memory.
+            forecast: run both passes where the weights are expected to be at the update (with `stash` only).
         """
         self.stage = stage
         self.index = index
@@ -85,7 +92,11 @@ class StageVersions:
             self._copies = [self._copy_of_live(matrix_dtype) for _ in range(num_in_flight)]
         self._copied: list[int | None] = [None] * len(self._copies)
         self._gradient_sum: list[Tensor] | None = None
-        self._predictor = StepPredictor(self._newest, delay) if stash == "predict" and delay.tau else None
+        self._extrapolation: Extrapolation | None = None
+        if delay.tau and stash == "predict":
+            self._extrapolation = Extrapolation(self._newest, -delay.in_updates, delay.prediction_decay)
+        elif delay.tau and forecast is not None:
+            self._extrapolation = Extrapolation(self._newest, delay.in_updates, FORECAST_DECAYS[forecast])
 
     def bind(self, micro_batch: int) -> None:
         """Let the module compute with the weights of a micro-batch."""
@@ -141,19 +152,22 @@ class StageVersions:
         """
         if not self.ring or self.stash == "stash":
             return self._weights(micro_batch)
-        return self._newest if self._predictor is None else self._predictor.predict(self._newest)
+        return self._newest if self._extrapolation is None else self._extrapolation.from_weights(self._newest)
 
     @torch.no_grad()
     def record_update(self, version: int) -> None:
         """The live weights have become this version: store it for the micro-batch that needs it; drop the gradients."""
         for live in self._newest:
             live.grad = None
-        if self._predictor is not None:
-            self._predictor.observe(self._newest)
+        if self._extrapolation is not None:
+            self._extrapolation.observe(self._newest)
+        stored = self._newest
+        if self._extrapolation is not None and self.stash == "stash":  # a forecast
+            stored = self._extrapolation.from_weights(self._newest)
         if self._host_ring is not None:
-            self._host_ring.store(version, self._newest)
+            self._host_ring.store(version, stored)
         elif self.ring:
-            torch._foreach_copy_(self.ring[self.delay.slot_of(version)], self._newest)
+            torch._foreach_copy_(self.ring[self.delay.slot_of(version)], stored)
 
     def state_dict(self) -> VersionsState:
         """Everything here that decides the trajectory (no copies)."""
@@ -162,7 +176,7 @@ class StageVersions:
         return {
             "weights": {name: parameter.data for name, parameter in self.live.items()},
             "ring": [[parameter.data for parameter in slot] for slot in self.ring],
-            "average_step": None if self._predictor is None else self._predictor.average_step,
+            "average_step": None if self._extrapolation is None else self._extrapolation.average_step,
         }
 
     @torch.no_grad()
@@ -174,7 +188,7 @@ class StageVersions:
         """
         if list(state["weights"]) != list(self.live) or len(state["ring"]) != len(self.ring):
             raise ValueError(f"stage {self.index}: the state is of another stage or delay")
-        if (state["average_step"] is None) != (self._predictor is None):
+        if (state["average_step"] is None) != (self._extrapolation is None):
             raise ValueError(f"stage {self.index}: the state is of another stash mode")
         torch._foreach_copy_(self._newest, list(state["weights"].values()))
         for slot, saved in zip(self.ring, state["ring"], strict=True):
@@ -182,8 +196,8 @@ class StageVersions:
         self._copied = [None] * len(self._copies)
         if self._host_ring is not None:
             self._host_ring.forget()
-        if self._predictor is not None and state["average_step"] is not None:
-            self._predictor.restore(self._newest, state["average_step"])
+        if self._extrapolation is not None and state["average_step"] is not None:
+            self._extrapolation.restore(self._newest, state["average_step"])
 
     @property
     def device(self) -> torch.device:
@@ -224,29 +238,34 @@ class StageVersions:
         ]
 
 
-class StepPredictor:
-    """PipeMare's discrepancy correction (T2, arXiv:1910.05124): where the weights were when the forward pass ran.
+class Extrapolation:
+    """Where weights were, or will be, along their recent steps: w + h delta.
 
-    u = w(t-1) - tau delta, with delta <- gamma delta + (1 - gamma) (w(t) - w(t-1)) after each update; tau in updates.
+    delta <- gamma delta + (1 - gamma) (w(t) - w(t-1)) after each update, from zero.
+
+    - PipeMare's discrepancy correction (T2, arXiv:1910.05124) looks back to the forward pass: h = -tau and gamma =
+      exp(-2 / tau), tau in updates.
+    - A forecast looks ahead to the update, h = tau, along the last update (gamma = 0) or the momentum's direction
+      (gamma = 0.9; SpecTrain, arXiv:1809.02839, whose step is -lr times the momentum).
     """
 
-    def __init__(self, weights: list[Tensor], delay: StageDelay) -> None:
-        self.delay = delay
+    def __init__(self, weights: list[Tensor], horizon: float, decay: float) -> None:
         self.average_step = [torch.zeros_like(weight) for weight in weights]
+        self._horizon = horizon
+        self._decay = decay
         self._previous = [weight.detach().clone() for weight in weights]
 
     @torch.no_grad()
-    def predict(self, weights: list[Tensor]) -> list[Tensor]:
-        """u, from the newest weights w(t-1)."""
-        return list(torch._foreach_add(weights, self.average_step, alpha=-self.delay.in_updates))
+    def from_weights(self, weights: list[Tensor]) -> list[Tensor]:
+        """w + h delta."""
+        return list(torch._foreach_add(weights, self.average_step, alpha=self._horizon))
 
     @torch.no_grad()
     def observe(self, weights: list[Tensor]) -> None:
         """Take in the step that the weights have just made."""
         step = torch._foreach_sub(weights, self._previous)
-        decay = self.delay.prediction_decay
-        torch._foreach_mul_(self.average_step, decay)
-        torch._foreach_add_(self.average_step, step, alpha=1.0 - decay)
+        torch._foreach_mul_(self.average_step, self._decay)
+        torch._foreach_add_(self.average_step, step, alpha=1.0 - self._decay)
         torch._foreach_copy_(self._previous, weights)
 
     def restore(self, weights: list[Tensor], average_step: list[Tensor]) -> None:

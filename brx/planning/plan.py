@@ -314,8 +314,9 @@ def _ring_bytes(config: RunConfig, delay: StageDelay, shapes: Shapes, device_typ
     elif config.pipeline.stash != "stash" and config.pipeline.accumulation > 1:
         num_slots += in_flight  # the backward pass overwrites copies of its own
     ring = num_slots * (matrix_bytes * num_matrix_elements + FP32 * num_other_elements)
-    predictor = 2 * FP32 * num_elements(shapes) if config.pipeline.stash == "predict" else 0
-    return ring + predictor
+    # The average step and the weights before it.
+    extrapolation = 2 * FP32 * num_elements(shapes) if _extrapolates(config) else 0
+    return ring + extrapolation
 
 
 def _update_bytes(config: RunConfig, by_stage: dict[int, Shapes], device_type: str) -> int:
@@ -327,9 +328,14 @@ def _update_bytes(config: RunConfig, by_stage: dict[int, Shapes], device_type: s
         return before + _rotation_update_bytes(config.optimizer, by_stage, device_type)
     if isinstance(config.optimizer, schema.NesterovConfig):
         return before + 2 * largest_stage
-    predicted = config.pipeline.stash == "predict"
+    predicted = _extrapolates(config)
     correction = isinstance(config.optimizer, schema.DelayCompensationConfig) and config.pipeline.stash != "none"
     return max(before, (predicted + correction) * largest_stage)
+
+
+def _extrapolates(config: RunConfig) -> bool:
+    """Whether weights are predicted from their steps."""
+    return config.pipeline.stash == "predict" or config.pipeline.forecast is not None
 
 
 def _rotation_update_bytes(optimizer: schema.BasisRotationConfig, by_stage: dict[int, Shapes], device_type: str) -> int:

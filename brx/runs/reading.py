@@ -99,6 +99,8 @@ class Run:
             parts.append(f"lambda {optimizer.compensation:g}")
         if self.config.pipeline.stash != "stash":
             parts.append({"none": "no stashing", "predict": "weight prediction"}[self.config.pipeline.stash])
+        if self.config.pipeline.forecast is not None:
+            parts.append(f"forecast by {self.config.pipeline.forecast.replace('-', ' ')}")
         if self.config.pipeline.delay != "pipeline":
             parts.append(f"delay {self.config.pipeline.delay_text}")
         return ", ".join(parts)

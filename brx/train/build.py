@@ -147,6 +147,7 @@ def build_stages(
                 matrix_dtype,
                 num_in_flight=num_in_flight,
                 on_host=config.pipeline.rings == "host",
+                forecast=config.pipeline.forecast,
             )
         )
     return stages

@@ -52,6 +52,9 @@ def equality_configs(folder):
         deep = [*common, "pipeline.stages=8", "optimizer.method=delay-compensation"]
         configs[f"pipedream-two-versions-{stash}"] = tiny_config(folder, *deep)
         rings = ["pipeline.rings=host", "pipeline.delay=[5, 4, 4, 3]"]
+        if stash == "stash":
+            forecast = [*common, "pipeline.forecast=momentum"]
+            configs["pipedream-forecast"] = tiny_config(folder, *forecast)
         configs[f"pipedream-host-{stash}"] = tiny_config(folder, *common, *rings)
     for name, method in METHODS_OF_MIXTURES.items():
         mixture = ["model.moe={experts: 4}", "pipeline.stages=4", "training.iterations=15"]

@@ -38,13 +38,14 @@ class NaivePipeline:
     Stage k runs micro-batch n of M per update with version max(0, floor((n - 1 - tau_k) / M)).
     """
 
-    def __init__(self, stages, stash, update, clip, taus=None, accumulation=1):
+    def __init__(self, stages, stash, update, clip, taus=None, accumulation=1, forecast=None):
         self.modules = stages
         self.stash = stash
         self.update = update  # (stage index, newest weights, gradients, iteration) -> new weights; has .rule
         self.clip = clip
         self.taus = list(range(len(stages)))[::-1] if taus is None else taus
         self.accumulation = accumulation
+        self.forecast = forecast
         self.versions = [[_clone(dict(stage.named_parameters()))] for stage in stages]
         self.losses = []
         self.norms = []
@@ -71,7 +72,8 @@ class NaivePipeline:
         for k, module in enumerate(self.modules):
             history = self.versions[k]
             version = max(0, math.floor((n - 1 - self.taus[k]) / self.accumulation))
-            used = {name: weight.clone().requires_grad_() for name, weight in history[version].items()}
+            weights = self._forecast(history[: version + 1], self.taus[k])
+            used = {name: weight.clone().requires_grad_() for name, weight in weights.items()}
             seen = used if self.stash == "stash" else self._seen_by_backward(history, self.taus[k])
             entered = x if k == 0 else x.detach().requires_grad_()
             with OverwrittenWeights(used, seen):
@@ -91,6 +93,20 @@ class NaivePipeline:
             gradient = found[-1]
             by_stage[k] = self.update.rule(self.versions[k][-1], gradients, seen)
         return loss.item(), by_stage
+
+    def _forecast(self, history, tau):
+        """The newest weights of `history`, moved on by tau updates like the last one, or like the average one."""
+        newest = history[-1]
+        if self.forecast is None or len(history) == 1:
+            return newest
+        steps = [{name: after[name] - before[name] for name in newest} for before, after in pairwise(history)]
+        direction = steps[-1]
+        if self.forecast == "momentum":
+            ages = range(len(steps) - 1, -1, -1)
+            direction = {
+                name: sum(0.1 * 0.9**age * step[name] for age, step in zip(ages, steps, strict=True)) for name in newest
+            }
+        return {name: weight + tau / self.accumulation * direction[name] for name, weight in newest.items()}
 
     def _seen_by_backward(self, history, tau):
         newest = history[-1]

@@ -193,6 +193,27 @@ def test_two_versions_in_an_update_equal_naive_simulation(method):
     assert_equals_naive(make_config(method, 3, "stash", 24, *extra), [3, 3, 3])
 
 
+@pytest.mark.parametrize("forecast", ["last-update", "momentum"])
+@pytest.mark.parametrize("method", METHODS)
+def test_forecast_equals_naive_simulation(method, forecast):
+    assert_equals_naive(make_config(method, 3, "stash", 24, f"pipeline.forecast={forecast}"))
+    if method in ("pipedream", "delay-compensation"):
+        accumulated = ["pipeline.delay=5", "pipeline.accumulation=2"]
+        config = make_config(method, 3, "stash", 24, f"pipeline.forecast={forecast}", *accumulated)
+        assert_equals_naive(config, [5, 5, 5])
+
+
+def test_forecasts_differ():
+    settings = [[], ["pipeline.forecast=last-update"], ["pipeline.forecast=momentum"]]
+    losses = {
+        tuple(r.loss.item() for r in run_engine(make_config("pipedream", 4, "stash", 24, *extra), 12)[0])
+        for extra in settings
+    }
+    assert len(losses) == 3
+    without_delay = [run_engine(make_config("pipedream", 1, "stash", 24, *extra), 6)[0] for extra in settings]
+    assert len({tuple(r.loss.item() for r in results) for results in without_delay}) == 1
+
+
 def test_micro_batches_of_an_update_without_delay_are_one_larger_batch():
     def larger(t):
         parts = [micro_batch(n) for n in range(3 * t - 2, 3 * t + 1)]
@@ -244,7 +265,8 @@ def assert_equals_naive(config, taus=None):
     iterations = 3 * stages + 4
     results, versions = run_engine(config, iterations, torch.float64)
     modules, update = make_modules(config, torch.float64), NaiveUpdate(config, taus)
-    naive = NaivePipeline(modules, stash, update, config.training.clip, taus, accumulation)
+    clip, forecast = config.training.clip, config.pipeline.forecast
+    naive = NaivePipeline(modules, stash, update, clip, taus, accumulation, forecast)
     for t in range(1, iterations + 1):
         naive.step(t, [micro_batch(n) for n in range((t - 1) * accumulation + 1, t * accumulation + 1)])
     losses = torch.stack([r.loss for r in results])

@@ -88,6 +88,7 @@ RUNS = [
     ["pipeline.stash=none"],
     ["pipeline.rings=host"],
     ["pipeline.delay=2bw", "pipeline.accumulation=2"],
+    ["pipeline.forecast=momentum"],
     ["pipeline.delay=7", "pipeline.accumulation=3", "pipeline.stash=none"],
     ["pipeline.recompute=true", "training.batch_size=16"],
     ["model.width=96", "model.blocks=8", "pipeline.stages=8"],

@@ -296,10 +296,12 @@ def test_a_checkpoint_of_another_trajectory_version_is_not_resumed_from(tmp_path
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == before
 
 
-@pytest.mark.parametrize("stash", ["stash", "none", "predict"])
-def test_stopped_and_resumed_with_accumulation_equals_uninterrupted(stash, tmp_path):
+@pytest.mark.parametrize(
+    "mode", ["stash=stash", "stash=none", "stash=predict", "forecast=last-update", "forecast=momentum"]
+)
+def test_stopped_and_resumed_with_accumulation_equals_uninterrupted(mode, tmp_path):
     setting = ["pipeline.accumulation=3", "pipeline.delay=2bw", "optimizer.method=delay-compensation"]
-    config = tiny_config(tmp_path, f"pipeline.stash={stash}", *setting)
+    config = tiny_config(tmp_path, f"pipeline.{mode}", *setting)
     train(config, tmp_path / "straight")
     for stop in (10, None):
         stopped = config.model_copy(update={"training": config.training.model_copy(update={"stop_after": stop})})
