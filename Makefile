@@ -5,7 +5,7 @@ BIN := .venv/bin
 .PHONY: demo test test-numerics test-matrix lint bench reproduce reproduce-figures setup
 
 SCALE ?= cpu
-RESULTS := $(if $(filter cpu,$(SCALE)),results/cpu,runs/paper)
+RESULTS := $(if $(filter paper,$(SCALE)),runs/paper,results/$(SCALE))
 
 demo: setup  ## train the quick preset with and without delay, draw the curves (minutes)
 	$(BIN)/brx demo
@@ -37,7 +37,7 @@ bench: setup  ## speed, as ratios measured side by side; tables go to benchmarks
 
 reproduce: setup  ## run all sweeps of a scale (SCALE=cpu or paper; long, continues where it was left), then draw
 	$(BIN)/brx sweep $(wildcard configs/sweeps/$(SCALE)/*.yaml) || test $$? -eq 1  # cells may fail: rates that diverge
-	$(if $(filter cpu,$(SCALE)),$(BIN)/brx export runs/cpu --to results/cpu)
+	$(if $(filter paper,$(SCALE)),,$(BIN)/brx export runs/$(SCALE) --to results/$(SCALE))
 	$(MAKE) reproduce-figures SCALE=$(SCALE)
 
 reproduce-figures: setup  ## draw every figure and table from the results at hand (seconds)

@@ -198,6 +198,7 @@ def _fill_slowdowns(experiments: Experiments, methods: Sequence[str], panels: Se
 
 @paper_figure("block-scaling", "fig:result-main-blockscaling", "Deeper models, one block a stage.", across=3)
 def _block_scaling(experiments: Experiments, made: Figure) -> None:
+    experiments = experiments.secondary
     panels = row_of_axes(made, 3, share_y=True)
     _fill_block_scaling(experiments, MAIN[1:], panels)
     _share_legend(made, *panels)
@@ -217,6 +218,7 @@ def _fill_block_scaling(experiments: Experiments, methods: Sequence[str], panels
 
 @paper_figure("width", "fig:result-main-1b", "P = 24, (a) the smaller and (b) the larger model.", across=2)
 def _width(experiments: Experiments, made: Figure) -> None:
+    experiments = experiments.secondary
     left, right = row_of_axes(made, 2)
     scale = experiments.scale
     _fill(left, _curves(experiments, MAIN, 24, "width", settings=scale.narrow), "(a) smaller model")
@@ -227,6 +229,7 @@ def _width(experiments: Experiments, made: Figure) -> None:
 
 @paper_figure("strategies", "fig:result-rotation", "Estimation strategies of basis rotation.", across=1)
 def _strategies(experiments: Experiments, made: Figure) -> None:
+    experiments = experiments.secondary
     deepest = experiments.scale.deepest
     _fill_alone(made, _curves(experiments, ("pipedream-lr", *STRATEGIES), deepest), f"P = {deepest}")
 
@@ -241,6 +244,7 @@ def _efficiency(experiments: Experiments, made: Figure) -> None:
     panels = row_of_axes(made, 3)
     deepest = experiments.scale.deepest
     _fill(panels[0], _curves(experiments, MAIN, deepest), f"(a) P = {deepest}", draw_against_time)
+    experiments = experiments.secondary
     _fill(panels[1], _frequency_curves(experiments), f"(b) P = {deepest}")
     _fill(panels[2], _allocation_curves(experiments, ("uniform", "stage-aware")), f"(c) P = {deepest}")
 
@@ -271,6 +275,7 @@ def _allocation_curves(experiments: Experiments, allocations: Sequence[str]) -> 
     "Without weight stashing: (a) all methods, (b, c) with and without.", across=3,
 )  # fmt: skip
 def _weight_stashing(experiments: Experiments, made: Figure) -> None:
+    experiments = experiments.secondary
     panels = row_of_axes(made, 3)
     deepest = experiments.scale.deepest
     without = {"pipeline.stash": "none"}
@@ -301,6 +306,7 @@ def _all_stages(experiments: Experiments, made: Figure) -> None:
     down=2,
 )
 def _slowdown_all(experiments: Experiments, made: Figure) -> None:
+    experiments = experiments.secondary
     panels = list(made.subplots(2, 4, squeeze=False, sharey=True).ravel())
     panels[-1].remove()
     _fill_slowdowns(experiments, SEVEN, panels[:-1])
@@ -311,6 +317,7 @@ def _slowdown_all(experiments: Experiments, made: Figure) -> None:
     across=4, down=2,
 )  # fmt: skip
 def _block_scaling_all(experiments: Experiments, made: Figure) -> None:
+    experiments = experiments.secondary
     panels = list(made.subplots(2, 4, squeeze=False, sharey=True).ravel())
     panels[-1].remove()
     _fill_block_scaling(experiments, SEVEN, panels[:-1])
@@ -319,6 +326,7 @@ def _block_scaling_all(experiments: Experiments, made: Figure) -> None:
 
 @paper_figure("weight-prediction", "fig:result-appendix-pipemare", "With PipeMare's weight prediction.", across=1)
 def _weight_prediction(experiments: Experiments, made: Figure) -> None:
+    experiments = experiments.secondary
     deepest = experiments.scale.deepest
     settings = {"pipeline.stash": "predict"}
     _fill_alone(made, _curves(experiments, MAIN, deepest, "prediction", settings=settings), f"P = {deepest}")
@@ -329,6 +337,7 @@ def _weight_prediction(experiments: Experiments, made: Figure) -> None:
     across=3, down=2,
 )  # fmt: skip
 def _strategies_all_stages(experiments: Experiments, made: Figure) -> None:
+    experiments = experiments.secondary
     panels = made.subplots(2, 3, squeeze=False, sharey=True).ravel()
     for axes, stages in zip(panels, experiments.scale.depths, strict=True):
         _fill(axes, _curves(experiments, ("pipedream-lr", *STRATEGIES), stages), f"P = {stages}")
@@ -342,12 +351,14 @@ def _strategies_all_stages(experiments: Experiments, made: Figure) -> None:
     across=1,
 )
 def _reversed(experiments: Experiments, made: Figure) -> None:
+    experiments = experiments.secondary
     curves = _allocation_curves(experiments, ("uniform", "stage-aware", "reversed"))
     _fill_alone(made, curves, f"P = {experiments.scale.deepest}")
 
 
 @paper_figure("validation", "fig:result-appendix-val", "(a) training and (b) validation loss.", across=2)
 def _validation(experiments: Experiments, made: Figure) -> None:
+    experiments = experiments.secondary
     left, right = row_of_axes(made, 2, share_y=True)
     deepest = experiments.scale.deepest
     curves = _curves(experiments, SEVEN, deepest)
@@ -358,6 +369,7 @@ def _validation(experiments: Experiments, made: Figure) -> None:
 
 @paper_figure("delay-compensation", "fig:result-appendix-dc", "Delay compensation.", across=3)
 def _delay_compensation(experiments: Experiments, made: Figure) -> None:
+    experiments = experiments.secondary
     panels = row_of_axes(made, 3, share_y=True)
     for axes, stages in zip(panels, (8, 16, 32), strict=True):
         curves = _curves(experiments, MAIN, stages)
@@ -373,12 +385,14 @@ def _delay_compensation(experiments: Experiments, made: Figure) -> None:
 
 @paper_figure("preconditioned", "tab:result-preconditioned-slowdown", "Preconditioned methods.", across=1)
 def _preconditioned(experiments: Experiments, made: Figure) -> None:
+    experiments = experiments.secondary
     deepest = experiments.scale.deepest
     _fill_alone(made, _curves(experiments, PRECONDITIONED, deepest), f"P = {deepest}")
 
 
 @paper_figure("3b", "fig:result-appendix-3b", "The 3B model.", across=1)
 def _huge(experiments: Experiments, made: Figure) -> None:
+    experiments = experiments.secondary
     preset = experiments.scale.huge_preset
     if preset is None:
         raise UserError("figure 3b: only at the paper's scale: brx sweep configs/sweeps/paper/3b.yaml")
@@ -387,6 +401,7 @@ def _huge(experiments: Experiments, made: Figure) -> None:
 
 @paper_figure("moe", "fig:result-appendix-moe", "A mixture-of-experts model.", across=1)
 def _moe(experiments: Experiments, made: Figure) -> None:
+    experiments = experiments.secondary
     deepest = experiments.scale.deepest
     curves = _curves(experiments, MAIN, deepest, "moe", preset=experiments.scale.moe_preset)
     _fill_alone(made, curves, f"mixture of experts, P = {deepest}")

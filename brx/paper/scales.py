@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,7 @@ class Scale:
     """Where the runs of a scale are and what they are made of.
 
     Attributes:
-        name: `cpu` or `paper`.
+        name: `cpu`, `laptop` or `paper`.
         preset: of the main model.
         runs: folder of its results.
         depths: numbers of stages of the main comparison.
@@ -68,6 +68,9 @@ class Scale:
         huge_preset: of the 3B model; none at the scale of a laptop.
         budget_model: settings of the model that is trained for several numbers of iterations.
         budgets: these numbers; none at the paper's scale.
+        budget_methods: which methods are.
+        budget_sweep: the sweep that does.
+        secondary: settings of all experiments but the main one, which compare among each other.
     """
 
     name: str
@@ -82,6 +85,9 @@ class Scale:
     huge_preset: str | None
     budget_model: Settings
     budgets: tuple[int, ...]
+    budget_methods: tuple[str, ...] = ("basis-rotation", "pipedream-lr")
+    budget_sweep: str = "budget"
+    secondary: Settings = field(default_factory=dict)
 
     @property
     def deepest(self) -> int:
@@ -107,6 +113,23 @@ SCALES = {
         huge_preset=None,
         budget_model={"model.blocks": 8},
         budgets=(1000, 4000, 16000),
+    ),
+    "laptop": Scale(
+        name="laptop",
+        preset="laptop",
+        runs=Path("results/laptop"),
+        depths=(1, 2, 4, 8, 16, 32),
+        blocks=(4, 8, 16, 32),
+        narrow={"model.blocks": 24},
+        wide={"model.blocks": 24, "model.width": 64},
+        wide_preset="laptop",
+        moe_preset="laptop-moe",
+        huge_preset=None,
+        budget_model={"model.blocks": 32},
+        budgets=(4000, 8000, 16000, 32000, 64000, 128000),
+        budget_methods=("basis-rotation", "nesterov", "pipedream-lr"),
+        budget_sweep="ladder",
+        secondary={"training.iterations": 16000, "training.validation_every": 2000},
     ),
     "paper": Scale(
         name="paper",
@@ -146,6 +169,7 @@ class Experiments:
         self.chosen = at_best_rates(runs)
         self._origin = main_origin(self.chosen)
         self._by_experiment = dict(iter(self.chosen.groupby("experiment")))
+        self._base: Settings = {}
         self.used: dict[str, pd.DataFrame] = {}
         self.missing: list[str] = []
 
@@ -160,6 +184,16 @@ class Experiments:
         if not folder.is_dir():
             raise UserError(f"{folder}: no such folder; make the runs with brx sweep {scale.sweep('main')}")
         return cls(scale, load(folder), folder)
+
+    @property
+    def secondary(self) -> Experiments:
+        """The experiments beside the main one, at their length: the main methods among them are those of that length.
+
+        What is asked for there counts as asked for here.
+        """
+        view = copy.copy(self)
+        view._base = self.scale.secondary
+        return view
 
     @property
     def notes(self) -> list[str]:
@@ -188,6 +222,7 @@ class Experiments:
         experiment, seeds = self._look_up(method, stages, preset, settings)
         if seeds is None:
             extra = "".join(f", {key} = {value}" for key, value in settings.items())
+            sweep = "baselines-half" if self._base and sweep == "main" else sweep
             line = f"{method} at P = {stages}{extra}: brx sweep {self.scale.sweep(sweep)}"
             self.missing += [] if line in self.missing else [line]
         else:
@@ -197,7 +232,7 @@ class Experiments:
     def _look_up(
         self, method: str, stages: int, preset: str | None, settings: Settings
     ) -> tuple[str, pd.DataFrame | None]:
-        wanted = {"pipeline.stages": stages, **METHODS[method], **settings}
+        wanted = {"pipeline.stages": stages, **METHODS[method], **self._base, **settings}
         experiment = experiment_id(preset_with(preset or self.scale.preset, wanted), *self._origin)
         return experiment, self._by_experiment.get(experiment)
 

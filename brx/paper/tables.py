@@ -48,6 +48,7 @@ class PaperTable:
 
 def paper_slowdowns(methods: Sequence[str], experiments: Experiments) -> pd.DataFrame:
     """Slowdown of methods at the deepest pipeline, to the target of the scale."""
+    experiments = experiments.secondary
     deepest = experiments.scale.deepest
     rows = []
     target = experiments.slowdown_target()
@@ -91,11 +92,13 @@ def chosen_rates(experiments: Experiments) -> pd.DataFrame:
 
 def _main_and_others(experiments: Experiments) -> dict[str, dict[int, pd.DataFrame | None]]:
     """The plain runs of every method but delay compensation, by number of stages."""
-    return {
-        method: {P: experiments.find(method, P, sweep_of(method)) for P in experiments.scale.depths}
-        for method in METHODS
-        if method != "delay-compensation"
-    }
+    depths = experiments.scale.depths
+    plain = {}
+    for method in METHODS:
+        view = experiments if method in MAIN else experiments.secondary
+        if method != "delay-compensation":
+            plain[method] = {P: view.find(method, P, sweep_of(method)) for P in depths}
+    return plain
 
 
 def paper_reductions(experiments: Experiments) -> pd.DataFrame:
@@ -109,7 +112,8 @@ def paper_reductions(experiments: Experiments) -> pd.DataFrame:
     ]
     rows = []
     for model, stages, sweep, preset, settings, printed in cases:
-        asked = [experiments.find(method, stages, sweep, preset=preset, settings=settings) for method in MAIN]
+        view = experiments if model == "main" else experiments.secondary
+        asked = [view.find(method, stages, sweep, preset=preset, settings=settings) for method in MAIN]
         present = [seeds for seeds in asked if seeds is not None]
         for reduction in reductions(pd.concat(present)).to_dict("records") if present else []:
             rows.append(
@@ -118,7 +122,7 @@ def paper_reductions(experiments: Experiments) -> pd.DataFrame:
                     "P": str(stages),
                     "method": reduction["method"],
                     "best baseline": reduction["baseline"],
-                    "iterations saved": saved_text(reduction["share"]),
+                    "iterations saved": saved_text(reduction),
                     "the paper's": printed,
                 }
             )
@@ -133,17 +137,14 @@ def slowdowns_by_length(experiments: Experiments) -> pd.DataFrame:
     """
     scale = experiments.scale
     if not scale.budgets:
-        raise UserError("table budget: only at the scale of a laptop: brx sweep configs/sweeps/cpu/budget.yaml")
+        raise UserError("table budget: only at the scale of a laptop: brx sweep laptop/ladder")
     stages = scale.budget_model["model.blocks"]
     rows = []
     for iterations in scale.budgets:
         settings = {**scale.budget_model, "training.iterations": iterations}
-        asked = {
-            (method, P): experiments.find(method, P, "budget", settings=settings)
-            for method in ("basis-rotation", "pipedream-lr")
-            for P in (1, stages)
-        }
-        present = {key: seeds for key, seeds in asked.items() if seeds is not None}
+        asked = [(method, P) for method in scale.budget_methods for P in (1, stages)]
+        by_key = {key: experiments.find(*key, scale.budget_sweep, settings=settings) for key in asked}
+        present = {key: seeds for key, seeds in by_key.items() if seeds is not None}
         if len(present) < len(asked):
             continue
         runs = pd.concat(present.values())

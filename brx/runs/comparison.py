@@ -8,7 +8,7 @@ import pandas as pd
 
 from brx.runs.experiments import at_each_rate, by_experiment
 from brx.runs.frames import RATE, SEED, STAGES, comparable, same_but_for, training_loss
-from brx.runs.slowdown import Reached, geometric_mean, iteration_ratio, iterations_to_target
+from brx.runs.slowdown import IterationRatio, Reached, geometric_mean, iteration_ratio, iterations_to_target
 
 BASELINES = ("pipedream", "pipedream-lr", "nesterov")
 EARLY = 0.05
@@ -183,12 +183,27 @@ def _slowdown(delayed: pd.DataFrame, references: pd.DataFrame, target: float) ->
     }
 
 
+def saved_ratio(ours: pd.DataFrame, baseline: pd.DataFrame) -> IterationRatio | None:
+    """The iterations that an experiment needs to the final loss of another, over those of that one.
+
+    The final loss is the baseline's mean over the last quarter of its runs, as in the rule of slowdowns, and the
+    baseline's own iterations are those at which it passes it. None if a run of the baseline ends above.
+
+    Args:
+        ours: an experiment, rows of `at_best_rates`.
+        baseline: another one.
+    """
+    target = common_target(baseline)
+    return iteration_ratio(reached_by_seed(ours, target), reached_by_seed(baseline, target))
+
+
 def reductions(chosen: pd.DataFrame) -> pd.DataFrame:
     """How many fewer iterations a method needs to end where the best baseline ends, as the paper's headlines put it.
 
     A row per experiment that is no baseline and has one: settings but the optimizer's equal. Columns: `model`,
-    `method` (the variant), `stages`, `baseline` (the one with the lowest final loss) with `baseline_final_loss`, and
-    `share`: 1 - iterations needed / iterations of the baseline, NaN if the method never gets there.
+    `method` (the variant), `stages`, `baseline` (the one with the lowest final loss), `baseline_final_loss` (the mean
+    over its last quarter, which is the loss to reach), and `share`: 1 - iterations needed / those of the baseline to
+    that loss, with `low` and `high` of its interval; NaN if the method never gets there.
 
     Args:
         chosen: rows of `at_best_rates`.
@@ -200,21 +215,22 @@ def reductions(chosen: pd.DataFrame) -> pd.DataFrame:
             continue
         finals = alike[is_baseline].groupby("experiment", sort=False)["train_loss"].mean()
         best = alike[alike["experiment"] == finals.idxmin()]
-        available = float(best["last_iteration"].iloc[0])
         for seeds in by_experiment(alike[~is_baseline]):
-            needed = reached_by_seed(seeds, finals.min()).values()
-            share = 1 - geometric_mean([one.iterations for one in needed]) / available
+            ratio = saved_ratio(seeds, best)
+            is_reached = ratio is not None and not ratio.is_lower_bound
             rows.append(
                 {
                     "model": seeds["architecture"].iloc[0],
                     "method": seeds["variant"].iloc[0],
                     "stages": seeds[STAGES].iloc[0],
                     "baseline": best["variant"].iloc[0],
-                    "baseline_final_loss": finals.min(),
-                    "share": share if all(one.is_reached for one in needed) else None,
+                    "baseline_final_loss": common_target(best),
+                    "share": 1 - ratio.ratio if ratio and is_reached else None,
+                    "low": 1 - ratio.high if ratio and ratio.high else None,
+                    "high": 1 - ratio.low if ratio and ratio.low else None,
                 }
             )
-    return _frame(rows, "share", by=["stages", "method"])
+    return _frame(rows, "share", "low", "high", by=["stages", "method"])
 
 
 def _but_for_stages(chosen: pd.DataFrame) -> pd.Series:

@@ -67,7 +67,7 @@ def reduction_table(reductions: pd.DataFrame) -> pd.DataFrame:
             "P": reductions["stages"].astype(str),
             "best baseline": reductions["baseline"],
             "its final loss": reductions["baseline_final_loss"].map("{:.3f}".format),
-            "iterations saved": reductions["share"].map(saved_text),
+            "iterations saved": [saved_text(row) for row in reductions.to_dict("records")],
         }
     )
 
@@ -131,9 +131,12 @@ def rate_text(rate: float, *, at_edge: bool) -> str:
     return f"{rate:g}{'*' if at_edge else ''}"
 
 
-def saved_text(share: float) -> str:
-    """The share of a baseline's iterations that a method saves."""
-    return "never gets there" if pd.isna(share) else f"{share:.1%}"
+def saved_text(reduction: Mapping[str, Any]) -> str:
+    """The share of a baseline's iterations that a method saves, with its interval."""
+    if pd.isna(reduction["share"]):
+        return "never gets there"
+    interval = "" if pd.isna(reduction["low"]) else f" [{reduction['low']:.1%}, {reduction['high']:.1%}]"
+    return f"{reduction['share']:.1%}{interval}"
 
 
 def seeds_text(slowdown: Mapping[str, Any]) -> str:
