@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "sweep": (TRAIN, "run a grid of runs, several at a time; continues where it was left"),
     "config": (TRAIN, "show the complete settings of a preset or file"),
     "data": (TRAIN, "tokenize a corpus into token files"),
+    "compare": (COMPARE, "how robust methods are against delay: the same runs for each, and their leaderboard"),
     "slowdown": (COMPARE, "how many times the iterations each method needs under delay to reach a loss"),
     "plot": (COMPARE, "draw loss curves of runs, or the paper's figures"),
     "claims": (COMPARE, "every number and direction that the paper states, beside what the runs of a scale say"),

@@ -60,7 +60,7 @@ class SweepSpec(Section):
     """A preset's name, or a run's YAML file."""
     out: str | None = None
     """Folder of the cells (default: runs/NAME of the sweep file). Sweeps may share one: equal cells run once."""
-    set: dict[str, Value] = Field(default_factory=dict)
+    set: dict[str, Value | list[Value]] = Field(default_factory=dict)
     """Dotted keys that differ from the base in all cells."""
     grid: dict[str, list[Value | dict[str, Value]]] = Field(min_length=1)
     """Axes: either a dotted key and its values, or any name and a list of mappings of dotted keys to values."""
@@ -116,7 +116,20 @@ class Sweep:
         if not path.exists() and shipped.is_file():
             path = shipped
         spec = load_yaml_as(path, SweepSpec)
-        folder = out or (Path(spec.out) if spec.out else Path("runs") / path.stem)
+        return cls.expand(path, spec, out or (Path(spec.out) if spec.out else Path("runs") / path.stem))
+
+    @classmethod
+    def expand(cls, path: Path, spec: SweepSpec, folder: Path) -> Sweep:
+        """A sweep from its content.
+
+        Args:
+            path: where the content is from, for messages.
+            spec: the content.
+            folder: of the cells.
+
+        Raises:
+            UserError: a cell is not right.
+        """
         base = read_mapping(find_config(spec.base))
         cells = [_cell(path, spec, base, folder, varied) for varied in _combinations(path, spec)]
         _check_keys(path, spec, cells)

@@ -1,0 +1,89 @@
+"""`brx compare`: how robust is a method against delay?"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from brx.cli.options import FigurePath, Format
+from brx.cli.usage import Application, Command
+from brx.errors import UserError
+
+EXAMPLES = """\
+  brx compare my_method.py:MyMethod                     train what is missing, and show its place among the rest
+  brx compare torch.optim:Adamax --set optimizer.arguments.betas='[0.9, 0.99]'
+  brx compare muon soap --seeds 3                       with intervals
+  brx compare --all-builtin --dry-run                   what is missing, and how long it takes
+  brx compare                                           the leaderboard of what is there; trains nothing
+
+The protocol is docs/compare.md; runs are in runs/compare, those committed in results/compare count as well.
+"""
+
+app = Application()
+
+
+@app.command(cls=Command, epilog=EXAMPLES)
+def compare(
+    methods: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="METHOD", help="names, FILE.py:NAME or package.module:NAME", show_default=False),
+    ] = None,
+    *,
+    all_builtin: Annotated[bool, typer.Option("--all-builtin", help="all methods that come with brx")] = False,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE...", help="settings of the optimizer, for a variant of one METHOD"),
+    ] = None,
+    seeds: Annotated[int, typer.Option(metavar="N", help="seeds at the best rates; two or more give intervals")] = 1,
+    jobs: Annotated[int | None, typer.Option(metavar="N", help="runs at a time (default: one per GPU or core)")] = None,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="folder of the runs")] = Path("runs/compare"),
+    committed: Annotated[Path, typer.Option(metavar="DIR", help="folder of kept runs")] = Path("results/compare"),
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="list the runs and their time; train nothing")] = False,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="train failed runs again")] = False,
+    format: Format = "table",
+    figure: FigurePath = None,
+) -> None:
+    """Exit code 0 when all runs are done, 1 when some failed, 130 when interrupted (the same command continues)."""
+    from brx.methods.table import CUSTOM, METHODS
+    from brx.sweep.command import list_cells, make_launcher, run_and_print
+    from brx.sweep.compare import (
+        DELAYS,
+        TARGET_METHOD,
+        board_text,
+        parse_settings,
+        protocol,
+        read_board,
+        take_committed,
+    )
+
+    if seeds < 1:
+        raise UserError(f"--seeds: must be at least 1, got {seeds}")
+    if all_builtin and methods:
+        raise UserError("METHOD and --all-builtin: give one of the two")
+    if overrides and len(methods or []) != 1:
+        raise UserError("--set: is about one METHOD; name exactly one")
+    asked = [name for name in METHODS if name != CUSTOM] if all_builtin else list(methods or [])
+    settings = parse_settings(overrides or [])
+    sweeps = [protocol(method, settings, seeds, out) for method in asked]
+    if asked and TARGET_METHOD not in asked:  # whose loss the slowdowns are at
+        sweeps.insert(0, protocol(TARGET_METHOD, {}, seeds, out))
+    take_committed(sweeps, committed)
+    if dry_run:
+        for sweep in sweeps:
+            list_cells(sweep, jobs, retry_failed=retry_failed)
+        return
+    launches = [(sweep, make_launcher("local", sweep, jobs, None)) for sweep in sweeps]
+    succeeded = [run_and_print(sweep, launching, retry_failed=retry_failed) for sweep, launching in launches]
+    board = read_board([out, committed])
+    print(board_text(board, format))
+    if figure is not None:
+        from brx.plot.leaderboard import draw_leaderboard  # loads matplotlib
+
+        for path in draw_leaderboard(board, list(DELAYS), figure):
+            print(path)
+    if not all(succeeded):
+        print("brx: note: some runs failed; they count as tried, with an infinite loss", file=sys.stderr)
+        raise typer.Exit(1)

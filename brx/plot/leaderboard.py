@@ -1,0 +1,44 @@
+"""The leaderboard as a figure: each method's final loss without delay and with each delay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from brx.plot.style import figure, look_of, save, sequence_color
+
+
+def draw_leaderboard(board: pd.DataFrame, delays: Sequence[str], path: Path) -> list[Path]:
+    """A line per method, the best under the longest delay at the top; a point per delay.
+
+    Args:
+        board: of `brx.runs.leaderboard.leaderboard`.
+        delays: in order, the reference first.
+        path: of the figure, without suffix.
+
+    Returns:
+        The files written.
+    """
+    shown = [delay for delay in delays if f"loss {delay}" in board]
+    losses = board[[f"loss {delay}" for delay in shown]]
+    heights = range(len(board), 0, -1)
+    with figure(width=5.0, height=0.9 + 0.24 * len(board)) as made:
+        axes = made.add_subplot()
+        axes.hlines(heights, losses.min(axis=1), losses.max(axis=1), color="lightgrey", linewidth=2, zorder=1)
+        for index, delay in enumerate(shown):
+            color = sequence_color(index, len(shown))
+            axes.scatter(losses[f"loss {delay}"], heights, color=color, s=18, label=f"delay: {delay}", zorder=2)
+        axes.set_yticks(list(heights), [look_of(method).label for method in board["method"]])
+        axes.set_xlabel("final training loss (nats)")
+        axes.legend()
+        return save(made, path, _caption(board))
+
+
+def _caption(board: pd.DataFrame) -> str:
+    return (
+        "Final training loss of each method without delay and under the delays of deeper pipelines, at the best"
+        f" learning rate of each, by the protocol of docs/compare.md. Seeds: at least {board['num_seeds'].min()}.\n"
+        "Drawn by: brx compare --figure"
+    )

@@ -1,0 +1,120 @@
+"""How robust each method is against delay: final losses, slowdowns and cost, a row per method."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pandas as pd
+
+from brx.runs.comparison import common_target, reached_by_seed, reductions
+from brx.runs.experiments import by_experiment
+from brx.runs.frames import RATE, SEED, same_but_for
+from brx.runs.slowdown import iteration_ratio
+from brx.runs.tables import rate_text, saved_text, slowdown_text
+
+
+def leaderboard(
+    chosen: pd.DataFrame, delay_of: Callable[[pd.Series], str], reference: str, target_method: str
+) -> pd.DataFrame:
+    """A row per method, best under the longest delay first.
+
+    Columns: `method`, `num_seeds`, `milliseconds` per iteration (of the fastest run while nothing else used the
+    machine), `target` in nats, and for every delay D that it has runs at: `loss D` (the final training loss, mean over
+    seeds), `lr D`, `lr_at_edge D`; beside the reference `ratio D`, `low D`, `high D`, `is_censored D` (the slowdown
+    against the same method's reference) and `saved D` (see `reductions`).
+
+    Args:
+        chosen: rows of `at_best_rates` of comparable runs.
+        delay_of: the name of a run's delay.
+        reference: the name of no delay.
+        target_method: slowdowns are at the loss that this one reaches under every delay.
+    """
+    chosen = chosen.assign(delay=[delay_of(run) for _, run in chosen.iterrows()])
+    of_target = chosen[chosen["method"] == target_method]
+    target = common_target(of_target) if len(of_target) else float("nan")
+    saved = {
+        (delay, row["method"]): row["share"]
+        for delay, alike in chosen.groupby("delay")
+        for row in reductions(alike).to_dict("records")
+    }
+    rows = []
+    for _, alike in chosen.groupby(same_but_for(chosen, RATE, SEED, "pipeline"), sort=False):
+        by_delay = {seeds["delay"].iloc[0]: seeds for seeds in by_experiment(alike)}
+        row: dict[str, Any] = {
+            "method": alike["variant"].iloc[0],
+            "num_seeds": min(len(seeds) for seeds in by_delay.values()),
+            "milliseconds": 1e3 * alike["seconds_per_iteration"].min(),
+            "target": target,
+        }
+        for delay, seeds in by_delay.items():
+            row |= _under_delay(delay, seeds, by_delay.get(reference), target)
+            row[f"saved {delay}"] = saved.get((delay, row["method"]))
+        rows.append(row)
+    losses = [f"loss {delay}" for delay in chosen["delay"].unique() if delay != reference]
+    board = pd.DataFrame(rows)
+    hardest = max(losses, key=lambda name: board[name].mean()) if losses else f"loss {reference}"
+    return board.sort_values(hardest, ignore_index=True)
+
+
+def leaderboard_table(board: pd.DataFrame, delays: list[str]) -> pd.DataFrame:
+    """The same as texts.
+
+    Args:
+        board: of `leaderboard`.
+        delays: in order, the reference first.
+    """
+    reference, *others = [delay for delay in delays if f"loss {delay}" in board]
+    return pd.DataFrame(
+        {
+            "method": row["method"],
+            "final loss": _loss(row, reference),
+            **{f"with {delay}": _loss(row, delay) for delay in others},
+            **{f"slowdown, {delay}": _slowdown(row, delay) for delay in others},
+            "iterations saved": _saved(row, others[-1]) if others else "",
+            "ms / iteration": f"{row['milliseconds']:.1f}",
+            "lr": " / ".join(_rate(row, delay) for delay in (reference, *others)),
+            "seeds": str(row["num_seeds"]),
+        }
+        for row in board.to_dict("records")
+    )
+
+
+def _under_delay(delay: str, seeds: pd.DataFrame, reference: pd.DataFrame | None, target: float) -> dict[str, Any]:
+    first = seeds.iloc[0]
+    row: dict[str, Any] = {
+        f"loss {delay}": seeds["train_loss"].mean(),
+        f"lr {delay}": first[RATE],
+        f"lr_at_edge {delay}": first["lr_at_edge"],
+    }
+    if reference is None or reference is seeds or pd.isna(target):
+        return row
+    reached = reached_by_seed(seeds, target)
+    ratio = iteration_ratio(reached, reached_by_seed(reference, target))
+    return row | {
+        f"ratio {delay}": ratio and ratio.ratio,
+        f"low {delay}": ratio and ratio.low,
+        f"high {delay}": ratio and ratio.high,
+        f"is_censored {delay}": not all(one.is_reached for one in reached.values()),
+    }
+
+
+def _loss(row: dict[str, Any], delay: str) -> str:
+    loss = row.get(f"loss {delay}")
+    return "" if pd.isna(loss) else f"{loss:.3f}"
+
+
+def _slowdown(row: dict[str, Any], delay: str) -> str:
+    if pd.isna(row.get(f"loss {delay}")) or f"ratio {delay}" not in row:
+        return ""
+    return slowdown_text({key: row.get(f"{key} {delay}") for key in ("ratio", "low", "high", "is_censored")})
+
+
+def _saved(row: dict[str, Any], delay: str) -> str:
+    saved = row.get(f"saved {delay}")
+    return "" if saved is None else saved_text(saved)
+
+
+def _rate(row: dict[str, Any], delay: str) -> str:
+    rate = row.get(f"lr {delay}")
+    return "" if rate is None or pd.isna(rate) else rate_text(rate, at_edge=bool(row[f"lr_at_edge {delay}"]))

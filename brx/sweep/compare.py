@@ -1,0 +1,142 @@
+"""The protocol of `brx compare`: the same runs for every method (docs/compare.md says why these)."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from brx.config.loading import parse_yaml, validate
+from brx.errors import UserError
+from brx.methods.trajectory_version import TRAJECTORY_VERSION
+from brx.runs.experiments import at_best_rates
+from brx.runs.formats import Format, format_table
+from brx.runs.frames import STAGES, comparable, load
+from brx.runs.leaderboard import leaderboard, leaderboard_table
+from brx.sweep.spec import Sweep, SweepSpec
+
+PRESET = "compare"
+RATES = (1e-3, 3e-3, 3e-4, 1e-2)
+DELAYS: dict[str, dict[str, Any]] = {
+    "none": {"pipeline.stages": 1},
+    "8 stages": {"pipeline.stages": 8},
+    "32 stages": {"pipeline.stages": 8, "pipeline.delay.like": 32},
+}
+"""The delays of pipelines of so many stages, on the same eight blocks."""
+
+TARGET_METHOD = "pipedream"
+"""Slowdowns are at the loss that it reaches under every delay, so that a new method moves nobody else's."""
+
+
+def protocol(method: str, settings: Mapping[str, Any], num_seeds: int, out: Path) -> Sweep:
+    """The runs of one method: every delay and rate with seed 0, and the further seeds at the best rate of each delay.
+
+    Args:
+        method: `optimizer.method`.
+        settings: further dotted keys of the optimizer, for a variant.
+        num_seeds: 1 or more.
+        out: folder of the runs, shared by all methods.
+
+    Raises:
+        UserError: there is no such method, or a setting is wrong.
+    """
+    content: dict[str, Any] = {
+        "base": PRESET,
+        "set": {"optimizer.method": method, **settings},
+        "grid": {"delay": list(DELAYS.values()), "optimizer.lr": list(RATES)},
+        "choose": {"over": "optimizer.lr", "by": "final_val_loss"},
+    }
+    if num_seeds > 1:
+        content["repeat"] = {"set": {"training.seed": list(range(1, num_seeds))}}
+    name = f"compare {method}"
+    return Sweep.expand(Path(name), validate(content, SweepSpec, name), out)
+
+
+def take_committed(sweeps: Sequence[Sweep], committed: Path) -> int:
+    """Copy the kept runs that a sweep asks for to where it looks for them; returns how many.
+
+    Runs that another version of brx's numbers made are left: their losses would not compare.
+    """
+    if not committed.is_dir():
+        return 0
+    kept = {path.name.rpartition("--")[2]: path for path in sorted(committed.iterdir()) if _is_of_this_version(path)}
+    num_copied = 0
+    for sweep in sweeps:
+        for cell in sweep.cells + sweep.repetitions(sweep.cells):
+            source = kept.get(cell.folder.name.rpartition("--")[2])
+            if source is not None and not cell.folder.exists():
+                cell.folder.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copytree(source, cell.folder)
+                num_copied += 1
+    return num_copied
+
+
+def _is_of_this_version(run: Path) -> bool:
+    try:
+        summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return bool(summary.get("trajectory_version") == TRAJECTORY_VERSION)
+
+
+def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
+    """`optimizer.KEY=VALUE` as dotted keys and values.
+
+    Raises:
+        UserError: a setting is not one of the optimizer's: everything else is the protocol's.
+    """
+    settings = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key.startswith("optimizer.") or key in ("optimizer.lr", "optimizer.method"):
+            raise UserError(
+                f"--set {text}: must be optimizer.KEY=VALUE, KEY neither lr nor method: the rest is the protocol's"
+            )
+        settings[key] = parse_yaml(value, f"--set {text}")
+    return settings
+
+
+def delay_of(run: pd.Series) -> str:
+    """A run's delay by its name in `DELAYS`."""
+    like = run.get("pipeline.delay.like")
+    if pd.notna(like):
+        return f"{like:g} stages"
+    return "none" if run[STAGES] == 1 else f"{run[STAGES]} stages"
+
+
+def read_board(folders: Sequence[Path]) -> pd.DataFrame:
+    """The leaderboard (`brx.runs.leaderboard`) of the runs that are there.
+
+    Raises:
+        UserError: there are none.
+    """
+    there = [folder for folder in folders if folder.is_dir() and any(folder.iterdir())]
+    if not there:
+        raise UserError(f"METHOD: needed, since no run is in {' or '.join(map(str, folders))}")
+    runs = load(there)
+    runs = runs[~runs["name"].duplicated()]  # a kept run that was copied
+    chosen = at_best_rates(runs)
+    if chosen.empty:
+        raise UserError(f"{', '.join(map(str, there))}: no run is finished")
+    return leaderboard(comparable(chosen)[0], delay_of, "none", TARGET_METHOD)
+
+
+def board_text(board: pd.DataFrame, form: Format) -> str:
+    """The leaderboard, and on a terminal what its columns mean."""
+    table = format_table(leaderboard_table(board, list(DELAYS)), form)
+    if form != "table":
+        return table
+    target = board["target"].iloc[0]
+    reached = f"of {target:.3f}, which {TARGET_METHOD} reaches under every delay" if pd.notna(target) else "to be set"
+    return "\n".join(
+        [
+            table,
+            f"Slowdown: iterations to a training loss {reached}, over those of the same method without delay.",
+            "Saved: iterations over the best of PipeDream, PipeDream-LR and Nesterov, under the longest delay.",
+            "lr: without delay / with each; *: at the edge of the rates that were tried.",
+        ]
+    )

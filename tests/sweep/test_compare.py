@@ -1,0 +1,129 @@
+"""`brx compare`: the same runs for every method, nothing twice, and a leaderboard that is plain arithmetic."""
+
+from pathlib import Path
+
+import pytest
+
+from brx.cli.main import main
+from brx.config.loading import load_config
+from brx.errors import UserError
+from brx.files import write_json
+from brx.methods.trajectory_version import TRAJECTORY_VERSION
+from brx.runs.folder import RunFolder
+from brx.sweep.cell_state import State, state_of
+from brx.sweep.compare import DELAYS, RATES, delay_of, parse_settings, protocol, read_board, take_committed
+from tests.paper.helpers import write_experiment
+
+STALENESS = f"{Path(__file__).parents[2]}/examples/methods/staleness_aware_rate.py:StalenessAware"
+
+
+def write_runs(folder, method, rates=(1e-3,), seeds=(0,)):
+    for settings in DELAYS.values():
+        for rate in rates:
+            settings = {**settings, "optimizer.method": method, "optimizer.lr": rate}
+            write_experiment(folder, "compare", settings, seeds=seeds, val_loss=2.0 + rate)
+    for run in folder.iterdir():
+        if "--" not in run.name:
+            run = run.rename(folder / f"{run.name}--{run.name}")
+        rate = load_config(run / "config.yaml").optimizer.lr
+        ended = {"iteration": 4000, "final_val_loss": 2.0 + rate, "trajectory_version": TRAJECTORY_VERSION}
+        write_json(run / "summary.json", RunFolder(run).read_summary() | ended)
+
+
+def test_the_protocol_is_the_same_for_every_method(tmp_path):
+    grids = [protocol(method, {}, 1, tmp_path).cells for method in ("pipedream", STALENESS)]
+    assert [len(cells) for cells in grids] == [len(RATES) * len(DELAYS)] * 2
+    for one, other in zip(*grids, strict=True):
+        assert {**one.varied, "optimizer.method": 0} == {**other.varied, "optimizer.method": 0}
+        assert one.config.model == other.config.model == load_config("compare").model
+        assert one.config.training == other.config.training
+    assert len({cell.folder for cells in grids for cell in cells}) == 24
+
+
+def test_further_seeds_are_of_the_best_rates_alone(tmp_path):
+    sweep = protocol("pipedream", {}, 3, tmp_path)
+    assert sweep.spec.repeat.set == {"training.seed": [1, 2]}
+    assert len(sweep.repetitions(sweep.cells[:3])) == 6
+
+
+def test_kept_runs_count_as_done_unless_their_numbers_are_another_versions(tmp_path):
+    kept = tmp_path / "kept"
+    write_runs(kept, "pipedream", RATES)
+    sweep = protocol("pipedream", {}, 1, tmp_path / "runs")
+    assert take_committed([sweep], kept) == 12
+    assert {state_of(cell) for cell in protocol("pipedream", {}, 1, tmp_path / "runs").cells} == {State.DONE}
+    assert take_committed([sweep], kept) == 0
+    for run in kept.iterdir():
+        write_json(run / "summary.json", RunFolder(run).read_summary() | {"trajectory_version": 0})
+    assert take_committed([protocol("pipedream", {}, 1, tmp_path / "new")], kept) == 0
+    assert take_committed([sweep], tmp_path / "nowhere") == 0
+
+
+def test_board_has_losses_slowdowns_and_savings(tmp_path):
+    write_runs(tmp_path, "pipedream", (1e-3, 3e-3, 1e-2), seeds=(0, 1))
+    write_runs(tmp_path, "basis-rotation", (1e-3,))
+    board = read_board([tmp_path]).set_index("method")
+    # write_experiment's losses are 3 / (1 + t / (100 P)), whatever the method: P times the iterations under delay.
+    assert board.loc["pipedream", "ratio 8 stages"] == pytest.approx(8, rel=0.01)
+    assert board.loc["pipedream", "ratio 32 stages"] == pytest.approx(8, rel=0.01)
+    assert board.loc["pipedream", "low 8 stages"] <= 8.01
+    assert board.loc["pipedream", "lr none"] == 1e-3
+    assert board.loc["pipedream", "num_seeds"] == 2
+    assert board.loc["basis-rotation", "num_seeds"] == 1
+    assert board.loc["basis-rotation", "saved 8 stages"] == pytest.approx(0.0, abs=0.05)
+    assert board.loc["basis-rotation", "milliseconds"] == pytest.approx(25.0, rel=0.05)
+
+
+def test_delays_have_their_names(tmp_path):
+    write_runs(tmp_path, "pipedream")
+    from brx.runs.frames import load
+
+    assert sorted(delay_of(run) for _, run in load(tmp_path).iterrows()) == sorted(DELAYS)
+
+
+def test_without_a_method_it_shows_what_is_there(tmp_path, capsys):
+    kept, figure = tmp_path / "kept", tmp_path / "figure"
+    write_runs(kept, "pipedream")
+    write_runs(kept, "muon")
+    folders = ["--out", str(tmp_path / "runs"), "--committed", str(kept)]
+    assert main(["compare", *folders, "--figure", str(figure)]) == 0
+    text = capsys.readouterr().out
+    assert "muon" in text
+    assert "Slowdown: iterations to a training loss of" in text
+    assert (tmp_path / "figure.png").stat().st_size > 0
+    assert main(["compare", *folders, "--format", "markdown"]) == 0
+    assert capsys.readouterr().out.startswith("| method | final loss | with 8 stages |")
+
+
+def test_dry_run_lists_and_trains_nothing(tmp_path, capsys):
+    kept, out = tmp_path / "kept", tmp_path / "runs"
+    write_runs(kept, "pipedream", RATES)
+    assert main(["compare", "pipedream", "--out", str(out), "--committed", str(kept), "--dry-run"]) == 0
+    assert "12 cells" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "METHOD: needed, since no run is in"),
+        (["adamm"], "unknown method 'adamm'"),
+        (["nothing.py:Mine"], "nothing.py cannot be read"),
+        (["muon", "soap", "--set", "optimizer.beta1=0.5"], "name exactly one"),
+        (["muon", "--set", "training.iterations=5"], "must be optimizer.KEY=VALUE"),
+        (["muon", "--set", "optimizer.lr=5"], "must be optimizer.KEY=VALUE"),
+        (["muon", "--seeds", "0"], "--seeds: must be at least 1"),
+        (["muon", "--all-builtin"], "give one of the two"),
+    ],
+)
+def test_mistakes_are_one_line(arguments, message, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["compare", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_settings_are_yaml():
+    assert parse_settings(["optimizer.arguments.betas=[0.9, 0.95]"]) == {"optimizer.arguments.betas": [0.9, 0.95]}
+    with pytest.raises(UserError, match="must be optimizer"):
+        parse_settings(["beta1"])
