@@ -10,7 +10,8 @@ from typing import Any
 
 import pandas as pd
 
-from brx.config.loading import parse_yaml, validate
+from brx.config.loading import validate
+from brx.config.yaml_text import parse_yaml
 from brx.errors import UserError
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
 from brx.runs.experiments import at_best_rates
