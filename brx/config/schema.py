@@ -404,6 +404,9 @@ class LoggingConfig(Section):
     """Write TensorBoard event files into the run folder (extra: tensorboard)."""
     wandb: str | None = None
     """Weights & Biases project to log to; null for none (extra: wandb)."""
+    staleness_every: int | None = Field(None, ge=1)
+    """Every how many iterations to measure, per stage, what delay does to gradients, updates and bases (`brx plot
+    staleness`); on one device, at the cost of an iteration each. Best a multiple of `optimizer.frequency`."""
     update_norms: bool = True
     """At log points, the norm of each stage's update; needs room for a copy of the weights in these iterations."""
 
@@ -418,6 +421,15 @@ class RunConfig(Section):
     training: TrainingConfig = TrainingConfig()
     runtime: RuntimeConfig = RuntimeConfig()
     logging: LoggingConfig = LoggingConfig()
+
+    @model_validator(mode="after")
+    def _staleness_sees_all_stages(self) -> Self:
+        if self.logging.staleness_every is not None and self.pipeline.devices > 1:
+            raise ValueError(
+                f"logging.staleness_every needs pipeline.devices 1 (got {self.pipeline.devices}), where the trajectory"
+                " is the same: a fresh gradient is one of all stages' newest weights"
+            )
+        return self
 
     @model_validator(mode="after")
     def _stages_fit_blocks(self) -> Self:

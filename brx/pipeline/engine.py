@@ -65,6 +65,16 @@ class Updater(Protocol):
         """Update all stages of this device."""
 
 
+class Watcher(Protocol):
+    """Looks at the stages just before and after each update, and changes nothing."""
+
+    def before_step(self, t: int) -> None:
+        """The gradients of update t are in the live weights."""
+
+    def after_step(self, t: int) -> None:
+        """The live weights are updated; the ring is not yet."""
+
+
 @dataclass(frozen=True)
 class StepResult:
     """What one iteration left to be recorded on this device.
@@ -102,7 +112,11 @@ class _InFlight:
 
 
 class Engine:
-    """Runs one device's stages."""
+    """Runs one device's stages.
+
+    Attributes:
+        watcher: is shown every update; None for nobody.
+    """
 
     def __init__(
         self,
@@ -138,6 +152,7 @@ class Engine:
         self._clip = clip
         self._autocast = autocast
         self._connections = neighbours
+        self.watcher: Watcher | None = None
         self._takes_update_norms = takes_update_norms
         self._accumulation = self.stages[0].delay.accumulation
         self._in_flight: dict[int, _InFlight] = {}
@@ -204,6 +219,30 @@ class Engine:
                 self._neighbours.activations.send(output.stream)
         return total / sum(len(inputs) for inputs, _ in micro_batches) if self.is_last else None
 
+    def fresh_gradients(self, t: int) -> list[list[Tensor]]:
+        """Gradients of update t's micro-batches at the newest weights of all stages, by stage, in the order of `live`.
+
+        Of a device that holds all stages. The gradients that the live weights have are left as they are.
+        """
+        assert self.num_ranks == 1
+        weights = [weight for stage in self.stages for weight in stage.live.values()]
+        kept = [weight.grad for weight in weights]
+        for weight in weights:
+            weight.grad = None
+        for stage in self.stages:
+            stage.bind_live()
+        for n in range((t - 1) * self._accumulation + 1, t * self._accumulation + 1):
+            inputs, targets = self._micro_batch(n)
+            output = self._through_stages(inputs, targets)
+            assert output.loss is not None
+            total = output.loss if output.auxiliary_loss is None else output.loss + output.auxiliary_loss
+            torch.autograd.backward(total / self._accumulation)
+        fresh = [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in weights]
+        for weight, gradient in zip(weights, kept, strict=True):
+            weight.grad = gradient
+        remaining = iter(fresh)
+        return [[next(remaining) for _ in stage.live] for stage in self.stages]
+
     def _forward(self, n: int, more_to_come: bool) -> None:
         inputs, targets = self._micro_batch(n)
         received = None if self.is_first else self._neighbours.activations.receive().requires_grad_()
@@ -248,7 +287,11 @@ class Engine:
         loss, auxiliary_loss = _take_mean(self._losses), _take_mean(self._auxiliary_losses)
         if grad_norms.device.type == "cpu":
             check_finite(t, loss, grad_norms, self.stages[0].index)
+        if self.watcher is not None:
+            self.watcher.before_step(t)
         update_norms, update_time = self._step(t)
+        if self.watcher is not None:
+            self.watcher.after_step(t)
         for stage in self.stages:
             stage.record_update(t)
         return StepResult(t, loss, auxiliary_loss, grad_norms, update_norms, update_time)

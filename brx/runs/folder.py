@@ -19,7 +19,7 @@ _MAY_CHANGE = {
     "data": {"directory", "max_epochs"},
     "training": {"stop_after", "checkpoint_every", "keep_checkpoints", "log_every"},
     "runtime": {"device", "threads", "compile", "deterministic"},
-    "logging": {"tensorboard", "wandb", "update_norms"},
+    "logging": {"tensorboard", "wandb", "update_norms", "staleness_every"},
 }
 
 

@@ -24,6 +24,7 @@ from brx.pipeline.versions import StageVersions
 from brx.pipeline.world import SingleDevice, World
 from brx.runs.checkpoint import read_stage
 from brx.train.device import autocast
+from brx.train.staleness import Measures, StalenessProbe
 
 
 @dataclass(frozen=True)
@@ -34,19 +35,26 @@ class Assembly:
         stages: this device's stages with their weight versions, in pipeline order.
         updater: the method, over these stages.
         engine: runs them.
+        probe: measures staleness, if the run asks for it.
     """
 
     stages: list[StageVersions]
     updater: MethodUpdater
     engine: Engine
+    probe: StalenessProbe | None = None
+
+    def take_staleness(self, t: int) -> Measures:
+        """What the probe measured at iteration t, once; empty if nothing."""
+        return {} if self.probe is None else self.probe.take(t)
 
     def stage_state(self, stage: StageVersions) -> dict[str, Any]:
         """What decides the trajectory of a stage: the content of its file in a checkpoint."""
-        return {
+        state: dict[str, Any] = {
             "versions": stage.state_dict(),
             "optimizer": self.updater.stage_state(stage),
             "rng": torch.get_rng_state(),
         }
+        return state if self.probe is None else state | {"staleness": self.probe.stage_state(stage)}
 
     def restore(self, checkpoint: Path) -> None:
         """Continue from a checkpoint of the same run.
@@ -59,6 +67,8 @@ class Assembly:
             # By way of the CPU: a second copy of everything might not fit on the device.
             state = read_stage(checkpoint, stage.index, torch.device("cpu"))
             stage.load_state_dict(state["versions"])
+            if self.probe is not None:
+                self.probe.load_stage_state(stage, state.get("staleness", {}))
             optimizer_states[stage.index] = state["optimizer"]
             torch.set_rng_state(state["rng"])
         self.updater.load_stage_states(optimizer_states)
@@ -108,7 +118,11 @@ def assemble(
         neighbours=world.connect(shape, exchanged, device),
         takes_update_norms=lambda t: config.logging.update_norms and t % config.training.log_every == 0,
     )
-    return Assembly(stages, updater, engine)
+    probe = None
+    if config.logging.staleness_every is not None:
+        probe = StalenessProbe(stages, updater.optimizers, config.logging.staleness_every, engine.fresh_gradients)
+        engine.watcher = probe
+    return Assembly(stages, updater, engine, probe)
 
 
 def build_stages(

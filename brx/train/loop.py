@@ -172,6 +172,7 @@ class Trainer:
             progress,
             efficiency,
             (self.iteration, self.training_seconds),
+            self.assembly.take_staleness,
         )
         return summary, recorder
 

@@ -12,6 +12,7 @@ from brx.pipeline.engine import StepResult
 from brx.runs.metrics import MetricsWriter, Record, exact
 from brx.train.efficiency import Efficiency
 from brx.train.progress import TrainingProgress
+from brx.train.staleness import Measures
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,7 @@ class RunRecorder:
         progress: what the user sees.
         efficiency: is told the updates' times.
         start: the iteration and the training seconds where this session begins.
+        staleness: what was measured of it at an iteration, if anything.
     """
 
     def __init__(
@@ -120,6 +122,7 @@ class RunRecorder:
         progress: TrainingProgress,
         efficiency: Efficiency,
         start: tuple[int, float],
+        staleness: Callable[[int], Measures],
     ) -> None:
         self._tokens_per_iteration = config.tokens_per_update
         self._lr = lr
@@ -129,6 +132,7 @@ class RunRecorder:
         self._log_every = config.training.log_every
         self._efficiency = efficiency
         self._reported = start
+        self._staleness = staleness
 
     def record(self, reports: list[Report], seconds: list[float]) -> None:
         """Write one record per iteration; the newest also tells speed and memory."""
@@ -180,6 +184,8 @@ class RunRecorder:
                 record["failed_refreshes"] = step.failed_refreshes
         if step.update_norms:
             record["stage_update_norms"] = [exact(norm) for norm in step.update_norms]
+        for name, numbers in self._staleness(step.iteration).items():
+            record[name] = [None if number is None else exact(number) for number in numbers]
         return record
 
     def _write(self, records: list[Record]) -> None:

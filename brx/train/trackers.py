@@ -80,7 +80,8 @@ def _scalars(record: Record) -> dict[str, float]:
     scalars: dict[str, float] = {}
     for key, value in record.items():
         if isinstance(value, list):
-            scalars |= {f"{key}/stage_{stage:03d}": number for stage, number in enumerate(value)}
+            numbers = {f"{key}/stage_{stage:03d}": number for stage, number in enumerate(value)}
+            scalars |= {name: number for name, number in numbers.items() if number is not None}
         elif key != "iteration":
             scalars[key] = value
     return scalars

@@ -1,0 +1,208 @@
+"""Why delay costs what it costs, while a run trains: gradients, updates and bases compared over the delay.
+
+The paper's argument is that updates stay alike over tau iterations in the rotated space (its appendix on delayed
+updates); `logging.staleness_every: N` measures every N iterations whether they do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from brx.optim.basis_rotation import BasisRotation
+from brx.pipeline.versions import StageVersions
+
+Measures = dict[str, list[float | None]]
+"""By name, a number per stage; None where there is none (yet)."""
+
+Bases = tuple[Tensor | None, Tensor | None]
+
+
+class StalenessProbe:
+    """Measures around the updates that are multiples of N; on one device, which holds all stages.
+
+    Every measured iteration takes one more forward and backward pass of its micro-batches and copies of weights and
+    bases; the update before it and the one tau updates before it are kept. Nothing of it changes the trajectory.
+
+    `take(t)` gives, per stage:
+
+    - `stage_gradient_cosine`: of the gradient that is applied and of the fresh one, of the same micro-batches at the
+      newest weights of all stages.
+    - `stage_update_cosine`: of the updates t and t - tau.
+    - `stage_weight_distance`: norm of (newest - used weights) over that of the newest.
+    - `stage_sign_changes`: the share of a matrix's entries whose update changes its sign from t - 1 to t, in the
+      original coordinates; `stage_rotated_sign_changes` in those of the basis (BasisRotation only).
+    - `stage_basis_angle`: mean angle in degrees that the basis vectors turned in the refresh of this iteration; None if
+      it had none, so N is best a multiple of `optimizer.frequency`.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[StageVersions],
+        optimizers: Sequence[Optimizer],
+        every: int,
+        fresh_gradients: Callable[[int], list[list[Tensor]]],
+    ) -> None:
+        """
+        Args:
+            stages: all of them.
+            optimizers: of the run.
+            every: N.
+            fresh_gradients: of an update's micro-batches at the newest weights, by stage, in the order of `live`.
+        """
+        self.every = every
+        self._stages = list(stages)
+        self._rotating = {
+            parameter: optimizer
+            for optimizer in optimizers
+            if isinstance(optimizer, BasisRotation)
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
+        self._fresh_gradients = fresh_gradients
+        self._updates: list[dict[int, list[Tensor]]] = [{} for _ in stages]  # by stage and iteration, while needed
+        self._measures: dict[int, Measures] = {}
+        self._before: list[list[Tensor] | None] = []
+        self._bases: list[list[Bases]] = []
+
+    def before_step(self, t: int) -> None:
+        """Take in the gradients of update t, and the weights and bases that it is about to change."""
+        self._before = [_copies(stage.live.values()) if self._is_needed(stage, t) else None for stage in self._stages]
+        if t % self.every:
+            return
+        delayed = [[weight.grad for weight in stage.live.values()] for stage in self._stages]
+        measures: Measures = {
+            "stage_gradient_cosine": [
+                _cosine(used, fresh) for used, fresh in zip(delayed, self._fresh_gradients(t), strict=True)
+            ],
+            "stage_weight_distance": [self._weight_distance(stage, t) for stage in self._stages],
+        }
+        self._measures[t] = measures
+        self._bases = [[self._bases_of(weight) for weight in stage.live.values()] for stage in self._stages]
+
+    def after_step(self, t: int) -> None:
+        """Take in the updates that were made."""
+        for stage, before, updates in zip(self._stages, self._before, self._updates, strict=True):
+            if before is not None:
+                updates[t] = list(torch._foreach_sub([weight.detach() for weight in stage.live.values()], before))
+        self._before = []
+        if t % self.every == 0:
+            measures = self._measures[t]
+            for name, measure in (
+                ("stage_update_cosine", self._update_cosine),
+                ("stage_sign_changes", self._sign_changes),
+                ("stage_rotated_sign_changes", self._rotated_sign_changes),
+                ("stage_basis_angle", self._basis_angle),
+            ):
+                numbers = [measure(place, t) for place in range(len(self._stages))]
+                if any(number is not None for number in numbers):
+                    measures[name] = numbers
+        for stage, updates in zip(self._stages, self._updates, strict=True):
+            for past in [past for past in updates if not self._is_still_needed(stage, past, t)]:
+                del updates[past]
+
+    def take(self, t: int) -> Measures:
+        """What was measured at iteration t; empty if it was none to measure at."""
+        return self._measures.pop(t, {})
+
+    def stage_state(self, stage: StageVersions) -> dict[str, Any]:
+        """The kept updates, so that a resumed run measures what an uninterrupted one does."""
+        return {str(t): update for t, update in self._updates[self._stages.index(stage)].items()}
+
+    def load_stage_state(self, stage: StageVersions, state: dict[str, Any]) -> None:
+        """Restore what `stage_state` gave."""
+        self._updates[self._stages.index(stage)] = {
+            int(t): [tensor.to(stage.device) for tensor in update] for t, update in state.items()
+        }
+
+    def _lag(self, stage: StageVersions) -> int:
+        """tau in whole updates."""
+        return round(stage.delay.in_updates)
+
+    def _is_needed(self, stage: StageVersions, t: int) -> bool:
+        """Whether an update is one to measure, the one before it, or the one tau before it."""
+        return any((t + later) % self.every == 0 for later in (0, 1, self._lag(stage)))
+
+    def _is_still_needed(self, stage: StageVersions, past: int, now: int) -> bool:
+        return any((past + later) % self.every == 0 and past + later > now for later in (1, self._lag(stage)))
+
+    def _weight_distance(self, stage: StageVersions, t: int) -> float:
+        newest = [weight.detach() for weight in stage.live.values()]
+        of_last = stage.used(t * stage.delay.accumulation)
+        used = [weight.detach().to(one.dtype) for weight, one in zip(of_last, newest, strict=True)]
+        difference = torch._foreach_sub(newest, used)
+        return _norm(difference) / max(_norm(newest), 1e-30)
+
+    def _update_cosine(self, place: int, t: int) -> float | None:
+        updates, lag = self._updates[place], self._lag(self._stages[place])
+        return _cosine(updates[t], updates[t - lag]) if t - lag in updates else None
+
+    def _sign_changes(self, place: int, t: int) -> float | None:
+        return self._changes(place, t, lambda weight, update: update)
+
+    def _rotated_sign_changes(self, place: int, t: int) -> float | None:
+        return self._changes(place, t, self._rotate) if self._rotating else None
+
+    def _changes(self, place: int, t: int, coordinates: Callable[[Tensor, Tensor], Tensor | None]) -> float | None:
+        """The share of entries whose sign differs between the updates t - 1 and t, of the rotated matrices if any."""
+        updates, weights = self._updates[place], list(self._stages[place].live.values())
+        if t - 1 not in updates:
+            return None
+        changed = total = 0
+        for weight, before, now in zip(weights, updates[t - 1], updates[t], strict=True):
+            if weight.ndim < 2 or (self._rotating and weight not in self._rotating):
+                continue
+            one, other = coordinates(weight, before), coordinates(weight, now)
+            if one is not None and other is not None:
+                changed += int((one.sign() != other.sign()).sum())
+                total += one.numel()
+        return changed / total if total else None
+
+    def _rotate(self, weight: Tensor, update: Tensor) -> Tensor | None:
+        """U^T update V in the newest bases."""
+        left, right = self._bases_of(weight)
+        if left is None and right is None:
+            return None
+        rotated = update if left is None else left.mT.to(update.dtype) @ update
+        return rotated if right is None else rotated @ right.to(update.dtype)
+
+    def _bases_of(self, weight: Tensor) -> Bases:
+        optimizer = self._rotating.get(weight)
+        state: dict[str, Any] = {} if optimizer is None else optimizer.state.get(weight, {})
+        left, right = state.get("left_basis"), state.get("right_basis")
+        return (None if left is None else left.clone()), (None if right is None else right.clone())
+
+    def _basis_angle(self, place: int, t: int) -> float | None:
+        angles = []
+        for weight, before in zip(self._stages[place].live.values(), self._bases[place], strict=True):
+            for old, new in zip(before, self._bases_of(weight), strict=True):
+                if old is not None and new is not None and not torch.equal(old, new):
+                    angles.append(mean_angle_degrees(old, new))
+        return sum(angles) / len(angles) if angles else None
+
+
+def mean_angle_degrees(old: Tensor, new: Tensor) -> float:
+    """Between each column of one orthogonal basis (..., m, m) and the nearest, up to sign, of another: 0 to 90."""
+    cosines = (old.mT.double() @ new.double()).abs().amax(-1).clamp(max=1.0)
+    return float(torch.rad2deg(torch.arccos(cosines)).mean())
+
+
+def _copies(weights: Any) -> list[Tensor]:
+    return [weight.detach().clone() for weight in weights]
+
+
+def _norm(tensors: Sequence[Tensor]) -> float:
+    return float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(tensors))).double()))
+
+
+def _cosine(one: Sequence[Tensor | None], other: Sequence[Tensor | None]) -> float | None:
+    """Of two lists of tensors as vectors; None where one of them is zero."""
+    pairs = [(a.detach(), b.detach()) for a, b in zip(one, other, strict=True) if a is not None and b is not None]
+    product = sum(float((a.double() * b.double()).sum()) for a, b in pairs)
+    norms = _norm([a for a, _ in pairs]) * _norm([b for _, b in pairs])
+    return product / norms if norms > 0 and math.isfinite(norms) else None

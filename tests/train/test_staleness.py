@@ -1,0 +1,124 @@
+"""Staleness measures against snapshots of the weights and the whole model's gradients; nothing else changes."""
+
+import numpy as np
+import pytest
+import torch
+
+from brx.errors import UserError
+from brx.model.stage import whole_model
+from brx.plot.staleness import draw_staleness
+from brx.train.build import assemble
+from brx.train.loop import train
+from brx.train.staleness import mean_angle_degrees
+from tests.pipeline.test_engine import VOCABULARY, make_config, micro_batch
+from tests.train.helpers import losses, tiny_config
+
+PLAIN_SGD = ["optimizer.arguments={}", "training.clip=1e9", "training.warmup_fraction=0.0"]
+
+
+def flat(tensors):
+    return torch.cat([tensor.detach().flatten() for tensor in tensors]).double()
+
+
+def cosine(one, other):
+    return float(one @ other / one.norm() / other.norm())
+
+
+def run_with_snapshots(config, iterations):
+    """Weights by name before iteration 1, after 1, ..., and the measures of every iteration."""
+    assembly = assemble(config, micro_batch)
+
+    def weights():
+        return [{name: w.detach().clone() for name, w in stage.live.items()} for stage in assembly.stages]
+
+    snapshots, measures = [weights()], [{}]
+    for result in assembly.engine.run(1, lambda: iterations):
+        snapshots.append(weights())
+        measures.append(assembly.take_staleness(result.iteration))
+    return snapshots, measures
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_measures_are_those_of_the_weights_themselves(accumulation):
+    extra = ["logging.staleness_every=4", f"pipeline.accumulation={accumulation}", *PLAIN_SGD]
+    config = make_config("torch.optim:SGD", 4, "stash", 24, *extra)
+    snapshots, measures = run_with_snapshots(config, 12)
+    assert [t for t, measure in enumerate(measures) if measure] == [4, 8, 12]
+    t = 8
+    before, after = snapshots[t - 1], snapshots[t]
+    model = whole_model(config.model, VOCABULARY)
+    for name, parameter in model.named_parameters():
+        parameter.data.copy_(next(stage[name] for stage in before if name in stage))
+    for n in range((t - 1) * accumulation + 1, t * accumulation + 1):
+        (model(*micro_batch(n)).loss / accumulation).backward()
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    for k in range(4):
+        lag = round((3 - k) / accumulation)
+        updates = {s: flat(snapshots[s][k].values()) - flat(snapshots[s - 1][k].values()) for s in (t, t - 1, t - lag)}
+        fresh = flat(gradients[name] for name in before[k])
+        # Without momentum, decay and clipping, the update is the delayed gradient times -lr.
+        assert measures[t]["stage_gradient_cosine"][k] == pytest.approx(cosine(-updates[t], fresh), abs=1e-4)
+        assert measures[t]["stage_update_cosine"][k] == pytest.approx(cosine(updates[t], updates[t - lag]), abs=1e-4)
+        used = flat(snapshots[max(0, (t * accumulation - 1 - (3 - k)) // accumulation)][k].values())
+        newest = flat(before[k].values())
+        assert measures[t]["stage_weight_distance"][k] == pytest.approx(
+            float((newest - used).norm() / newest.norm()), abs=1e-6
+        )
+        signs = [
+            (after[k][name] - before[k][name]).sign() != (before[k][name] - snapshots[t - 2][k][name]).sign()
+            for name in before[k]
+            if before[k][name].ndim >= 2
+        ]
+        share = float(torch.cat([one.flatten() for one in signs]).double().mean())
+        assert measures[t]["stage_sign_changes"][k] == pytest.approx(share, abs=0.02)
+
+
+def test_without_delay_gradients_are_fresh():
+    _, measures = run_with_snapshots(make_config("pipedream", 1, "stash", 24, "logging.staleness_every=5"), 5)
+    assert measures[5]["stage_gradient_cosine"] == [pytest.approx(1.0, abs=1e-6)]
+    assert measures[5]["stage_weight_distance"] == [0.0]
+    assert "stage_basis_angle" not in measures[5]
+
+
+def test_basis_rotation_has_rotated_signs_and_angles():
+    config = make_config("basis-rotation", 2, "stash", 40, "logging.staleness_every=12", "optimizer.geometry=bilateral")
+    _, measures = run_with_snapshots(config, 36)
+    angles = np.array(measures[36]["stage_basis_angle"])  # 36 is a multiple of the frequency, 3
+    assert ((angles > 0) & (angles < 90)).all()
+    shares = np.array(measures[36]["stage_rotated_sign_changes"])
+    assert ((shares > 0) & (shares < 1)).all()
+
+
+def test_angle_of_a_known_rotation():
+    angle = torch.deg2rad(torch.tensor(30.0))
+    turned = torch.stack([torch.stack([angle.cos(), -angle.sin()]), torch.stack([angle.sin(), angle.cos()])])
+    assert mean_angle_degrees(torch.eye(2), turned) == pytest.approx(30.0, abs=1e-3)
+    assert mean_angle_degrees(torch.eye(2), torch.eye(2)[:, [1, 0]] * -1) == pytest.approx(0.0, abs=1e-3)
+
+
+@pytest.mark.parametrize("stash", ["stash", "none", "predict"])
+def test_it_changes_no_number_and_resumes_exactly(stash, tmp_path):
+    settings = ["optimizer.method=basis-rotation", f"pipeline.stash={stash}", "optimizer.frequency=3"]
+    train(tiny_config(tmp_path, *settings), tmp_path / "plain")
+    measured = [*settings, "logging.staleness_every=6"]
+    train(tiny_config(tmp_path, *measured), tmp_path / "whole")
+    plain, whole = losses(tmp_path / "plain"), losses(tmp_path / "whole")
+    assert [{key: record[key] for key in one} for one, record in zip(plain, whole, strict=True)] == plain
+    assert sum("stage_gradient_cosine" in record for record in whole) == 5
+    train(tiny_config(tmp_path, *measured, "training.stop_after=12"), tmp_path / "run")
+    train(tiny_config(tmp_path, *measured), tmp_path / "run", resume=True)
+    assert losses(tmp_path / "run") == whole
+
+
+def test_several_devices_are_refused():
+    with pytest.raises(UserError, match=r"logging\.staleness_every needs pipeline\.devices 1"):
+        make_config("pipedream", 4, "stash", 24, "logging.staleness_every=5", "pipeline.devices=2")
+
+
+def test_figure_and_runs_without_measures(tmp_path):
+    train(tiny_config(tmp_path, "logging.staleness_every=5"), tmp_path / "run")
+    files = draw_staleness([tmp_path / "run"], tmp_path / "figure")
+    assert all(file.stat().st_size > 0 for file in files)
+    train(tiny_config(tmp_path, "training.iterations=3"), tmp_path / "none")
+    with pytest.raises(UserError, match=r"none: no staleness was measured; train with logging\.staleness_every"):
+        draw_staleness([tmp_path / "none"], tmp_path / "figure")
