@@ -14,6 +14,7 @@ from brx.errors import UserError
 
 EXAMPLES = """\
   brx plot curves runs/quick-*                          training loss of any runs
+  brx plot staleness runs/mine                          what delay did to it (logging.staleness_every), into staleness
   brx plot main                                         a figure of the paper, from results/cpu into figures/cpu
   brx plot all --scale paper --runs runs/paper --out figures/paper
   brx plot list                                         which figures there are
@@ -28,16 +29,18 @@ def plot(
         str,
         typer.Argument(
             metavar="FIGURE",
-            help="curves, all, list, or one of the paper's figures by name or label",
+            help="curves, staleness, all, list, or one of the paper's figures by name or label",
             show_default=False,
         ),
     ],
-    curves: Annotated[list[Path] | None, typer.Argument(metavar="RUN", help="folders of runs (for `curves`)")] = None,
+    curves: Annotated[
+        list[Path] | None, typer.Argument(metavar="RUN", help="folders of runs (for `curves` and `staleness`)")
+    ] = None,
     *,
     out: Annotated[
         Path | None,
         typer.Option(
-            help="curves: the figure's path without suffix (default: curves); else: the folder (default: figures/SCALE;"
+            help="curves, staleness: the figure's path without suffix (default: its name); else: the folder (default: figures/SCALE;"
             " of figures that need no sweep: figures)"
         ),
     ] = None,
@@ -49,15 +52,21 @@ def plot(
     from brx.plot.curves import draw_curves
     from brx.runs.frames import differences, load
 
-    if figure == "curves":
-        if not curves:
-            raise UserError("RUN: name at least one run's folder")
+    if figure in ("curves", "staleness") and not curves:
+        raise UserError("RUN: name at least one run's folder")
+    if figure == "staleness" and curves:
+        from brx.plot.staleness import draw_staleness
+
+        written: Iterable[Path] = draw_staleness(curves, out or Path("staleness"))
+    elif figure == "curves" and curves:
         frame = load(curves)
         for line in differences(frame):
             print_note(line)
-        written: Iterable[Path] = draw_curves(frame, out or Path("curves"))
+        written = draw_curves(frame, out or Path("curves"))
     elif curves:
-        raise UserError(f"RUN: only `curves` takes runs; give {figure} the folder of its runs with --runs")
+        raise UserError(
+            f"RUN: only `curves` and `staleness` take runs; give {figure} the folder of its runs with --runs"
+        )
     elif figure == "list":
         for entry in figure_catalogue():
             print(f"{entry.name:24}{entry.label:40}{entry.caption}")
