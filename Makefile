@@ -34,6 +34,8 @@ bench: setup  ## speed, as ratios measured side by side; tables go to benchmarks
 	$(BIN)/python -m benchmarks.engine
 	$(BIN)/python -m benchmarks.distributed
 	$(BIN)/python -m benchmarks.optimizers
+	$(BIN)/python -m benchmarks.small_models
+	$(BIN)/python -m benchmarks.sharded
 
 reproduce: setup  ## run all sweeps of a scale (SCALE=cpu or paper; long, continues where it was left), then draw
 	$(BIN)/brx sweep $(wildcard configs/sweeps/$(SCALE)/*.yaml) || test $$? -eq 1  # cells may fail: rates that diverge

@@ -23,6 +23,11 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.report import Table
 from brx.optim import BasisRotation
 
+try:
+    import heavyball
+except ImportError:  # its row is left out then
+    heavyball = None
+
 SIZES = {"cpu": [(16, 128), (8, 384)], "cuda": [(32, 384), (24, 1728)]}
 """(blocks, width) by device."""
 
@@ -74,9 +79,23 @@ class Straightforward(torch.optim.Optimizer):
         W.mul_(1 - lr * weight_decay).sub_(update, alpha=lr)
 
 
-def rotation_variant(source: str, geometry: str) -> Callable[[list[Tensor]], torch.optim.Optimizer]:
+def rotation_variant(**options: str) -> Callable[[list[Tensor]], torch.optim.Optimizer]:
     """Makes the optimizer of one strategy."""
-    return lambda weights: BasisRotation(weights, source=source, geometry=geometry, frequency=FREQUENCY)  # type: ignore[arg-type]
+    return lambda weights: BasisRotation(weights, frequency=FREQUENCY, **options)  # type: ignore[arg-type]
+
+
+def heavyball_soap(weights: list[Tensor]) -> torch.optim.Optimizer:
+    """HeavyBall's SOAP with the covariance at every step, uncompiled as all others are."""
+    heavyball.utils.compile_mode = None
+    return heavyball.SOAP(
+        weights,
+        lr=1e-3,
+        betas=(0.9, 0.999),
+        shampoo_beta=0.999,
+        precondition_frequency=FREQUENCY,
+        max_precond_dim=max(max(weight.shape) for weight in weights),
+        merge_dims=False,
+    )
 
 
 VARIANTS: dict[str, Callable[[list[Tensor]], torch.optim.Optimizer]] = {
@@ -84,11 +103,13 @@ VARIANTS: dict[str, Callable[[list[Tensor]], torch.optim.Optimizer]] = {
     "SOAP (pytorch-optimizer)": lambda weights: SOAP(
         weights, lr=1e-3, betas=(0.9, 0.999), precondition_frequency=FREQUENCY
     ),
+    **({"SOAP (HeavyBall)": heavyball_soap} if heavyball else {}),
     STRAIGHTFORWARD: Straightforward,
-    OURS: rotation_variant("2nd", "bilateral"),
-    "BasisRotation 2nd unilateral": rotation_variant("2nd", "unilateral"),
-    "BasisRotation 1st bilateral": rotation_variant("1st", "bilateral"),
-    "BasisRotation 1st unilateral": rotation_variant("1st", "unilateral"),
+    OURS: rotation_variant(),
+    "BasisRotation 2nd bilateral, covariance at refreshes": rotation_variant(covariance="refresh"),
+    "BasisRotation 2nd unilateral": rotation_variant(geometry="unilateral"),
+    "BasisRotation 1st bilateral": rotation_variant(source="1st", covariance="refresh"),
+    "BasisRotation 1st unilateral": rotation_variant(source="1st", geometry="unilateral", covariance="refresh"),
 }
 
 

@@ -1,0 +1,36 @@
+"""`BasisRotation` in a training loop of one's own: one optimizer for the whole model, against AdamW.
+
+python examples/optimizer.py
+"""
+
+import torch
+from torch import nn
+
+from brx.optim import BasisRotation, param_groups
+
+
+def train(make_optimizer, num_steps=300):
+    """Imitate a small network on strongly correlated inputs; the first and the last loss."""
+    torch.manual_seed(0)
+    first, second = torch.linalg.qr(torch.randn(2, 32, 32)).Q
+    mixing = first * torch.logspace(0.6, -0.9, 32) @ second
+    teacher = nn.Sequential(nn.Linear(32, 16), nn.Tanh(), nn.Linear(16, 8)).requires_grad_(False)
+    model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 8))
+    optimizer = make_optimizer(model)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, num_steps)
+    losses = []
+    for _ in range(num_steps):
+        inputs = torch.randn(128, 32) @ mixing
+        loss = nn.functional.mse_loss(model(inputs), teacher(inputs))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+        losses.append(loss.item())
+    return losses[0], losses[-1]
+
+
+if __name__ == "__main__":
+    print("loss          first     last")
+    print("AdamW         {:.4f}    {:.5f}".format(*train(lambda m: torch.optim.AdamW(m.parameters(), lr=1e-2))))
+    print("BasisRotation {:.4f}    {:.5f}".format(*train(lambda m: BasisRotation(param_groups(m), lr=1e-2))))
