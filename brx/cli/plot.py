@@ -40,8 +40,8 @@ def plot(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="curves, staleness: the figure's path without suffix (default: its name); else: the folder (default: figures/SCALE;"
-            " of figures that need no sweep: figures)"
+            help="curves, staleness: the figure's path without suffix (default: its name); else: the folder"
+            " (default: figures/SCALE; of figures that need no sweep: figures)"
         ),
     ] = None,
     scale: ScaleName = "cpu",
@@ -64,9 +64,7 @@ def plot(
             print_note(line)
         written = draw_curves(frame, out or Path("curves"))
     elif curves:
-        raise UserError(
-            f"RUN: only `curves` and `staleness` take runs; give {figure} the folder of its runs with --runs"
-        )
+        raise UserError(f"RUN: only `curves` and `staleness` take runs; name the folder of {figure}'s with --runs")
     elif figure == "list":
         for entry in figure_catalogue():
             print(f"{entry.name:24}{entry.label:40}{entry.caption}")
