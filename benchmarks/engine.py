@@ -1,5 +1,7 @@
 """What delay costs in time: one brx iteration at P = 1, 2, 4, 8, 16 against a plain PyTorch loop of the same model.
 
+Beside them, at P = 8, another delay profile, and M = 4 micro-batches per update (the time of an iteration over M).
+
 All variants take turns in one process, so that the ratios hold when the machine's speed drifts.
 
     python benchmarks/engine.py [--threads 1] [--rounds 12] [--iterations 10]
@@ -23,6 +25,12 @@ from brx.train.build import assemble
 
 BLOCKS, WIDTH, SEQUENCE, BATCH, VOCABULARY = 16, 64, 64, 8, 256
 STAGES = (1, 2, 4, 8, 16)
+PROFILES: dict[str, dict[str, object]] = {
+    "brx, P = 8, delay 4 everywhere": {"delay": 4},
+    "brx, P = 8, M = 4, per micro-batch": {"accumulation": 4},
+    "brx, P = 8, M = 4, 2BW, per micro-batch": {"accumulation": 4, "delay": "2bw"},
+    "brx, P = 8, M = 4, no stashing, per micro-batch": {"accumulation": 4, "stash": "none"},
+}
 
 
 def main() -> None:
@@ -39,18 +47,21 @@ def main() -> None:
     for stages in STAGES:
         engines[stages] = assemble(config_for(stages), micro_batch).engine
         variants[f"brx, P = {stages}"] = engine_runner(engines[stages])
+    for name, settings in PROFILES.items():
+        variants[name] = engine_runner(assemble(config_for(8, **settings), micro_batch).engine)
     times: dict[str, list[float]] = {name: [] for name in variants}
     for turn in range(options.rounds + 1):
         for name, run in variants.items():
             started = time.perf_counter()
             run(options.iterations)
             if turn:  # the first turn warms up
-                times[name].append((time.perf_counter() - started) / options.iterations)
+                micro_batches = options.iterations * (4 if "M = 4" in name else 1)
+                times[name].append((time.perf_counter() - started) / micro_batches)
 
     columns = ["variant", "ms / iteration (median)", "ratio to plain loop", "ratio to P = 1", "rings / formula"]
     table = Table("engine", columns)
     for name in variants:
-        stages = int(name.rpartition(" ")[2]) if name != "plain loop" else None
+        stages = next((count for count in STAGES if name == f"brx, P = {count}"), None)
         table.add(
             name,
             f"{1e3 * statistics.median(times[name]):.2f}",
@@ -68,11 +79,11 @@ def ratio(numerator: list[float], denominator: list[float]) -> float:
     return statistics.median(a / b for a, b in zip(numerator, denominator, strict=True))
 
 
-def config_for(stages: int) -> RunConfig:
-    """The configuration of the measurement."""
+def config_for(stages: int, **settings: object) -> RunConfig:
+    """The configuration of the measurement, with further settings of the pipeline."""
     content = {
         "model": {"blocks": BLOCKS, "width": WIDTH, "heads": 2, "sequence_length": SEQUENCE},
-        "pipeline": {"stages": stages},
+        "pipeline": {"stages": stages, **settings},
         "training": {"iterations": 100_000, "batch_size": BATCH},
         "logging": {"update_norms": False},
     }
@@ -117,15 +128,15 @@ def engine_runner(engine: Engine) -> Callable[[int], None]:
 
 
 def ring_share(engine: Engine) -> float:
-    """Measured bytes of the weight versions, over the formula sum (tau + 1) x stage size.
+    """Measured bytes of the weight versions, over the formula sum (tau + 1) x stage size (M = 1).
 
     The last stage (tau = 0) needs no ring beside its live weights, which are its only version.
     """
     formula = held = 0
     for stage in engine.stages:
         size = sum(weight.nbytes for weight in stage.live.values())
-        formula += (stage.delay + 1) * size
-        held += stage.ring_bytes if stage.delay else size
+        formula += (stage.delay.tau + 1) * size
+        held += stage.ring_bytes if stage.delay.tau else size
     return held / formula
 
 

@@ -95,6 +95,11 @@ class DataConfig(Section):
         return VOCABULARY_SIZES[self.tokenizer]
 
 
+def current_stash_name(value: Any) -> Any:
+    """`exact` for what files of earlier versions call `stash`."""
+    return "exact" if value == "stash" else value
+
+
 class DelayLike(Section):
     """Few stages under the delays of a deeper pipeline: `{like: 32}`."""
 
@@ -134,8 +139,8 @@ class PipelineConfig(Section):
     `{like: 32}` (those of a pipeline of 32 stages, spread over the P stages)."""
     accumulation: int = Field(1, ge=1)
     """M, the micro-batches (of `training.batch_size` examples each) whose mean gradient makes one update."""
-    stash: Literal["stash", "none", "predict"] = "stash"
-    """What the backward pass sees: the forward's weights, the newest weights, or PipeMare's prediction."""
+    stash: Annotated[Literal["exact", "none", "predict"], BeforeValidator(current_stash_name)] = "exact"
+    """What the backward pass sees: exactly the forward's weights, the newest weights, or PipeMare's prediction."""
     forecast: Literal["last-update", "momentum"] | None = None
     """Run forward and backward pass at w + tau d, where the weights are expected to be when the update comes, instead
     of at the delayed w itself; d is the last update, or the average of the updates with decay 0.9 (the momentum's
@@ -166,13 +171,13 @@ class PipelineConfig(Section):
             raise ValueError(f"delay: like: {self.delay.like} needs at least 2 stages, got 1")
         if self.devices > self.stages:
             raise ValueError(f"devices must be at most stages ({self.stages}), got {self.devices}")
-        if self.forecast is not None and self.stash != "stash":
+        if self.forecast is not None and self.stash != "exact":
             raise ValueError(
-                f"forecast needs stash: stash (got {self.stash}): forward and backward pass see the same prediction"
+                f"forecast needs stash: exact (got {self.stash}): forward and backward pass see the same prediction"
             )
-        if self.recompute and self.stash != "stash":
+        if self.recompute and self.stash != "exact":
             raise ValueError(
-                f"recompute needs stash: stash (got {self.stash}): recomputing from newer weights is another algorithm"
+                f"recompute needs stash: exact (got {self.stash}): recomputing from newer weights is another algorithm"
             )
         return self
 

@@ -1,8 +1,9 @@
 """The effective delay tau' of a pipeline (equation "effective delay"): its stages' delays, weighted by curvature.
 
-tau'^2 = sum_k tau_k^2 S_k / sum_k S_k, where tau_k = P - 1 - k is the delay of stage k = 0 .. P - 1 (the paper counts
-stages from 1 and writes K - k) and S_k is the sum of the squared row norms C_i^2 of its parameters. The C_i of the
-theorem bound the rows of the Hessian wherever training goes; here they are the rows at one checkpoint.
+tau'^2 = sum_k tau_k^2 S_k / sum_k S_k, where tau_k is the delay of stage k in updates: P - 1 - k, k = 0 .. P - 1, in a
+pipeline (the paper counts stages from 1 and writes K - k), or what `pipeline.delay` says. S_k is the sum of the
+squared row norms C_i^2 of its parameters. The C_i of the theorem bound the rows of the Hessian wherever training goes;
+here they are the rows at one checkpoint.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ import numpy as np
 import pandas as pd
 from rich.table import Table
 
+from brx.config.loading import load_config
 from brx.curvature.norm_result import NORMAL_95, NormResult, Space, results_of, stage_of_block
 from brx.errors import UserError
-from brx.pipeline.delay import pipeline_delays
+from brx.pipeline.delay import StageDelay, pipeline_delays, stage_delays
 from brx.runs.comparison import common_target, passage
 from brx.runs.frames import STAGES
 
@@ -31,17 +33,19 @@ class EffectiveDelay:
         num_stages: P.
         delay: tau', in iterations.
         standard_error: of it.
+        largest: of the stages' delays, which tau' cannot exceed.
     """
 
     num_stages: int
     delay: float
     standard_error: float
+    largest: float
 
     @property
     def interval(self) -> tuple[float, float]:
         """95 % confidence interval."""
         margin = NORMAL_95 * self.standard_error
-        return max(0.0, self.delay - margin), min(self.num_stages - 1.0, self.delay + margin)
+        return max(0.0, self.delay - margin), min(self.largest, self.delay + margin)
 
 
 def usual_stages(results: Sequence[NormResult]) -> list[int]:
@@ -50,8 +54,13 @@ def usual_stages(results: Sequence[NormResult]) -> list[int]:
     return [2**power for power in range(fewest_blocks.bit_length())]
 
 
-def effective_delay(result: NormResult, num_stages: int) -> EffectiveDelay:
+def effective_delay(result: NormResult, num_stages: int, delays: Sequence[StageDelay] | None = None) -> EffectiveDelay:
     """tau' of the measured model, cut into `num_stages` stages as the trainer cuts it.
+
+    Args:
+        result: the measurement.
+        num_stages: P.
+        delays: of the stages; those of a pipeline by default.
 
     Raises:
         UserError: there are more stages than blocks.
@@ -59,15 +68,15 @@ def effective_delay(result: NormResult, num_stages: int) -> EffectiveDelay:
     if not 1 <= num_stages <= result.num_blocks:
         raise UserError(f"--stages {num_stages}: must be from 1 to the model's {result.num_blocks} blocks")
     stages = stage_of_block(result.num_blocks, num_stages)
-    delays = pipeline_delays(num_stages)
-    squared_delays = np.array([delays[stages[name]].tau ** 2 for name in result.blocks.names], np.float64)
+    in_updates = [delay.in_updates for delay in delays or pipeline_delays(num_stages)]
+    squared_delays = np.array([in_updates[stages[name]] ** 2 for name in result.blocks.names], np.float64)
     squares = np.array(result.blocks.sums[1])
     covariance = np.array(result.blocks.covariances[1])
     squared = float(squared_delays @ squares / squares.sum())
     slope = (squared_delays - squared) / squares.sum()  # d tau'^2 / d S_k
     delay = math.sqrt(squared)
     error = math.sqrt(max(0.0, slope @ covariance @ slope)) / (2 * delay) if delay else 0.0
-    return EffectiveDelay(num_stages, delay, error)
+    return EffectiveDelay(num_stages, delay, error, max(in_updates))
 
 
 def uniform_effective_delay(num_stages: int) -> float:
@@ -106,18 +115,20 @@ def slowdown_points(runs: pd.DataFrame) -> list[SlowdownPoint]:
         runs: rows of `brx.runs.load`.
     """
     points = []
+    delays = {run: stage_delays(load_config(Path(run) / "config.yaml").pipeline) for run in runs.index}
     for method, alike in runs.sort_values(STAGES, kind="stable").groupby("method", sort=False):
         space: Space = "rotated" if method.startswith("basis-rotation") else "original"
         results = {run: results_of(Path(run)).get(space) for run in alike.index}
         measured = [result for result in results.values() if result is not None]
-        if alike[STAGES].iloc[0] != 1 or not measured:
+        fresh = [run for run in alike.index if not any(delay.tau for delay in delays[run])]
+        if not fresh or not measured:
             continue
         target = common_target(alike)
         reached = {run: passage(run, target) for run in alike.index}
-        base = reached[alike.index[0]]
+        base = reached[fresh[0]]
         for run, iterations in reached.items():
             estimate = results[run] or measured[-1]
-            delay = effective_delay(estimate, int(alike.at[run, STAGES]))
+            delay = effective_delay(estimate, int(alike.at[run, STAGES]), delays[run])
             slowdown = None if iterations is None or base is None else iterations / base
             points.append(SlowdownPoint(run, method, estimate, delay, slowdown, target))
     order = list(dict.fromkeys(runs["method"]))

@@ -245,5 +245,5 @@ def _pytorch_optimizer(method: str) -> Any:
         return importlib.import_module("pytorch_optimizer")
     except ImportError:
         raise UserError(
-            f"method {method} needs the package pytorch-optimizer: pip install 'brx[rivals]' (or pytorch-optimizer)"
+            f"method {method} needs the package pytorch-optimizer: pip install 'brx[baselines]' (or pytorch-optimizer)"
         ) from None

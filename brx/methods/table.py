@@ -56,5 +56,5 @@ def ring_matrix_dtype(config: RunConfig) -> torch.dtype:
     overwrite a slot before the backward pass there is no choice: from fp32, autocast would save a copy in the forward
     pass, and what is overwritten would never be seen.
     """
-    takes_differences = find_method(config).corrects_gradients and config.pipeline.stash == "stash"
+    takes_differences = find_method(config).corrects_gradients and config.pipeline.stash == "exact"
     return torch.bfloat16 if config.runtime.precision == "bf16" and not takes_differences else torch.float32

@@ -11,7 +11,7 @@ from brx.model.stage import Stage, is_block_matrix
 from brx.pipeline.delay import StageDelay
 from brx.pipeline.host_ring import HostRing
 
-StashMode = Literal["stash", "none", "predict"]
+StashMode = Literal["exact", "none", "predict"]
 Forecast = Literal["last-update", "momentum"]
 
 FORECAST_DECAYS: dict[Forecast, float] = {"last-update": 0.0, "momentum": 0.9}
@@ -32,7 +32,7 @@ class StageVersions:
     The ring has ceil(tau / M) + 1 slots (`StageDelay` says which version is in which):
 
     - before the forward pass, the slot holds version max(0, floor((n - 1 - tau) / M));
-    - `stash`: the backward pass sees the same;
+    - `exact`: the backward pass sees the same;
     - `none`, `predict`: what the forward pass computed with is overwritten between the two, as a real pipeline
       overwrites its only copy, with the newest weights or with PipeMare's prediction. The activations stay those of the
       forward pass. With M = 1 that is the slot itself, which no other micro-batch needs; with M > 1 the update's later
@@ -53,7 +53,7 @@ class StageVersions:
         stage: Stage,
         index: int,
         delay: StageDelay,
-        stash: StashMode = "stash",
+        stash: StashMode = "exact",
         matrix_dtype: torch.dtype = torch.float32,
         *,
         num_in_flight: int = 1,
@@ -70,7 +70,7 @@ class StageVersions:
                 the same numbers from half the memory.
             num_in_flight: micro-batches between forward and backward pass on this device, at most.
             on_host: keep the ring in host memory.
-            forecast: run both passes where the weights are expected to be at the update (with `stash` only).
+            forecast: run both passes where the weights are expected to be at the update (with `exact` only).
         """
         self.stage = stage
         self.index = index
@@ -88,7 +88,7 @@ class StageVersions:
             self.ring = [self._copy_of_live(matrix_dtype) for _ in range(delay.num_slots)]
         # What micro-batches in flight compute with, where overwriting their slots would spoil it for others.
         self._copies: list[list[Tensor]] = []
-        if self.ring and not on_host and stash != "stash" and delay.accumulation > 1:
+        if self.ring and not on_host and stash != "exact" and delay.accumulation > 1:
             self._copies = [self._copy_of_live(matrix_dtype) for _ in range(num_in_flight)]
         self._copied: list[int | None] = [None] * len(self._copies)
         self._gradient_sum: list[Tensor] | None = None
@@ -111,7 +111,7 @@ class StageVersions:
     @torch.no_grad()
     def prepare_backward(self, micro_batch: int) -> None:
         """Overwrite what the forward pass computed with by what the backward pass sees, if that is another version."""
-        if not self.ring or self.stash == "stash":
+        if not self.ring or self.stash == "exact":
             return
         # Through .data: autograd saved these very tensors and would (rightly) object to what is done here on purpose.
         torch._foreach_copy_([weight.data for weight in self._weights(micro_batch)], self.used(micro_batch))
@@ -148,9 +148,9 @@ class StageVersions:
     def used(self, micro_batch: int) -> list[Tensor]:
         """The weights that the backward pass of a micro-batch sees, until its update; in the order of `live`.
 
-        Rounded by the ring in mode `stash` alone.
+        Rounded by the ring in mode `exact` alone.
         """
-        if not self.ring or self.stash == "stash":
+        if not self.ring or self.stash == "exact":
             return self._weights(micro_batch)
         return self._newest if self._extrapolation is None else self._extrapolation.from_weights(self._newest)
 
@@ -162,7 +162,7 @@ class StageVersions:
         if self._extrapolation is not None:
             self._extrapolation.observe(self._newest)
         stored = self._newest
-        if self._extrapolation is not None and self.stash == "stash":  # a forecast
+        if self._extrapolation is not None and self.stash == "exact":  # a forecast
             stored = self._extrapolation.from_weights(self._newest)
         if self._host_ring is not None:
             self._host_ring.store(version, stored)

@@ -158,7 +158,7 @@ def _changes(config: RunConfig) -> Iterator[list[tuple[str, str, Any]]]:
     """What may be changed besides the number of devices, in order of what it costs."""
     yield []
     savings: list[tuple[str, str, Any]] = []
-    if config.pipeline.stash == "stash" and not config.pipeline.recompute:
+    if config.pipeline.stash == "exact" and not config.pipeline.recompute:
         savings.append(("pipeline", "recompute", True))
         yield savings
     if config.pipeline.rings == "device":
@@ -311,7 +311,7 @@ def _ring_bytes(config: RunConfig, delay: StageDelay, shapes: Shapes, device_typ
     num_slots = delay.num_slots
     if config.pipeline.rings == "host":  # only those in use and the next one are on the device
         num_slots = in_flight + 1 + (num_slots if device_type == "cpu" else 0)
-    elif config.pipeline.stash != "stash" and config.pipeline.accumulation > 1:
+    elif config.pipeline.stash != "exact" and config.pipeline.accumulation > 1:
         num_slots += in_flight  # the backward pass overwrites copies of its own
     ring = num_slots * (matrix_bytes * num_matrix_elements + FP32 * num_other_elements)
     # The average step and the weights before it.

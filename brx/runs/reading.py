@@ -97,7 +97,7 @@ class Run:
             parts.append(f"refresh every {optimizer.frequency}")
         if isinstance(optimizer, DelayCompensationConfig):
             parts.append(f"lambda {optimizer.compensation:g}")
-        if self.config.pipeline.stash != "stash":
+        if self.config.pipeline.stash != "exact":
             parts.append({"none": "no stashing", "predict": "weight prediction"}[self.config.pipeline.stash])
         if self.config.pipeline.forecast is not None:
             parts.append(f"forecast by {self.config.pipeline.forecast.replace('-', ' ')}")

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from brx.config.loading import PRESETS, apply_overrides, dump_config, find_config, load_config, parse_yaml
 from brx.config.schema import RunConfig
 from brx.errors import UserError
+from brx.runs.folder import settings_key
 
 
 @pytest.mark.parametrize("preset", sorted(path.stem for path in PRESETS.glob("*.yaml")))
@@ -22,6 +23,36 @@ def test_overrides_win_and_nest():
     assert (config.optimizer.method, config.optimizer.lr) == ("basis-rotation", 3e-4)
     assert config.model.moe is not None
     assert config.model.moe.experts == 4
+
+
+@pytest.mark.parametrize("name", ["exact", "stash"])
+def test_stash_mode_loads_under_both_of_its_names(name):
+    config = apply_overrides({"pipeline": {"stash": name}}, [], "test")
+    assert config.pipeline.stash == "exact"
+    assert settings_key(config) == settings_key(RunConfig())
+
+
+@pytest.mark.parametrize("delay", ["-1", "1.5", "true", "[]", "[3, -1, 0]", "deep", "{like: 0}", "{lik: 3}", "null"])
+def test_no_delay_profile_is_one_clear_line(delay):
+    with pytest.raises(
+        UserError, match=r"^--set pipeline.delay=.*: pipeline.delay: delay must be pipeline, 2bw, a whole"
+    ):
+        apply_overrides({"pipeline": {"stages": 3}}, [f"pipeline.delay={delay}"], "test")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["pipeline.delay=[1, 0]"], "delay must have one entry per stage (3), got 2"),
+        (["pipeline.stages=1", "pipeline.delay={like: 8}"], "delay: like: 8 needs at least 2 stages, got 1"),
+        (["pipeline.forecast=momentum", "pipeline.stash=none"], "forecast needs stash: exact (got none)"),
+        (["pipeline.accumulation=0"], "pipeline.accumulation: input should be greater than or equal to 1, got 0"),
+    ],
+)
+def test_delays_that_do_not_fit_are_one_clear_line(overrides, expected):
+    with pytest.raises(UserError) as error:
+        apply_overrides({"pipeline": {"stages": 3}}, overrides, "test")
+    assert expected in str(error.value)
 
 
 def test_any_torch_optimizer_takes_arguments():

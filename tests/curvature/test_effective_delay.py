@@ -12,6 +12,7 @@ from brx.curvature.effective_delay import effective_delay, slowdown_points, unif
 from brx.curvature.norm_measurement import NormSettings, measure
 from brx.curvature.norm_result import Groups, NormResult
 from brx.errors import UserError
+from brx.pipeline.delay import StageDelay
 from brx.runs.frames import load
 from brx.runs.metrics import read_metrics
 from tests.curvature.helpers import finished_run
@@ -46,6 +47,12 @@ def result_with(squares, covariance=None):
 )
 def test_closed_form(squares, stages, expected):
     assert effective_delay(result_with(squares), stages).delay == pytest.approx(expected)
+
+
+def test_profiles_and_accumulation_count_in_updates():
+    delays = [StageDelay(tau, 2) for tau in (0, 6, 0, 2)]  # 0, 3, 0 and 1 updates
+    # sqrt((9 3 + 1 (5 + 6)) / 21)
+    assert effective_delay(result_with([1, 2, 3, 4, 5, 6]), 4, delays).delay == pytest.approx(math.sqrt(38 / 21))
 
 
 def test_equal_stages_give_the_uniform_delay():

@@ -36,7 +36,7 @@ def equality_configs(folder):
     """All combinations that must not depend on the number of devices, by name."""
     configs = {}
     for stages in (4, 8):
-        for stash in ("stash", "none", "predict"):
+        for stash in ("exact", "none", "predict"):
             for name, method in METHODS.items():
                 overrides = [
                     "model.blocks=8",
@@ -46,13 +46,13 @@ def equality_configs(folder):
                     *method,
                 ]
                 configs[f"{name}-p{stages}-{stash}"] = tiny_config(folder, *overrides)
-    for stash in ("stash", "none", "predict"):
+    for stash in ("exact", "none", "predict"):
         common = ["model.blocks=8", f"pipeline.stash={stash}", "training.iterations=9", "pipeline.accumulation=3"]
         configs[f"pipedream-2bw-{stash}"] = tiny_config(folder, *common, "pipeline.delay=2bw")
         deep = [*common, "pipeline.stages=8", "optimizer.method=delay-compensation"]
         configs[f"pipedream-two-versions-{stash}"] = tiny_config(folder, *deep)
         rings = ["pipeline.rings=host", "pipeline.delay=[5, 4, 4, 3]"]
-        if stash == "stash":
+        if stash == "exact":
             forecast = [*common, "pipeline.forecast=momentum"]
             configs["pipedream-forecast"] = tiny_config(folder, *forecast)
         configs[f"pipedream-host-{stash}"] = tiny_config(folder, *common, *rings)

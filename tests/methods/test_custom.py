@@ -26,7 +26,7 @@ STALENESS, LION, CORRECTOR = (
 
 
 def weights_of(method, stages, *extra, iterations=10):
-    _, versions = run_engine(make_config(method, stages, "stash", 24, "optimizer.lr=0.001", *extra), iterations)
+    _, versions = run_engine(make_config(method, stages, "exact", 24, "optimizer.lr=0.001", *extra), iterations)
     return torch.cat([weight.detach().flatten() for stage in versions for weight in stage.live.values()])
 
 
@@ -45,7 +45,7 @@ def test_without_delay_these_are_adamw(method):
 
 
 def test_staleness_aware_rate_is_the_rate_over_tau():
-    config = make_config(STALENESS, 4, "stash", 24, "optimizer.arguments={power: 0.5}")
+    config = make_config(STALENESS, 4, "exact", 24, "optimizer.arguments={power: 0.5}")
     versions = make_versions(config)
     updater = MethodUpdater(config, versions)
     for stage in versions:
@@ -59,7 +59,7 @@ def test_staleness_aware_rate_is_the_rate_over_tau():
 
 
 def test_lion_is_lion_on_the_matrices_alone():
-    config = make_config(LION, 1, "stash", 24, "training.clip=1e9")
+    config = make_config(LION, 1, "exact", 24, "training.clip=1e9")
     versions = make_versions(config)
     updater = MethodUpdater(config, versions)
     (stage,) = versions
@@ -142,7 +142,7 @@ OPTIMIZERS = "class Mine(Method):\n    def optimizers(self, stages):\n"
     ],
 )
 def test_faults_are_one_line_before_any_data_are_prepared(body, message, tmp_path):
-    config = make_config(write(tmp_path, body), 2, "stash")
+    config = make_config(write(tmp_path, body), 2, "exact")
     with pytest.raises(UserError, match=message) as caught:
         check_method(config)
     assert "\n" not in str(caught.value)
@@ -150,11 +150,11 @@ def test_faults_are_one_line_before_any_data_are_prepared(body, message, tmp_pat
 
 def test_a_missing_file_is_one_line(tmp_path):
     with pytest.raises(UserError, match=r"optimizer: method: .*none\.py cannot be read: No such file"):
-        make_config(f"{tmp_path}/none.py:Mine", 2, "stash")
+        make_config(f"{tmp_path}/none.py:Mine", 2, "exact")
 
 
 def test_unknown_arguments_are_told_with_the_known_ones():
-    config = make_config(STALENESS, 2, "stash", 24, "optimizer.arguments={powr: 2}")
+    config = make_config(STALENESS, 2, "exact", 24, "optimizer.arguments={powr: 2}")
     with pytest.raises(UserError, match=r"takes no argument 'powr' \(known: power\)"):
         check_method(config)
 
@@ -178,7 +178,7 @@ def test_unknown_arguments_are_told_with_the_known_ones():
 )
 def test_faults_while_training_are_one_line(body, message, tmp_path):
     with pytest.raises(RunError, match=message) as caught:
-        run_engine(make_config(write(tmp_path, body), 3, "stash"), 6)
+        run_engine(make_config(write(tmp_path, body), 3, "exact"), 6)
     assert "\n" not in str(caught.value)
 
 
@@ -187,10 +187,10 @@ def test_a_module_works_as_a_file_does(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     by_module, by_file = "my_module_for_brx:StalenessAware", f"{tmp_path}/my_module_for_brx.py:StalenessAware"
     assert torch.equal(weights_of(by_module, 4), weights_of(by_file, 4))
-    hashes = {make_config(name, 2, "stash").optimizer.code_sha256 for name in (by_module, by_file)}
+    hashes = {make_config(name, 2, "exact").optimizer.code_sha256 for name in (by_module, by_file)}
     assert len(hashes) == 1
     assert None not in hashes
-    assert make_config("torch.optim:SGD", 2, "stash").optimizer.code_sha256 is None
+    assert make_config("torch.optim:SGD", 2, "exact").optimizer.code_sha256 is None
 
 
 def test_brx_methods_describes_it(capsys):

@@ -107,7 +107,7 @@ def test_optimizer_refreshes_as_often_as_told(frequency, monkeypatch):
 
 
 def test_method_gives_each_stage_its_interval():
-    config = make_config("basis-rotation", 8, "stash", 24, "optimizer.frequency=10", "optimizer.allocation=stage-aware")
+    config = make_config("basis-rotation", 8, "exact", 24, "optimizer.frequency=10", "optimizer.allocation=stage-aware")
     rotation = MethodUpdater(config, make_versions(config)).optimizers[0]
     expected = refresh_intervals(pipeline_delays(8), 10, "stage-aware")
     assert {group["stage"]: group["frequency"] for group in rotation.param_groups} == dict(enumerate(expected))

@@ -17,7 +17,7 @@ MOE = ["model.moe.experts=4", "model.moe.every=2"]
 
 
 def library_optimizers(method, model, lr):
-    """The rivals' optimizers as a user of the libraries would write them, an expert's matrices taken apart."""
+    """The baselines' optimizers as a user of the libraries would write them, an expert's matrices taken apart."""
     matrices, embeddings, vectors = [], [], []
     for name, parameter in model.named_parameters():
         stacked = parameter.ndim == 3 or (parameter.ndim == 2 and ".mlp." in name and name.endswith("bias"))
@@ -46,10 +46,10 @@ def _inside(name):
 @pytest.mark.numerics
 @pytest.mark.parametrize("extra", [[], MOE], ids=["dense", "mixture"])
 @pytest.mark.parametrize("method", ["soap", "muon", "scion"])
-def test_rival_is_the_librarys_optimizer(method, extra):
+def test_baseline_is_the_librarys_optimizer(method, extra):
     # P = 1, constant learning rate, no clipping: nothing but the optimizer is left.
     constant = ["training.final_lr_fraction=1.0", "training.warmup_fraction=0.0", "training.clip=1e9"]
-    config = make_config(method, 1, "stash", 24, "optimizer.lr=0.001", *constant, *extra)
+    config = make_config(method, 1, "exact", 24, "optimizer.lr=0.001", *constant, *extra)
     _, versions = run_engine(config, 24)
     model = whole_model(config.model, VOCABULARY)
     initialize(model, BLOCKS, seed=0)
@@ -81,25 +81,27 @@ def test_rival_is_the_librarys_optimizer(method, extra):
 def test_compensation_without_delay_or_stash_is_pipedream():
     losses = {}
     for method, stages, stash in [
-        ("pipedream", 1, "stash"),
-        ("delay-compensation", 1, "stash"),
+        ("pipedream", 1, "exact"),
+        ("delay-compensation", 1, "exact"),
         ("pipedream", 4, "none"),
         ("delay-compensation", 4, "none"),
-        ("pipedream", 4, "stash"),
-        ("delay-compensation", 4, "stash"),
+        ("pipedream", 4, "exact"),
+        ("delay-compensation", 4, "exact"),
     ]:
         results, _ = run_engine(make_config(method, stages, stash, 24), 24)
         losses[method, stages, stash] = [result.loss.item() for result in results]
-    for place in ((1, "stash"), (4, "none")):
+    for place in ((1, "exact"), (4, "none")):
         assert losses["pipedream", *place] == losses["delay-compensation", *place]
-    assert losses["pipedream", 4, "stash"] != losses["delay-compensation", 4, "stash"]
+    assert losses["pipedream", 4, "exact"] != losses["delay-compensation", 4, "exact"]
 
 
 @pytest.mark.parametrize("method", ["soap", "scion"])
 def test_missing_package_is_one_line_that_names_the_extra(method, monkeypatch):
     monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)
-    config = make_config(method, 2, "stash")
-    with pytest.raises(UserError, match=r"method \w+ needs the package pytorch-optimizer: pip install 'brx\[rivals\]'"):
+    config = make_config(method, 2, "exact")
+    with pytest.raises(
+        UserError, match=r"method \w+ needs the package pytorch-optimizer: pip install 'brx\[baselines\]'"
+    ):
         MethodUpdater(config, make_versions(config))
 
 
@@ -125,7 +127,7 @@ def test_missing_package_is_one_line_that_names_the_extra(method, monkeypatch):
     ],
 )
 def test_wrong_custom_optimizer_is_one_line(optimizer, message):
-    config = make_config("pipedream", 2, "stash", 24, f"optimizer={optimizer}")
+    config = make_config("pipedream", 2, "exact", 24, f"optimizer={optimizer}")
     with pytest.raises(UserError) as caught:
         MethodUpdater(config, make_versions(config))
     assert message in str(caught.value)
@@ -135,11 +137,11 @@ def test_wrong_custom_optimizer_is_one_line(optimizer, message):
 @pytest.mark.parametrize("key", ["lr", "params"])
 def test_custom_arguments_leave_what_is_brxs(key):
     with pytest.raises(UserError, match=rf"arguments must not hold {key}"):
-        make_config("torch.optim:SGD", 1, "stash", 24, f"optimizer.arguments={{{key}: 1}}")
+        make_config("torch.optim:SGD", 1, "exact", 24, f"optimizer.arguments={{{key}: 1}}")
 
 
 def test_gradient_that_the_optimizer_refuses_ends_the_run_in_one_line():
-    config = make_config("basis-rotation", 2, "stash")
+    config = make_config("basis-rotation", 2, "exact")
     versions = make_versions(config)
     updater = MethodUpdater(config, versions)
     for stage in versions:
@@ -153,7 +155,7 @@ def test_gradient_that_the_optimizer_refuses_ends_the_run_in_one_line():
 def test_every_entry_is_complete(method):
     entry = METHODS[method]
     name = "torch.optim:SGD" if ":" in method else method
-    config = make_config(name, 1, "stash")
+    config = make_config(name, 1, "exact")
     assert type(find_method(config)) is type(entry)
     assert isinstance(config.optimizer, entry.section)
     assert entry.summary
@@ -202,13 +204,13 @@ def test_every_option_changes_the_run(option):
     weights = []
     for overrides in ([], [override]):
         num_iterations = 14 if method == "basis-rotation" else 6  # its first basis comes with update 10
-        _, versions = run_engine(make_config(method, stages, "stash", 24, *common, *overrides), num_iterations)
+        _, versions = run_engine(make_config(method, stages, "exact", 24, *common, *overrides), num_iterations)
         weights.append(torch.cat([w.detach().flatten() for stage in versions for w in stage.live.values()]))
     assert not torch.equal(*weights)
 
 
 @pytest.mark.parametrize("method", ["basis-rotation", "soap", "muon", "scion"])
-@pytest.mark.parametrize("stash", ["stash", "none", "predict"])
+@pytest.mark.parametrize("stash", ["exact", "none", "predict"])
 def test_mixtures_train_under_every_method(method, stash):
     config = make_config(method, 4, stash, 12, "optimizer.lr=0.001", *MOE)
     assembly = assemble(config, micro_batch)

@@ -74,7 +74,7 @@ class NaivePipeline:
             version = max(0, math.floor((n - 1 - self.taus[k]) / self.accumulation))
             weights = self._forecast(history[: version + 1], self.taus[k])
             used = {name: weight.clone().requires_grad_() for name, weight in weights.items()}
-            seen = used if self.stash == "stash" else self._seen_by_backward(history, self.taus[k])
+            seen = used if self.stash == "exact" else self._seen_by_backward(history, self.taus[k])
             entered = x if k == 0 else x.detach().requires_grad_()
             with OverwrittenWeights(used, seen):
                 x, loss, auxiliary_loss = functional_call(module, used, (entered, targets))

@@ -143,7 +143,7 @@ class NaiveUpdate:
         return lr
 
 
-@pytest.mark.parametrize("stash", ["stash", "none", "predict"])
+@pytest.mark.parametrize("stash", ["exact", "none", "predict"])
 @pytest.mark.parametrize("stages", [1, 2, 3, 5, 8])
 @pytest.mark.parametrize("method", METHODS)
 def test_engine_equals_naive_simulation(method, stages, stash):
@@ -155,7 +155,7 @@ def test_engine_equals_naive_simulation(method, stages, stash):
 
 
 @pytest.mark.numerics
-@pytest.mark.parametrize("stash", ["stash", "none", "predict"])
+@pytest.mark.parametrize("stash", ["exact", "none", "predict"])
 @pytest.mark.parametrize("method", ["pipedream", "basis-rotation"])
 def test_engine_equals_naive_simulation_of_a_mixture(method, stash):
     assert_equals_naive(make_config(method, 4, stash, 24, "model.moe={experts: 4, every: 2}"))
@@ -171,7 +171,7 @@ PROFILES = {
 }
 
 
-@pytest.mark.parametrize("stash", ["stash", "none", "predict"])
+@pytest.mark.parametrize("stash", ["exact", "none", "predict"])
 @pytest.mark.parametrize("accumulation", [1, 2, 3])
 @pytest.mark.parametrize("profile", PROFILES)
 def test_profiles_and_accumulation_equal_naive_simulation(profile, accumulation, stash):
@@ -180,7 +180,7 @@ def test_profiles_and_accumulation_equal_naive_simulation(profile, accumulation,
     assert_equals_naive(make_config("pipedream", 3, stash, 24, *extra), taus)
 
 
-@pytest.mark.parametrize("stash", ["stash", "none", "predict"])
+@pytest.mark.parametrize("stash", ["exact", "none", "predict"])
 @pytest.mark.parametrize("method", METHODS)
 def test_2bw_equals_naive_simulation(method, stash):
     extra = ["pipeline.delay=2bw", "pipeline.accumulation=3"]
@@ -190,27 +190,27 @@ def test_2bw_equals_naive_simulation(method, stash):
 @pytest.mark.parametrize("method", METHODS)
 def test_two_versions_in_an_update_equal_naive_simulation(method):
     extra = ["pipeline.delay=3", "pipeline.accumulation=2"]
-    assert_equals_naive(make_config(method, 3, "stash", 24, *extra), [3, 3, 3])
+    assert_equals_naive(make_config(method, 3, "exact", 24, *extra), [3, 3, 3])
 
 
 @pytest.mark.parametrize("forecast", ["last-update", "momentum"])
 @pytest.mark.parametrize("method", METHODS)
 def test_forecast_equals_naive_simulation(method, forecast):
-    assert_equals_naive(make_config(method, 3, "stash", 24, f"pipeline.forecast={forecast}"))
+    assert_equals_naive(make_config(method, 3, "exact", 24, f"pipeline.forecast={forecast}"))
     if method in ("pipedream", "delay-compensation"):
         accumulated = ["pipeline.delay=5", "pipeline.accumulation=2"]
-        config = make_config(method, 3, "stash", 24, f"pipeline.forecast={forecast}", *accumulated)
+        config = make_config(method, 3, "exact", 24, f"pipeline.forecast={forecast}", *accumulated)
         assert_equals_naive(config, [5, 5, 5])
 
 
 def test_forecasts_differ():
     settings = [[], ["pipeline.forecast=last-update"], ["pipeline.forecast=momentum"]]
     losses = {
-        tuple(r.loss.item() for r in run_engine(make_config("pipedream", 4, "stash", 24, *extra), 12)[0])
+        tuple(r.loss.item() for r in run_engine(make_config("pipedream", 4, "exact", 24, *extra), 12)[0])
         for extra in settings
     }
     assert len(losses) == 3
-    without_delay = [run_engine(make_config("pipedream", 1, "stash", 24, *extra), 6)[0] for extra in settings]
+    without_delay = [run_engine(make_config("pipedream", 1, "exact", 24, *extra), 6)[0] for extra in settings]
     assert len({tuple(r.loss.item() for r in results) for results in without_delay}) == 1
 
 
@@ -220,9 +220,9 @@ def test_micro_batches_of_an_update_without_delay_are_one_larger_batch():
         return tuple(torch.cat(column) for column in zip(*parts, strict=True))
 
     accumulated, stages = run_engine(
-        make_config("pipedream", 1, "stash", 24, "pipeline.accumulation=3"), 8, torch.float64
+        make_config("pipedream", 1, "exact", 24, "pipeline.accumulation=3"), 8, torch.float64
     )
-    assembly = assemble(make_config("pipedream", 1, "stash"), larger, dtype=torch.float64)
+    assembly = assemble(make_config("pipedream", 1, "exact"), larger, dtype=torch.float64)
     whole = list(assembly.engine.run(1, lambda: 8))
     for one, other in zip(accumulated, whole, strict=True):
         torch.testing.assert_close(one.loss, other.loss, rtol=1e-10, atol=0)
@@ -249,7 +249,7 @@ def test_mean_age_over_an_update_is_the_delay_in_updates():
 
 
 def test_accumulated_bf16_rings_and_rings_on_the_host_give_the_same_numbers():
-    for stash in ("stash", "none", "predict"):
+    for stash in ("exact", "none", "predict"):
         for precision in ("fp32", "bf16"):
             common = [f"runtime.precision={precision}", "pipeline.delay=3", "pipeline.accumulation=2"]
             losses = [
@@ -284,15 +284,15 @@ def test_modes_differ():
     # Otherwise the test above could not tell them apart.
     losses = {
         stash: [r.loss.item() for r in run_engine(make_config("pipedream", 4, stash), 16)[0]]
-        for stash in ("stash", "none", "predict")
+        for stash in ("exact", "none", "predict")
     }
-    assert losses["stash"][:2] == losses["none"][:2]
+    assert losses["exact"][:2] == losses["none"][:2]
     assert len({tuple(series) for series in losses.values()}) == 3
 
 
 @pytest.mark.numerics
 def test_one_stage_equals_ordinary_training_loop():
-    config = make_config("pipedream", 1, "stash")
+    config = make_config("pipedream", 1, "exact")
     results, versions = run_engine(config, 12)
     model = whole_model(config.model, VOCABULARY)
     initialize(model, BLOCKS, seed=0)
@@ -314,7 +314,7 @@ def test_one_stage_equals_ordinary_training_loop():
 @pytest.mark.parametrize("stages", [1, 2, 3, 5, 8])
 def test_probe_of_versions_used(stages):
     # Stamp each version: after update v the final norm or first norm of a stage holds the number v.
-    config = make_config("pipedream", stages, "stash")
+    config = make_config("pipedream", stages, "exact")
     assembly = assemble(config, micro_batch)
     versions = assembly.stages
     used = []
@@ -356,13 +356,13 @@ def _stamp(stage):
 
 
 def test_ring_memory_is_the_formula():
-    config = make_config("pipedream", 8, "stash")
+    config = make_config("pipedream", 8, "exact")
     for stage in make_versions(config):
         size = sum(weight.nbytes for weight in stage.live.values())
         assert stage.ring_bytes == ((stage.delay.tau + 1) * size if stage.delay.tau else 0)
 
 
-@pytest.mark.parametrize("stash", ["stash", "none", "predict"])
+@pytest.mark.parametrize("stash", ["exact", "none", "predict"])
 def test_bf16_ring_gives_the_same_numbers(stash, monkeypatch):
     config = make_config("pipedream", 4, stash, 24, "runtime.precision=bf16")
 
@@ -370,7 +370,7 @@ def test_bf16_ring_gives_the_same_numbers(stash, monkeypatch):
         monkeypatch.setattr("brx.train.build.ring_matrix_dtype", lambda config: ring_dtype)
         return [result.loss.item() for result in run_engine(config, 12)[0]]
 
-    if stash == "stash":
+    if stash == "exact":
         assert losses(torch.bfloat16) == losses(torch.float32)
     else:
         # An fp32 ring would be cast in the forward pass, and the backward pass would see that old cast.
@@ -379,8 +379,8 @@ def test_bf16_ring_gives_the_same_numbers(stash, monkeypatch):
 
 @pytest.mark.numerics
 def test_recomputed_activations_give_the_same_numbers():
-    plain, _ = run_engine(make_config("pipedream", 4, "stash"), 12)
-    config = make_config("pipedream", 4, "stash", 24, "pipeline.recompute=true")
+    plain, _ = run_engine(make_config("pipedream", 4, "exact"), 12)
+    config = make_config("pipedream", 4, "exact", 24, "pipeline.recompute=true")
     recomputed, _ = run_engine(config, 12)
     assert [r.loss.item() for r in recomputed] == [r.loss.item() for r in plain]
 

@@ -12,7 +12,7 @@ from brx.train.loop import train
 from tests.train.helpers import losses, start_brx, tiny_config
 
 
-@pytest.mark.parametrize("stash", ["stash", "none", "predict"])
+@pytest.mark.parametrize("stash", ["exact", "none", "predict"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_trajectory_is_that_of_rings_on_the_device(stash, precision, tmp_path):
     common = [f"pipeline.stash={stash}", f"runtime.precision={precision}", "optimizer.method=basis-rotation"]

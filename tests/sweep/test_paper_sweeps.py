@@ -39,7 +39,7 @@ def test_a_sweep_is_the_papers_experiment(name):
     sweep = Sweep.load(FOLDER / f"{name}.yaml")
     assert values(sweep, lambda config: config.optimizer.method) == METHODS.get(name, MAIN)
     assert values(sweep, lambda config: config.pipeline.stages) == STAGES.get(name, {32})
-    assert values(sweep, lambda config: config.pipeline.stash) == STASHES.get(name, {"stash"})
+    assert values(sweep, lambda config: config.pipeline.stash) == STASHES.get(name, {"exact"})
     assert values(sweep, lambda config: config.training.seed) == {0}
     # The same rates for every method and P.
     rates = {}

@@ -34,7 +34,7 @@ def test_losses_are_those_of_the_cpu(method, tmp_path):
 
 
 @pytest.mark.parametrize("rings", ["device", "host"])
-@pytest.mark.parametrize("stash", ["stash", "none", "predict"])
+@pytest.mark.parametrize("stash", ["exact", "none", "predict"])
 def test_compiled_bf16_trains(stash, rings, tmp_path):
     overrides = ["runtime.device=cuda", "runtime.precision=bf16", "runtime.compile=true"]
     train(tiny_config(tmp_path, *overrides, f"pipeline.stash={stash}", f"pipeline.rings={rings}"), tmp_path / "run")

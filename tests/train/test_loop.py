@@ -61,7 +61,7 @@ def test_run_folder_holds_what_it_should(tmp_path):
 
 @pytest.mark.parametrize(
     ("method", "stash"),
-    [*itertools.product(NAMES, ["stash", "none", "predict"]), *((name, "stash") for name in CUSTOM)],
+    [*itertools.product(NAMES, ["exact", "none", "predict"]), *((name, "exact") for name in CUSTOM)],
 )
 def test_stopped_and_resumed_equals_uninterrupted(method, stash, tmp_path):
     lr = 0.001 if method == "scion" else 0.01
@@ -297,7 +297,7 @@ def test_a_checkpoint_of_another_trajectory_version_is_not_resumed_from(tmp_path
 
 
 @pytest.mark.parametrize(
-    "mode", ["stash=stash", "stash=none", "stash=predict", "forecast=last-update", "forecast=momentum"]
+    "mode", ["stash=exact", "stash=none", "stash=predict", "forecast=last-update", "forecast=momentum"]
 )
 def test_stopped_and_resumed_with_accumulation_equals_uninterrupted(mode, tmp_path):
     setting = ["pipeline.accumulation=3", "pipeline.delay=2bw", "optimizer.method=delay-compensation"]
@@ -349,7 +349,7 @@ def test_options_of_the_computation(override, tmp_path):
     torch.use_deterministic_algorithms(False)
 
 
-@pytest.mark.parametrize(("stash", "compensation"), [("stash", 0.0), ("none", 1.0), ("predict", 0.0)])
+@pytest.mark.parametrize(("stash", "compensation"), [("exact", 0.0), ("none", 1.0), ("predict", 0.0)])
 def test_delay_compensation_that_corrects_nothing_is_pipedream_in_bf16(stash, compensation, tmp_path):
     overrides = ["runtime.precision=bf16", f"pipeline.stash={stash}"]
     train(tiny_config(tmp_path, *overrides), tmp_path / "pipedream")
@@ -358,7 +358,7 @@ def test_delay_compensation_that_corrects_nothing_is_pipedream_in_bf16(stash, co
     assert losses(tmp_path / "run") == losses(tmp_path / "pipedream")
 
 
-@pytest.mark.parametrize("stash", ["stash", "predict"])
+@pytest.mark.parametrize("stash", ["exact", "predict"])
 def test_delay_compensation_takes_no_difference_of_rounded_weights(stash, tmp_path, monkeypatch):
     config = tiny_config(
         tmp_path, "optimizer.method=delay-compensation", "runtime.precision=bf16", f"pipeline.stash={stash}"
@@ -399,7 +399,7 @@ def test_profile_names_the_actions_and_the_stages(tmp_path):
     assert "0F13" not in names
 
 
-@pytest.mark.parametrize("stash", ["stash", "none"])
+@pytest.mark.parametrize("stash", ["exact", "none"])
 def test_compiled_blocks_give_the_same_losses(stash, tmp_path):
     # In mode `none` the compiled backward pass has to see the overwritten weights as well.
     small = ["model.blocks=2", "pipeline.stages=2", f"pipeline.stash={stash}", "training.iterations=8"]
