@@ -20,4 +20,7 @@ def test_built_package_finds_its_presets(tmp_path):
         check=True,
     )
     assert found.stdout.startswith("model:")
-    assert {path.name for path in (tmp_path / "lib" / "brx" / "presets" / "sweeps").iterdir()} == {"cpu", "paper"}
+    built, source = tmp_path / "lib" / "brx" / "presets", ROOT / "configs"
+    assert {path.relative_to(built) for path in built.rglob("*.yaml")} == {
+        path.relative_to(source) for path in source.rglob("*.yaml")
+    }
