@@ -22,7 +22,7 @@ def micro_batch_config(config: RunConfig, num_stages: int, num_micro_batches: in
     Raises:
         UserError: the batch does not divide, or the model has fewer blocks than stages.
     """
-    batch = config.training.batch_size
+    batch = config.training.batch_size * config.pipeline.accumulation
     if batch % num_micro_batches:
         raise UserError(
             f"--micro-batches {num_micro_batches}: training.batch_size {batch} is no multiple of it (set another one)"
@@ -43,7 +43,7 @@ def memory_by_schedule(config: RunConfig, num_stages: int, num_micro_batches: in
     flight. An asynchronous one keeps ceil(tau_k / M) + 1 versions of the weights.
 
     Args:
-        config: the run; `training.batch_size` is the number of examples per update.
+        config: the run; its micro-batches of an update together are the examples per update.
         num_stages: P, a device each.
         num_micro_batches: M.
     """

@@ -31,33 +31,44 @@ def measure(chosen: pd.DataFrame, num_rates: Mapping[str, int], source: str) -> 
         last_iteration=int(first["last_iteration"]),
         losses=losses,
         experiments=[
-            _experiment(seeds, num_rates[seeds["experiment"].iloc[0]], losses) for seeds in _by_method_and_delay(chosen)
+            _experiment(method, delay, seeds, num_rates[seeds["experiment"].iloc[0]], losses)
+            for (method, delay), seeds in _by_method_and_delay(chosen).items()
         ],
     )
 
 
-def largest_delay(run: pd.Series) -> float:
-    """Of a run's stages, in updates."""
-    return float(run[STAGES] - 1)
+def largest_delay(run: pd.Series) -> float | None:
+    """Of a run's stages, in updates; None if its delays are not those of a pipeline, whose stages they fall along."""
+    like, profile = run.get("pipeline.delay.like"), run.get("pipeline.delay", "pipeline")
+    if pd.notna(like):
+        largest = like - 1
+    elif isinstance(profile, str) and profile == "pipeline":
+        largest = run[STAGES] - 1
+    else:
+        return None
+    return float(largest) / float(run.get("pipeline.accumulation", 1))
 
 
-def _by_method_and_delay(chosen: pd.DataFrame) -> list[pd.DataFrame]:
+def _by_method_and_delay(chosen: pd.DataFrame) -> dict[tuple[str, float], pd.DataFrame]:
     """One experiment each: of several (with other moments or decays), that with the lowest final loss."""
     best: dict[tuple[str, float], pd.DataFrame] = {}
     for seeds in by_experiment(chosen):
-        key = (seeds["variant"].iloc[0], largest_delay(seeds.iloc[0]))
+        first = seeds.iloc[0]
+        delay = largest_delay(first)
+        if delay is None:
+            continue
+        key = (str(first["variant"]).partition(", delay like ")[0], delay)
         if key not in best or seeds["train_loss"].mean() < best[key]["train_loss"].mean():
             best[key] = seeds
-    return [best[key] for key in sorted(best)]
+    return dict(sorted(best.items(), key=lambda entry: entry[0]))
 
 
-def _experiment(seeds: pd.DataFrame, num_rates: int, losses: Sequence[float]) -> Experiment:
+def _experiment(method: str, delay: float, seeds: pd.DataFrame, num_rates: int, losses: Sequence[float]) -> Experiment:
     by_loss = [[passage(run, loss) for run in seeds.index] for loss in losses]
-    first = seeds.iloc[0]
     return Experiment(
-        method=first["variant"],
-        delay=largest_delay(first),
-        lr=first[RATE],
+        method=method,
+        delay=delay,
+        lr=seeds[RATE].iloc[0],
         num_rates=num_rates,
         seconds=float(np.round(seeds["seconds_per_iteration"].min(), 6)),
         iterations=[[None if one is None else round(one, 1) for one in row] for row in by_loss],

@@ -62,7 +62,7 @@ class SweepSpec(Section):
     """Folder of the cells (default: runs/NAME of the sweep file). Sweeps may share one: equal cells run once."""
     set: dict[str, Value | list[Value]] = Field(default_factory=dict)
     """Dotted keys that differ from the base in all cells."""
-    grid: dict[str, list[Value | dict[str, Value]]] = Field(min_length=1)
+    grid: dict[str, list[Value | dict[str, Value | list[Value]]]] = Field(min_length=1)
     """Axes: either a dotted key and its values, or any name and a list of mappings of dotted keys to values."""
     exclude: list[dict[str, Value | list[Value]]] = Field(default_factory=list)
     """Cells to leave out: those that have one of the listed values for each key of an entry."""
@@ -223,7 +223,9 @@ def cell_name(varied: Mapping[str, Any]) -> str:
     for key, value in varied.items():
         if value is None:
             continue
-        shown = f"{value:g}" if isinstance(value, float) else str(value).replace(":", ".").replace("/", ".")
+        parts_of_value = value if isinstance(value, list) else [value]
+        shown = ".".join(f"{one:g}" if isinstance(one, float) else str(one) for one in parts_of_value)
+        shown = shown.replace(":", ".").replace("/", ".")
         short = SHORT_NAMES.get(key, "" if key in SILENT_KEYS else key.rpartition(".")[2])
         parts.append(f"{short}{shown}" if short else shown)
     return "-".join(parts)
