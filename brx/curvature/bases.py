@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from brx.curvature.hessian import Vectors
 from brx.model.stage import is_block_matrix
-from brx.optim.basis_rotation import BasisRotation
+from brx.optim.eigenbasis import exact_eigenbasis
 
 
 @dataclass(frozen=True)
@@ -63,15 +63,19 @@ def read_basis(state: Mapping[str, Any], dtype: torch.dtype) -> Basis | None:
 
 
 def estimate_bases(parameters: Vectors, gradients: Iterable[Vectors]) -> Bases:
-    """The bases that basis rotation (source 2nd, bilateral) finds from these gradients, at fixed weights.
+    """Basis rotation's bases (source 2nd, bilateral) at fixed weights: exact, of the mean of these gradients' G G^T."""
+    names = [name for name in parameters if is_block_matrix(name)]
+    rows = {name: parameters[name].new_zeros(()) for name in names}
+    columns = dict(rows)
+    num_gradients = 0
+    for gradient in gradients:
+        num_gradients += 1
+        for name in names:
+            rows[name] = rows[name] + gradient[name] @ gradient[name].mT
+            columns[name] = columns[name] + gradient[name].mT @ gradient[name]
+    return {name: Basis(_exact(rows[name] / num_gradients), _exact(columns[name] / num_gradients)) for name in names}
 
-    The optimizer itself estimates them, with a learning rate of zero and a refresh at every gradient.
-    """
-    matrices = {name: nn.Parameter(value.clone()) for name, value in parameters.items() if is_block_matrix(name)}
-    optimizer = BasisRotation(list(matrices.values()), lr=0.0, weight_decay=0.0, frequency=1)
-    for found in gradients:
-        for name, matrix in matrices.items():
-            matrix.grad = found[name]
-        optimizer.step()
-    states = {name: read_basis(optimizer.state[matrix], matrix.dtype) for name, matrix in matrices.items()}
-    return {name: basis for name, basis in states.items() if basis is not None}
+
+def _exact(covariance: Tensor) -> Tensor:
+    """Eigenvectors of a covariance (*, m, m)."""
+    return exact_eigenbasis(covariance.reshape(-1, *covariance.shape[-2:])).basis.view_as(covariance)

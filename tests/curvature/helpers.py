@@ -44,7 +44,7 @@ def full_hessian(model, parameters, batch):
     """
 
     def loss(vector):
-        loss, auxiliary = functional_call(model, unflat(vector, parameters), batch)
+        _, loss, auxiliary = functional_call(model, unflat(vector, parameters), batch)
         return loss if auxiliary is None else loss + auxiliary
 
     with sdpa_kernel(SDPBackend.MATH):

@@ -114,7 +114,7 @@ def test_mean_over_batches_is_the_product_of_the_mean_loss():
     batches = [(7, (inputs, targets)), (8, (targets, inputs))]
 
     def loss(at):
-        return sum(functional_call(model, at, batch)[0] for _, batch in batches) / 2
+        return sum(functional_call(model, at, batch).loss for _, batch in batches) / 2
 
     with sdpa_kernel(SDPBackend.MATH):
         _, expected = jvp(grad(loss), (parameters,), (vector,))

@@ -115,7 +115,8 @@ RUNS = [
 def test_peak_is_within_ten_percent_of_the_measured_one(overrides):
     config = small(*overrides)
     (planned,) = plan_memory(config, "cpu")
-    assert planned.peak == pytest.approx(measured_peak(config, torch.device("cpu"), iterations=3), rel=0.1)
+    iterations = 11 if config.optimizer.method == "basis-rotation" else 3  # the first refresh comes with update 10
+    assert planned.peak == pytest.approx(measured_peak(config, torch.device("cpu"), iterations), rel=0.1)
 
 
 class EchoChannel:

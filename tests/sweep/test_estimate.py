@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from brx.methods.trajectory_version import TRAJECTORY_VERSION
 from brx.sweep.cell_state import FAILURE, prepare_folder
 from brx.sweep.estimate import remaining_seconds
 from brx.sweep.run import choices_and_repetitions
@@ -18,7 +19,13 @@ def finish(cell, seconds, val_loss=1.0):
     """A made-up summary."""
     prepare_folder(cell)
     iterations = cell.config.training.last_iteration
-    summary = {"status": "finished", "iteration": iterations, "training_seconds": seconds, "final_val_loss": val_loss}
+    summary = {
+        "status": "finished",
+        "iteration": iterations,
+        "training_seconds": seconds,
+        "final_val_loss": val_loss,
+        "trajectory_version": TRAJECTORY_VERSION,
+    }
     (cell.folder / "summary.json").write_text(json.dumps(summary))
 
 
