@@ -5,30 +5,43 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from brx.errors import RunError
 
 
-def write_text(path: Path, text: str) -> None:
-    """Replace a file's content in one step (temporary name, fsync, rename).
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file to write to that takes the place of `path` at the end (temporary name, fsync, rename).
 
     Raises:
         RunError: the folder cannot be written to, or the disk is full.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
+        with temporary.open("wb") as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
         sync_folder(path.parent)
     except OSError as error:
+        raise cannot_write(path, error) from None
+    finally:
         with contextlib.suppress(OSError):  # a read-only folder refuses this, too
             temporary.unlink(missing_ok=True)
-        raise cannot_write(path, error) from None
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a text file's content in one step, as UTF-8.
+
+    Raises:
+        RunError: the folder cannot be written to, or the disk is full.
+    """
+    with replacing(path) as file:
+        file.write(text.encode("utf-8"))
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -11,8 +11,8 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[1] / "brx"
 # Lowest first; see docs/architecture.md.
 ROOMS = (
-    "errors", "files", "config", "data", "model", "optim", "pipeline", "distributed", "methods", "runs", "planning",
-    "train", "sweep", "curvature", "plot", "paper", "report", "cli", "__main__",
+    "errors", "files", "progress", "config", "data", "model", "optim", "pipeline", "distributed", "methods", "runs",
+    "planning", "train", "sweep", "curvature", "plot", "paper", "report", "cli", "__main__",
 )  # fmt: skip
 
 

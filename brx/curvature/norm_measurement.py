@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import multiprocessing
-import os
 import queue
 import shutil
 import signal
@@ -30,9 +29,9 @@ from brx.curvature.checkpoints import Checkpoint, borrow_bases, find_checkpoint,
 from brx.curvature.hessian import Vectors, mean_product
 from brx.curvature.hessian_norm import GeometricEstimate, Sums, below_resolution, cauchy_vector, median_sums
 from brx.curvature.norm_result import SPACES, Groups, NormResult, Space, block_of, kind_of, result_path
-from brx.curvature.progress import EstimateProgress
 from brx.errors import RunError, UserError
-from brx.files import cannot_write, sync_folder
+from brx.files import replacing
+from brx.progress import ProgressBar
 from brx.runs.reading import Run
 from brx.train.device import choose_device
 from brx.train.interrupt import StopSignal
@@ -138,7 +137,7 @@ def measure(
     if settings.estimator == "median":
         _open_samples(task, checkpoint.num_parameters, create=True)
     label = f"{run.name} {iteration} {space}"
-    with StopSignal() as stop, EstimateProgress(label, settings.vectors, len(_done(task))) as progress:
+    with StopSignal() as stop, ProgressBar(label, "vectors", settings.vectors, len(_done(task))) as progress:
         report = _Report(progress, checkpoint.num_parameters)
         if jobs == 1:
             _work(task, checkpoint, 0, 1, report, lambda: stop.requested)
@@ -334,7 +333,7 @@ def _process(task: _Task, worker: int, num_workers: int, num_threads: int, messa
 class _Report:
     """Shows the mean of the workers' running estimates, weighted by their vectors."""
 
-    def __init__(self, progress: EstimateProgress, num_parameters: int) -> None:
+    def __init__(self, progress: ProgressBar, num_parameters: int) -> None:
         self._progress = progress
         self._num_parameters = num_parameters
         self._newest: dict[int, tuple[int, float]] = {}
@@ -345,7 +344,8 @@ class _Report:
         # One vector has no unbiased estimate: its correction cos(pi / 2) is zero.
         estimates = [(count, norm) for count, norm in self._newest.values() if count > 1]
         mean = sum(count * norm for count, norm in estimates) / max(1, sum(count for count, _ in estimates))
-        self._progress.update(total, f"{mean / self._num_parameters:.4g} per parameter" if estimates else "-")
+        estimate = f"{mean / self._num_parameters:.4g} per parameter" if estimates else "-"
+        self._progress.update(total, f"so far {estimate}")
 
 
 def _result(task: _Task, checkpoint: Checkpoint) -> NormResult:
@@ -407,15 +407,7 @@ def _load_part(path: Path) -> _Part:
 
 def _save_part(path: Path, part: _Part, samples: NDArray[Any] | None) -> None:
     """Replace the part's file in one step; the samples it counts are on disk before."""
-    temporary = path.with_suffix(".tmp")
-    try:
+    with replacing(path) as file:
         if isinstance(samples, np.memmap):
             samples.flush()
-        with temporary.open("wb") as file:
-            torch.save({**vars(part), "estimate": part.estimate.state_dict()}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        sync_folder(path.parent)
-    except OSError as error:
-        raise cannot_write(path, error) from None
+        torch.save({**vars(part), "estimate": part.estimate.state_dict()}, file)

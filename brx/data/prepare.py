@@ -22,11 +22,11 @@ from pathlib import Path
 from brx.config.schema import VOCABULARY_SIZES, DataConfig
 from brx.data.packages import PUBLISHED_FINGERPRINT, PUBLISHED_VERSIONS, installed_versions
 from brx.data.parallel import tokenized
-from brx.data.progress import PreparationProgress
 from brx.data.sources import documents, local_files
 from brx.data.token_file import DTYPE, TokenFile
 from brx.data.writing import SPLITS, TokenWriter, Written
 from brx.errors import RunError, UserError
+from brx.progress import ProgressBar
 
 # Part of every folder's name; to be raised when the same settings come to mean other tokens.
 FORMAT = 1
@@ -130,11 +130,14 @@ def _other_packages(config: DataConfig, fingerprint: str) -> str | None:
 def _make(config: DataConfig, folder: Path, workers: int | None, quiet: bool) -> None:
     partial = folder.with_name(f".{folder.name}.partial")
     _check_disk(config, partial)
-    with (
-        TokenWriter(partial) as writer,
-        PreparationProgress(config.source, config.tokens, writer.written, quiet=quiet) as progress,
-    ):
-        _write_all(config, writer, progress, workers)
+    with TokenWriter(partial) as writer:
+        done = writer.written.splits["train"].num_tokens
+        label = f"preparing {config.source}"
+        with ProgressBar(label, "training tokens", config.tokens, done, quiet=quiet) as progress:
+            if done:
+                progress.say(f"going on after {done:,} training tokens")
+            _write_all(config, writer, progress, workers)
+            progress.say(f"prepared: {_written_text(writer.written)}")
         problem = _too_small(config, writer.written)
         if problem is not None:
             shutil.rmtree(partial)
@@ -142,7 +145,7 @@ def _make(config: DataConfig, folder: Path, workers: int | None, quiet: bool) ->
         writer.finish(config.source, config.tokenizer, folder)
 
 
-def _write_all(config: DataConfig, writer: TokenWriter, progress: PreparationProgress, workers: int | None) -> None:
+def _write_all(config: DataConfig, writer: TokenWriter, progress: ProgressBar, workers: int | None) -> None:
     """Append tokenized documents until they or the budget of training tokens run out."""
     train = writer.written.splits["train"]
     texts = documents(config, skip=writer.written.documents_read)
@@ -155,9 +158,15 @@ def _write_all(config: DataConfig, writer: TokenWriter, progress: PreparationPro
                 writer.append(document.split, tokens)
                 if train.num_tokens == config.tokens:
                     return
-            progress.update()
+            progress.update(train.num_tokens, f"{writer.written.documents_read:,} documents")
             if number % CHUNKS_PER_COMMIT == 0:
                 writer.commit()
+
+
+def _written_text(written: Written) -> str:
+    return (
+        f"{sum(count.num_tokens for count in written.splits.values()):,} tokens of {written.documents_read:,} documents"
+    )
 
 
 def _too_small(config: DataConfig, written: Written) -> str | None:

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from brx.data.token_file import DTYPE, Sidecar, sha256
+from brx.files import sync_folder, write_json
 
 SPLITS = ("train", "validation")
 NOTE = "note.json"
@@ -63,12 +64,7 @@ class TokenWriter:
         for file in self._files.values():  # first: the note must never promise more than the disk holds
             file.flush()
             os.fsync(file.fileno())
-        temporary = self._folder / f"{NOTE}.tmp"
-        with temporary.open("w", encoding="utf-8") as note:
-            json.dump(asdict(self.written), note)
-            note.flush()
-            os.fsync(note.fileno())
-        temporary.replace(self._folder / NOTE)
+        write_json(self._folder / NOTE, asdict(self.written))
 
     def finish(self, source: str, tokenizer: str, folder: Path) -> None:
         """Write the sidecars and give the folder its final name: from then on it is complete."""
@@ -84,8 +80,8 @@ class TokenWriter:
             ).write(path)
         (self._folder / NOTE).unlink()
         self._folder.rename(folder)
-        _sync_folder(folder)
-        _sync_folder(folder.parent)
+        sync_folder(folder)
+        sync_folder(folder.parent)
 
     def __enter__(self) -> Self:
         return self
@@ -111,11 +107,3 @@ def _read_note(folder: Path) -> Written:
         return Written()
     enough = all(sizes[split] >= written.splits[split].num_tokens * DTYPE.itemsize for split in SPLITS)
     return written if enough else Written()
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

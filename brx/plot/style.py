@@ -15,6 +15,8 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
+from brx.files import replacing, write_text
+
 # Okabe & Ito's palette, which colour-blind readers can tell apart, and three of Paul Tol's.
 _COLORS = {
     "black": "#000000",
@@ -118,12 +120,11 @@ def save(made: Figure, path: Path, caption: str) -> list[Path]:
     written = []
     for suffix in (".png", ".pdf"):
         target = path.with_name(path.name + suffix)
-        temporary = target.with_name(f".{target.name}.tmp{suffix}")
         # No date in the file: the same runs give the same bytes.
         metadata = {"CreationDate": None} if suffix == ".pdf" else {"Software": None}
-        made.savefig(temporary, dpi=DPI, metadata=metadata)
-        temporary.replace(target)
+        with replacing(target) as file:
+            made.savefig(file, format=suffix[1:], dpi=DPI, metadata=metadata)
         written.append(target)
     text = path.with_name(path.name + ".txt")
-    text.write_text(caption.rstrip() + "\n", encoding="utf-8")
+    write_text(text, caption.rstrip() + "\n")
     return [*written, text]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import os
 import shutil
 import sys
 import zipfile
@@ -14,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brx.errors import RunError, UserError
+from brx.files import replacing
 from brx.runs.folder import RunFolder
 from brx.runs.metrics import read_metrics
 
@@ -72,28 +71,25 @@ def export(folder: Path, target: Path) -> Path:
         RunError: `target` cannot be written to.
     """
     curves = read_curves(folder)
-    content = io.BytesIO()
     every = range(len(curves.seconds))
     kept = sorted({*every[::SECONDS_EVERY], *every[-1:]})
-    np.savez_compressed(
-        content,
-        iterations=curves.iterations.astype(np.int32),
-        train_loss=curves.train_loss.astype(np.float32),
-        second_places=np.array(kept, dtype=np.int32),
-        seconds=curves.seconds[kept].astype(np.float32),
-        val_iterations=curves.val_iterations.astype(np.int32),
-        val_loss=curves.val_loss,
-    )
     try:
         target.mkdir(parents=True, exist_ok=True)
         for name in ("config.yaml", "summary.json"):
             if (folder / name).is_file():
                 shutil.copyfile(folder / name, target / name)
-        temporary = target / f".{NAME}.{os.getpid()}.tmp"
-        temporary.write_bytes(content.getvalue())
-        temporary.replace(target / NAME)
     except OSError as error:
         raise RunError(f"{target}: cannot be written: {error.strerror}") from None
+    with replacing(target / NAME) as file:
+        np.savez_compressed(
+            file,
+            iterations=curves.iterations.astype(np.int32),
+            train_loss=curves.train_loss.astype(np.float32),
+            second_places=np.array(kept, dtype=np.int32),
+            seconds=curves.seconds[kept].astype(np.float32),
+            val_iterations=curves.val_iterations.astype(np.int32),
+            val_loss=curves.val_loss,
+        )
     return target
 
 

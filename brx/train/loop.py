@@ -25,6 +25,7 @@ from brx.pipeline.engine import MicroBatch, StepResult, check_finite
 from brx.pipeline.world import SingleDevice, World
 from brx.planning.balance import assign, measure_stage_costs
 from brx.planning.fit import check_memory
+from brx.progress import ProgressBar
 from brx.runs import checkpoint
 from brx.runs.folder import RunFolder, trajectory_of
 from brx.runs.lock import hold
@@ -36,7 +37,6 @@ from brx.train.efficiency import Efficiency
 from brx.train.interrupt import StopSignal
 from brx.train.method_check import check_method
 from brx.train.profiling import IterationProfiler
-from brx.train.progress import TrainingProgress
 from brx.train.recorder import NoRecorder, Recorder, Report, RunRecorder, StepNumbers, to_numbers
 from brx.train.summary import Summary, peak_memory
 from brx.train.trackers import open_trackers
@@ -124,7 +124,7 @@ class Trainer:
                 self._after_iteration = stack.enter_context(profiler).step
             stop = stack.enter_context(StopSignal(listen=self.is_writer))
             progress = stack.enter_context(
-                TrainingProgress(self.folder.path.name, last, self.iteration, quiet=not self.is_writer)
+                ProgressBar(self.folder.path.name, "iteration", last, self.iteration, quiet=not self.is_writer)
             )
             recorder: Recorder = NoRecorder()
             summary = None
@@ -152,9 +152,7 @@ class Trainer:
                     progress.say(f"stopped after iteration {self.iteration}; continue with --resume")
         return status
 
-    def _open_records(
-        self, stack: ExitStack, progress: TrainingProgress, *, resume: bool
-    ) -> tuple[Summary, RunRecorder]:
+    def _open_records(self, stack: ExitStack, progress: ProgressBar, *, resume: bool) -> tuple[Summary, RunRecorder]:
         """Open what the writer writes: metrics, trackers and summary, and the recorder that fills them."""
         if resume:
             truncate_metrics(self.folder.metrics, self.iteration)

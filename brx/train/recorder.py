@@ -9,9 +9,9 @@ from typing import Protocol
 
 from brx.config.schema import RunConfig
 from brx.pipeline.engine import StepResult
+from brx.progress import ProgressBar
 from brx.runs.metrics import MetricsWriter, Record, exact
 from brx.train.efficiency import Efficiency
-from brx.train.progress import TrainingProgress
 from brx.train.staleness import Measures
 
 
@@ -119,7 +119,7 @@ class RunRecorder:
         lr: Callable[[int], float],
         metrics: MetricsWriter,
         others: Sequence[Callable[[list[Record]], None]],
-        progress: TrainingProgress,
+        progress: ProgressBar,
         efficiency: Efficiency,
         start: tuple[int, float],
         staleness: Callable[[int], Measures],
@@ -153,7 +153,7 @@ class RunRecorder:
         newest["peak_memory_bytes"] = max(report.peak_memory_bytes for report in reports)
         newest |= {key: float(f"{value:.5g}") for key, value in measured.items() if value is not None}
         self._write(records)
-        self._progress.update(newest["iteration"], newest["train_loss"], rate)
+        self._progress.update(newest["iteration"], f"loss {newest['train_loss']:.3f}  {rate:,.0f} tokens/s")
 
     def record_validation(self, iteration: int, losses: list[float | None]) -> None:
         """Write a validation."""

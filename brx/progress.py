@@ -1,0 +1,70 @@
+"""What the user sees of long work, on stderr: a live bar on a terminal, plain lines otherwise."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+PLAIN_LINE_EVERY_S = 10.0
+
+
+class ProgressBar:
+    """Shows how much is done, what the work says of itself, and the time left.
+
+    Args:
+        label: what the work is, for example the run's name.
+        unit: what is counted, for example `iteration`.
+        total: how many there are; None if nobody knows.
+        done: how many there were before this session.
+        quiet: show nothing (ranks other than 0).
+    """
+
+    def __init__(self, label: str, unit: str, total: int | None, done: int = 0, *, quiet: bool = False) -> None:
+        self._console = Console(stderr=True, quiet=quiet, highlight=False)
+        self._label = label
+        self._unit = unit
+        self._total = total
+        self._first = done
+        self._start = self._last_line = time.monotonic()
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[text]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=self._console,
+            disable=not self._console.is_terminal,
+        )
+        self._task = self._bar.add_task(label, total=total, completed=done, text=self._count(done))
+
+    def update(self, done: int, text: str) -> None:
+        """Show how many are done now, and a text, for example the loss."""
+        self._bar.update(self._task, completed=done, text=f"{self._count(done)}  {text}")
+        now = time.monotonic()
+        if self._console.is_terminal or (now - self._last_line < PLAIN_LINE_EVERY_S and done != self._total):
+            return
+        self._last_line = now
+        left = ""
+        if self._total is not None and done > self._first:
+            left = f"  {(now - self._start) / (done - self._first) * (self._total - done):.0f} s left"
+        self.say(f"{self._unit} {self._count(done)}  {text}{left}")
+
+    def say(self, message: str) -> None:
+        """Print a line above the bar."""
+        self._console.print(f"{self._label}: {message}", soft_wrap=True, markup=False)
+
+    def _count(self, done: int) -> str:
+        return f"{done:,}" if self._total is None else f"{done:,}/{self._total:,}"
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()

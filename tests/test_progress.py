@@ -1,0 +1,28 @@
+"""The progress bar's plain lines, as they are without a terminal."""
+
+from brx import progress as progress_module
+from brx.progress import ProgressBar
+
+
+def test_plain_lines_tell_count_text_and_the_time_left(capsys, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(progress_module.time, "monotonic", lambda: now[0])
+    with ProgressBar("run", "iteration", 4000, 1000) as progress:
+        now[0] = 101.0
+        progress.update(1100, "loss 3.0")  # too soon for a line
+        now[0] = 110.0
+        progress.update(2000, "loss 2.5")
+        now[0] = 112.0
+        progress.update(4000, "loss 2.0")
+    assert capsys.readouterr().err.splitlines() == [
+        "run: iteration 2,000/4,000  loss 2.5  20 s left",
+        "run: iteration 4,000/4,000  loss 2.0  0 s left",
+    ]
+
+
+def test_without_a_total_there_is_no_time_left_and_quiet_says_nothing(capsys, monkeypatch):
+    monkeypatch.setattr(progress_module, "PLAIN_LINE_EVERY_S", 0.0)
+    for quiet in (False, True):
+        with ProgressBar("preparing x", "training tokens", None, quiet=quiet) as progress:
+            progress.update(5, "1 document")
+    assert capsys.readouterr().err.splitlines() == ["preparing x: training tokens 5  1 document"]
