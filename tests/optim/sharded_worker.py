@@ -17,7 +17,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from brx.optim import BasisRotation, param_groups
 
-NUM_STEPS = 7
+NUM_STEPS = 14
 OPTIONS = {"lr": 0.01, "frequency": 3, "weight_decay": 0.1}
 
 
@@ -116,8 +116,8 @@ def matrices_per_rank():
 def half_precision():
     model = fully_shard(make(torch.bfloat16))
     optimizer = BasisRotation(param_groups(model), **OPTIONS)
-    train(model, optimizer, 0, 4)
-    return difference(model, expected(4, torch.bfloat16))
+    train(model, optimizer, 0, 11)
+    return difference(model, expected(11, torch.bfloat16))
 
 
 def bad_gradient(rank_with_nan=1):
@@ -141,10 +141,10 @@ def gradients(model):
 
 
 def resumes(through, folder):
-    """Save after four steps, load into a new model and optimizer, go on; against never having stopped."""
+    """Save after the first bases (update 10), load into a new model and optimizer, go on; against never having stopped."""
     model = fsdp2()
     optimizer = BasisRotation(param_groups(model), **OPTIONS)
-    train(model, optimizer, 0, 4)
+    train(model, optimizer, 0, 11)
     later = fsdp2()
     resumed = BasisRotation(param_groups(later), **OPTIONS)
     weights = {name: p.detach() for name, p in model.named_parameters()}
@@ -159,19 +159,19 @@ def resumes(through, folder):
     elif through == "whole":
         single = make()
         alone = BasisRotation(param_groups(single), **OPTIONS)
-        train(single, alone, 0, 4)
+        train(single, alone, 0, 11)
         resumed.load_state_dict(alone.state_dict())
     with torch.no_grad():
         for name, parameter in later.named_parameters():
             parameter.copy_(weights[name])
-    train(later, resumed, 4, NUM_STEPS)
+    train(later, resumed, 11, NUM_STEPS)
     return difference(later, expected())
 
 
 def whole_state_fits_one_process():
     model = fsdp2()
     optimizer = BasisRotation(param_groups(model), **OPTIONS)
-    train(model, optimizer, 0, 4)
+    train(model, optimizer, 0, 11)
     full = get_optimizer_state_dict(model, optimizer, options=StateDictOptions(full_state_dict=True))
     weights = whole(model)
     if dist.get_rank() != 0:
@@ -185,7 +185,7 @@ def whole_state_fits_one_process():
     state = alone.state_dict()
     state["state"] = {numbers[name]: values for name, values in full["state"].items()}
     alone.load_state_dict(state)
-    train(single, alone, 4, NUM_STEPS)
+    train(single, alone, 11, NUM_STEPS)
     return difference(single, expected())
 
 

@@ -37,26 +37,26 @@ def test_state_that_was_offloaded_and_brought_back_as_new_tensors_continues():
             for name, tensor in list(state.items()):
                 state[name] = tensor.clone()
 
-    replaced, optimizer = weights_after(7, offload)
-    expected, _ = weights_after(7)
+    replaced, optimizer = weights_after(13, offload)
+    expected, _ = weights_after(13)
     assert all(map(torch.equal, replaced, expected))
-    assert [int(state["step"]) for state in optimizer.state_dict()["state"].values()] == [7, 7, 7]
+    assert [int(state["step"]) for state in optimizer.state_dict()["state"].values()] == [13, 13, 13]
 
 
 def test_replaced_values_count():
     def forget_momentum(optimizer, series, time):
-        if time == 4:
+        if time == 11:
             for state in optimizer.state.values():
                 state["exp_avg"] = torch.zeros_like(state["exp_avg"])
 
     def forget_it_in_place(optimizer, series, time):
-        if time == 4:
+        if time == 11:
             for state in optimizer.state.values():
                 state["exp_avg"].zero_()
 
-    replaced, written = weights_after(6, forget_momentum)[0], weights_after(6, forget_it_in_place)[0]
+    replaced, written = weights_after(13, forget_momentum)[0], weights_after(13, forget_it_in_place)[0]
     assert all(map(torch.equal, replaced, written))
-    assert not torch.equal(replaced[0], weights_after(6)[0][0])
+    assert not torch.equal(replaced[0], weights_after(13)[0][0])
 
 
 def test_step_that_is_written_into_decides_the_next_refresh():
@@ -110,8 +110,8 @@ def test_option_changed_in_one_of_two_groups_changes_that_group_alone(change):
     together = BasisRotation([{"params": [one]}, {"params": [other]}], lr=0.01)
     alone = [torch.nn.Parameter(parameter.detach().clone()) for parameter in (one, other)]
     separate = [BasisRotation([parameter], lr=0.01) for parameter in alone]
-    for time in range(5):
-        if time == 2:
+    for time in range(14):
+        if time == 11:
             together.param_groups[1].update(change)
             separate[1].param_groups[0].update(change)
         step(together, [one, other], time)
@@ -150,9 +150,9 @@ def test_frozen_parameters_get_no_state():
 def test_parameter_that_joins_a_batch_leaves_the_others_as_they_were():
     series, alone = parameters(2, 6, 4), parameters(2, 6, 4)
     together, single = BasisRotation(series), BasisRotation(alone[:1])
-    for time in range(5):
-        series[1].requires_grad_(time >= 2)
-        step(together, series[: 1 + (time >= 2)], time)
+    for time in range(14):
+        series[1].requires_grad_(time >= 11)
+        step(together, series[: 1 + (time >= 11)], time)
         alone[0].grad = series[0].grad.clone()
         single.step()
     torch.testing.assert_close(series[0], alone[0], rtol=0, atol=1e-7)

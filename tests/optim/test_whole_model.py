@@ -70,7 +70,7 @@ def test_kernel_is_one_matrix(memory_format):
     kernel = nn.Parameter(random(6, 2, 3, 3).to(memory_format=memory_format))
     matrix = nn.Parameter(random(6, 2, 3, 3).reshape(6, 18))
     optimizers = [BasisRotation([kernel], flatten=True, frequency=2), BasisRotation([matrix], frequency=2)]
-    for time in range(5):
+    for time in range(13):
         kernel.grad = random(6, 2, 3, 3, seed=time + 1).to(memory_format=memory_format)
         matrix.grad = random(6, 2, 3, 3, seed=time + 1).reshape(6, 18)
         for optimizer in optimizers:
@@ -87,18 +87,18 @@ def test_eps_of_zero_with_tiny_and_zero_gradients():
         for scale in (0.0, 1e-30, 1e-20, 1.0):
             parameter = nn.Parameter(torch.ones(4, 4))
             optimizer = BasisRotation([parameter], eps=0.0, lr=0.1, weight_decay=0.0, frequency=2, rotate=rotate)
-            for time in range(4):
+            for time in range(13):
                 parameter.grad = scale * random(4, 4, seed=time)
                 optimizer.step()
             assert torch.isfinite(parameter).all()
-            assert (parameter - 1).abs().max() < 4 * 0.1 * 4
+            assert (parameter - 1).abs().max() < 13 * 0.1 * 4
 
 
 def test_maximize_is_the_negative_gradient():
     up, down = parameters(2, 6, 4), parameters(2, 6, 4)
     ascent = BasisRotation([{"params": up[:1]}, {"params": up[1:], "rotate": False}], maximize=True)
     descent = BasisRotation([{"params": down[:1]}, {"params": down[1:], "rotate": False}])
-    for time in range(4):
+    for time in range(13):
         for k in range(2):
             up[k].grad = random(6, 4, seed=10 * time + k)
             down[k].grad = -up[k].grad
