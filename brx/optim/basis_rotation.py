@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from itertools import groupby
+from itertools import chain, groupby, repeat
 from typing import Any, Literal, overload
 
 import torch
@@ -116,6 +116,7 @@ class BasisRotation(Optimizer):
 
     _layout: Layout
     _sharding: Sharding
+    _options: list[StepOptions]
     _num_bad: dict[torch.device, Tensor]
 
     def __init__(
@@ -201,7 +202,9 @@ class BasisRotation(Optimizer):
 
     def _members_with_gradients(self) -> list[Member]:
         """The parameters with a gradient, which is handed to them; in a new layout if the present one does not fit."""
-        options = [step_options(group) for group in self.param_groups]
+        before = chain(self._options, repeat(None))
+        options = [step_options(group, of_group) for group, of_group in zip(self.param_groups, before, strict=False)]
+        self._options = options
         with_gradient = [
             (parameter, group, of_group)
             for group, of_group in zip(self.param_groups, options, strict=True)
@@ -234,6 +237,7 @@ class BasisRotation(Optimizer):
         """Drop what is known about state and groups beside themselves."""
         self._layout = Layout([], {})
         self._sharding = self.__dict__.get("_sharding") or Sharding()  # who updates which matrix stays
+        self._options = []
         self._num_bad = {}
 
     def _update(self, batch: MatrixBatch) -> None:
@@ -316,7 +320,7 @@ class BasisRotation(Optimizer):
         rotated_gradient = rotated_gradient.view_as(batch.state["exp_avg"])
         update = torch.zeros_like(rotated_gradient)
         beta1, beta2 = batch.options["betas"]
-        for (lr, _), run in batch.runs(lambda member: (member.lr, member.num_updates)):
+        for (lr, _), run in batch.runs(lambda member: (member.options.lr, member.num_updates)):
             steps = batch.state["step"][run]
             adamw(
                 params=[update[run]],
@@ -614,7 +618,7 @@ def _seen_from(side: Side, matrices: Tensor) -> Tensor:
 
 def _decay(member: Member, bad: dict[torch.device, Tensor]) -> Tensor:
     """The factor 1 - lr weight_decay; 1 in a step that is to change nothing."""
-    decay = torch.tensor(member.decay, dtype=arithmetic(member.parameter))
+    decay = torch.tensor(member.options.decay, dtype=arithmetic(member.parameter))
     flag = bad.get(member.parameter.device)
     return decay if flag is None else torch.where(flag, 1.0, decay)
 

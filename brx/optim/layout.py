@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from operator import is_
 from typing import Any
 
 import torch
@@ -48,8 +49,9 @@ class Layout:
             member is not None
             and state is not None
             and member.group is group
-            and member.layout == (*layout, parameter.shape, parameter.dtype, parameter.device)
-            and all(state.get(name) is tensor for name, tensor in member.state.items())
+            and member.layout == layout
+            and member.kind == _kind(parameter)
+            and all(map(is_, map(state.get, member.state), member.state.values()))
         )
 
     def release(self, kept: set[Tensor], state: Mapping[Tensor, dict[str, Any]]) -> None:
@@ -78,8 +80,7 @@ def make_members(
             own = state.get(parameter) or {}
             if parameter.grad is None and not own:
                 continue
-            layout = (*step_options.layout, parameter.shape, parameter.dtype, parameter.device)
-            member = Member(parameter, group, {}, layout, step_options)
+            member = Member(parameter, group, {}, step_options.layout, _kind(parameter), step_options)
             if member.is_rotated and is_sharded(parameter):
                 member.shards = shards(parameter)
             if own:
@@ -126,7 +127,11 @@ def _by_shape(members: list[Member]) -> Iterator[list[Member]]:
 def _structure(member: Member) -> tuple[Any, ...]:
     group, parameter = member.group, member.parameter
     names = tuple(member.state_shapes.items())
-    return (parameter.shape, parameter.dtype, parameter.device, group["flatten"], group["source"], names)
+    return (*_kind(parameter), group["flatten"], group["source"], names)
+
+
+def _kind(parameter: Tensor) -> tuple[object, ...]:
+    return parameter.shape, parameter.dtype, parameter.device
 
 
 def _own_state(name: str, shape: tuple[int, ...], member: Member) -> Tensor:

@@ -30,6 +30,7 @@ class Member:
         group: the parameter group that it belongs to.
         state: its tensors by name; those of the optimizer's `state` for it, as long as nobody replaces them.
         layout: what the batches depend on, of the time when they were made.
+        kind: shape, dtype and device, of the same time.
         options: of the group, in this step.
         shards: where a sharded matrix lies, and which rank updates it; None for a whole one.
         is_rotated: whether any side of it is.
@@ -43,6 +44,7 @@ class Member:
     group: Group
     state: State
     layout: tuple[object, ...]
+    kind: tuple[object, ...]
     options: StepOptions
     phase: int = 0
     num_updates: int = 0
@@ -65,16 +67,6 @@ class Member:
         if self.shards is not None and not self.shards.is_owner:
             return {"step": ()}
         return state_shapes(self.parameter, self.group)
-
-    @property
-    def lr(self) -> float:
-        """The learning rate of this step."""
-        return float(self.options.group["lr"])
-
-    @property
-    def decay(self) -> float:
-        """What a step multiplies the weights with: 1 - lr weight_decay."""
-        return 1 - self.lr * float(self.options.group["weight_decay"])
 
 
 @dataclass
@@ -124,9 +116,13 @@ class MatrixBatch:
 
     def runs(self, key: Callable[[Member], Key]) -> Iterator[tuple[Key, slice]]:
         """Neighbouring members with the same key, which stay one batch."""
+        keys = list(map(key, self.members))
+        if keys.count(keys[0]) == len(keys):  # most often
+            yield keys[0], slice(0, len(keys))
+            return
         start = 0
-        for value, members in groupby(map(key, self.members)):
-            stop = start + sum(1 for _ in members)
+        for value, equal in groupby(keys):
+            stop = start + sum(1 for _ in equal)
             yield value, slice(start, stop)
             start = stop
 
@@ -152,7 +148,7 @@ class MatrixBatch:
         # Half-precision weights are rounded once, after the sum.
         is_half = parameters[0].dtype != updates.dtype
         weights = [parameter.to(updates.dtype) for parameter in parameters] if is_half else parameters
-        for decay, run in self.runs(lambda member: member.decay):
+        for decay, run in self.runs(lambda member: member.options.decay):
             # A tensor, since a number would be made into one for every weight.
             torch._foreach_mul_(weights[run], self.unless_bad(decay, 1.0))
         torch._foreach_add_(weights, updates.view(len(parameters), *parameters[0].shape).unbind())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from numbers import Real
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -35,25 +36,49 @@ class StepOptions(NamedTuple):
         group: as numbers: `lr`, `betas`, `eps` and `weight_decay` are floats even where the group holds tensors.
         shared: equal for groups whose parameters can go through an update together.
         layout: changes when batches have to be made anew.
+        lr: the learning rate.
+        decay: what a step multiplies the weights with: 1 - lr weight_decay.
+        checked: all values but the learning rate, as the group has them; None if they can change in place.
     """
 
     group: Group
     shared: tuple[Any, ...]
     layout: tuple[Any, ...]
+    lr: float
+    decay: float
+    checked: tuple[Any, ...] | None
 
 
-def step_options(group: Group) -> StepOptions:
+_but_lr = itemgetter("betas", "weight_decay", *SHARED, *LAYOUT)
+
+
+def step_options(group: Group, before: StepOptions | None = None) -> StepOptions:
     """The options of a step, checked as at construction: a training loop may have changed them.
+
+    Args:
+        group: the parameter group.
+        before: its options in the step before; most often the learning rate alone is another one.
 
     Raises:
         ValueError: the first option that is out of range, by name.
     """
+    values, lr = _but_lr(group), group["lr"]
+    if before is not None and values == before.checked and type(lr) is float and 0.0 <= lr < math.inf:
+        if lr == before.lr:
+            return before
+        weight_decay = before.group["weight_decay"]
+        return before._replace(group={**before.group, "lr": lr}, lr=lr, decay=1 - lr * weight_decay)
     check_options(group)
     beta1, beta2 = group["betas"]
     numbers = {name: float(group[name]) for name in NUMBERS}
     resolved = {**group, **numbers, "betas": (float(beta1), float(beta2))}
     shared = (resolved["betas"], *(resolved[name] for name in SHARED))
-    return StepOptions(resolved, shared, tuple(group[name] for name in LAYOUT))
+    layout = tuple(group[name] for name in LAYOUT)
+    decay = 1 - numbers["lr"] * numbers["weight_decay"]
+    can_change = not isinstance(group["betas"], tuple) or any(
+        isinstance(value, Tensor) for value in (beta1, beta2, group["eps"], group["weight_decay"])
+    )
+    return StepOptions(resolved, shared, layout, numbers["lr"], decay, None if can_change else values)
 
 
 def check_options(group: Group) -> None:
