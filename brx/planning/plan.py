@@ -271,18 +271,24 @@ def method_flops(config: RunConfig, shapes: Shapes) -> float:
     """Operations of the method's own matrix products, an iteration on average.
 
     A rotation U^T G V takes 2 m n (m + n): one for the gradient and one for the update; at a refresh two more for the
-    momentum, the covariances 2 m n (m + n), and for each side a product and a QR decomposition, about 7 m^3.
+    momentum, and for each side a product and a QR decomposition, about 7 m^3. The covariances take 2 m n (m + n)
+    whenever a gradient enters them, and so do the momentum's at a refresh of source `1st`.
     """
     optimizer = config.optimizer
-    if not isinstance(optimizer, schema.BasisRotationConfig | schema.SoapConfig):
+    if isinstance(optimizer, schema.BasisRotationConfig):
+        geometry = optimizer.geometry
+        at_every_step = optimizer.source == "2nd" and optimizer.covariance == "step"
+    elif isinstance(optimizer, schema.SoapConfig):
+        geometry, at_every_step = "bilateral", True
+    else:
         return 0.0
-    geometry = optimizer.geometry if isinstance(optimizer, schema.BasisRotationConfig) else "bilateral"
     total = 0.0
     for *lead, rows, columns in _matrices(shapes):
         sides = rotated_sides(rows, columns, geometry)
         product = 2 * rows * columns * sum(sides)
-        refresh = 3 * product + 7 * sum(side**3 for side in sides)
-        total += math.prod(lead) * (2 * product + refresh / optimizer.frequency)
+        covariances = product / (1 if at_every_step else optimizer.frequency)
+        refresh = 2 * product + 7 * sum(side**3 for side in sides)
+        total += math.prod(lead) * (2 * product + covariances + refresh / optimizer.frequency)
     return total
 
 
