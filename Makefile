@@ -48,6 +48,7 @@ reproduce-figures: setup  ## draw every figure and table from the results at han
 	$(BIN)/brx slowdown $(RESULTS) --all-targets figures/$(SCALE)/slowdown-all-targets
 	$(BIN)/brx verdict $(RESULTS) --stages 32 --micro-batches 8 --save results/tables/$(SCALE)/time-to-loss.json \
 		--figure figures/$(SCALE)/verdict
+	$(if $(wildcard results/compare),$(BIN)/brx compare --figure figures/compare --format markdown > results/tables/compare.md)
 
 setup: .venv/ready
 

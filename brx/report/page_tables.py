@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import pandas as pd
 
@@ -12,7 +13,12 @@ from brx.paper.scales import Experiments
 from brx.paper.tables import TABLES
 from brx.runs.comparison import compare
 from brx.runs.frames import STAGES
+from brx.runs.leaderboard import leaderboard_table
 from brx.runs.tables import rate_table, slowdown_table
+from brx.sweep.compare import DELAYS, read_board
+
+KEPT_COMPARISON = Path("results") / "compare"
+"""Runs that `brx compare --all-builtin` made, as `brx export` keeps them."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,9 @@ def page_tables(experiments: Experiments) -> list[PageTable]:
             missing=(),
         ),
     ]
+    if KEPT_COMPARISON.is_dir():
+        board = leaderboard_table(read_board([KEPT_COMPARISON]), list(DELAYS))
+        tables.append(PageTable("leaderboard", "How robust methods are against delay (brx compare)", board, missing=()))
     return [table for table in tables if len(table.texts)]
 
 

@@ -9,6 +9,8 @@ from brx.config.loading import load_config
 from brx.errors import UserError
 from brx.files import write_json
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
+from brx.paper.scales import SCALES, Experiments
+from brx.report.page_tables import page_tables
 from brx.runs.folder import RunFolder
 from brx.sweep.cell_state import State, state_of
 from brx.sweep.compare import DELAYS, RATES, delay_of, parse_settings, protocol, read_board, take_committed
@@ -72,6 +74,14 @@ def test_board_has_losses_slowdowns_and_savings(tmp_path):
     assert board.loc["basis-rotation", "num_seeds"] == 1
     assert board.loc["basis-rotation", "saved 8 stages"] == pytest.approx(0.0, abs=0.05)
     assert board.loc["basis-rotation", "milliseconds"] == pytest.approx(25.0, rel=0.05)
+
+
+def test_kept_runs_are_a_table_of_the_report(tmp_path, monkeypatch):
+    write_runs(tmp_path / "kept", "pipedream")
+    monkeypatch.setattr("brx.report.page_tables.KEPT_COMPARISON", tmp_path / "kept")
+    tables = page_tables(Experiments.load(SCALES["cpu"], tmp_path / "kept"))
+    (board,) = [table.texts for table in tables if table.name == "leaderboard"]
+    assert board["method"].tolist() == ["pipedream"]
 
 
 def test_delays_have_their_names(tmp_path):
