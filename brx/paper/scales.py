@@ -71,6 +71,8 @@ class Scale:
         budget_methods: which methods are.
         budget_sweep: the sweep that does.
         secondary: settings of all experiments but the main one, which compare among each other.
+        earlier: settings in which its runs differ from today's presets, as they were made before these changed.
+        earlier_rotation: further ones of its runs of basis rotation.
     """
 
     name: str
@@ -88,6 +90,8 @@ class Scale:
     budget_methods: tuple[str, ...] = ("basis-rotation", "pipedream-lr")
     budget_sweep: str = "budget"
     secondary: Settings = field(default_factory=dict)
+    earlier: Settings = field(default_factory=dict)
+    earlier_rotation: Settings = field(default_factory=dict)
 
     @property
     def deepest(self) -> int:
@@ -113,6 +117,8 @@ SCALES = {
         huge_preset=None,
         budget_model={"model.blocks": 8},
         budgets=(1000, 4000, 16000),
+        earlier={"data.source": "stdlib"},
+        earlier_rotation={"optimizer.covariance": "refresh"},
     ),
     "laptop": Scale(
         name="laptop",
@@ -232,7 +238,9 @@ class Experiments:
     def _look_up(
         self, method: str, stages: int, preset: str | None, settings: Settings
     ) -> tuple[str, pd.DataFrame | None]:
-        wanted = {"pipeline.stages": stages, **METHODS[method], **self._base, **settings}
+        wanted = {"pipeline.stages": stages, **METHODS[method], **self._base, **self.scale.earlier, **settings}
+        if wanted["optimizer.method"] == "basis-rotation":
+            wanted |= self.scale.earlier_rotation
         experiment = experiment_id(preset_with(preset or self.scale.preset, wanted), *self._origin)
         return experiment, self._by_experiment.get(experiment)
 

@@ -141,7 +141,7 @@ def gradients(model):
 
 
 def resumes(through, folder):
-    """Save after the first bases (update 10), load into a new model and optimizer, go on; against never having stopped."""
+    """Save after the first bases (update 10), load into a new model and optimizer, go on: as if never stopped."""
     model = fsdp2()
     optimizer = BasisRotation(param_groups(model), **OPTIONS)
     train(model, optimizer, 0, 11)
