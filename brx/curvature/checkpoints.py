@@ -72,16 +72,16 @@ def find_checkpoint(run: Run, iteration: int | None, default: Literal["newest", 
         UserError: there is no such checkpoint, none near the middle, or the run is not finished and no checkpoint was
             named.
     """
-    found = {int(path.name): path for path in list_checkpoints(run.path)}
-    if not found:
+    available = {int(path.name): path for path in list_checkpoints(run.path)}
+    if not available:
         raise UserError(f"{run.path}: has no checkpoint (checkpoints/ is empty or missing); train it again")
-    listed = ", ".join(map(str, found))
+    listed = ", ".join(map(str, available))
     if iteration is not None:
-        if iteration not in found:
+        if iteration not in available:
             raise UserError(
                 f"{checkpoint_folder(run.path, iteration)}: there is no such checkpoint; there are: {listed}"
             )
-        return found[iteration]
+        return available[iteration]
     last = run.config.training.last_iteration
     if not run.status == "finished":
         raise UserError(
@@ -89,13 +89,13 @@ def find_checkpoint(run: Run, iteration: int | None, default: Literal["newest", 
             f" `brx train {run.path} --resume`, or name a checkpoint with --checkpoint: {listed}"
         )
     wanted = last if default == "newest" else last // 2
-    nearest = min(found, key=lambda candidate: abs(candidate - wanted))
+    nearest = min(available, key=lambda candidate: abs(candidate - wanted))
     if default == "midway" and abs(nearest - wanted) > MIDWAY * last:
         raise UserError(
             f"{run.path}: has no checkpoint near the middle of its {last} iterations; name one with --checkpoint"
             f" ({listed}), or train with a larger training.keep_checkpoints"
         )
-    return found[nearest]
+    return available[nearest]
 
 
 def load_checkpoint(
@@ -128,8 +128,8 @@ def load_checkpoint(
         state = read_stage(path, stage, device)
         weights |= {name: tensor.to(dtype) for name, tensor in state["versions"]["weights"].items()}
         for entry in state["optimizer"]:
-            found = {name: read_basis(parameter_state, dtype) for name, parameter_state in entry["state"].items()}
-            bases |= {name: basis for name, basis in found.items() if basis is not None}
+            of_all = {name: read_basis(parameter_state, dtype) for name, parameter_state in entry["state"].items()}
+            bases |= {name: basis for name, basis in of_all.items() if basis is not None}
     with torch.device("meta"):
         model = whole_model(run.config.model, run.config.data.vocabulary_size)
     check_same_model({name: tuple(tensor.shape) for name, tensor in weights.items()}, model, path)

@@ -40,8 +40,8 @@ def training_loss(model: Stage, parameters: Vectors, batch: MicroBatch) -> Tenso
 def gradient(model: Stage, parameters: Vectors, batch: MicroBatch) -> Vectors:
     """The gradient of the training loss at `parameters`."""
     leaves = {name: parameter.detach().requires_grad_() for name, parameter in parameters.items()}
-    found = torch.autograd.grad(training_loss(model, leaves, batch), list(leaves.values()))
-    return dict(zip(leaves, found, strict=True))
+    gradients = torch.autograd.grad(training_loss(model, leaves, batch), list(leaves.values()))
+    return dict(zip(leaves, gradients, strict=True))
 
 
 def hessian_vector_product(model: Stage, parameters: Vectors, batch: MicroBatch, vector: Vectors) -> Vectors:

@@ -165,9 +165,10 @@ class GeometricEstimate:
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Self:
         """What `state_dict` gave."""
-        made = cls({})
-        vars(made).update(state)
-        return made
+        estimate = cls(state["mean_log"])
+        for name, value in state.items():
+            setattr(estimate, name, value)
+        return estimate
 
 
 def median_sums(samples: NDArray[Any], names: Sequence[str], num_rows: Sequence[int]) -> Sums:
@@ -189,8 +190,8 @@ def median_sums(samples: NDArray[Any], names: Sequence[str], num_rows: Sequence[
             medians = np.median(chunk, axis=0).astype(np.float64)
             # Influence of a sample on the median of |Cauchy(s)|: the density there is 1 / (pi s).
             influence = 0.5 * math.pi * np.sign(chunk - medians)
-            for place, power in enumerate(POWERS):
-                sums[place, tensor] += (medians**power).sum()
-                deviations[place, :, tensor] += power * (influence * medians**power).sum(axis=1)
+            for row, power in enumerate(POWERS):
+                sums[row, tensor] += (medians**power).sum()
+                deviations[row, :, tensor] += power * (influence * medians**power).sum(axis=1)
         start += rows
     return Sums(list(names), list(num_rows), sums, deviations, num_vectors - 1)

@@ -49,7 +49,7 @@ class Groups:
 
     def standard_errors(self) -> list[float]:
         """Of the sums of s_i."""
-        return [math.sqrt(self.covariances[0][place][place]) for place in range(len(self.names))]
+        return [math.sqrt(self.covariances[0][group][group]) for group in range(len(self.names))]
 
 
 @dataclass(frozen=True)
@@ -128,8 +128,8 @@ def result_path(run: Path, space: Space, iteration: int) -> Path:
 
 def results_of(run: Path) -> dict[Space, NormResult]:
     """A run's measurements, of each space the one at the latest checkpoint."""
-    found = {space: sorted((run / "analysis").glob(f"hessian-norm-{space}-*.json")) for space in SPACES}
-    return {space: NormResult.read(paths[-1]) for space, paths in found.items() if paths}
+    files = {space: sorted((run / "analysis").glob(f"hessian-norm-{space}-*.json")) for space in SPACES}
+    return {space: NormResult.read(paths[-1]) for space, paths in files.items() if paths}
 
 
 def measured_norms(runs: Sequence[Path], spaces: Sequence[Space] = SPACES) -> list[NormResult]:
@@ -138,7 +138,7 @@ def measured_norms(runs: Sequence[Path], spaces: Sequence[Space] = SPACES) -> li
     Raises:
         UserError: nothing has.
     """
-    results = [one for run in runs for space, one in results_of(run).items() if space in spaces]
+    results = [result for run in runs for space, result in results_of(run).items() if space in spaces]
     if not results:
         raise UserError(f"{runs[0]}: has no measured norms; run `brx hessian-norm {runs[0]}` first")
     return results

@@ -141,7 +141,7 @@ def measure_oscillation(
         tolerance: the power iteration stops at this residual |H v - value v| / |value|,
         max_power_iterations: or after this many iterations.
         seed: of the start vector and the random direction.
-        report: is told how the eigenvector was found.
+        report: is told how good the eigenvector is.
 
     Raises:
         UserError: there is no such checkpoint, or the run's schedule ends before the iterations do.
@@ -157,21 +157,16 @@ def measure_oscillation(
         )
     kept = run_path / "analysis" / f"oscillation-{checkpoint.iteration:08d}.json"
     kept.parent.mkdir(exist_ok=True)  # a folder that cannot be written to is found out before the work
-    batches = list(checkpoint.batches(range(1, num_batches + 1)))
-
-    def product(vector: Vectors) -> Vectors:
-        return mean_product(checkpoint.model, checkpoint.parameters, batches, vector, str(checkpoint.path))
-
     generator = torch.Generator().manual_seed(seed)
     start = _random_like(checkpoint.parameters, generator)
-    pair = dominant_eigenvector(product, start, tolerance, max_power_iterations)
+    pair = dominant_eigenvector(_hessian(checkpoint, num_batches), start, tolerance, max_power_iterations)
     report(
         f"{checkpoint.path}: eigenvalue {pair.value:.4g}, residual {pair.residual:.2g} after {pair.num_iterations}"
         f" power iterations (stop at {tolerance:g} or {max_power_iterations} iterations)"
     )
     other = orthogonal_to(pair.vector, _random_like(checkpoint.parameters, generator))
     dominant, random = track_updates(checkpoint, [pair.vector, other], num_iterations)
-    found = Oscillation(
+    oscillation = Oscillation(
         run=str(run_path),
         method=checkpoint.run.method,
         num_stages=checkpoint.run.stages,
@@ -182,8 +177,18 @@ def measure_oscillation(
         dominant=dominant,
         random=random,
     )
-    found.write(kept)
-    return found
+    oscillation.write(kept)
+    return oscillation
+
+
+def _hessian(checkpoint: Checkpoint, num_batches: int) -> Callable[[Vectors], Vectors]:
+    """z to H z at the checkpoint, for the mean loss of batches that the run did not train on."""
+    batches = list(checkpoint.batches(range(1, num_batches + 1)))
+
+    def product(vector: Vectors) -> Vectors:
+        return mean_product(checkpoint.model, checkpoint.parameters, batches, vector, str(checkpoint.path))
+
+    return product
 
 
 def measured_oscillation(run_path: Path) -> Oscillation:
@@ -192,10 +197,10 @@ def measured_oscillation(run_path: Path) -> Oscillation:
     Raises:
         UserError: nothing has.
     """
-    found = sorted((run_path / "analysis").glob("oscillation-*.json"))
-    if not found:
+    files = sorted((run_path / "analysis").glob("oscillation-*.json"))
+    if not files:
         raise UserError(f"{run_path}: has no measured oscillation; run `brx oscillation {run_path}` first")
-    return Oscillation.read(found[-1])
+    return Oscillation.read(files[-1])
 
 
 def dominant_eigenvector(
@@ -244,11 +249,11 @@ def track_updates(checkpoint: Checkpoint, directions: list[Vectors], num_iterati
     for _ in engine.run(checkpoint.iteration + 1, lambda: last):
         update = {name: weight.detach() - before[name] for name, weight in live.items()}
         squared_norms.append(_dot(update, update))
-        for direction, found in zip(directions, projections, strict=True):
-            found.append(_dot(direction, update))
+        for direction, series in zip(directions, projections, strict=True):
+            series.append(_dot(direction, update))
         for name, weight in live.items():
             before[name].copy_(weight.detach())
-    return [Track(found, float(np.square(found).sum() / sum(squared_norms))) for found in projections]
+    return [Track(series, float(np.square(series).sum() / sum(squared_norms))) for series in projections]
 
 
 def _continue_run(checkpoint: Checkpoint) -> Engine:
@@ -274,9 +279,9 @@ def _scaled(vector: Vectors, factor: float) -> Vectors:
     return {name: factor * value for name, value in vector.items()}
 
 
-def _dot(one: Vectors, other: Vectors) -> float:
+def _dot(left: Vectors, right: Vectors) -> float:
     """Inner product, summed in float64."""
-    parts: list[Tensor] = [(one[name].double() * other[name].double()).sum() for name in one]
+    parts: list[Tensor] = [(left[name].double() * right[name].double()).sum() for name in left]
     return float(torch.stack(parts).sum())
 
 

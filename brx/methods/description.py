@@ -92,15 +92,15 @@ def _entry(name: str, method: Method | type[Method], further: dict[str, str]) ->
 
 def _options(section: type[Section]) -> list[tuple[str, Any, str]]:
     """Name, default and explanation of every option but the method's name, choices included."""
-    found = []
+    options = []
     for key, field in section.model_fields.items():
         if key == "method":
             continue
         choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
         listed = f"{' | '.join(map(str, choices))}. " if choices else ""
         explanation = listed + " ".join((field.description or "").split())
-        found.append((key, field.get_default(call_default_factory=True), explanation))
-    return found
+        options.append((key, field.get_default(call_default_factory=True), explanation))
+    return options
 
 
 def _constructor(name: str, chosen: type[Any]) -> str:

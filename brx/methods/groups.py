@@ -18,7 +18,7 @@ Group = dict[str, Any]
 """A torch parameter group: named parameters of one stage, with the keys `stage`, `delay`, and `kind` where a stage has
 several groups in one optimizer."""
 
-_PLACE_IN_STACK = re.compile(r"\[\d+\]$")
+_INDEX_IN_STACK = re.compile(r"\[\d+\]$")
 
 
 def stage_groups(stages: Sequence[StageVersions], select: Callable[[str], bool] = lambda name: True) -> list[Group]:
@@ -45,11 +45,11 @@ class StackViews:
     """
 
     members: list[tuple[Tensor, Tensor, int]]
-    """Stand-in, stack, place in the stack."""
+    """Stand-in, stack, index in the stack."""
 
     @classmethod
     def split(cls, groups: list[Group], num_dimensions: Callable[[str], int]) -> StackViews:
-        """Replace the stacks in `groups`, in place, by stand-ins of their members, named `NAME[PLACE]`.
+        """Replace the stacks in `groups`, in place, by stand-ins of their members, named `NAME[INDEX]`.
 
         Args:
             groups: their parameters are named.
@@ -62,8 +62,8 @@ class StackViews:
                 if parameter.ndim == num_dimensions(name):
                     split.append((name, parameter))
                     continue
-                members = [(view, parameter, place) for place, view in enumerate(parameter.detach().unbind())]
-                split += [(f"{name}[{place}]", view) for view, _, place in members]
+                members = [(view, parameter, index) for index, view in enumerate(parameter.detach().unbind())]
+                split += [(f"{name}[{index}]", view) for view, _, index in members]
                 views.members += members
             group["params"] = split
         return views
@@ -76,8 +76,8 @@ class StackViews:
         return optimizer
 
     def _share_gradients(self) -> None:
-        for view, stack, place in self.members:
-            view.grad = None if stack.grad is None else stack.grad[place]
+        for view, stack, index in self.members:
+            view.grad = None if stack.grad is None else stack.grad[index]
 
     def _drop_gradients(self) -> None:
         for view, _, _ in self.members:
@@ -100,7 +100,7 @@ def check_each_parameter_once(optimizers: Sequence[Optimizer], stages: Sequence[
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise ValueError(f"{_some(twice)} given to two optimizers; every parameter belongs to exactly one")
-    missing = sorted(set(live) - {_PLACE_IN_STACK.sub("", name) for name in names})
+    missing = sorted(set(live) - {_INDEX_IN_STACK.sub("", name) for name in names})
     if missing:
         raise ValueError(f"{_some(missing)} given to no optimizer; every parameter belongs to exactly one")
     num_given = sum(parameter.numel() for group in groups for parameter in group["params"])

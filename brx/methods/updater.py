@@ -31,8 +31,8 @@ class MethodUpdater:
             self.optimizers = self.method.optimizers(stages)
             check_each_parameter_once(self.optimizers, stages)
         self._peak_lr = {
-            (place, group["stage"], _kind(group)): group["lr"]
-            for place, optimizer in enumerate(self.optimizers)
+            (index, group["stage"], _kind(group)): group["lr"]
+            for index, optimizer in enumerate(self.optimizers)
             for group in optimizer.param_groups
         }
 
@@ -62,10 +62,10 @@ class MethodUpdater:
             RunError: an optimizer refuses a gradient; no weight of its parameters was changed.
         """
         factor = lr_factor(iteration, self.config.training)
-        for place, optimizer in enumerate(self.optimizers):
+        for index, optimizer in enumerate(self.optimizers):
             for group in optimizer.param_groups:
                 divisor = self._lr_divisor(group["delay"], iteration)
-                group["lr"] = self._peak_lr[place, group["stage"], _kind(group)] * factor / divisor
+                group["lr"] = self._peak_lr[index, group["stage"], _kind(group)] * factor / divisor
             with user_code(self.config, f"iteration {iteration}: its step failed", RunError):
                 try:
                     optimizer.step()
@@ -85,7 +85,9 @@ class MethodUpdater:
     @property
     def num_failed_refreshes(self) -> int:
         """How often, so far, a basis stayed as it was because its decomposition failed; waits for a GPU."""
-        return sum(one.num_failed_refreshes for one in self.optimizers if isinstance(one, BasisRotation))
+        return sum(
+            optimizer.num_failed_refreshes for optimizer in self.optimizers if isinstance(optimizer, BasisRotation)
+        )
 
     def stage_state(self, stage: StageVersions) -> StageOptimizerState:
         """The optimizer state of one stage, by parameter name; on the CPU, so that saving takes no device memory.
@@ -113,11 +115,11 @@ class MethodUpdater:
         Args:
             states: by stage index.
         """
-        for place, optimizer in enumerate(self.optimizers):
+        for index, optimizer in enumerate(self.optimizers):
             packed = optimizer.state_dict()
             packed["state"] = {}
             for group in packed["param_groups"]:
-                entry = states[group["stage"]][place]
+                entry = states[group["stage"]][index]
                 group.update(entry["groups"][_kind(group)])
                 for name, number in zip(group["param_names"], group["params"], strict=True):
                     if name in entry["state"]:

@@ -73,8 +73,8 @@ class _ChunkedLoss(torch.autograd.Function):
         with torch.enable_grad(), torch.autocast(**ctx.autocast):
             again = _plain_loss(inputs[0], inputs[1], inputs[2], targets)
         wanted = [tensor for tensor, needed in zip(inputs, ctx.needs_input_grad[:3], strict=True) if needed]
-        found = iter(torch.autograd.grad(again, wanted, upstream, create_graph=torch.is_grad_enabled()))
-        return *(next(found) if needed else None for needed in ctx.needs_input_grad[:3]), None, None
+        gradients = iter(torch.autograd.grad(again, wanted, upstream, create_graph=torch.is_grad_enabled()))
+        return *(next(gradients) if needed else None for needed in ctx.needs_input_grad[:3]), None, None
 
 
 def _by_chunks(

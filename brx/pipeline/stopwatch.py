@@ -34,8 +34,8 @@ class Stopwatch:
             return float(self._events[0].elapsed_time(self._events[1])) / 1e3
         return self._times[1] - self._times[0]
 
-    def _mark(self, place: int) -> None:
+    def _mark(self, mark: int) -> None:
         if self._is_cuda:
-            self._events[place].record()
+            self._events[mark].record()
         else:
-            self._times[place] = time.perf_counter()
+            self._times[mark] = time.perf_counter()

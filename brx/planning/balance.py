@@ -76,15 +76,15 @@ def _output_sum(block: Block, stream: Tensor) -> Tensor:
 
 def _seconds(forward: Callable[[], Tensor], device: torch.device) -> float:
     """Median time of a forward and backward pass."""
-    found = []
+    seconds = []
     for repeat in range(REPEATS + 1):
         _finish(device)
         started = time.perf_counter()
         torch.autograd.backward(forward())
         _finish(device)
         if repeat:  # the first one warms up
-            found.append(time.perf_counter() - started)
-    return statistics.median(found)
+            seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds)
 
 
 def _finish(device: torch.device) -> None:

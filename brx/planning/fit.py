@@ -58,7 +58,7 @@ def free_memory(device: torch.device) -> int | None:
         return torch.cuda.mem_get_info(device)[0]
     if device.type == "mps":
         return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
-    limits = [found for found in (_available_on_host(), _limit_of_container()) if found is not None]
+    limits = [limit for limit in (_available_on_host(), _limit_of_container()) if limit is not None]
     return min(limits) if limits else None
 
 

@@ -139,7 +139,7 @@ def fits(ranks: list[RankMemory], device_memory: float) -> bool:
 
 def what_would_fit(config: RunConfig, device_type: str, device_memory: float) -> list[str]:
     """Changes of the configuration that would make it fit, as overrides: alone if that is enough, else with devices."""
-    found: list[str] = []
+    remedies: list[str] = []
     for change in _changes(config):
         overrides = [f"{section}.{key}={str(value).lower()}" for section, key, value in change]
         changed = config
@@ -147,11 +147,11 @@ def what_would_fit(config: RunConfig, device_type: str, device_memory: float) ->
             updated = getattr(changed, section).model_copy(update={key: value})
             changed = changed.model_copy(update={section: updated})
         if change and fits(plan_memory(changed, device_type), device_memory):
-            return [*found, " ".join(overrides)]
+            return [*remedies, " ".join(overrides)]
         smallest = smallest_num_ranks(changed, device_type, device_memory)
-        if smallest is not None and not found:
-            found.append(" ".join([f"pipeline.devices={smallest}", *overrides]))
-    return found
+        if smallest is not None and not remedies:
+            remedies.append(" ".join([f"pipeline.devices={smallest}", *overrides]))
+    return remedies
 
 
 def _changes(config: RunConfig) -> Iterator[list[tuple[str, str, Any]]]:

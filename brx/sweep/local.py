@@ -25,13 +25,13 @@ class Job:
         cell: which.
         process: its `brx train`.
         resources: what closes when it has ended (the lock, the log).
-        place: which share of the machine it has.
+        share: its number among the shares of the machine.
     """
 
     cell: Cell
     process: subprocess.Popen[bytes]
     resources: ExitStack
-    place: int
+    share: int
 
 
 class LocalLauncher:
@@ -55,7 +55,7 @@ class LocalLauncher:
 
     @property
     def is_full(self) -> bool:
-        """Whether every place is taken."""
+        """Whether every share is taken."""
         return len(self.jobs) >= self.num_jobs
 
     def start(self, cell: Cell) -> bool:
@@ -66,34 +66,34 @@ class LocalLauncher:
                 return False
             prepare_folder(cell)
             log = stack.enter_context((cell.folder / LOG).open("wb"))
-            place = min(set(range(self.num_jobs)) - {job.place for job in self.jobs})
+            share = min(set(range(self.num_jobs)) - {job.share for job in self.jobs})
             process = subprocess.Popen(
                 [sys.executable, "-m", "brx", "train", str(cell.folder), "--resume"],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=self._environment(place) | hand_down(descriptor),
+                env=self._environment(share) | hand_down(descriptor),
                 pass_fds=(descriptor,),
                 start_new_session=True,  # Ctrl-C reaches it through `interrupt`, once
             )
-            self.jobs.append(Job(cell, process, stack.pop_all(), place))
+            self.jobs.append(Job(cell, process, stack.pop_all(), share))
         return True
 
     def collect(self) -> list[tuple[Cell, State, str]]:
         """Take the cells that have ended since the last call: each with its state and, if it failed, why."""
         ended = [job for job in self.jobs if job.process.poll() is not None]
         self.jobs = [job for job in self.jobs if job not in ended]
-        found = []
+        outcomes: list[tuple[Cell, State, str]] = []
         for job in ended:
             code = job.process.returncode
             if code == 0:
-                found.append((job.cell, State.DONE, ""))
+                outcomes.append((job.cell, State.DONE, ""))
             elif code == 130:
-                found.append((job.cell, State.INTERRUPTED, ""))
+                outcomes.append((job.cell, State.INTERRUPTED, ""))
             else:
-                found.append((job.cell, State.FAILED, record_failure(job.cell.folder, code)))
+                outcomes.append((job.cell, State.FAILED, record_failure(job.cell.folder, code)))
             job.resources.close()
-        return found
+        return outcomes
 
     def interrupt(self) -> None:
         """Ask all cells to save and end, and wait until they have."""
@@ -102,11 +102,11 @@ class LocalLauncher:
         for job in self.jobs:
             job.process.wait()
 
-    def _environment(self, place: int) -> dict[str, str]:
+    def _environment(self, share: int) -> dict[str, str]:
         environment = {**os.environ, "OMP_NUM_THREADS": str(self._threads)}
         if self._gpus_per_cell:
             visible = os.environ.get("CUDA_VISIBLE_DEVICES")
             names = visible.split(",") if visible else [str(index) for index in range(self._num_gpus)]
-            first = place % (self._num_gpus // self._gpus_per_cell) * self._gpus_per_cell
+            first = share % (self._num_gpus // self._gpus_per_cell) * self._gpus_per_cell
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(names[first : first + self._gpus_per_cell])
         return environment

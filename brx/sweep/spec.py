@@ -165,10 +165,10 @@ def matches(config: RunConfig, condition: Mapping[str, Any]) -> bool:
 
 def value_at(content: Mapping[str, Any], key: str) -> Any:
     """The value at a dotted key of nested mappings; None where there is none."""
-    found: Any = content
+    value: Any = content
     for part in key.split("."):
-        found = found.get(part) if isinstance(found, Mapping) else None
-    return found
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
 
 
 def identity(config: RunConfig) -> str:
@@ -213,8 +213,8 @@ def _cell(path: Path, spec: SweepSpec, base: Mapping[str, Any], out: Path, varie
     if "training.seed" not in varied:
         name += f"-s{config.training.seed}"
     digest = identity(config)
-    found = next(iter(sorted(out.glob(f"*--{digest}"))), None)
-    return Cell(name, varied, config, found or out / f"{name}--{digest}")
+    folder = next(iter(sorted(out.glob(f"*--{digest}"))), None)
+    return Cell(name, varied, config, folder or out / f"{name}--{digest}")
 
 
 def cell_name(varied: Mapping[str, Any]) -> str:

@@ -155,7 +155,7 @@ def git_commit() -> str | None:
     """The commit of the checkout that this code runs from; None outside of one."""
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
     try:
-        found = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
+        completed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return found.stdout.strip() or None
+    return completed.stdout.strip() or None
