@@ -1,26 +1,13 @@
-"""docs/methods.md: its code runs and learns, its table is complete, its numbers are the code's."""
+"""docs/methods.md: its table is complete, its numbers are the code's."""
 
 import re
 from pathlib import Path
-
-import torch
 
 from brx.methods.refresh_schedule import refresh_intervals, refreshes_per_iteration
 from brx.methods.table import METHODS
 from brx.pipeline.delay import pipeline_delays
 
 TEXT = (Path(__file__).parents[2] / "docs" / "methods.md").read_text()
-
-
-def test_the_training_loop_runs_and_learns():
-    (code,) = re.findall(r"```python\n(.*?)```", TEXT, flags=re.S)
-    torch.manual_seed(0)
-    names = {}
-    exec(compile(code, "docs/methods.md", "exec"), names)
-    untrained = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.GELU(), torch.nn.Linear(32, 1))
-    x = names["x"]
-    before = (untrained(x) - x.prod(dim=1, keepdim=True).tanh()).square().mean()
-    assert names["loss"] < before / 5
 
 
 def test_the_table_has_every_method_and_its_optimizers():

@@ -91,7 +91,7 @@ def test_matches_single_values_and_lists(tmp_path):
         ({"gird": {}}, "gird: unknown key, did you mean 'grid'?"),
         ({"exclude": [{"optimizer.lrr": 1.0}]}, "exclude: 'optimizer.lrr' has a value in no cell"),
         ({"repeat": {"where": {"pipeline.stage": 4}}}, "repeat.where: 'pipeline.stage' has a value in no cell"),
-        ({"choose": {"over": "pipeline.stash"}}, "choose.over: needs a key of numbers, pipeline.stash is 'stash'"),
+        ({"choose": {"over": "pipeline.stash"}}, "choose.over: needs a key of numbers, pipeline.stash is 'exact'"),
         ({"base": "quik"}, "quik: no such file or preset, did you mean 'quick'?"),
     ],
 )
