@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import pytest
+import yaml
 
 from brx.cli.main import main
-from brx.config.loading import load_config
+from brx.config.loading import dump_config, load_config
 from brx.errors import UserError
 from brx.files import write_json
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
@@ -15,6 +16,7 @@ from brx.runs.folder import RunFolder
 from brx.sweep.cell_state import State, state_of
 from brx.sweep.compare import DELAYS, RATES, delay_of, parse_settings, protocol, read_board, take_committed
 from tests.paper.helpers import write_experiment
+from tests.train.helpers import tiny_config
 
 STALENESS = f"{Path(__file__).parents[2]}/examples/methods/staleness_aware_rate.py:StalenessAware"
 
@@ -137,3 +139,22 @@ def test_settings_are_yaml():
     assert parse_settings(["optimizer.arguments.betas=[0.9, 0.95]"]) == {"optimizer.arguments.betas": [0.9, 0.95]}
     with pytest.raises(UserError, match="must be optimizer"):
         parse_settings(["beta1"])
+
+
+def test_own_method_gets_its_place_and_twice_costs_nothing(tmp_path, monkeypatch, capsys):
+    base = tmp_path / "tiny.yaml"
+    content = yaml.safe_load(dump_config(tiny_config(tmp_path, "training.iterations=8")))
+    base.write_text(yaml.safe_dump({**content, "pipeline": {"stages": 1}}))
+    monkeypatch.setattr("brx.sweep.compare.PRESET", str(base))
+    monkeypatch.setattr("brx.sweep.compare.RATES", (1e-3,))
+    delays = {"none": {"pipeline.stages": 1}, "32 stages": {"pipeline.stages": 4, "pipeline.delay.like": 32}}
+    monkeypatch.setattr("brx.sweep.compare.DELAYS", delays)
+    arguments = ["compare", STALENESS, "--out", str(tmp_path / "runs"), "--committed", str(tmp_path / "none")]
+    assert main(arguments) == 0
+    text = capsys.readouterr().out
+    assert "staleness_aware" in text
+    assert "pipedream" in text
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("metrics.jsonl")}
+    assert len(before) == 4
+    assert main(arguments) == 0
+    assert {path: path.stat().st_mtime_ns for path in before} == before
