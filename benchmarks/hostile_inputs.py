@@ -26,22 +26,27 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import matplotlib.pyplot  # noqa: F401  (loaded once, before the forks)
+import pandas  # noqa: F401
 import torch
 import yaml
 
+from brx.cli.main import COMMANDS as COMMANDS_OF_BRX
 from brx.cli.main import main as brx
 from brx.config.loading import apply_overrides, dump_config
 from brx.runs.lock import LOCK
 from brx.train.loop import train
 
 RESULTS = Path(__file__).parent / "results"
-LIMIT_S, WALL_LIMIT_S = 10, 300
-REAL_EVERY = 50
+LIMIT_S, START_S, WALL_LIMIT_S = 10, 10, 1200
+REAL_EVERY = 100
 LONGEST_LINE = 1500
 
 # fmt: off
@@ -63,7 +68,14 @@ RAW = [
 ]
 # fmt: on
 COMMANDS = [["train"], ["train"], ["train"], ["plan"], ["config", "show"], ["memory"], ["methods"]]
-READERS = [["slowdown"], ["plot", "curves"], ["export"], ["report"], ["tables"], ["hessian-norm"], ["effective-delay"]]
+READERS = [
+    ["slowdown"],
+    ["plot", "curves"],
+    ["export"],
+    ["report"],
+    ["tables"],
+    ["hessian-norm", "--vectors", "1", "--batches-per-vector", "1"],
+]
 
 
 class Case(NamedTuple):
@@ -264,7 +276,7 @@ def hostile_checkpoint(folder: Path, choose: random.Random) -> Case:
         path.mkdir() if choose.random() < 0.5 else path.write_text("x")
         what = f"extra {name}"
     options = ["--set", "training.stop_after=8"] if choose.random() < 0.5 else []
-    command = ["hessian-norm", str(run)] if choose.random() < 0.15 else ["train", str(run), "--resume", *options]
+    command = [*READERS[-1], str(run)] if choose.random() < 0.15 else ["train", str(run), "--resume", *options]
     return Case(what, command, run if command[0] == "train" else None)
 
 
@@ -337,8 +349,6 @@ def in_fork(arguments: list[str], folder: Path, log: Path) -> int:
         except SystemExit as stop:
             code = stop.code if isinstance(stop.code, int) else 70
         except BaseException:
-            import traceback
-
             traceback.print_exc()
         finally:
             sys.stdout.flush()
@@ -362,7 +372,14 @@ def in_process(arguments: list[str], folder: Path, log: Path) -> int:
         command = [sys.executable, "-m", "brx", *arguments]
         try:
             return subprocess.run(
-                command, cwd=folder, stdout=file, stderr=file, timeout=WALL_LIMIT_S, check=False, env=environment
+                command,
+                cwd=folder,
+                stdout=file,
+                stderr=file,
+                timeout=WALL_LIMIT_S,
+                check=False,
+                env=environment,
+                preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (START_S + LIMIT_S,) * 2),
             ).returncode
         except subprocess.TimeoutExpired:
             return -signal.SIGKILL
@@ -449,6 +466,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=RESULTS / "hostile_inputs.jsonl")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    for name in COMMANDS_OF_BRX:  # loaded once, before the forks
+        import_module(f"brx.cli.{name.replace('-', '_')}")
     os.environ["OMP_NUM_THREADS"] = "1"
     rows = [json.loads(line) for line in args.out.read_text().splitlines()] if args.out.exists() else []
     with tempfile.TemporaryDirectory(prefix="brx-hostile-template-") as name:
