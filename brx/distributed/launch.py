@@ -134,6 +134,8 @@ def _watch(processes: list[subprocess.Popen[bytes]], reports: list[Path]) -> int
     deadline = time.monotonic() + GRACE_S
     while time.monotonic() < deadline and not _cause(processes, reports, final=False):
         time.sleep(POLL_S)
+    if processes[0].poll() == 130 and _cause(processes, reports, final=False) is None:
+        return 130  # a second Ctrl-C cut rank 0 off in the middle, and the others have merely lost it
     raise _cause(processes, reports, final=True) or RunError("a rank failed and left no reason")
 
 
