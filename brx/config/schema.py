@@ -86,7 +86,7 @@ class DataConfig(Section):
     """The field that holds a document in .jsonl, .parquet and Hugging Face datasets."""
     max_epochs: float = Field(1.0, gt=0)
     """How many times over the run may read the training tokens; a longer run is refused, saying its number."""
-    directory: str = "data"
+    directory: str = Field("data", pattern=r"^[^\x00]+$")
     """Folder for prepared token files."""
 
     @property

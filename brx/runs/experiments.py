@@ -44,8 +44,10 @@ def score_values(runs: pd.DataFrame, group: str, over: str) -> pd.DataFrame:
         whether the best is the lowest or highest of the values, or the only one, so that a wider grid might do better.
     """
     tables = [_score(alike, group, over) for _, alike in runs.groupby(group, sort=False)]
-    columns = [group, over, "score", "is_best", "at_edge"]
-    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=columns)
+    if tables:
+        return pd.concat(tables, ignore_index=True)
+    empty = pd.DataFrame(columns=[group, over, "score", "is_best", "at_edge"])
+    return empty.astype({"is_best": bool, "at_edge": bool})  # a mask of no other type selects rows
 
 
 def _score(alike: pd.DataFrame, group: str, over: str) -> pd.DataFrame:

@@ -74,6 +74,7 @@ def test_any_torch_optimizer_takes_arguments():
         ("training.batch_size=a", "training.batch_size: input should be a valid integer, got 'a'"),
         ("training.batch_size=1.5", "training.batch_size: input should be a valid integer"),
         ("runtime.compile=1", "runtime.compile: input should be a valid boolean, got 1"),
+        ('data.directory="a\\0b"', "data.directory: string should match pattern"),
         ("pipeline.stash=foo", "pipeline.stash: input should be 'exact', 'none' or 'predict', got 'foo'"),
         ("pipeline.stages=9", "pipeline.stages must be at most model.blocks (8), got 9"),
         ("pipeline.devices=9", "devices must be at most stages (8), got 9"),

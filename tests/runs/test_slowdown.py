@@ -336,3 +336,8 @@ def test_mistakes_are_one_line(tmp_path, monkeypatch, capsys, arguments, expecte
     assert main(arguments) != 0
     (line,) = capsys.readouterr().err.splitlines()
     assert expected in line
+
+
+def test_runs_of_which_none_has_ended_have_no_best_rate(tmp_path):
+    write_run(tmp_path, "under-way", crosses_3_at=50, status="running")
+    assert at_best_rates(load(tmp_path)).empty
