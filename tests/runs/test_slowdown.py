@@ -340,4 +340,4 @@ def test_mistakes_are_one_line(tmp_path, monkeypatch, capsys, arguments, expecte
 
 def test_runs_of_which_none_has_ended_have_no_best_rate(tmp_path):
     write_run(tmp_path, "under-way", crosses_3_at=50, status="running")
-    assert at_best_rates(load(tmp_path)).empty
+    assert at_best_rates(load(tmp_path / "runs")).empty
