@@ -238,10 +238,14 @@ class Experiments:
     def _look_up(
         self, method: str, stages: int, preset: str | None, settings: Settings
     ) -> tuple[str, pd.DataFrame | None]:
-        wanted = {"pipeline.stages": stages, **METHODS[method], **self._base, **self.scale.earlier, **settings}
+        wanted = {"pipeline.stages": stages, **METHODS[method], **self._base, **settings}
+        earlier = {**self.scale.earlier, **wanted}
         if wanted["optimizer.method"] == "basis-rotation":
-            wanted |= self.scale.earlier_rotation
-        experiment = experiment_id(preset_with(preset or self.scale.preset, wanted), *self._origin)
+            earlier = {**self.scale.earlier_rotation, **earlier}
+        now, before = (
+            experiment_id(preset_with(preset or self.scale.preset, made), *self._origin) for made in (wanted, earlier)
+        )
+        experiment = before if before in self._by_experiment else now
         return experiment, self._by_experiment.get(experiment)
 
     def slowdown_target(self) -> float | None:

@@ -46,8 +46,8 @@ def score_values(runs: pd.DataFrame, group: str, over: str) -> pd.DataFrame:
     tables = [_score(alike, group, over) for _, alike in runs.groupby(group, sort=False)]
     if tables:
         return pd.concat(tables, ignore_index=True)
-    empty = pd.DataFrame(columns=[group, over, "score", "is_best", "at_edge"])
-    return empty.astype({"is_best": bool, "at_edge": bool})  # a mask of no other type selects rows
+    empty = runs[[group, over, "score"]].iloc[:0]  # with the columns' types, which masks and merges go by
+    return empty.assign(is_best=pd.Series(dtype=bool), at_edge=pd.Series(dtype=bool))
 
 
 def _score(alike: pd.DataFrame, group: str, over: str) -> pd.DataFrame:
