@@ -53,9 +53,9 @@ class ProgressBar:
             left = f"  {(now - self._start) / (done - self._first) * (self._total - done):.0f} s left"
         self.say(f"{self._unit} {self._count(done)}  {text}{left}")
 
-    def say(self, message: str) -> None:
-        """Print a line above the bar."""
-        self._console.print(f"{self._label}: {message}", soft_wrap=True, markup=False)
+    def say(self, message: str, label: str | None = None) -> None:
+        """Print a line above the bar, under its label or another one."""
+        self._console.print(f"{label or self._label}: {message}", soft_wrap=True, markup=False)
 
     def _count(self, done: int) -> str:
         return f"{done:,}" if self._total is None else f"{done:,}/{self._total:,}"

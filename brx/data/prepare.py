@@ -14,6 +14,7 @@ import json
 import re
 import shutil
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -131,13 +132,16 @@ def _make(config: DataConfig, folder: Path, workers: int | None, quiet: bool) ->
     partial = folder.with_name(f".{folder.name}.partial")
     _check_disk(config, partial)
     with TokenWriter(partial) as writer:
-        done = writer.written.splits["train"].num_tokens
+        done, before, start = writer.written.splits["train"].num_tokens, _num_tokens(writer.written), time.monotonic()
         label = f"preparing {config.source}"
         with ProgressBar(label, "training tokens", config.tokens, done, quiet=quiet) as progress:
             if done:
                 progress.say(f"going on after {done:,} training tokens")
             _write_all(config, writer, progress, workers)
-            progress.say(f"prepared: {_written_text(writer.written)}")
+            num_tokens = _num_tokens(writer.written)
+            rate = (num_tokens - before) / max(time.monotonic() - start, 1e-9)
+            text = f"{num_tokens:,} tokens  {writer.written.documents_read:,} documents  {rate:,.0f} tokens/s"
+            progress.say(text, label=f"prepared {config.source}")
         problem = _too_small(config, writer.written)
         if problem is not None:
             shutil.rmtree(partial)
@@ -163,10 +167,8 @@ def _write_all(config: DataConfig, writer: TokenWriter, progress: ProgressBar, w
                 writer.commit()
 
 
-def _written_text(written: Written) -> str:
-    return (
-        f"{sum(count.num_tokens for count in written.splits.values()):,} tokens of {written.documents_read:,} documents"
-    )
+def _num_tokens(written: Written) -> int:
+    return sum(count.num_tokens for count in written.splits.values())
 
 
 def _too_small(config: DataConfig, written: Written) -> str | None:

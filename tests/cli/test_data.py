@@ -32,7 +32,7 @@ def test_prepare_and_info_through_the_entry_point(tmp_path, corpus, capsys):
     assert source == f"source {corpus}, tokenizer gpt2"
     assert fingerprint.startswith("fingerprint ")
     assert "prepared" in prepared.stderr
-    assert "tokens" in prepared.stderr
+    assert "tokens/s" in prepared.stderr
 
     assert main(["data", "prepare", str(corpus), *map(str, options)]) == 0
     again = capsys.readouterr()

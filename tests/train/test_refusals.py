@@ -25,7 +25,7 @@ def test_absurd_settings_are_one_line(settings, expected, tmp_path, capsys):
     path = tmp_path / "tiny.yaml"
     path.write_text(dump_config(tiny_config(tmp_path)))
     assert main(["train", str(path), "--out", str(tmp_path / "run"), "--set", *settings]) == 2
-    lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("prepar")]
+    lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("prepared")]
     assert len(lines) == 1
     assert expected in lines[0]
     assert len(lines[0]) < 600
