@@ -151,7 +151,7 @@ def block_of(name: str) -> str:
 
 
 def kind_of(name: str) -> str:
-    """What a parameter is in its block: attention.query, mlp.expand, bias, norm, embedding.tokens, ..."""
+    """What a parameter is in its block: attention.query, mlp.up, bias, norm, embedding.tokens, ..."""
     if "norm" in name:
         return "norm"
     if name.endswith(".bias"):

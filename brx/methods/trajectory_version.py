@@ -10,6 +10,7 @@ order of the data computes, and say here what changed:
 2. Basis rotation: the first basis comes with update 10 instead of update 1; refreshes leave undecided directions where
    they were and raise second moments to the momentum's square; rounding noise in rotated gradients moves nothing;
    covariances take every gradient unless told otherwise.
+3. The weights of a block's MLP are called `up` and `down`, and initial weights are drawn by name.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 
 from brx.errors import UserError
 
-TRAJECTORY_VERSION = 2
+TRAJECTORY_VERSION = 3
 UNRECORDED = 1
 """The version of runs from before it was recorded."""
 

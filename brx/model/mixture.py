@@ -37,8 +37,8 @@ class Mixture(nn.Module):
         super().__init__()
         self.config = config
         self.router = nn.Linear(width, config.experts, bias=False)
-        self.expand = Experts(config.experts, width, hidden)
-        self.contract = Experts(config.experts, hidden, width)
+        self.up = Experts(config.experts, width, hidden)
+        self.down = Experts(config.experts, hidden, width)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """(B, S, D) to (B, S, D), and the weighted sum of the two auxiliary losses (a scalar)."""
@@ -65,7 +65,7 @@ class Mixture(nn.Module):
         counts = torch.bincount(chosen.flatten(), minlength=self.config.experts).tolist()
         # A permutation of copies, rather than rows picked K times: its gradient needs no atomic additions.
         copies = tokens.unsqueeze(1).expand(-1, top_k, -1).reshape(num_tokens * top_k, -1)
-        outputs: Tensor = self.contract(F.gelu(self.expand(copies[order], counts)), counts)
+        outputs: Tensor = self.down(F.gelu(self.up(copies[order], counts)), counts)
         return outputs[order.argsort()].view(num_tokens, top_k, -1)
 
     def _auxiliary_loss(self, logits: Tensor, chosen: Tensor) -> Tensor:

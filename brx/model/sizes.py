@@ -52,8 +52,8 @@ def _block_shapes(model: ModelConfig, block: int) -> Shapes:
         assert model.moe is not None
         experts = (model.moe.experts,)
         shapes["mlp.router.weight"] = (model.moe.experts, width)
-    shapes["mlp.expand.weight"], shapes["mlp.expand.bias"] = (*experts, hidden, width), (*experts, hidden)
-    shapes["mlp.contract.weight"], shapes["mlp.contract.bias"] = (*experts, width, hidden), (*experts, width)
+    shapes["mlp.up.weight"], shapes["mlp.up.bias"] = (*experts, hidden, width), (*experts, hidden)
+    shapes["mlp.down.weight"], shapes["mlp.down.bias"] = (*experts, width, hidden), (*experts, width)
     return shapes
 
 

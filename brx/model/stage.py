@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from brx.config.schema import ModelConfig
 from brx.model.transformer import Block, Embedding, Head
 
-_BLOCK_MATRIX = re.compile(r"blocks\.\d+\.(attention|mlp)\.(query|key|value|projection|expand|contract)\.weight")
+_BLOCK_MATRIX = re.compile(r"blocks\.\d+\.(attention|mlp)\.(query|key|value|projection|up|down)\.weight")
 
 
 class StageOutput(NamedTuple):
@@ -96,7 +96,7 @@ def initialize(stage: nn.Module, num_blocks: int, seed: int) -> None:
         elif name.endswith("bias"):
             parameter.zero_()
         else:
-            writes_residual = name.endswith(("projection.weight", "contract.weight"))
+            writes_residual = name.endswith(("projection.weight", "down.weight"))
             deviation = 0.02 / (2 * num_blocks) ** 0.5 if writes_residual else 0.02
             drawn = torch.empty(parameter.shape).normal_(0.0, deviation, generator=_generator(seed, name))
             parameter.copy_(drawn)

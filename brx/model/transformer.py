@@ -61,12 +61,12 @@ class MLP(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.expand = nn.Linear(width, MLP_RATIO * width)
-        self.contract = nn.Linear(MLP_RATIO * width, width)
+        self.up = nn.Linear(width, MLP_RATIO * width)
+        self.down = nn.Linear(MLP_RATIO * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        contracted: Tensor = self.contract(F.gelu(self.expand(x)))
-        return contracted
+        output: Tensor = self.down(F.gelu(self.up(x)))
+        return output
 
 
 class Block(nn.Module):

@@ -36,12 +36,12 @@ def dense(mixture, x):
         chosen = logits.argsort(descending=True)[:top_k]
         share = torch.exp(logits[chosen]) / torch.exp(logits[chosen]).sum()
         every = [
-            contract @ F.gelu(expand @ token + expand_bias) + contract_bias
-            for expand, expand_bias, contract, contract_bias in zip(
-                weights["expand.weight"],
-                weights["expand.bias"],
-                weights["contract.weight"],
-                weights["contract.bias"],
+            down @ F.gelu(up @ token + up_bias) + down_bias
+            for up, up_bias, down, down_bias in zip(
+                weights["up.weight"],
+                weights["up.bias"],
+                weights["down.weight"],
+                weights["down.bias"],
                 strict=True,
             )
         ]
@@ -64,7 +64,7 @@ def test_when_all_tokens_go_to_one_expert(expert):
     assert_equals_dense(mixture, x)
     mixture(x)[0].sum().backward()
     idle = [place for place in range(5) if place != expert]
-    assert mixture.expand.weight.grad[idle].abs().max() == 0
+    assert mixture.up.weight.grad[idle].abs().max() == 0
 
 
 def assert_equals_dense(mixture, x):

@@ -52,8 +52,8 @@ def test_initial_weights_follow_the_seed_and_the_scheme():
     initialize(second, 2, seed=1)
     weights = dict(first.named_parameters())
     assert not torch.equal(weights["head.linear.weight"], dict(second.named_parameters())["head.linear.weight"])
-    assert weights["blocks.0.mlp.expand.weight"].std().item() == pytest.approx(0.02, rel=0.05)
-    assert weights["blocks.1.mlp.contract.weight"].std().item() == pytest.approx(0.01, rel=0.05)
+    assert weights["blocks.0.mlp.up.weight"].std().item() == pytest.approx(0.02, rel=0.05)
+    assert weights["blocks.1.mlp.down.weight"].std().item() == pytest.approx(0.01, rel=0.05)
     assert weights["blocks.0.attention.projection.bias"].abs().max() == 0
     assert torch.equal(weights["head.norm.weight"], torch.ones(64))
 
@@ -96,8 +96,8 @@ def test_rotated_parameters_are_the_matrices_of_attention_and_mlp():
         "attention.key.weight",
         "attention.value.weight",
         "attention.projection.weight",
-        "mlp.expand.weight",
-        "mlp.contract.weight",
+        "mlp.up.weight",
+        "mlp.down.weight",
     }
     assert len(rotated) == 6 * SMALL.blocks
-    assert dict(stage.named_parameters())["blocks.1.mlp.expand.weight"].shape == (4, 32, 8)
+    assert dict(stage.named_parameters())["blocks.1.mlp.up.weight"].shape == (4, 32, 8)
