@@ -372,6 +372,8 @@ class TrainingConfig(Section):
     """Iterations between checkpoints; there is always one at the end."""
     keep_checkpoints: int = Field(2, ge=1)
     """How many of the newest checkpoints stay on disk."""
+    keep_at: list[Annotated[int, Field(ge=1)]] = Field(default_factory=list)
+    """Iterations whose checkpoints stay on disk besides, whatever `checkpoint_every` is: for analyses midway."""
     log_every: int = Field(10, ge=1)
     """Iterations between writes of the metrics (and, on a GPU, between waits for it)."""
 
@@ -379,6 +381,12 @@ class TrainingConfig(Section):
     def _stop_within_schedule(self) -> Self:
         if self.stop_after is not None and self.stop_after > self.iterations:
             raise ValueError(f"stop_after must be at most iterations ({self.iterations}), got {self.stop_after}")
+        return self
+
+    @model_validator(mode="after")
+    def _kept_checkpoints_within_schedule(self) -> Self:
+        if self.keep_at and max(self.keep_at) > self.iterations:
+            raise ValueError(f"keep_at must be at most iterations ({self.iterations}), got {max(self.keep_at)}")
         return self
 
     @property

@@ -93,7 +93,7 @@ def find_checkpoint(run: Run, iteration: int | None, default: Literal["newest", 
     if default == "midway" and abs(nearest - wanted) > MIDWAY * last:
         raise UserError(
             f"{run.path}: has no checkpoint near the middle of its {last} iterations; name one with --checkpoint"
-            f" ({listed}), or train with a larger training.keep_checkpoints"
+            f" ({listed}), or train with training.keep_at=[{wanted}]"
         )
     return available[nearest]
 

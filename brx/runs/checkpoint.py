@@ -16,6 +16,7 @@ import json
 import os
 import pickle
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,14 @@ def write_stage(run: Path, iteration: int, stage: int, state: dict[str, Any]) ->
         raise cannot_write(path, OSError(0, str(error).splitlines()[0])) from None
 
 
-def finish(run: Path, iteration: int, content: dict[str, Any], stages: list[dict[str, Any]], keep: int) -> Path:
+def finish(
+    run: Path,
+    iteration: int,
+    content: dict[str, Any],
+    stages: list[dict[str, Any]],
+    keep: int,
+    keep_at: Collection[int] = (),
+) -> Path:
     """Complete the checkpoint (all stages are written), put it in place, and remove older ones.
 
     Args:
@@ -102,7 +110,8 @@ def finish(run: Path, iteration: int, content: dict[str, Any], stages: list[dict
         iteration: the number of updates behind it.
         content: what the manifest says beside the stages.
         stages: the entries that `write_stage` gave.
-        keep: how many stay, this one among them.
+        keep: how many of the newest stay, this one among them.
+        keep_at: iterations whose checkpoints stay besides.
     """
     temporary, final = _temporary(run, iteration), checkpoint_folder(run, iteration)
     content = content | {"iteration": iteration, "stages": stages}
@@ -120,7 +129,8 @@ def finish(run: Path, iteration: int, content: dict[str, Any], stages: list[dict
     # After a fallback there may be later ones: they stay, but do not count, until the run comes to them again.
     up_to_this = [path for path in list_checkpoints(run) if iteration_of(path) <= iteration]
     for old in up_to_this[:-keep]:
-        _remove(old)
+        if iteration_of(old) not in keep_at:
+            _remove(old)
     return final
 
 

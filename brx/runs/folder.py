@@ -17,7 +17,7 @@ from brx.files import cannot_write, write_text
 _MAY_CHANGE = {
     "pipeline": {"devices", "balance", "recompute", "rings", "timeout_s"},
     "data": {"directory", "max_epochs"},
-    "training": {"stop_after", "checkpoint_every", "keep_checkpoints", "log_every"},
+    "training": {"stop_after", "checkpoint_every", "keep_checkpoints", "keep_at", "log_every"},
     "runtime": {"device", "threads", "compile", "deterministic"},
     "logging": {"tensorboard", "wandb", "update_norms", "staleness_every"},
 }

@@ -183,7 +183,8 @@ class Trainer:
             is_stopped = self.iteration == self._stop_at
             if self.iteration % training.validation_every == 0 or self.iteration == last:
                 self._validate(recorder)
-            if self.iteration % training.checkpoint_every == 0 or self.iteration == last or is_stopped:
+            is_kept = self.iteration in training.keep_at
+            if self.iteration % training.checkpoint_every == 0 or is_kept or self.iteration == last or is_stopped:
                 self._save(recorder)
 
     def _segment_end(self, last: int) -> int:
@@ -191,7 +192,7 @@ class Trainer:
         following = [
             self.iteration // every * every + every for every in (training.validation_every, training.checkpoint_every)
         ]
-        return min(last, *following)
+        return min(last, *following, *(kept for kept in training.keep_at if kept > self.iteration))
 
     def _run_segment(self, end: int, stop: StopSignal, recorder: Recorder) -> None:
         """Train to iteration `end`, or to an earlier one if asked to stop on the way."""
@@ -286,7 +287,8 @@ class Trainer:
                 "training_seconds": self.training_seconds,
             }
             all_entries = [entry for entries in everybody for entry in entries]
-            checkpoint.finish(run, self.iteration, content, all_entries, self.config.training.keep_checkpoints)
+            training = self.config.training
+            checkpoint.finish(run, self.iteration, content, all_entries, training.keep_checkpoints, training.keep_at)
 
     def _restore(self) -> None:
         """Continue from the newest checkpoint that can be continued from, if there is one."""

@@ -79,6 +79,8 @@ def test_any_torch_optimizer_takes_arguments():
         ("pipeline.stages=9", "pipeline.stages must be at most model.blocks (8), got 9"),
         ("pipeline.devices=9", "devices must be at most stages (8), got 9"),
         ("model.heads=5", "heads must divide width (64), got 5"),
+        ("training.keep_at=[750, 2000]", "keep_at must be at most iterations (1500), got 2000"),
+        ("training.keep_at=[0]", "training.keep_at.0: input should be greater than or equal to 1"),
         ("training.stop_after=2000", "stop_after must be at most iterations (1500), got 2000"),
         ("model.blocks.x=3", "--set model.blocks.x: 'blocks' is a value, not a section"),
         ("model.blocks", "write it as section.key=value"),

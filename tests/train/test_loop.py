@@ -146,6 +146,33 @@ def test_metrics_are_on_disk_before_a_checkpoint_is(tmp_path, monkeypatch):
     assert unsynced == [0] * 5
 
 
+def test_checkpoints_at_chosen_iterations_are_kept_and_change_nothing(tmp_path):
+    train(tiny_config(tmp_path), tmp_path / "straight")
+    config = tiny_config(tmp_path, "training.keep_checkpoints=1", "training.keep_at=[3, 14, 25]")
+    run = tmp_path / "run"
+    for stop_after in (10, 23):
+        stopped = config.model_copy(update={"training": config.training.model_copy(update={"stop_after": stop_after})})
+        train(stopped, run, resume=True)
+    assert names_of_checkpoints(run) == [3, 14, 23]
+    train(config, run, resume=True)
+    assert names_of_checkpoints(run) == [3, 14, 25, 30]  # 3 and 25 are no multiples of checkpoint_every
+    stops = [{"iteration", "val_loss"} == record.keys() and record["iteration"] in (10, 23) for record in losses(run)]
+    assert [record for record, is_stop in zip(losses(run), stops, strict=True) if not is_stop] == losses(
+        tmp_path / "straight"
+    )
+
+
+def test_a_kept_checkpoint_is_dropped_once_it_is_no_longer_asked_for(tmp_path):
+    run = tmp_path / "run"
+    train(tiny_config(tmp_path, "training.keep_at=[3, 14]", "training.stop_after=20"), run)
+    train(tiny_config(tmp_path, "training.keep_checkpoints=1", "training.keep_at=[14]"), run, resume=True)
+    assert names_of_checkpoints(run) == [14, 30]
+
+
+def names_of_checkpoints(run):
+    return [int(path.name) for path in checkpoint.list_checkpoints(run)]
+
+
 @pytest.mark.parametrize(
     ("overrides", "num_lines", "expected"),
     [
