@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -17,11 +18,14 @@ EXAMPLES = """\
   brx hessian-norm runs/quick-basis-rotation-p8-s0 --rotated --batches-per-vector 4 --by kind
   brx hessian-norm runs/quick-pipedream-p8-s0 --checkpoint 750 --jobs 2
   brx hessian-norm runs/quick-pipedream-p8-s0 --rotated --basis-batches 100    a basis estimated on the spot
+  brx hessian-norm runs/quick-pipedream-p8-s0 --strategies --runs results/laptop    all strategies, and slowdowns
   brx hessian-norm results/curvature/*-p? --measured --out figures/hessian-norm   what was measured before
 
 The paper's 8,000 batches with 200 vectors are read as 200 vectors with 40 batches each. Stopped with Ctrl-C or by a
 crash, the same command continues. The result is kept in RUN/analysis/.
 """
+
+STRATEGY_BASIS_BATCHES = 200
 
 app = Application()
 
@@ -44,6 +48,18 @@ def hessian_norm(
     rotated: Annotated[
         bool, typer.Option("--rotated", help="only the rotated ones (default: both, if there is a basis)")
     ] = False,
+    strategies: Annotated[
+        bool,
+        typer.Option(
+            "--strategies",
+            help="the original coordinates and those of all four strategies, each basis estimated from the gradients of"
+            " --basis-batches (default: 200) at the checkpoint's weights",
+        ),
+    ] = False,
+    slowdown_runs: Annotated[
+        Path | None,
+        typer.Option("--runs", metavar="DIR", help="with --strategies: put each strategy's slowdown there beside it"),
+    ] = None,
     basis_from: Annotated[
         Path | None, typer.Option(metavar="RUN", help="take U and V from another run of the same model")
     ] = None,
@@ -63,21 +79,31 @@ def hessian_norm(
     from rich.console import Console
 
     from brx.curvature.norm_measurement import NormSettings, Stopped, measure_runs
-    from brx.curvature.norm_result import SPACES, Space, measured_norms, result_path
+    from brx.curvature.norm_result import SPACES, STRATEGY_SPACES, Space, measured_norms, result_path
     from brx.curvature.norm_tables import NORM_TITLE, breakdown_table, norm_table, resolution_warning
+    from brx.curvature.strategies import StrategySlowdowns, strategy_table
     from brx.plot.curvature import draw_norms
+    from brx.plot.strategies import draw_strategy_norms
     from brx.runs.formats import format_table
+    from brx.runs.frames import load
     from brx.runs.reading import Run
 
-    if original and rotated:
-        raise UserError("--original and --rotated: give one of the two, or none for both")
+    if original + rotated + strategies > 1:
+        raise UserError("--original, --rotated, --strategies: give one of them, or none for the first two")
+    if strategies and basis_from is not None:
+        raise UserError("--strategies and --basis-from: give one of the two; a run lends its own strategy's basis only")
+    if slowdown_runs is not None and not strategies:
+        raise UserError("--runs: only with --strategies")
     if basis_from is not None and basis_batches is not None:
         raise UserError("--basis-from and --basis-batches: give one of the two")
     counts = {"--batches-per-vector": batches_per_vector, "--basis-batches": basis_batches, "--jobs": jobs}
     for option, count in counts.items():
         if count is not None and count < 1:
             raise UserError(f"{option} {count}: must be at least 1")
-    spaces: list[Space] | None = ["original"] if original else ["rotated"] if rotated else None
+    spaces: Sequence[Space] | None = ["original"] if original else ["rotated"] if rotated else None
+    if strategies:
+        spaces, basis_batches = STRATEGY_SPACES, basis_batches or STRATEGY_BASIS_BATCHES
+    delays = None if slowdown_runs is None else StrategySlowdowns.of(load([slowdown_runs]))
 
     if measured:
         results = measured_norms([Run.load(path).path for path in runs], spaces or SPACES)
@@ -99,7 +125,7 @@ def hessian_norm(
 
     if format == "table":
         print(NORM_TITLE)
-    print(format_table(norm_table(results), format))
+    print(format_table(strategy_table(results, delays) if strategies else norm_table(results), format))
     console = Console()
     for result in results:
         if by != "none":
@@ -109,5 +135,5 @@ def hessian_norm(
         if format == "table" and not measured:
             print(result_path(Path(result.run), result.space, result.iteration))
     if out is not None:
-        for path in draw_norms(results, out):
+        for path in draw_strategy_norms(results, delays, out) if strategies else draw_norms(results, out):
             print(path, file=sys.stderr if format != "table" else sys.stdout)

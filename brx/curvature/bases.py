@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from brx.curvature.hessian import Vectors
 from brx.model.stage import is_block_matrix
-from brx.optim.eigenbasis import exact_eigenbasis
+from brx.optim.eigenbasis import exact_eigenbasis, exact_factor_eigenbasis
+
+Source = Literal["2nd", "1st"]
+Geometry = Literal["bilateral", "unilateral"]
 
 
 @dataclass(frozen=True)
@@ -62,20 +65,44 @@ def read_basis(state: Mapping[str, Any], dtype: torch.dtype) -> Basis | None:
     return Basis(*(None if side is None else side.to(dtype) for side in (left, right)))
 
 
-def estimate_bases(parameters: Vectors, gradients: Iterable[Vectors]) -> Bases:
-    """Basis rotation's bases (source 2nd, bilateral) at fixed weights: exact, of the mean of these gradients' G G^T."""
+def estimate_bases(
+    parameters: Vectors, gradients: Iterable[Vectors], source: Source = "2nd", geometry: Geometry = "bilateral"
+) -> Bases:
+    """A strategy's exact bases at fixed weights: eigenvectors of what theorem 3.1 has, with means for expectations.
+
+    Args:
+        parameters: the weights.
+        gradients: G, each of another batch.
+        source: `2nd` takes E[G G^T] and E[G^T G], `1st` the products of E[G] with its transpose.
+        geometry: `unilateral` rotates the smaller side alone, as the optimizer does.
+    """
     names = [name for name in parameters if is_block_matrix(name)]
-    rows = {name: parameters[name].new_zeros(()) for name in names}
-    columns = dict(rows)
+    sums: dict[str, list[Tensor]] = {}
     num_gradients = 0
     for gradient in gradients:
         num_gradients += 1
         for name in names:
-            rows[name] = rows[name] + gradient[name] @ gradient[name].mT
-            columns[name] = columns[name] + gradient[name].mT @ gradient[name]
-    return {name: Basis(_exact(rows[name] / num_gradients), _exact(columns[name] / num_gradients)) for name in names}
+            terms = _terms(gradient[name], source)
+            before = sums.get(name)
+            sums[name] = terms if before is None else [sum_ + term for sum_, term in zip(before, terms, strict=True)]
+    bases = {}
+    for name in names:
+        rows, columns = (_eigenvectors(sum_ / num_gradients, source) for sum_ in sums[name])
+        is_wide = parameters[name].shape[-2] < parameters[name].shape[-1]
+        is_both = geometry == "bilateral"
+        bases[name] = Basis(rows if is_both or is_wide else None, columns if is_both or not is_wide else None)
+    return bases
 
 
-def _exact(covariance: Tensor) -> Tensor:
-    """Eigenvectors of a covariance (*, m, m)."""
-    return exact_eigenbasis(covariance.reshape(-1, *covariance.shape[-2:])).basis.view_as(covariance)
+def _terms(gradient: Tensor, source: Source) -> list[Tensor]:
+    """What is averaged for either side: covariances (*, m, m) and (*, n, n), or factors (*, m, n) and (*, n, m)."""
+    if source == "1st":
+        return [gradient, gradient.mT]
+    return [gradient @ gradient.mT, gradient.mT @ gradient]
+
+
+def _eigenvectors(mean: Tensor, source: Source) -> Tensor:
+    """Eigenvectors (*, m, m) of a covariance (*, m, m), or of F F^T for a factor (*, m, n)."""
+    exact = exact_factor_eigenbasis if source == "1st" else exact_eigenbasis
+    basis = exact(mean.reshape(-1, *mean.shape[-2:])).basis.to(mean)
+    return basis.view(*mean.shape[:-1], mean.shape[-2])

@@ -9,7 +9,7 @@ from typing import Literal
 
 import torch
 
-from brx.curvature.bases import Bases, estimate_bases, read_basis
+from brx.curvature.bases import Bases, Geometry, Source, estimate_bases, read_basis
 from brx.curvature.hessian import Vectors, gradient
 from brx.data.batches import Batches
 from brx.data.prepare import prepare
@@ -174,12 +174,14 @@ def borrow_bases(checkpoint: Checkpoint, other: Path) -> Bases:
     return lender.bases
 
 
-def fit_bases(checkpoint: Checkpoint, num_batches: int) -> Bases:
-    """Bases estimated on the spot by the optimizer's own algorithm, at the checkpoint's weights."""
+def fit_bases(
+    checkpoint: Checkpoint, num_batches: int, source: Source = "2nd", geometry: Geometry = "bilateral"
+) -> Bases:
+    """A strategy's bases, estimated on the spot from fresh gradients at the checkpoint's weights."""
     # Numbers below 1 are batches of the training itself: those that measurements take from 1 on stay unseen.
     numbers = range(1 - num_batches, 1)
     gradients = (gradient(checkpoint.model, checkpoint.parameters, batch) for _, batch in checkpoint.batches(numbers))
-    return estimate_bases(checkpoint.parameters, gradients)
+    return estimate_bases(checkpoint.parameters, gradients, source, geometry)
 
 
 def _describe(shape: tuple[int, ...] | None) -> str:

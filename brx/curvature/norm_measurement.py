@@ -28,7 +28,7 @@ from brx.curvature.bases import Bases, from_weights, to_weights
 from brx.curvature.checkpoints import Checkpoint, borrow_bases, find_checkpoint, fit_bases, load_checkpoint
 from brx.curvature.hessian import Vectors, mean_product
 from brx.curvature.hessian_norm import GeometricEstimate, Sums, below_resolution, cauchy_vector, median_sums
-from brx.curvature.norm_result import SPACES, Groups, NormResult, Space, block_of, kind_of, result_path
+from brx.curvature.norm_result import SPACES, Groups, NormResult, Space, block_of, kind_of, result_path, strategy_of
 from brx.errors import RunError, UserError
 from brx.files import replacing
 from brx.progress import ProgressBar
@@ -94,7 +94,7 @@ def measure_runs(
     for run in runs:
         has_basis = has_basis_anyway or isinstance(Run.load(run).config.optimizer, BasisRotationConfig)
         for space in spaces or (SPACES if has_basis else SPACES[:1]):
-            chosen = settings if space == "rotated" else original
+            chosen = original if space == "original" else settings
             results.append(measure(run, space, chosen, iteration=iteration, jobs=jobs, or_geometric=or_geometric))
     return results
 
@@ -202,6 +202,9 @@ def _load(task: _Task) -> Checkpoint:
                 f"{checkpoint.path}: has no basis (method {checkpoint.run.method}) for --rotated; give --basis-from RUN"
                 " or --basis-batches N"
             )
+    elif task.space != "original":
+        assert settings.basis_batches is not None, "a strategy's bases are estimated at the checkpoint"
+        bases = fit_bases(checkpoint, settings.basis_batches, *strategy_of(task.space))
     return replace(checkpoint, bases=bases)
 
 

@@ -7,17 +7,26 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 
+from brx.curvature.bases import Geometry, Source
 from brx.curvature.hessian_norm import POWERS, Sums
 from brx.errors import UserError
 from brx.files import write_text
 from brx.model.stage import partition
 
-Space = Literal["original", "rotated"]
+Space = Literal["original", "rotated", "1st-unilateral", "1st-bilateral", "2nd-unilateral", "2nd-bilateral"]
 SPACES: tuple[Space, ...] = ("original", "rotated")
+STRATEGY_SPACES: tuple[Space, ...] = (
+    "original",
+    "1st-unilateral",
+    "1st-bilateral",
+    "2nd-unilateral",
+    "2nd-bilateral",
+)
+"""The original coordinates, and those of each strategy with bases estimated at the checkpoint's weights."""
 NORMAL_95 = 1.96
 
 
@@ -121,14 +130,20 @@ class NormResult:
             raise UserError(f"{path}: not a result of hessian-norm ({error}); remove it and measure again") from None
 
 
+def strategy_of(space: Space) -> tuple[Source, Geometry]:
+    """The source and geometry of one of `STRATEGY_SPACES` but the first."""
+    source, _, geometry = space.partition("-")
+    return cast(Source, source), cast(Geometry, geometry)
+
+
 def result_path(run: Path, space: Space, iteration: int) -> Path:
     """Where a measurement is kept."""
     return run / "analysis" / f"hessian-norm-{space}-{iteration:08d}.json"
 
 
-def results_of(run: Path) -> dict[Space, NormResult]:
+def results_of(run: Path, spaces: Sequence[Space] = SPACES) -> dict[Space, NormResult]:
     """A run's measurements, of each space the one at the latest checkpoint."""
-    files = {space: sorted((run / "analysis").glob(f"hessian-norm-{space}-*.json")) for space in SPACES}
+    files = {space: sorted((run / "analysis").glob(f"hessian-norm-{space}-*.json")) for space in spaces}
     return {space: NormResult.read(paths[-1]) for space, paths in files.items() if paths}
 
 
@@ -138,7 +153,7 @@ def measured_norms(runs: Sequence[Path], spaces: Sequence[Space] = SPACES) -> li
     Raises:
         UserError: nothing has.
     """
-    results = [result for run in runs for space, result in results_of(run).items() if space in spaces]
+    results = [result for run in runs for result in results_of(run, spaces).values()]
     if not results:
         raise UserError(f"{runs[0]}: has no measured norms; run `brx hessian-norm {runs[0]}` first")
     return results

@@ -9,7 +9,7 @@ from typing import Literal
 import pandas as pd
 from rich.table import Table
 
-from brx.curvature.norm_result import NormResult, by_stage
+from brx.curvature.norm_result import NormResult, by_stage, strategy_of
 
 # More rows than this below the resolution of their vector's largest entry are worth a second look in fp64.
 NOTABLE_SHARE = 0.01
@@ -33,6 +33,8 @@ def _coordinates(result: NormResult) -> str:
     """Which, and whose basis they are rotated with."""
     if result.space == "original":
         return "original"
+    if result.space != "rotated":
+        return f"{'/'.join(strategy_of(result.space))}, {result.settings['basis_batches']} batches"
     if result.settings["basis_from"] is not None:
         return f"rotated, {Path(result.settings['basis_from']).name}"
     if result.settings["basis_batches"] is not None:

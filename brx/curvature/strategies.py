@@ -1,0 +1,112 @@
+"""The Hessian's norm in the coordinates of each strategy at one checkpoint, beside what delay costs that strategy.
+
+Theorem 3.1 orders the norms: bilateral below unilateral below original. Its bases are eigenvectors of expectations at
+fixed weights, so all four are estimated there, from the same gradients, whatever the run's own method keeps: its own
+basis is an average over older weights, and of one strategy alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from brx.curvature.norm_result import STRATEGY_SPACES, NormResult, Space
+from brx.curvature.norm_tables import norm_table
+from brx.errors import UserError
+from brx.runs.comparison import common_target, slowdowns, with_reference
+from brx.runs.experiments import at_best_rates
+from brx.runs.frames import STAGES, comparable
+from brx.runs.tables import slowdown_text
+
+VARIANTS: dict[Space, str] = {
+    "original": "pipedream-lr",
+    "1st-unilateral": "basis-rotation 1st/unilateral",
+    "1st-bilateral": "basis-rotation 1st/bilateral",
+    "2nd-unilateral": "basis-rotation 2nd/unilateral",
+    "2nd-bilateral": "basis-rotation",
+}
+"""The method that steps in these coordinates; in the original ones the baseline that the paper has beside them."""
+
+
+@dataclass(frozen=True)
+class StrategySlowdowns:
+    """What delay costs each strategy, at one number of stages and to one loss.
+
+    Attributes:
+        num_stages: P, the largest that any of them has.
+        by_space: rows of `brx.runs.comparison.slowdowns`; coordinates whose method has no such runs are absent.
+    """
+
+    num_stages: int
+    by_space: dict[Space, dict[str, Any]]
+
+    @classmethod
+    def of(cls, runs: pd.DataFrame) -> StrategySlowdowns:
+        """From rows of `brx.runs.load`: those of the model and length that most of them have.
+
+        Raises:
+            UserError: none of the methods has runs at P = 1 and at another P.
+        """
+        chosen = at_best_rates(runs, with_failed=True)
+        chosen = chosen[chosen["variant"].isin(VARIANTS.values())]
+        for alike in comparable(chosen):
+            compared = with_reference(alike)
+            ends = compared[compared[STAGES].isin((1, compared[STAGES].max()))]
+            if ends[STAGES].nunique() > 1 and (ends["status"] == "finished").any():
+                return cls.at_ends(ends, common_target(with_reference(ends)))
+        raise UserError("--runs: no strategy has runs there at P = 1 and at another P")
+
+    @classmethod
+    def at_ends(cls, ends: pd.DataFrame, target: float) -> StrategySlowdowns:
+        """From the runs at P = 1 and at one other P, rows of `at_best_rates`, to a training loss in nats."""
+        by_variant = {row["method"]: row for row in slowdowns(ends, target).to_dict("records")}
+        by_space = {space: by_variant[variant] for space, variant in VARIANTS.items() if variant in by_variant}
+        return cls(int(ends[STAGES].max()), by_space)
+
+    def text(self, space: Space) -> str:
+        """The slowdown with its interval, or that there is none."""
+        return slowdown_text(self.by_space[space]) if space in self.by_space else "not run"
+
+
+def strategy_table(results: Sequence[NormResult], delays: StrategySlowdowns | None) -> pd.DataFrame:
+    """`norm_table` with each norm's share of the original coordinates', and the slowdowns; texts.
+
+    Args:
+        results: of one run or several, each in some of `STRATEGY_SPACES`.
+        delays: what delay costs the strategies; None for no such column.
+    """
+    table = norm_table(results)
+    shares = [share_of_original(result, results) for result in results]
+    table["of original"] = ["" if share is None else f"{share:.3f}" for share in shares]
+    if delays is not None:
+        column = f"slowdown at P = {delays.num_stages}"
+        table[column] = [f"{delays.text(result.space)} ({VARIANTS[result.space]})" for result in results]
+    return table
+
+
+def share_of_original(result: NormResult, results: Sequence[NormResult]) -> float | None:
+    """The norm over that of the original coordinates at the same checkpoint; None if that was not measured."""
+    for other in results:
+        if other.space == "original" and (other.run, other.iteration) == (result.run, result.iteration):
+            return result.norm / other.norm
+    return None
+
+
+def complete_measurements(results: Sequence[NormResult]) -> dict[str, list[NormResult]]:
+    """By run, the norms at one checkpoint in all of `STRATEGY_SPACES`, in their order; runs that lack one are left out.
+
+    Args:
+        results: one per run and space.
+    """
+    by_run: dict[str, dict[Space, NormResult]] = {}
+    for result in results:
+        by_run.setdefault(result.run, {})[result.space] = result
+    return {
+        Path(run).name: [of_run[space] for space in STRATEGY_SPACES]
+        for run, of_run in by_run.items()
+        if of_run.keys() >= set(STRATEGY_SPACES) and len({one.iteration for one in of_run.values()}) == 1
+    }

@@ -1,0 +1,190 @@
+"""Every strategy's bases and norms against naive ones in float64, and what the command puts beside them."""
+
+import csv
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from brx.cli.main import main
+from brx.curvature.bases import estimate_bases, from_weights, to_weights
+from brx.curvature.hessian import gradient, hessian_vector_product
+from brx.curvature.hessian_norm import GeometricEstimate, cauchy_vector
+from brx.curvature.norm_measurement import NormSettings, measure_runs
+from brx.curvature.norm_result import STRATEGY_SPACES, strategy_of
+from brx.curvature.strategies import VARIANTS, StrategySlowdowns, complete_measurements, strategy_table
+from brx.errors import UserError
+from brx.model.stage import is_block_matrix
+from brx.paper.scales import METHODS
+from brx.runs.frames import load
+from tests.curvature.helpers import flat, full_hessian, random_like, tiny_model
+from tests.paper.helpers import write_experiment
+
+SETTINGS = NormSettings(vectors=5, batches_per_vector=1, basis_batches=4)
+
+
+def naive_basis(gradients, source, geometry):
+    """U and V of matrices G (m, n), as theorem 3.1 has them, each with its rank; the identity where not rotated."""
+    mean = sum(gradients) / len(gradients)
+    if source == "2nd":
+        rows = sum(g @ g.T for g in gradients) / len(gradients)
+        columns = sum(g.T @ g for g in gradients) / len(gradients)
+    else:
+        rows, columns = mean @ mean.T, mean.T @ mean
+    sides = []
+    for matrix, is_rotated in (
+        (rows, geometry == "bilateral" or len(rows) < len(columns)),
+        (columns, geometry == "bilateral" or len(rows) >= len(columns)),
+    ):
+        vectors = torch.linalg.eigh(matrix).eigenvectors.flip(1) if is_rotated else torch.eye(len(matrix)).to(matrix)
+        sides.append((vectors, min(mean.shape) if source == "1st" and is_rotated else len(matrix)))
+    return sides
+
+
+@pytest.mark.parametrize("space", STRATEGY_SPACES[1:])
+def test_norm_in_a_strategys_coordinates_is_that_of_the_whole_hessian(space):
+    model, parameters, batch = tiny_model("dense")
+    inputs, targets = batch
+    gradients = [
+        gradient(model, parameters, (inputs[index : index + 1], targets[index : index + 1])) for index in range(3)
+    ]
+    # Gradients in general position, so that the naive eigenvectors are unique up to sign.
+    gradients += [random_like(parameters, seed) for seed in range(20, 30)]
+    bases = estimate_bases(parameters, gradients, *strategy_of(space))
+
+    blocks = []
+    for name, parameter in parameters.items():
+        blocks.append(torch.eye(parameter.numel(), dtype=torch.float64))
+        if is_block_matrix(name):
+            naive = naive_basis([one[name] for one in gradients], *strategy_of(space))
+            sides = [
+                same_directions(mine, *theirs)
+                for mine, theirs in zip((bases[name].left, bases[name].right), naive, strict=True)
+            ]
+            blocks[-1] = torch.kron(*sides)
+    rotation = torch.block_diag(*blocks)
+    matrix = rotation.T @ full_hessian(model, parameters, batch) @ rotation
+
+    estimate = GeometricEstimate(parameters)
+    for number in range(200):
+        vector = cauchy_vector(parameters, 4, number)
+        product = from_weights(bases, hessian_vector_product(model, parameters, batch, to_weights(bases, vector)))
+        if number < 3:
+            torch.testing.assert_close(flat(product), matrix @ flat(vector))
+        estimate.add(product)
+    total = estimate.sums().grouped(lambda name: "all")
+    error = total.covariance(1)[0, 0] ** 0.5
+    exact = matrix.abs().sum().item()
+    assert error < 0.2 * exact
+    assert abs(total.sums[0, 0] - exact) < 3 * error
+
+
+def same_directions(mine, vectors, rank):
+    """A basis, after a check that it is orthogonal and its first columns are these vectors up to their signs.
+
+    Beyond the rank any orthonormal columns are eigenvectors, and the optimizer's own rule chooses them.
+    """
+    mine = torch.eye(len(vectors), dtype=vectors.dtype) if mine is None else mine
+    torch.testing.assert_close(mine.T @ mine, torch.eye(len(mine), dtype=mine.dtype), atol=1e-10, rtol=0)
+    signs = (mine * vectors).sum(0).sign()
+    torch.testing.assert_close((mine * signs)[:, :rank], vectors[:, :rank], atol=1e-6, rtol=0)
+    return mine.contiguous()
+
+
+def test_norms_of_a_kronecker_factored_hessian_are_in_the_theorems_order():
+    # sqrt(mn) L^(1/2) E_ij R^(1/2) over all i, j: gradients whose covariance is R and L's Kronecker product.
+    generator = torch.Generator().manual_seed(0)
+    roots = [torch.randn(size, size, generator=generator, dtype=torch.float64) for size in (4, 6)]
+    units = torch.eye(24, dtype=torch.float64).view(24, 4, 6)
+    name = "blocks.0.mlp.up.weight"
+    gradients = [{name: 24**0.5 * roots[0] @ unit @ roots[1].T} for unit in units]
+    hessian = torch.kron(roots[0] @ roots[0].T, roots[1] @ roots[1].T)
+    norms = {"original": hessian.abs().sum()}
+    for geometry in ("unilateral", "bilateral"):
+        basis = estimate_bases(gradients[0], gradients, "2nd", geometry)
+        rotated = [flat(to_weights(basis, {name: unit})) for unit in units]
+        rotation = torch.stack(rotated, dim=1)
+        norms[geometry] = (rotation.T @ hessian @ rotation).abs().sum()
+    assert norms["bilateral"] < 0.95 * norms["unilateral"] < 0.9 * norms["original"]
+    assert norms["bilateral"].item() == pytest.approx(hessian.trace().item(), rel=1e-9)  # diagonal: the least there is
+
+
+@pytest.fixture
+def run(runs, tmp_path):
+    return Path(shutil.copytree(runs["pipedream"], tmp_path / "run"))
+
+
+def test_command_measures_all_coordinates_at_one_checkpoint(run, tmp_path, capsys):
+    arguments = ["hessian-norm", str(run), "--strategies", "--format", "csv", "--out", str(tmp_path / "figure")]
+    sample = ["--vectors", "5", "--batches-per-vector", "1", "--basis-batches", "4"]
+    assert main([*arguments, *sample, "--checkpoint", "14"]) == 0
+    rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    names = ["original", *(f"{'/'.join(strategy_of(space))}, 4 batches" for space in STRATEGY_SPACES[1:])]
+    assert [row["coordinates"] for row in rows] == names
+    assert {row["at"] for row in rows} == {"14"}
+    for row in rows:
+        assert float(row["95 % low"]) < float(row["norm"]) < float(row["95 % high"])
+        assert float(row["of original"]) == pytest.approx(float(row["norm"]) / float(rows[0]["norm"]), abs=1e-3)
+    assert (tmp_path / "figure.png").stat().st_size > 0
+    assert "2nd/bilateral, 4 batches" in (tmp_path / "figure.txt").read_text()
+    assert len({row["norm"] for row in rows}) == 5
+    shutil.rmtree(run / "checkpoints")
+    assert main([*arguments, "--measured"]) == 0
+    assert list(csv.DictReader(capsys.readouterr().out.splitlines())) == rows
+
+
+def test_slowdowns_stand_beside_the_norms_as_far_as_there_are_runs(run, tmp_path, capsys):
+    results = measure_runs([run], STRATEGY_SPACES, SETTINGS)
+    runs = tmp_path / "runs"
+    present = ("pipedream-lr", "nesterov", "basis-rotation", "basis-rotation 1st/unilateral")
+    for method in present:
+        for stages in (1, 4, 32):
+            slowness = 1 if stages == 1 else {"basis-rotation": 2, "pipedream-lr": 9}.get(method, 5)
+            settings = {"pipeline.stages": stages, **METHODS[method]}
+            write_experiment(runs, "cpu-small", settings, slowness=slowness, seeds=(0, 1))
+    delays = StrategySlowdowns.of(load([runs]))
+    assert delays.num_stages == 32
+    assert set(delays.by_space) == {"original", "1st-unilateral", "2nd-bilateral"}
+    ratios = [delays.by_space[space]["ratio"] for space in ("2nd-bilateral", "1st-unilateral", "original")]
+    assert ratios == sorted(ratios)
+    assert ratios[0] == pytest.approx(2, rel=0.05)
+    column = strategy_table(results, delays)["slowdown at P = 32"]
+    assert column[0] == f"{delays.text('original')} (pipedream-lr)"
+    assert column[2] == "not run (basis-rotation 1st/bilateral)"
+    arguments = ["hessian-norm", str(run), "--strategies", "--measured", "--runs", str(runs)]
+    assert main([*arguments, "--out", str(tmp_path / "both")]) == 0
+    assert "slowdown at P = 32" in (tmp_path / "both.txt").read_text()
+
+
+def test_runs_that_have_no_slowdown_are_refused(tmp_path):
+    write_experiment(tmp_path, "cpu-small", {"pipeline.stages": 32, **METHODS["basis-rotation"]})
+    with pytest.raises(UserError, match="no strategy has runs there at P = 1 and at another P"):
+        StrategySlowdowns.of(load([tmp_path]))
+
+
+def test_only_complete_measurements_of_one_checkpoint_are_compared(run):
+    results = measure_runs([run], STRATEGY_SPACES, SETTINGS, iteration=14)
+    assert list(complete_measurements(results)) == ["run"]
+    assert [one.space for one in complete_measurements(results[::-1])["run"]] == list(STRATEGY_SPACES)
+    assert complete_measurements(results[1:]) == {}
+    later = measure_runs([run], ["original"], SETTINGS)
+    assert complete_measurements([*later, *results[1:]]) == {}
+
+
+def test_the_variants_are_those_of_the_paper():
+    assert set(VARIANTS) == set(STRATEGY_SPACES)
+    assert set(VARIANTS.values()) <= METHODS.keys()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--strategies", "--rotated"], "--original, --rotated, --strategies: give one of them"),
+        (["--strategies", "--basis-from", "x"], "--strategies and --basis-from: give one of the two"),
+        (["--runs", "x"], "--runs: only with --strategies"),
+    ],
+)
+def test_mistakes(run, arguments, expected, capsys):
+    assert main(["hessian-norm", str(run), *arguments]) == 2
+    assert expected in capsys.readouterr().err
