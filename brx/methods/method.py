@@ -17,6 +17,7 @@ from brx.config import schema
 from brx.config.schema import RunConfig
 from brx.methods.groups import Group, StackViews, is_rest, stage_groups
 from brx.model.stage import is_block_matrix
+from brx.pipeline.forecast import ForecastState
 from brx.pipeline.versions import StageVersions
 
 Stages = Sequence[StageVersions]
@@ -122,6 +123,27 @@ class Method:
     def corrects_gradients(self) -> bool:
         """Whether it has a rule for them."""
         return type(self).correct_gradients is not Method.correct_gradients
+
+    def forecast(self, newest: list[Tensor], update: list[Tensor], tau: float, state: ForecastState) -> list[Tensor]:
+        """A prediction: the weights with which a later micro-batch computes, forward and backward, instead of `newest`.
+
+        Called after each update for each stage with a delay, without gradients; with `stash: exact` only.
+
+        Args:
+            newest: the stage's parameters, not to be changed; an optimizer of this method has its moments by them.
+            update: what the last update added to them.
+            tau: in how many updates the micro-batch's own gradient comes to the weights, on average.
+            state: a dict per parameter for tensors and numbers of the rule's own; saved with the run.
+
+        Returns:
+            A tensor for each parameter, of its shape.
+        """
+        return newest
+
+    @property
+    def forecasts(self) -> bool:
+        """Whether it has a prediction."""
+        return type(self).forecast is not Method.forecast
 
     def adamw(self, groups: list[Group]) -> Optimizer:
         """Fused AdamW with the run's beta1, beta2, eps and weight decay (the defaults where a method has none)."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from brx.config.schema import CustomConfig, RunConfig
 from brx.errors import RunError, UserError
@@ -15,6 +16,7 @@ from brx.methods.groups import check_each_parameter_once
 from brx.methods.learning_rate import lr_factor
 from brx.methods.table import find_method
 from brx.optim.basis_rotation import BasisRotation
+from brx.pipeline.forecast import ForecastState
 from brx.pipeline.versions import StageVersions
 
 StageOptimizerState = list[dict[str, Any]]
@@ -30,6 +32,10 @@ class MethodUpdater:
         with user_code(config, "its optimizers", UserError):
             self.optimizers = self.method.optimizers(stages)
             check_each_parameter_once(self.optimizers, stages)
+        if self.method.forecasts:
+            self._check_forecast()
+            for stage in stages:
+                stage.forecast_by(self._forecast)
         self._peak_lr = {
             (index, group["stage"], _kind(group)): group["lr"]
             for index, optimizer in enumerate(self.optimizers)
@@ -81,6 +87,21 @@ class MethodUpdater:
             if not 0 < divisor < math.inf:
                 raise ValueError(f"must be a number above 0, got {divisor:g} (tau {tau:g}, t {iteration})")
             return divisor
+
+    def _check_forecast(self) -> None:
+        pipeline, name = self.config.pipeline, self.config.optimizer.method
+        if pipeline.forecast is not None:
+            raise UserError(f"pipeline.forecast: {name} has a prediction of its own; leave it null")
+        if pipeline.stash != "exact":
+            raise UserError(f"pipeline.stash: the prediction of {name} needs exact (got {pipeline.stash})")
+
+    def _forecast(self, newest: list[Tensor], update: list[Tensor], tau: float, state: ForecastState) -> list[Tensor]:
+        """The method's, which has to have the weights' shapes."""
+        with user_code(self.config, "its forecast", RunError):
+            forecast = list(self.method.forecast(newest, update, tau, state))
+            if [weight.shape for weight in forecast] != [weight.shape for weight in newest]:
+                raise ValueError("must return one tensor for each parameter, of the parameter's shape")
+            return forecast
 
     @property
     def num_failed_refreshes(self) -> int:

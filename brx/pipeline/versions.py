@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypedDict, cast
+from typing import Literal, NotRequired, TypedDict, cast
 
 import torch
 from torch import Tensor, nn
 
 from brx.model.stage import Stage, is_block_matrix
 from brx.pipeline.delay import StageDelay
+from brx.pipeline.forecast import Forecaster, ForecastRule, ForecastState
 from brx.pipeline.host_ring import HostRing
 
 StashMode = Literal["exact", "none", "predict"]
-Forecast = Literal["last-update", "momentum"]
-
-FORECAST_DECAYS: dict[Forecast, float] = {"last-update": 0.0, "momentum": 0.9}
-"""Decay of the average of the updates along which a forecast looks ahead."""
 
 
 class VersionsState(TypedDict):
@@ -24,6 +21,7 @@ class VersionsState(TypedDict):
     weights: dict[str, Tensor]
     ring: list[list[Tensor]]
     average_step: list[Tensor] | None
+    forecast: NotRequired[ForecastState]
 
 
 class StageVersions:
@@ -58,7 +56,7 @@ class StageVersions:
         *,
         num_in_flight: int = 1,
         on_host: bool = False,
-        forecast: Forecast | None = None,
+        forecast: ForecastRule | None = None,
     ) -> None:
         """
         Args:
@@ -94,9 +92,16 @@ class StageVersions:
         self._gradient_sum: list[Tensor] | None = None
         self._extrapolation: Extrapolation | None = None
         if delay.tau and stash == "predict":
-            self._extrapolation = Extrapolation(self._newest, -delay.in_updates, delay.prediction_decay)
-        elif delay.tau and forecast is not None:
-            self._extrapolation = Extrapolation(self._newest, delay.in_updates, FORECAST_DECAYS[forecast])
+            self._extrapolation = Extrapolation(self._newest, delay)
+        self._forecaster: Forecaster | None = None
+        if forecast is not None:
+            self.forecast_by(forecast)
+
+    def forecast_by(self, rule: ForecastRule) -> None:
+        """From now on, at version 0, run both passes where a rule expects the weights to be (with `exact` only)."""
+        assert self.stash == "exact"
+        if self.ring:
+            self._forecaster = Forecaster(rule, self._newest, self.delay.in_updates)
 
     def bind(self, micro_batch: int) -> None:
         """Let the module compute with the weights of a micro-batch."""
@@ -161,9 +166,7 @@ class StageVersions:
             live.grad = None
         if self._extrapolation is not None:
             self._extrapolation.observe(self._newest)
-        stored = self._newest
-        if self._extrapolation is not None and self.stash == "exact":  # a forecast
-            stored = self._extrapolation.from_weights(self._newest)
+        stored = self._newest if self._forecaster is None else self._forecaster.after_update(self._newest)
         if self._host_ring is not None:
             self._host_ring.store(version, stored)
         elif self.ring:
@@ -173,11 +176,14 @@ class StageVersions:
         """Everything here that decides the trajectory (no copies)."""
         if self._host_ring is not None:
             self._host_ring.wait()
-        return {
+        state: VersionsState = {
             "weights": {name: parameter.data for name, parameter in self.live.items()},
             "ring": [[parameter.data for parameter in slot] for slot in self.ring],
             "average_step": None if self._extrapolation is None else self._extrapolation.average_step,
         }
+        if self._forecaster is not None:
+            state["forecast"] = self._forecaster.state
+        return state
 
     @torch.no_grad()
     def load_state_dict(self, state: VersionsState) -> None:
@@ -190,6 +196,8 @@ class StageVersions:
             raise ValueError(f"stage {self.index}: the state is of another stage or delay")
         if (state["average_step"] is None) != (self._extrapolation is None):
             raise ValueError(f"stage {self.index}: the state is of another stash mode")
+        if ("forecast" in state) != (self._forecaster is not None):
+            raise ValueError(f"stage {self.index}: the state is of a run with another forecast")
         torch._foreach_copy_(self._newest, list(state["weights"].values()))
         for slot, saved in zip(self.ring, state["ring"], strict=True):
             torch._foreach_copy_(slot, saved)
@@ -198,6 +206,8 @@ class StageVersions:
             self._host_ring.forget()
         if self._extrapolation is not None and state["average_step"] is not None:
             self._extrapolation.restore(self._newest, state["average_step"])
+        if self._forecaster is not None:
+            self._forecaster.restore(self._newest, state["forecast"])
 
     @property
     def device(self) -> torch.device:
@@ -239,33 +249,29 @@ class StageVersions:
 
 
 class Extrapolation:
-    """Where weights were, or will be, along their recent steps: w + h delta.
+    """Where weights were at the forward pass, by their recent steps: w - tau delta.
 
-    delta <- gamma delta + (1 - gamma) (w(t) - w(t-1)) after each update, from zero.
-
-    - PipeMare's discrepancy correction (T2, arXiv:1910.05124) looks back to the forward pass: h = -tau and gamma =
-      exp(-2 / tau), tau in updates.
-    - A forecast looks ahead to the update, h = tau, along the last update (gamma = 0) or the momentum's direction
-      (gamma = 0.9; SpecTrain, arXiv:1809.02839, whose step is -lr times the momentum).
+    PipeMare's discrepancy correction (T2, arXiv:1910.05124): delta <- gamma delta + (1 - gamma) (w(t) - w(t-1)) after
+    each update, from zero, with gamma = exp(-2 / tau) and tau in updates.
     """
 
-    def __init__(self, weights: list[Tensor], horizon: float, decay: float) -> None:
+    def __init__(self, weights: list[Tensor], delay: StageDelay) -> None:
         self.average_step = [torch.zeros_like(weight) for weight in weights]
-        self._horizon = horizon
-        self._decay = decay
+        self._delay = delay
         self._previous = [weight.detach().clone() for weight in weights]
 
     @torch.no_grad()
     def from_weights(self, weights: list[Tensor]) -> list[Tensor]:
-        """w + h delta."""
-        return list(torch._foreach_add(weights, self.average_step, alpha=self._horizon))
+        """W - tau delta."""
+        return list(torch._foreach_add(weights, self.average_step, alpha=-self._delay.in_updates))
 
     @torch.no_grad()
     def observe(self, weights: list[Tensor]) -> None:
         """Take in the step that the weights have just made."""
         step = torch._foreach_sub(weights, self._previous)
-        torch._foreach_mul_(self.average_step, self._decay)
-        torch._foreach_add_(self.average_step, step, alpha=1.0 - self._decay)
+        decay = self._delay.prediction_decay
+        torch._foreach_mul_(self.average_step, decay)
+        torch._foreach_add_(self.average_step, step, alpha=1.0 - decay)
         torch._foreach_copy_(self._previous, weights)
 
     def restore(self, weights: list[Tensor], average_step: list[Tensor]) -> None:

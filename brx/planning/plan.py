@@ -16,7 +16,7 @@ import torch
 
 from brx.config import schema
 from brx.config.schema import RunConfig
-from brx.methods.table import ring_matrix_dtype
+from brx.methods.table import find_method, ring_matrix_dtype
 from brx.model.cross_entropy import CHUNK_LOGITS
 from brx.model.sizes import (
     FP32,
@@ -320,9 +320,7 @@ def _ring_bytes(config: RunConfig, delay: StageDelay, shapes: Shapes, device_typ
     elif config.pipeline.stash != "exact" and config.pipeline.accumulation > 1:
         num_slots += in_flight  # the backward pass overwrites copies of its own
     ring = num_slots * (matrix_bytes * num_matrix_elements + FP32 * num_other_elements)
-    # The average step and the weights before it.
-    extrapolation = 2 * FP32 * num_elements(shapes) if _extrapolates(config) else 0
-    return ring + extrapolation
+    return ring + _num_predictors_copies(config) * FP32 * num_elements(shapes)
 
 
 def _update_bytes(config: RunConfig, by_stage: dict[int, Shapes], device_type: str) -> int:
@@ -334,14 +332,23 @@ def _update_bytes(config: RunConfig, by_stage: dict[int, Shapes], device_type: s
         return before + _rotation_update_bytes(config.optimizer, by_stage, device_type)
     if isinstance(config.optimizer, schema.NesterovConfig):
         return before + 2 * largest_stage
-    predicted = _extrapolates(config)
+    predicted = 2 if _forecasts(config) else int(config.pipeline.stash == "predict")  # the update, and the forecast
     correction = isinstance(config.optimizer, schema.DelayCompensationConfig) and config.pipeline.stash != "none"
     return max(before, (predicted + correction) * largest_stage)
 
 
-def _extrapolates(config: RunConfig) -> bool:
-    """Whether weights are predicted from their steps."""
-    return config.pipeline.stash == "predict" or config.pipeline.forecast is not None
+def _num_predictors_copies(config: RunConfig) -> int:
+    """How often weight prediction keeps a stage's weights: those before the last update, and their average step.
+
+    What a user's own forecast keeps besides is not known.
+    """
+    averages = config.pipeline.stash == "predict" or config.pipeline.forecast == "momentum"
+    return 2 if averages else int(_forecasts(config))
+
+
+def _forecasts(config: RunConfig) -> bool:
+    """Whether both passes compute with predicted weights."""
+    return config.pipeline.forecast is not None or find_method(config).forecasts
 
 
 def _rotation_update_bytes(optimizer: schema.BasisRotationConfig, by_stage: dict[int, Shapes], device_type: str) -> int:

@@ -20,6 +20,7 @@ from brx.methods.updater import MethodUpdater
 from brx.model.stage import Stage, initialize, partition
 from brx.pipeline.delay import check_devices, stage_delays
 from brx.pipeline.engine import Engine, MicroBatch
+from brx.pipeline.forecast import FORECAST_RULES
 from brx.pipeline.versions import StageVersions
 from brx.pipeline.world import SingleDevice, World
 from brx.runs.checkpoint import read_stage
@@ -145,6 +146,7 @@ def build_stages(
     parts = partition(config.model.blocks, config.pipeline.stages)
     delays = stage_delays(config.pipeline)
     matrix_dtype = ring_matrix_dtype(config) if dtype == torch.float32 else dtype
+    forecast = config.pipeline.forecast
     stages = []
     for index in own:
         stage = Stage(config.model, config.data.vocabulary_size, parts[index], recompute=config.pipeline.recompute)
@@ -161,7 +163,7 @@ def build_stages(
                 matrix_dtype,
                 num_in_flight=num_in_flight,
                 on_host=config.pipeline.rings == "host",
-                forecast=config.pipeline.forecast,
+                forecast=None if forecast is None else FORECAST_RULES[forecast],
             )
         )
     return stages

@@ -26,6 +26,7 @@ METHODS = {
         "optimizer={method: basis-rotation, lr: 0.01, source: 1st, geometry: unilateral, frequency: 5}",
     ],
 }
+XPIPE = f"{Path(__file__).parents[2] / 'examples/methods/xpipe.py'}:XPipe"
 METHODS_OF_MIXTURES = {
     "stage-aware": ["optimizer.method=basis-rotation", "optimizer.frequency=3", "optimizer.allocation=stage-aware"],
     "scion": ["optimizer.method=scion", "optimizer.lr=0.001"],
@@ -53,8 +54,10 @@ def equality_configs(folder):
         configs[f"pipedream-two-versions-{stash}"] = tiny_config(folder, *deep)
         rings = ["pipeline.rings=host", "pipeline.delay=[5, 4, 4, 3]"]
         if stash == "exact":
-            forecast = [*common, "pipeline.forecast=momentum"]
-            configs["pipedream-forecast"] = tiny_config(folder, *forecast)
+            configs["pipedream-forecast"] = tiny_config(folder, *common, "pipeline.forecast=momentum")
+            for name in ("pipeline.forecast=last-update", f"optimizer.method={XPIPE}"):
+                plain = ["model.blocks=8", "pipeline.stages=8", "training.iterations=20", name]
+                configs[f"pipedream-{name.rpartition('=')[2].rpartition(':')[2]}"] = tiny_config(folder, *plain)
         configs[f"pipedream-host-{stash}"] = tiny_config(folder, *common, *rings)
     for name, method in METHODS_OF_MIXTURES.items():
         mixture = ["model.moe={experts: 4}", "pipeline.stages=4", "training.iterations=15"]

@@ -11,16 +11,17 @@ from brx.methods.updater import MethodUpdater
 from brx.runs.folder import default_folder, settings_key, trajectory_of
 from brx.train.loop import train
 from brx.train.method_check import check_method
-from tests.pipeline.test_engine import make_config, make_versions, run_engine
+from tests.pipeline.test_engine import NaiveUpdate, assert_equals_naive, make_config, make_versions, run_engine
 from tests.train.helpers import losses, tiny_config
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "methods"
-STALENESS, LION, CORRECTOR = (
+STALENESS, LION, CORRECTOR, XPIPE = (
     f"{EXAMPLES / name}"
     for name in (
         "staleness_aware_rate.py:StalenessAware",
         "lion_on_matrices.py:LionOnMatrices",
         "drift_corrector.py:DriftCorrector",
+        "xpipe.py:XPipe",
     )
 )
 
@@ -30,7 +31,7 @@ def weights_of(method, stages, *extra, iterations=10):
     return torch.cat([weight.detach().flatten() for stage in versions for weight in stage.live.values()])
 
 
-@pytest.mark.parametrize("method", [STALENESS, LION, CORRECTOR])
+@pytest.mark.parametrize("method", [STALENESS, LION, CORRECTOR, XPIPE])
 def test_examples_are_short_and_name_their_command(method):
     file, _, name = method.rpartition(":")
     text = Path(file).read_text()
@@ -38,7 +39,7 @@ def test_examples_are_short_and_name_their_command(method):
     assert f"optimizer.method=examples/methods/{Path(file).name}:{name}" in text
 
 
-@pytest.mark.parametrize("method", [STALENESS, CORRECTOR])
+@pytest.mark.parametrize("method", [STALENESS, CORRECTOR, XPIPE])
 def test_without_delay_these_are_adamw(method):
     assert torch.equal(weights_of(method, 1), weights_of("pipedream", 1))
     assert not torch.equal(weights_of(method, 4), weights_of("pipedream", 4))
@@ -72,6 +73,82 @@ def test_lion_is_lion_on_the_matrices_alone():
     expected = before[query] * (1 - 0.2 * lr * 0.1) + 0.2 * lr
     torch.testing.assert_close(stage.live[query].detach(), expected)
     torch.testing.assert_close(stage.live["head.linear.bias"].detach(), torch.full_like(before["head.linear.bias"], lr))
+
+
+class XPipeUpdate(NaiveUpdate):
+    """Remembers Adam's step of each stage and version."""
+
+    def __init__(self, config, taus):
+        super().__init__(config, taus)
+        self.ahead = {}
+
+    def __call__(self, k, newest, gradients, t):
+        weights = super().__call__(k, newest, gradients, t)
+        copies, (adam,) = self.optimizers[k]
+        for name, copy in copies.items():
+            mean = adam.state[copy]["exp_avg"] / (1 - 0.9**t)
+            root = (adam.state[copy]["exp_avg_sq"] / (1 - 0.999**t)).sqrt()
+            self.ahead.setdefault((k, t), {})[name] = -self.lr(k, t) * mean / (root + 1e-8)
+        return weights
+
+    def forecast(self, k, version, tau):
+        return {name: tau * step for name, step in self.ahead[k, version].items()}
+
+
+@pytest.mark.parametrize(
+    ("extra", "taus"),
+    [([], [3, 2, 1, 0]), (["pipeline.delay=[5, 0, 2, 3]", "pipeline.accumulation=2"], [5, 0, 2, 3])],
+)
+def test_a_prediction_by_the_optimizers_moments_equals_naive_simulation(extra, taus):
+    config = make_config(XPIPE, 4, "exact", 24, *extra)
+    update = XPipeUpdate(config, taus)
+    assert_equals_naive(config, taus, update, update.forecast)
+
+
+OWN_AVERAGE = """import torch
+
+class Mine(Method):
+    def forecast(self, newest, update, tau, state):
+        for kept, one in zip(state, update, strict=True):
+            kept["count"] = kept.get("count", 0) + 1
+            kept["average"] = 0.9 * kept.get("average", torch.zeros_like(one)) + (1 - 0.9) * one
+        return [weight + tau * kept["average"] for weight, kept in zip(newest, state, strict=True)]
+"""
+
+
+def test_a_prediction_with_a_state_of_its_own_is_that_of_the_pipeline(tmp_path):
+    own = weights_of(write(tmp_path, OWN_AVERAGE), 4)
+    torch.testing.assert_close(own, weights_of("pipedream", 4, "pipeline.forecast=momentum"), rtol=0, atol=1e-6)
+    assert (own - weights_of("pipedream", 4)).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("method", ["xpipe", "own average"])
+def test_a_prediction_resumes_exactly(method, tmp_path):
+    name = XPIPE if method == "xpipe" else write(tmp_path, OWN_AVERAGE)
+    settings = (f"optimizer.method={name}", "training.iterations=14")
+    train(tiny_config(tmp_path, *settings), tmp_path / "whole")
+    for stop in (5, 12):
+        train(tiny_config(tmp_path, *settings, f"training.stop_after={stop}"), tmp_path / "run", resume=True)
+    train(tiny_config(tmp_path, *settings), tmp_path / "run", resume=True)
+    resumed, whole = (
+        [record for record in losses(tmp_path / name) if "train_loss" in record] for name in ("run", "whole")
+    )
+    assert resumed == whole
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ("pipeline.forecast=momentum", r"^pipeline\.forecast: .*xpipe\.py:XPipe has a prediction of its own; leave it"),
+        (
+            "pipeline.stash=predict",
+            r"^pipeline\.stash: the prediction of .*xpipe\.py:XPipe needs exact \(got predict\)$",
+        ),
+    ],
+)
+def test_one_prediction_at_a_time(extra, message):
+    with pytest.raises(UserError, match=message):
+        check_method(make_config(XPIPE, 2, "exact", 24, extra))
 
 
 def write(folder, body, name="mine.py"):
@@ -173,6 +250,14 @@ def test_unknown_arguments_are_told_with_the_known_ones():
         (
             "class Mine(Method):\n    def correct_gradients(self, gradients, newest, used):\n        gradients[99]\n",
             r"iteration \d: its gradient rule: .*mine\.py:6: IndexError",
+        ),
+        (
+            "class Mine(Method):\n    def forecast(self, newest, update, tau, state):\n        return state[99]\n",
+            r"its forecast: .*mine\.py:6: IndexError",
+        ),
+        (
+            "class Mine(Method):\n    def forecast(self, newest, update, tau, state):\n        return newest[1:]\n",
+            r"its forecast: ValueError: must return one tensor for each parameter, of the parameter's shape",
         ),
     ],
 )

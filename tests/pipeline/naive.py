@@ -72,7 +72,7 @@ class NaivePipeline:
         for k, module in enumerate(self.modules):
             history = self.versions[k]
             version = max(0, math.floor((n - 1 - self.taus[k]) / self.accumulation))
-            weights = self._forecast(history[: version + 1], self.taus[k])
+            weights = self._forecast(k, history[: version + 1])
             used = {name: weight.clone().requires_grad_() for name, weight in weights.items()}
             seen = used if self.stash == "exact" else self._seen_by_backward(history, self.taus[k])
             entered = x if k == 0 else x.detach().requires_grad_()
@@ -94,11 +94,15 @@ class NaivePipeline:
             by_stage[k] = self.update.rule(self.versions[k][-1], gradients, seen)
         return loss.item(), by_stage
 
-    def _forecast(self, history, tau):
-        """The newest weights of `history`, moved on by tau updates like the last one, or like the average one."""
-        newest = history[-1]
+    def _forecast(self, k, history):
+        """The newest weights of `history`, moved on by tau updates like the last one, like the average one, or by what
+        `forecast` says of (stage, version, tau)."""
+        newest, tau = history[-1], self.taus[k] / self.accumulation
         if self.forecast is None or len(history) == 1:
             return newest
+        if callable(self.forecast):
+            ahead = self.forecast(k, len(history) - 1, tau)
+            return {name: weight + ahead[name] for name, weight in newest.items()}
         steps = [{name: after[name] - before[name] for name in newest} for before, after in pairwise(history)]
         direction = steps[-1]
         if self.forecast == "momentum":
@@ -106,7 +110,7 @@ class NaivePipeline:
             direction = {
                 name: sum(0.1 * 0.9**age * step[name] for age, step in zip(ages, steps, strict=True)) for name in newest
             }
-        return {name: weight + tau / self.accumulation * direction[name] for name, weight in newest.items()}
+        return {name: weight + tau * direction[name] for name, weight in newest.items()}
 
     def _seen_by_backward(self, history, tau):
         newest = history[-1]

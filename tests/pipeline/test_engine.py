@@ -259,13 +259,14 @@ def test_accumulated_bf16_rings_and_rings_on_the_host_give_the_same_numbers():
             assert losses[0] == losses[1]
 
 
-def assert_equals_naive(config, taus=None):
+def assert_equals_naive(config, taus=None, update=None, forecast=None):
+    """`update` and `forecast` of the naive simulation are by default what the configuration says."""
     method, stages, stash = config.optimizer.method, config.pipeline.stages, config.pipeline.stash
     accumulation = config.pipeline.accumulation
     iterations = 3 * stages + 4
     results, versions = run_engine(config, iterations, torch.float64)
-    modules, update = make_modules(config, torch.float64), NaiveUpdate(config, taus)
-    clip, forecast = config.training.clip, config.pipeline.forecast
+    modules, update = make_modules(config, torch.float64), update or NaiveUpdate(config, taus)
+    clip, forecast = config.training.clip, forecast or config.pipeline.forecast
     naive = NaivePipeline(modules, stash, update, clip, taus, accumulation, forecast)
     for t in range(1, iterations + 1):
         naive.step(t, [micro_batch(n) for n in range((t - 1) * accumulation + 1, t * accumulation + 1)])

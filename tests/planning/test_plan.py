@@ -89,6 +89,8 @@ RUNS = [
     ["pipeline.rings=host"],
     ["pipeline.delay=2bw", "pipeline.accumulation=2"],
     ["pipeline.forecast=momentum"],
+    ["pipeline.forecast=last-update"],
+    ["optimizer.method=examples/methods/xpipe.py:XPipe"],
     ["pipeline.delay=7", "pipeline.accumulation=3", "pipeline.stash=none"],
     ["pipeline.recompute=true", "training.batch_size=16"],
     ["model.width=96", "model.blocks=8", "pipeline.stages=8"],
