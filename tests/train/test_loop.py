@@ -8,6 +8,7 @@ import re
 import resource
 import shutil
 import signal
+import time
 
 import pytest
 import torch
@@ -225,6 +226,44 @@ def test_signal_saves_and_exits_130_and_resumes(number, tmp_path):
     shorter = config.model_copy(update={"training": config.training.model_copy(update={"stop_after": stopped + 20})})
     train(shorter, tmp_path / "run", resume=True)
     assert losses(tmp_path / "run")[-1]["iteration"] == stopped + 20
+
+
+SLEEPS_IN_UPDATE_12 = """
+import os, time
+from pathlib import Path
+from brx.methods.method import Method
+
+class Sleeps(Method):
+    def lr_divisor(self, tau, t, T):
+        asleep = Path(__file__).with_name("asleep")
+        if t == 12 and os.environ.get("RANK", "0") == "0" and not asleep.exists():
+            asleep.write_text("once\\n")
+            time.sleep(300)
+        return 1.0
+"""
+
+
+@pytest.mark.parametrize(("num_devices", "number"), [(1, signal.SIGINT), (1, signal.SIGTERM), (2, signal.SIGINT)])
+def test_a_second_signal_ends_at_once_and_says_what_is_saved(num_devices, number, tmp_path):
+    (tmp_path / "sleeps.py").write_text(SLEEPS_IN_UPDATE_12)
+    config = tiny_config(tmp_path, f"optimizer={{method: '{tmp_path}/sleeps.py:Sleeps', lr: 0.01}}")
+    path = tmp_path / "config.yaml"
+    path.write_text(dump_config(config))
+    process = start_brx("train", path, "--devices", num_devices, "--out", tmp_path / "run")
+    wait_for_lines(tmp_path / "asleep", 1, process)
+    process.send_signal(number)  # asks for a stop after this iteration, which takes its time
+    time.sleep(1)
+    assert process.poll() is None
+    process.send_signal(number)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stderr
+    assert (
+        "cut off at iteration 11; there is none of iteration 11, the newest checkpoint is that of iteration 7" in stderr
+    )
+    assert stderr.splitlines()[-1] == "brx: interrupted"
+    train(config, tmp_path / "run", resume=True)
+    train(config, tmp_path / "uninterrupted")
+    assert losses(tmp_path / "run") == losses(tmp_path / "uninterrupted")
 
 
 def test_existing_run_is_not_overwritten(tmp_path):
