@@ -58,7 +58,7 @@ CASES: dict[str, tuple[str, ...]] = {
         "optimizer.geometry=unilateral",
         "optimizer.frequency=3",
     ),
-    "basis-rotation stage-aware": ("optimizer.method=basis-rotation", "optimizer.allocation=stage-aware"),
+    "basis-rotation stage-aware": ("optimizer.method=basis-rotation", "optimizer.refresh_schedule=stage-aware"),
     "delay-compensation": ("optimizer.method=delay-compensation",),
     "soap": ("optimizer.method=soap", "optimizer.frequency=3"),
     "muon": ("optimizer.method=muon",),

@@ -25,6 +25,9 @@ PRESETS = _PACKAGE / "presets" if (_PACKAGE / "presets").is_dir() else _PACKAGE.
 MOST_SHOWN = 200
 """Characters of an override that a message repeats."""
 
+RENAMED = {"optimizer.allocation": "optimizer.refresh_schedule"}
+"""Dotted keys of earlier versions, which run folders and sweep files still hold, and what they are called today."""
+
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -96,7 +99,7 @@ def apply_overrides(content: Mapping[str, Any], overrides: Sequence[str], where:
         if not equals or not all(key.split(".")) or not key.isprintable():
             raise UserError(f"{shown}: write it as section.key=value, for example optimizer.lr=3e-4")
         settings[key] = parse_yaml(text, shown)
-        origins[tuple(key.split("."))] = shown
+        origins[tuple(current_key(key).split("."))] = shown
     source = f"{where} with {' '.join(origins.values())}" if origins else where
     return validate(set_values(content, settings, "--set"), RunConfig, source, origins)
 
@@ -112,20 +115,36 @@ def _read_once(path: Path) -> Mapping[str, Any]:
     return read_mapping(path)
 
 
+def current_key(key: str) -> str:
+    """A dotted key as it is called today."""
+    return RENAMED.get(key, key)
+
+
+def with_current_keys(content: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of a configuration's content in which keys of earlier versions have their present names."""
+    copy = _copy(content)
+    for old, new in RENAMED.items():
+        section_name, old_name = old.split(".")
+        section = copy.get(section_name)
+        if isinstance(section, dict) and old_name in section:
+            section.setdefault(new.rpartition(".")[2], section.pop(old_name))
+    return copy
+
+
 def set_values(content: Mapping[str, Any], settings: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """A copy of a configuration's content with dotted keys set.
+    """A copy of a configuration's content with dotted keys set; keys of earlier versions get their present names.
 
     Where `optimizer.method` is set, other keys of the optimizer are kept as far as that method knows them.
 
     Raises:
         UserError: a dotted key leads through a value; starts with `where`.
     """
-    copy: dict[str, Any] = _copy(content)
+    copy = with_current_keys(content)
     if "optimizer.method" in settings and isinstance(copy.get("optimizer"), dict):
         known = _known_keys(RunConfig, ["optimizer", method_tag(settings["optimizer.method"])])
         copy["optimizer"] = {key: value for key, value in copy["optimizer"].items() if key in known}
     for key, value in settings.items():
-        *sections, last = key.split(".")
+        *sections, last = current_key(key).split(".")
         section = copy
         for part in sections:
             if section.get(part) is None:

@@ -235,7 +235,7 @@ class BasisRotationConfig(OptimizerSection):
     """Rotate both sides of a matrix, or only the smaller one."""
     frequency: int = Field(10, ge=1)
     """Iterations between refreshes of the basis."""
-    allocation: Literal["uniform", "stage-aware", "reversed", "stage-aware-exact", "reversed-exact"] = "uniform"
+    refresh_schedule: Literal["uniform", "stage-aware", "reversed", "stage-aware-exact", "reversed-exact"] = "uniform"
     """How the refreshes are shared among stages: by delay (appendix, stage-aware basis rotation), or against it. The
     rule's whole intervals spend more than `uniform` does (7 % at P = 32); the exact ones spend the same."""
     covariance: Literal["step", "refresh", "interval"] = "step"

@@ -127,7 +127,9 @@ class BasisRotationMethod(Method):
         """BasisRotation, which takes stacks as they are; each stage refreshes at its own intervals."""
         optimizer = self.config.optimizer
         assert isinstance(optimizer, schema.BasisRotationConfig)
-        intervals = refresh_intervals(stage_delays(self.config.pipeline), optimizer.frequency, optimizer.allocation)
+        intervals = refresh_intervals(
+            stage_delays(self.config.pipeline), optimizer.frequency, optimizer.refresh_schedule
+        )
         return BasisRotation(
             [{**group, "frequency": intervals[group["stage"]]} for group in groups],
             lr=optimizer.lr,

@@ -11,7 +11,7 @@ from brx.config.schema import Section
 from brx.errors import UserError
 from brx.methods.custom import load_class
 from brx.methods.method import Method
-from brx.methods.refresh_schedule import Allocation, refresh_intervals, refreshes_per_iteration
+from brx.methods.refresh_schedule import RefreshSchedule, refresh_intervals, refreshes_per_iteration
 from brx.methods.table import CUSTOM, METHODS
 from brx.pipeline.delay import pipeline_delays
 
@@ -37,17 +37,17 @@ def one_method(name: str) -> str:
 
 
 def refresh_table(num_stages: int, frequency: int) -> str:
-    """Iterations between the refreshes of each stage, by allocation, with what each allocation spends."""
-    allocations = get_args(Allocation)
+    """Iterations between the refreshes of each stage, by refresh schedule, with what each schedule spends."""
+    schedules = get_args(RefreshSchedule)
     delays = pipeline_delays(num_stages)
-    columns = {name: refresh_intervals(delays, frequency, name) for name in allocations}
+    columns = {name: refresh_intervals(delays, frequency, name) for name in schedules}
     lines = [f"iterations between refreshes, P = {num_stages}, optimizer.frequency = {frequency}"]
-    lines.append("  stage  tau" + "".join(f"{name:>20}" for name in allocations))
+    lines.append("  stage  tau" + "".join(f"{name:>20}" for name in schedules))
     for stage in range(num_stages):
-        cells = "".join(f"{_interval(columns[name][stage]):>20}" for name in allocations)
+        cells = "".join(f"{_interval(columns[name][stage]):>20}" for name in schedules)
         lines.append(f"  {stage:>5}  {delays[stage].tau:>3}{cells}")
     budgets = {name: refreshes_per_iteration(intervals) for name, intervals in columns.items()}
-    lines.append("  sum of 1/f" + "".join(f"{budgets[name]:>20.4f}" for name in allocations))
+    lines.append("  sum of 1/f" + "".join(f"{budgets[name]:>20.4f}" for name in schedules))
     excess = budgets["stage-aware"] / budgets["uniform"] - 1
     lines.append(
         textwrap.fill(

@@ -8,10 +8,10 @@ from typing import Literal
 
 from brx.pipeline.delay import StageDelay
 
-Allocation = Literal["uniform", "stage-aware", "reversed", "stage-aware-exact", "reversed-exact"]
+RefreshSchedule = Literal["uniform", "stage-aware", "reversed", "stage-aware-exact", "reversed-exact"]
 
 
-def refresh_intervals(delays: Sequence[StageDelay], frequency: int, allocation: Allocation) -> list[float | None]:
+def refresh_intervals(delays: Sequence[StageDelay], frequency: int, schedule: RefreshSchedule) -> list[float | None]:
     """Iterations between two refreshes, by stage; None for never again after the first.
 
     - `uniform`: the same for all stages.
@@ -28,15 +28,15 @@ def refresh_intervals(delays: Sequence[StageDelay], frequency: int, allocation: 
     Args:
         delays: of the stages, from the first to the last.
         frequency: f_0, the interval under `uniform`.
-        allocation: the rule.
+        schedule: the rule.
     """
     num_stages = len(delays)
     shares = _shares([delay.tau for delay in delays])
-    if allocation == "uniform" or shares is None:
+    if schedule == "uniform" or shares is None:
         return [frequency] * num_stages
-    if allocation.startswith("reversed"):
+    if schedule.startswith("reversed"):
         shares = _opposite(shares)
-    if allocation.endswith("exact"):
+    if schedule.endswith("exact"):
         rates = _within_one(shares, num_stages / frequency)
         return [1 / rate if rate else None for rate in rates]
     return [max(1, _floor(frequency / share)) if share else None for share in shares]

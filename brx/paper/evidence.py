@@ -142,13 +142,15 @@ def saved_over_baselines(
 
 def saved_by_stage_aware(experiments: Experiments) -> Evidence:
     P = experiments.scale.deepest
-    aware = _need(experiments, "basis-rotation", P, "stage-aware", settings={"optimizer.allocation": "stage-aware"})
+    aware = _need(
+        experiments, "basis-rotation", P, "stage-aware", settings={"optimizer.refresh_schedule": "stage-aware"}
+    )
     return _saved(aware, _need(experiments, "basis-rotation", P))
 
 
 def reversed_is_worse(experiments: Experiments) -> Evidence:
     P = experiments.scale.deepest
-    other = _need(experiments, "basis-rotation", P, "stage-aware", settings={"optimizer.allocation": "reversed"})
+    other = _need(experiments, "basis-rotation", P, "stage-aware", settings={"optimizer.refresh_schedule": "reversed"})
     return _lower("equal intervals", _need(experiments, "basis-rotation", P), {"reversed": other})
 
 

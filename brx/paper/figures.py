@@ -246,7 +246,7 @@ def _efficiency(experiments: Experiments, made: Figure) -> None:
     _fill(panels[0], _curves(experiments, MAIN, deepest), f"(a) P = {deepest}", draw_against_time)
     experiments = experiments.secondary
     _fill(panels[1], _frequency_curves(experiments), f"(b) P = {deepest}")
-    _fill(panels[2], _allocation_curves(experiments, ("uniform", "stage-aware")), f"(c) P = {deepest}")
+    _fill(panels[2], _refresh_schedule_curves(experiments, ("uniform", "stage-aware")), f"(c) P = {deepest}")
 
 
 def _frequency_curves(experiments: Experiments) -> list[Curve]:
@@ -261,12 +261,12 @@ def _frequency_curves(experiments: Experiments) -> list[Curve]:
     return curves
 
 
-def _allocation_curves(experiments: Experiments, allocations: Sequence[str]) -> list[Curve]:
-    asked = [
-        experiments.find("basis-rotation", experiments.scale.deepest, sweep, settings={"optimizer.allocation": one})
-        for one in allocations
-        for sweep in ("main" if one == "uniform" else "stage-aware",)
-    ]
+def _refresh_schedule_curves(experiments: Experiments, schedules: Sequence[str]) -> list[Curve]:
+    asked = []
+    for schedule in schedules:
+        sweep = "main" if schedule == "uniform" else "stage-aware"
+        settings = {"optimizer.refresh_schedule": schedule}
+        asked.append(experiments.find("basis-rotation", experiments.scale.deepest, sweep, settings=settings))
     return [curve_of(seeds) for seeds in _present(asked)]
 
 
@@ -352,7 +352,7 @@ def _strategies_all_stages(experiments: Experiments, made: Figure) -> None:
 )
 def _reversed(experiments: Experiments, made: Figure) -> None:
     experiments = experiments.secondary
-    curves = _allocation_curves(experiments, ("uniform", "stage-aware", "reversed"))
+    curves = _refresh_schedule_curves(experiments, ("uniform", "stage-aware", "reversed"))
     _fill_alone(made, curves, f"P = {experiments.scale.deepest}")
 
 

@@ -85,8 +85,8 @@ class Run:
         if isinstance(optimizer, BasisRotationConfig):
             if (optimizer.source, optimizer.geometry) != ("2nd", "bilateral"):
                 name += f" {optimizer.source}/{optimizer.geometry}"
-            if optimizer.allocation != "uniform":
-                name += f" {optimizer.allocation}"
+            if optimizer.refresh_schedule != "uniform":
+                name += f" {optimizer.refresh_schedule}"
         return name
 
     @property

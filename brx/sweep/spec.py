@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from brx.config.loading import PRESETS, find_config, load_yaml_as, read_mapping, set_values, validate
+from brx.config.loading import PRESETS, current_key, find_config, load_yaml_as, read_mapping, set_values, validate
 from brx.config.schema import RunConfig, Section
 from brx.errors import UserError
 from brx.runs.folder import settings_key
@@ -31,7 +31,13 @@ SHORT_NAMES = {
     "training.iterations": "t",
     "training.seed": "s",
 }
-SILENT_KEYS = {"optimizer.method", "optimizer.source", "optimizer.geometry", "optimizer.allocation", "pipeline.stash"}
+SILENT_KEYS = {
+    "optimizer.method",
+    "optimizer.source",
+    "optimizer.geometry",
+    "optimizer.refresh_schedule",
+    "pipeline.stash",
+}
 """Keys whose values speak for themselves in a name."""
 
 
@@ -166,7 +172,7 @@ def matches(config: RunConfig, condition: Mapping[str, Any]) -> bool:
 def value_at(content: Mapping[str, Any], key: str) -> Any:
     """The value at a dotted key of nested mappings; None where there is none."""
     value: Any = content
-    for part in key.split("."):
+    for part in current_key(key).split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
     return value
 
@@ -186,7 +192,7 @@ def _combinations(path: Path, spec: SweepSpec) -> Iterator[Settings]:
             raise UserError(f"{path}: grid.{axis}: either all values or all mappings of dotted keys, not both")
         axes.append([dict(value) if isinstance(value, dict) else {axis: value} for value in values])
     for combination in itertools.product(*axes):
-        yield {key: value for settings in combination for key, value in settings.items()}
+        yield {current_key(key): value for settings in combination for key, value in settings.items()}
 
 
 def _check_keys(path: Path, spec: SweepSpec, cells: Sequence[Cell]) -> None:

@@ -49,7 +49,7 @@ class RefreshTime:
         optimizer = config.optimizer
         self._frequency: int | None = None
         if isinstance(optimizer, schema.BasisRotationConfig) and not optimizer.staggered:
-            self._frequency = optimizer.frequency if optimizer.allocation == "uniform" else None
+            self._frequency = optimizer.frequency if optimizer.refresh_schedule == "uniform" else None
         self._totals = {True: 0.0, False: 0.0}
         self._counts = {True: 0, False: 0}
 

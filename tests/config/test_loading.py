@@ -32,6 +32,19 @@ def test_stash_mode_loads_under_both_of_its_names(name):
     assert settings_key(config) == settings_key(RunConfig())
 
 
+def test_refresh_schedule_loads_under_both_of_its_names_and_an_override_wins():
+    old = {"optimizer": {"method": "basis-rotation", "allocation": "reversed"}}
+    new = {"optimizer": {"method": "basis-rotation", "refresh_schedule": "reversed"}}
+    assert apply_overrides(old, [], "test") == apply_overrides(new, [], "test")
+    for content in (old, new):
+        for key in ("allocation", "refresh_schedule"):
+            config = apply_overrides(content, [f"optimizer.{key}=stage-aware"], "test")
+            assert config.optimizer.refresh_schedule == "stage-aware"
+    assert apply_overrides(old, ["optimizer.method=basis-rotation"], "test").optimizer.refresh_schedule == "reversed"
+    with pytest.raises(UserError, match=r"^--set optimizer.allocation=even: optimizer.refresh_schedule: "):
+        apply_overrides(old, ["optimizer.allocation=even"], "test")
+
+
 @pytest.mark.parametrize("delay", ["-1", "1.5", "true", "[]", "[3, -1, 0]", "deep", "{like: 0}", "{lik: 3}", "null"])
 def test_no_delay_profile_is_one_clear_line(delay):
     with pytest.raises(

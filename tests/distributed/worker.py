@@ -28,7 +28,11 @@ METHODS = {
 }
 XPIPE = f"{Path(__file__).parents[2] / 'examples/methods/xpipe.py'}:XPipe"
 METHODS_OF_MIXTURES = {
-    "stage-aware": ["optimizer.method=basis-rotation", "optimizer.frequency=3", "optimizer.allocation=stage-aware"],
+    "stage-aware": [
+        "optimizer.method=basis-rotation",
+        "optimizer.frequency=3",
+        "optimizer.refresh_schedule=stage-aware",
+    ],
     "scion": ["optimizer.method=scion", "optimizer.lr=0.001"],
 }
 

@@ -30,18 +30,18 @@ def test_budget(num_stages, frequency):
     # Rounding an interval down costs at most 1 / (f (f - 1)) refreshes an iteration.
     excess = sum(1 / (interval * (interval + 1)) for interval in floored if interval is not None)
     assert unfloored <= refreshes_per_iteration(floored) <= unfloored + excess
-    for allocation in ("uniform", "stage-aware-exact", "reversed-exact"):
-        found = refreshes_per_iteration(refresh_intervals(pipeline_delays(num_stages), frequency, allocation))
-        assert found == pytest.approx(budget, rel=1e-12)
+    for schedule in ("uniform", "stage-aware-exact", "reversed-exact"):
+        rate = refreshes_per_iteration(refresh_intervals(pipeline_delays(num_stages), frequency, schedule))
+        assert rate == pytest.approx(budget, rel=1e-12)
 
 
 def test_profiles_that_the_papers_rule_does_not_cover():
-    def intervals(taus, allocation):
-        return refresh_intervals([StageDelay(tau) for tau in taus], 10, allocation)
+    def intervals(taus, schedule):
+        return refresh_intervals([StageDelay(tau) for tau in taus], 10, schedule)
 
-    for allocation in RULES:
-        assert intervals([4] * 6, allocation) == [10] * 6
-        assert intervals([0] * 6, allocation) == [10] * 6
+    for schedule in RULES:
+        assert intervals([4] * 6, schedule) == [10] * 6
+        assert intervals([0] * 6, schedule) == [10] * 6
     assert intervals([0, 5, 0, 0], "stage-aware") == [None, 2, None, None]
     assert intervals([8, 4, 4, 0], "stage-aware") == [5, 10, 10, None]
     assert intervals([8, 4, 4, 0], "reversed") == [None, 10, 10, 5]
@@ -62,26 +62,26 @@ def test_budget_of_the_paper():
     )
 
 
-@pytest.mark.parametrize("allocation", RULES)
+@pytest.mark.parametrize("schedule", RULES)
 @pytest.mark.parametrize("num_stages", [1, 2, 3])
-def test_too_few_stages_for_the_rule_are_uniform(num_stages, allocation):
-    assert refresh_intervals(pipeline_delays(num_stages), 10, allocation) == [10] * num_stages
+def test_too_few_stages_for_the_rule_are_uniform(num_stages, schedule):
+    assert refresh_intervals(pipeline_delays(num_stages), 10, schedule) == [10] * num_stages
 
 
-@pytest.mark.parametrize("allocation", RULES)
+@pytest.mark.parametrize("schedule", RULES)
 @pytest.mark.parametrize("frequency", [1, 2])
-def test_no_interval_is_shorter_than_an_iteration(frequency, allocation):
-    intervals = refresh_intervals(pipeline_delays(8), frequency, allocation)
+def test_no_interval_is_shorter_than_an_iteration(frequency, schedule):
+    intervals = refresh_intervals(pipeline_delays(8), frequency, schedule)
     assert all(interval is None or interval >= 1 for interval in intervals)
-    if frequency == 2 and allocation.endswith("exact"):  # what the first stages cannot take goes to the others
+    if frequency == 2 and schedule.endswith("exact"):  # what the first stages cannot take goes to the others
         assert refreshes_per_iteration(intervals) == pytest.approx(4)
 
 
-@pytest.mark.parametrize("allocation", RULES)
+@pytest.mark.parametrize("schedule", RULES)
 @pytest.mark.parametrize("num_stages", [5, 9])
-def test_exact_rules_keep_the_order_of_delay(num_stages, allocation):
-    rates = [1 / i if i else 0 for i in refresh_intervals(pipeline_delays(num_stages), 10, allocation)]
-    assert rates == sorted(rates, reverse=not allocation.startswith("reversed"))
+def test_exact_rules_keep_the_order_of_delay(num_stages, schedule):
+    rates = [1 / i if i else 0 for i in refresh_intervals(pipeline_delays(num_stages), 10, schedule)]
+    assert rates == sorted(rates, reverse=not schedule.startswith("reversed"))
 
 
 @pytest.mark.parametrize("frequency", [3, 9.5, 1.25, None])
@@ -107,7 +107,8 @@ def test_optimizer_refreshes_as_often_as_told(frequency, monkeypatch):
 
 
 def test_method_gives_each_stage_its_interval():
-    config = make_config("basis-rotation", 8, "exact", 24, "optimizer.frequency=10", "optimizer.allocation=stage-aware")
+    overrides = ("optimizer.frequency=10", "optimizer.refresh_schedule=stage-aware")
+    config = make_config("basis-rotation", 8, "exact", 24, *overrides)
     rotation = MethodUpdater(config, make_versions(config)).optimizers[0]
     expected = refresh_intervals(pipeline_delays(8), 10, "stage-aware")
     assert {group["stage"]: group["frequency"] for group in rotation.param_groups} == dict(enumerate(expected))

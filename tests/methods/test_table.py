@@ -185,8 +185,8 @@ def test_every_entry_is_complete(method):
         "basis-rotation optimizer.frequency=3",
         "basis-rotation optimizer.covariance=refresh",
         "basis-rotation optimizer.covariance=interval",
-        "basis-rotation optimizer.allocation=stage-aware",
-        "basis-rotation optimizer.allocation=reversed",
+        "basis-rotation optimizer.refresh_schedule=stage-aware",
+        "basis-rotation optimizer.refresh_schedule=reversed",
         "basis-rotation optimizer.rotation_precision=tf32",
         "basis-rotation optimizer.rotation_precision=bf16",
         "basis-rotation optimizer.staggered=true",
@@ -200,7 +200,7 @@ def test_every_entry_is_complete(method):
 def test_every_option_changes_the_run(option):
     method, override = option.split()
     common = ["optimizer.lr=0.001", *(["optimizer.frequency=2"] if method == "basis-rotation" else [])]
-    stages = 4 if "allocation" in override else 3
+    stages = 4 if "refresh_schedule" in override else 3
     weights = []
     for overrides in ([], [override]):
         num_iterations = 14 if method == "basis-rotation" else 6  # its first basis comes with update 10

@@ -28,8 +28,10 @@ def complete(tmp_path_factory):
             write_experiment(folder, CPU.preset, {"pipeline.stash": stash, **METHODS[method]})
     for frequency in FREQUENCIES:
         write_experiment(folder, CPU.preset, {"optimizer.frequency": frequency, **METHODS["basis-rotation"]})
-    for allocation in ("stage-aware", "reversed"):
-        write_experiment(folder, CPU.preset, {"optimizer.allocation": allocation, **METHODS["basis-rotation"]})
+    for refresh_schedule in ("stage-aware", "reversed"):
+        write_experiment(
+            folder, CPU.preset, {"optimizer.refresh_schedule": refresh_schedule, **METHODS["basis-rotation"]}
+        )
     for iterations in CPU.budgets:
         for method in ("pipedream-lr", "basis-rotation"):
             for stages in (1, 8):

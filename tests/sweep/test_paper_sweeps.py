@@ -81,8 +81,11 @@ def test_what_varies_in_the_others():
     assert varied("block-scaling", lambda c: (c.model.blocks, c.model.width)) == {(4, 384), (8, 384), (16, 384)}
     assert varied("delay-compensation", lambda c: c.optimizer.compensation) == {0.04, 0.1, 0.5, 1.0}
     assert varied("frequency", lambda c: c.optimizer.frequency) == {1, 100}
-    assert varied("stage-aware", lambda c: c.optimizer.allocation) == {"stage-aware", "reversed"}
-    assert varied("stage-aware-exact", lambda c: c.optimizer.allocation) == {"stage-aware-exact", "reversed-exact"}
+    assert varied("stage-aware", lambda c: c.optimizer.refresh_schedule) == {"stage-aware", "reversed"}
+    assert varied("stage-aware-exact", lambda c: c.optimizer.refresh_schedule) == {
+        "stage-aware-exact",
+        "reversed-exact",
+    }
     assert varied("width", lambda c: (c.model.blocks, c.model.width)) == {(24, 384)}
     assert varied("1b", lambda c: (c.model.blocks, c.model.width, c.model.heads)) == {(24, 1728, 27)}
     assert varied("3b", lambda c: (c.model.blocks, c.model.width)) == {(32, 2688)}

@@ -40,7 +40,7 @@ def test_refresh_time_is_the_difference():
     [
         "{method: pipedream}",
         "{method: basis-rotation, staggered: true}",
-        "{method: basis-rotation, allocation: stage-aware}",
+        "{method: basis-rotation, refresh_schedule: stage-aware}",
     ],
 )
 def test_refresh_time_is_blank_where_there_is_none_in_common(optimizer):
