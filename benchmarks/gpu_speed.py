@@ -27,7 +27,7 @@ from brx.train.build import assemble
 from brx.train.device import autocast, choose_device, set_up
 from brx.train.efficiency import Utilization
 
-METHODS = ("pipedream", "basis-rotation")
+COMPARED = ("pipedream", "basis-rotation")
 
 
 def main() -> None:
@@ -49,7 +49,7 @@ def main() -> None:
     tokens = config.training.batch_size * config.model.sequence_length
 
     rates = {"plain loop": measure(lambda: plain_loop(config, device), options.rounds, options.iterations)}
-    for method in METHODS:
+    for method in COMPARED:
         for stages in options.stages:
             overrides = [*options.overrides, f"optimizer.method={method}", f"pipeline.stages={stages}"]
             variant = load_config(options.config, overrides)

@@ -25,7 +25,7 @@ from brx.planning.plan import plan_memory
 from brx.train.build import assemble
 from brx.train.device import choose_device
 
-METHODS = ("pipedream", "basis-rotation")
+COMPARED = ("pipedream", "basis-rotation")
 
 
 def main() -> None:
@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder of the table")
     options = parser.parse_args()
     table = Table("memory", ["method", "P", "planned GB", "measured GB", "planned / measured"])
-    for method in METHODS:
+    for method in COMPARED:
         for stages in options.stages:
             overrides = [*options.overrides, f"optimizer.method={method}", f"pipeline.stages={stages}"]
             config = load_config(options.config, overrides)

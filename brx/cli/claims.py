@@ -33,7 +33,7 @@ def claims(
     from brx.paper.scales import SCALES, Experiments
     from brx.runs.formats import format_table
 
-    names = [one.name for one in CLAIMS]
+    names = [known.name for known in CLAIMS]
     if claim is not None and claim not in names:
         raise UserError(f"CLAIM: unknown claim '{claim}' (known: {', '.join(names)})")
     experiments = Experiments.load(SCALES[scale], runs)

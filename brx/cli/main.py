@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import brx
-from brx.cli.usage import Application, Group, usage_line
+from brx.cli.usage import Application, CommandGroup, usage_line
 from brx.errors import RunError, UserError
 
 TRAIN, COMPARE, UNDERSTAND, PLAN = "Train", "Compare", "Understand", "Plan"
@@ -77,7 +77,7 @@ class _LazyCommands(Mapping[str, TyperCommand | TyperGroup]):
         return len(COMMANDS)
 
 
-class _Brx(Group):
+class _Brx(CommandGroup):
     """The group of all commands."""
 
     def __init__(self, **settings: Any) -> None:

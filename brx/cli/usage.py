@@ -11,7 +11,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
-SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
+CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 
 
 class Command(TyperCommand):
@@ -38,7 +38,7 @@ class Command(TyperCommand):
         _write_examples(self.epilog, formatter)
 
 
-class Group(TyperGroup):
+class CommandGroup(TyperGroup):
     """A command that consists of commands."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -54,11 +54,13 @@ class Group(TyperGroup):
 class Application(typer.Typer):
     """A Typer application in which wrong usage is left to `brx.cli.main`: no boxes, no tracebacks, no markup."""
 
-    def __init__(self, cls: type[Group] = Group, *, epilog: str | None = None, add_completion: bool = False) -> None:
+    def __init__(
+        self, cls: type[CommandGroup] = CommandGroup, *, epilog: str | None = None, add_completion: bool = False
+    ) -> None:
         super().__init__(
             cls=cls,
             epilog=epilog,
-            context_settings=SETTINGS,
+            context_settings=CONTEXT_SETTINGS,
             add_completion=add_completion,
             rich_markup_mode=None,
             pretty_exceptions_enable=False,

@@ -25,6 +25,9 @@ PRESETS = _PACKAGE / "presets" if (_PACKAGE / "presets").is_dir() else _PACKAGE.
 MOST_SHOWN = 200
 """Characters of an override that a message repeats."""
 
+Settings = Mapping[str, Any]
+"""Dotted keys of a run's configuration and their values."""
+
 RENAMED = {"optimizer.allocation": "optimizer.refresh_schedule"}
 """Dotted keys of earlier versions, which run folders and sweep files still hold, and what they are called today."""
 
@@ -104,7 +107,7 @@ def apply_overrides(content: Mapping[str, Any], overrides: Sequence[str], where:
     return validate(set_values(content, settings, "--set"), RunConfig, source, origins)
 
 
-def preset_with(preset: str, settings: Mapping[str, Any]) -> RunConfig:
+def preset_with(preset: str, settings: Settings) -> RunConfig:
     """A preset with dotted keys set."""
     path = find_config(preset)
     return validate(set_values(_read_once(path), settings, f"{path}:"), RunConfig, str(path))
@@ -131,7 +134,7 @@ def with_current_keys(content: Mapping[str, Any]) -> dict[str, Any]:
     return copy
 
 
-def set_values(content: Mapping[str, Any], settings: Mapping[str, Any], where: str) -> dict[str, Any]:
+def set_values(content: Mapping[str, Any], settings: Settings, where: str) -> dict[str, Any]:
     """A copy of a configuration's content with dotted keys set; keys of earlier versions get their present names.
 
     Where `optimizer.method` is set, other keys of the optimizer are kept as far as that method knows them.

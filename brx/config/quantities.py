@@ -29,8 +29,8 @@ def parse_flops(text: str, where: str) -> float:
 
 
 def _parse(text: str, where: str, units: str, example: str) -> float:
-    found = re.fullmatch(rf"(\d+\.?\d*(?:e\d+)?)\s*([kmgtp]?|[kmgt]i)({units})?", text.strip().lower())
-    value = float(found[1]) * (_PREFIXES | _BINARY_PREFIXES)[found[2]] if found else 0.0
-    if found is None or value <= 0 or not (found[2] or found[3]):
+    match = re.fullmatch(rf"(\d+\.?\d*(?:e\d+)?)\s*([kmgtp]?|[kmgt]i)({units})?", text.strip().lower())
+    value = float(match[1]) * (_PREFIXES | _BINARY_PREFIXES)[match[2]] if match else 0.0
+    if match is None or value <= 0 or not (match[2] or match[3]):
         raise UserError(f"{where} {text}: must be a number above 0 with a unit, for example {example}")
     return value

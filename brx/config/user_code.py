@@ -14,11 +14,11 @@ def code_file(name: str) -> Path | None:
     Args:
         name: `FILE.py:NAME` or `package.module:NAME`.
     """
-    place, _, _ = name.rpartition(":")
-    if place.endswith(".py"):
-        return Path(place)
+    module, _, _ = name.rpartition(":")
+    if module.endswith(".py"):
+        return Path(module)
     try:
-        spec = importlib.util.find_spec(place)
+        spec = importlib.util.find_spec(module)
     except (ImportError, ValueError):  # told when it is loaded
         return None
     if spec is None or spec.origin is None or not Path(spec.origin).is_file():

@@ -74,15 +74,15 @@ class Sums:
         """The sums of larger groups."""
         of = [group_of(name) for name in self.names]
         names = list(dict.fromkeys(of))
-        member = np.array([[one == name for name in names] for one in of], dtype=np.float64)  # (groups, new groups)
-        num_rows = [sum(rows for rows, one in zip(self.num_rows, of, strict=True) if one == name) for name in names]
+        member = np.array([[old == name for name in names] for old in of], dtype=np.float64)  # (groups, new groups)
+        num_rows = [sum(rows for rows, old in zip(self.num_rows, of, strict=True) if old == name) for name in names]
         return Sums(names, num_rows, self.sums @ member, self.deviations @ member, self.freedom)
 
     def covariance(self, power: int) -> Array:
         """Covariance of the groups' sums of s_i^power, (groups, groups)."""
         deviations = self.deviations[POWERS.index(power)]
-        found: Array = deviations.T @ deviations / (max(1, self.freedom) * len(deviations))
-        return found
+        covariance: Array = deviations.T @ deviations / (max(1, self.freedom) * len(deviations))
+        return covariance
 
 
 class GeometricEstimate:

@@ -138,7 +138,7 @@ def measure(
         _open_samples(task, checkpoint.num_parameters, create=True)
     label = f"{run.name} {iteration} {space}"
     with StopSignal() as stop, ProgressBar(label, "vectors", settings.vectors, len(_done(task))) as progress:
-        report = _Report(progress, checkpoint.num_parameters)
+        report = _EstimateProgress(progress, checkpoint.num_parameters)
         if jobs == 1:
             _work(task, checkpoint, 0, 1, report, lambda: stop.requested)
         else:
@@ -285,7 +285,7 @@ def vector_product(checkpoint: Checkpoint, settings: NormSettings, number: int) 
     return from_weights(checkpoint.bases, product)
 
 
-def _share_work(task: _Task, jobs: int, report: _Report, stop_requested: Callable[[], bool]) -> None:
+def _share_work(task: _Task, jobs: int, report: _EstimateProgress, stop_requested: Callable[[], bool]) -> None:
     """Run `jobs` processes until their shares are done, or until asked to stop."""
     context = multiprocessing.get_context("spawn")
     messages: multiprocessing.Queue[tuple[Any, ...]] = context.Queue()
@@ -333,7 +333,7 @@ def _process(task: _Task, worker: int, num_workers: int, num_threads: int, messa
         messages.put(("end",))
 
 
-class _Report:
+class _EstimateProgress:
     """Shows the mean of the workers' running estimates, weighted by their vectors."""
 
     def __init__(self, progress: ProgressBar, num_parameters: int) -> None:

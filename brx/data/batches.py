@@ -57,8 +57,8 @@ def validation_set(
     check_length(file, sequence_length)
     starts = np.linspace(0, len(file.tokens) - sequence_length - 1, examples).astype(np.int64)
     return [
-        windows(file.tokens, starts[place : place + batch_size], sequence_length + 1)
-        for place in range(0, examples, batch_size)
+        windows(file.tokens, starts[first : first + batch_size], sequence_length + 1)
+        for first in range(0, examples, batch_size)
     ]
 
 

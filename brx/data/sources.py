@@ -61,14 +61,14 @@ def local_files(source: str) -> list[Path] | None:
     """
     path = Path(source).expanduser()
     if path.is_file():
-        found = [path]
+        files = [path]
     elif path.is_dir():
-        found = sorted(file for file in path.rglob("*") if file.suffix in EXTENSIONS and file.is_file())
-        if not found:
+        files = sorted(file for file in path.rglob("*") if file.suffix in EXTENSIONS and file.is_file())
+        if not files:
             raise UserError(f"data.source: {source}: the folder holds no {', '.join(EXTENSIONS)} file")
     elif glob.has_magic(source):
-        found = [Path(name) for name in sorted(glob.glob(str(path), recursive=True)) if Path(name).is_file()]
-        if not found:
+        files = [Path(name) for name in sorted(glob.glob(str(path), recursive=True)) if Path(name).is_file()]
+        if not files:
             raise UserError(f"data.source: {source}: the pattern matches no file")
     elif source == "stdlib":
         raise UserError(
@@ -79,10 +79,10 @@ def local_files(source: str) -> list[Path] | None:
         return None
     else:
         raise UserError(f"data.source: {source}: no such file")
-    for file in found:
+    for file in files:
         if file.suffix not in EXTENSIONS:
             raise UserError(f"data.source: {file}: unknown kind of file; known are {', '.join(EXTENSIONS)}")
-    return found
+    return files
 
 
 def _local_file(path: Path, text_field: str) -> Iterator[str]:

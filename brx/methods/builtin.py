@@ -15,12 +15,13 @@ from torch.optim import NAdam, Optimizer
 
 from brx.config import schema
 from brx.errors import UserError
-from brx.methods.groups import Group, StackViews, stage_groups
+from brx.methods.groups import StackViews, stage_groups
 from brx.methods.learning_rate import annealed_delay_divisor
 from brx.methods.method import Method, Stages, dimensions_of_one
 from brx.methods.refresh_schedule import refresh_intervals
 from brx.model.stage import is_block_matrix
 from brx.optim.basis_rotation import BasisRotation
+from brx.optim.options import Group
 from brx.pipeline.delay import stage_delays
 
 MATRICES = "weight matrices of attention and MLP (each expert's by itself)"

@@ -20,8 +20,9 @@ from torch.optim import Optimizer
 from brx.config.schema import CustomConfig, RunConfig
 from brx.config.user_code import code_file, code_sha256
 from brx.errors import RunError, UserError
-from brx.methods.groups import Group, stage_groups
+from brx.methods.groups import stage_groups
 from brx.methods.method import Method, Stages
+from brx.optim.options import Group
 
 
 class AnyOptimizer(Method):
@@ -124,8 +125,8 @@ def fault(error: BaseException, name: str) -> str:
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}"
     own = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).resolve() == file.resolve()]
-    place = f"{file}:{own[-1].lineno}: " if own else ""
-    return f"{place}{type(error).__name__}: {one_line(error)}"
+    location = f"{file}:{own[-1].lineno}: " if own else ""
+    return f"{location}{type(error).__name__}: {one_line(error)}"
 
 
 def one_line(error: BaseException) -> str:

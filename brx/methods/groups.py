@@ -6,23 +6,22 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 
 from brx.model.stage import is_block_matrix
+from brx.optim.options import Group
 from brx.pipeline.versions import StageVersions
-
-Group = dict[str, Any]
-"""A torch parameter group: named parameters of one stage, with the keys `stage`, `delay`, and `kind` where a stage has
-several groups in one optimizer."""
 
 _INDEX_IN_STACK = re.compile(r"\[\d+\]$")
 
 
 def stage_groups(stages: Sequence[StageVersions], select: Callable[[str], bool] = lambda name: True) -> list[Group]:
-    """One parameter group per stage with the parameters that `select` picks by name; stages with none are left out."""
+    """One parameter group per stage with the parameters that `select` picks by name; stages with none are left out.
+
+    Beside its named parameters a group has the keys `stage` and `delay` (tau in updates).
+    """
     groups = []
     for stage in stages:
         named = [(name, parameter) for name, parameter in stage.live.items() if select(name)]

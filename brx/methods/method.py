@@ -15,8 +15,9 @@ from torch.optim import AdamW, Optimizer
 
 from brx.config import schema
 from brx.config.schema import RunConfig
-from brx.methods.groups import Group, StackViews, is_rest, stage_groups
+from brx.methods.groups import StackViews, is_rest, stage_groups
 from brx.model.stage import is_block_matrix
+from brx.optim.options import Group as Group  # which the methods of users import from here
 from brx.pipeline.forecast import ForecastState
 from brx.pipeline.versions import StageVersions
 

@@ -76,7 +76,7 @@ def make_members(
     """
     members = []
     for group, step_options in zip(groups, options, strict=True):
-        for place, parameter in enumerate(group["params"]):
+        for index, parameter in enumerate(group["params"]):
             own = state.get(parameter) or {}
             if parameter.grad is None and not own:
                 continue
@@ -90,7 +90,7 @@ def make_members(
                 member.num_updates = int(own["step"])
             if group["staggered"]:
                 # Within the group, so that every pipeline stage has refreshes as even as all stages together.
-                member.phase = int(place * (group["frequency"] or 0) / len(group["params"]))
+                member.phase = int(index * (group["frequency"] or 0) / len(group["params"]))
             members.append(member)
     return members
 

@@ -209,16 +209,16 @@ def collect(shards: Sequence[Shards], parts: Sequence[Tensor]) -> list[Tensor | 
         [part for part, where in zip(parts, shards, strict=True) if where.owner == owner and where.sends(rank)]
         for owner in range(size)
     ]
-    mine = [place for place, where in enumerate(shards) if where.is_owner]
-    incoming = [[place for place in mine if shards[place].sends(source)] for source in range(size)]
-    sizes = [[shards[place].size(source) for place in places] for source, places in enumerate(incoming)]
+    mine = [index for index, where in enumerate(shards) if where.is_owner]
+    incoming = [[index for index in mine if shards[index].sends(source)] for source in range(size)]
+    sizes = [[shards[index].size(source) for index in indices] for source, indices in enumerate(incoming)]
     pieces = iter(_exchange(outgoing, sizes, parts[0], shards[0].group))
     wholes: list[Tensor | None] = [None] * len(shards)
-    for place in mine:
-        wholes[place] = parts[0].new_empty(_whole_shape(shards[place]))
-    for source, places in enumerate(incoming):
-        for place in places:
-            target = shards[place].part(_given(wholes[place]), source)
+    for index in mine:
+        wholes[index] = parts[0].new_empty(_whole_shape(shards[index]))
+    for source, indices in enumerate(incoming):
+        for index in indices:
+            target = shards[index].part(_given(wholes[index]), source)
             target.copy_(next(pieces).view(target.shape))
     return wholes
 
@@ -230,11 +230,11 @@ def distribute(shards: Sequence[Shards], wholes: Sequence[Tensor | None], like: 
         [where.part(tensor, target) for tensor, where in zip(wholes, shards, strict=True) if tensor is not None]
         for target in range(size)
     ]
-    order = [place for owner in range(size) for place, where in enumerate(shards) if where.owner == owner]
+    order = [index for owner in range(size) for index, where in enumerate(shards) if where.owner == owner]
     sizes = [[where.size(rank) for where in shards if where.owner == owner] for owner in range(size)]
     pieces = _exchange(outgoing, sizes, like, shards[0].group)
     parts = dict(zip(order, pieces, strict=True))
-    return [parts[place] for place in range(len(shards))]
+    return [parts[index] for index in range(len(shards))]
 
 
 def _exchange(
@@ -262,10 +262,10 @@ def _row_box(shape: tuple[int, ...], mesh: Any, rank: int) -> Box:
     if not shape:
         return (), ()
     start, size = 0, shape[0]
-    coordinate = (mesh.mesh == rank).nonzero()[0].tolist()
-    for place, num_parts in zip(coordinate, mesh.shape, strict=True):
+    positions = (mesh.mesh == rank).nonzero()[0].tolist()
+    for position, num_parts in zip(positions, mesh.shape, strict=True):
         step = -(-size // num_parts)
-        first = min(size, step * place)
+        first = min(size, step * position)
         start, size = start + first, min(size, first + step) - first
     return (size, *shape[1:]), (start, *(0 for _ in shape[1:]))
 

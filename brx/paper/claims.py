@@ -41,7 +41,7 @@ from brx.paper.evidence import (
     stage_counts,
     strategies_are_ordered,
 )
-from brx.paper.scales import STRATEGIES, Experiments, Scale, sweep_of
+from brx.paper.scales import STRATEGY_NAMES, Experiments, Scale, sweep_of
 from brx.runs.comparison import BASELINES
 
 FACTOR = 2.0
@@ -263,10 +263,11 @@ CLAIMS = (
     *(
         Claim(
             f"depth-{method.replace(' ', '-').replace('/', '-')}",
-            f"one block per stage: deeper models end {'lower' if method in STRATEGIES else 'higher'} with {method}",
-            "fig:result-appendix-blockscaling", depth(method, helps=method in STRATEGIES), sweeps=("block-scaling",),
+            f"one block per stage: deeper models end {'lower' if method in STRATEGY_NAMES else 'higher'} with {method}",
+            "fig:result-appendix-blockscaling", depth(method, helps=method in STRATEGY_NAMES),
+            sweeps=("block-scaling",),
         )
-        for method in (*BASELINES, *STRATEGIES)
+        for method in (*BASELINES, *STRATEGY_NAMES)
     ),
     Claim(
         "width-smaller", "iterations saved at P = 24, the smaller model", "fig:result-main-24layers-small",

@@ -16,7 +16,7 @@ from brx.runs.frames import load
 from brx.runs.tables import loss_table
 from brx.train.loop import train
 
-METHODS = ("pipedream", "basis-rotation")
+COMPARED = ("pipedream", "basis-rotation")
 
 
 def run_demo(out: Path, overrides: Sequence[str]) -> Literal["finished", "interrupted"]:
@@ -31,7 +31,7 @@ def run_demo(out: Path, overrides: Sequence[str]) -> Literal["finished", "interr
     delayed = load_config("quick", overrides).pipeline.stages
     folders = []
     for stages in (1, delayed):
-        for method in METHODS:
+        for method in COMPARED:
             settings = [*overrides, f"optimizer.method={method}", f"pipeline.stages={stages}"]
             folder = out / f"{method}-p{stages}"
             if train(load_config("quick", settings), folder, resume=True) == "interrupted":

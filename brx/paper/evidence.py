@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import pandas as pd
 from scipy.stats import t
 
+from brx.config.loading import Settings
 from brx.curvature.norm_result import measured_norms
 from brx.curvature.oscillation import measured_oscillation
-from brx.paper.scales import COMPENSATIONS, CURVATURE, STRATEGIES, Experiments, Settings, sweep_of
+from brx.paper.scales import COMPENSATIONS, CURVATURE, STRATEGY_NAMES, Experiments, sweep_of
 from brx.planning.optimizer_memory import LLAMA_3_8B, overhead_elements
 from brx.planning.stage_count import DEVICES_GB, LLAMAS, stage_count_table
 from brx.runs.comparison import BASELINES, common_target, saved_ratio, slowdowns
@@ -132,7 +133,7 @@ def saved_over_baselines(
         preset, of_model = model(experiments)
         P = stages or experiments.scale.deepest
         ours, *others = [
-            _need(experiments, one, P, sweep, preset=preset, settings=of_model) for one in (method, *baselines)
+            _need(experiments, name, P, sweep, preset=preset, settings=of_model) for name in (method, *baselines)
         ]
         best = _best(others)
         return _saved(ours, best)
@@ -173,7 +174,7 @@ def beats_baselines(method: str, sweep: str = "", *, both: Settings | None = Non
         P = experiments.scale.deepest
         of_baselines = sweep if both else ""
         ours = _need(experiments, method, P, sweep, settings={**(both or {}), **(own or {})})
-        others = {one: _need(experiments, one, P, of_baselines, settings=both) for one in BASELINES}
+        others = {name: _need(experiments, name, P, of_baselines, settings=both) for name in BASELINES}
         return _lower(method, ours, others)
 
     return ask
@@ -201,7 +202,7 @@ def _gaps(experiments: Experiments, method: str) -> dict[int, float]:
     _need(experiments, method, experiments.scale.deepest)
     gaps = {}
     for P in (depth for depth in experiments.scale.depths if depth > 1):
-        ours, *others = (experiments.find(one, P, sweep_of(one)) for one in (method, *BASELINES))
+        ours, *others = (experiments.find(name, P, sweep_of(name)) for name in (method, *BASELINES))
         present = [seeds for seeds in others if seeds is not None]
         if ours is not None and len(present) == len(others):
             gaps[P] = _final(_best(present)) - _final(ours)
@@ -223,7 +224,7 @@ def ordered(better: Sequence[str], worse: Sequence[str]) -> Ask:
 
 
 def strategies_are_ordered(experiments: Experiments) -> Evidence:
-    ratios = [slowdown_of(method)(experiments).value for method in STRATEGIES]
+    ratios = [slowdown_of(method)(experiments).value for method in STRATEGY_NAMES]
     two_sided, one_sided, first_two_sided, first_one_sided = ratios
     holds = two_sided < one_sided and first_two_sided < first_one_sided  # bilateral below unilateral
     holds = holds and two_sided < first_two_sided and one_sided < first_one_sided  # 2nd below 1st
@@ -286,9 +287,9 @@ def beats_delay_compensation(experiments: Experiments) -> Evidence:
 
 def norm_ratio(_: Experiments) -> Evidence:
     """The rotated norm over the original one, at the checkpoint of basis rotation with the largest delay."""
-    norms = [one for one in measured_norms(find_runs([CURVATURE])) if one.method == "basis-rotation"]
-    P = max((one.num_stages for one in norms), default=0)
-    by_space = {one.space: one for one in norms if one.num_stages == P}
+    norms = [norm for norm in measured_norms(find_runs([CURVATURE])) if norm.method == "basis-rotation"]
+    P = max((norm.num_stages for norm in norms), default=0)
+    by_space = {norm.space: norm for norm in norms if norm.num_stages == P}
     if len(by_space) < 2:
         raise NotTriedError("not measured yet")
     rotated, original = by_space["rotated"], by_space["original"]
@@ -300,8 +301,8 @@ def norm_ratio(_: Experiments) -> Evidence:
 def oscillates_less(_: Experiments) -> Evidence:
     folders = [folder for folder in find_runs([CURVATURE]) if any((folder / "analysis").glob("oscillation-*.json"))]
     measured = [measured_oscillation(folder) for folder in folders]
-    P = max((one.num_stages for one in measured), default=0)
-    variances = {one.method: one.dominant.variance for one in measured if one.num_stages == P}
+    P = max((run.num_stages for run in measured), default=0)
+    variances = {run.method: run.dominant.variance for run in measured if run.num_stages == P}
     if not {"pipedream", "basis-rotation"} <= variances.keys():
         raise NotTriedError("not measured yet")
     ours, theirs = variances["basis-rotation"], variances["pipedream"]

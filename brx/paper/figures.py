@@ -12,21 +12,21 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from brx.errors import UserError
-from brx.paper.scales import COMPENSATIONS, FREQUENCIES, MAIN, SEVEN, STRATEGIES, Experiments, sweep_of
+from brx.paper.scales import COMPENSATIONS, FREQUENCIES, MAIN, SEVEN, STRATEGY_NAMES, Experiments, sweep_of
 from brx.paper.tables import PRECONDITIONED
 from brx.plot.panels import (
     Curve,
     curve_of,
     draw_against_time,
-    draw_curves,
     draw_final_losses,
     draw_rates,
     draw_slowdown,
+    draw_training_losses,
     draw_validation,
     finish_panel,
     row_of_axes,
 )
-from brx.plot.style import COLUMN_WIDTH_IN, figure, look_of, save, sequence_color
+from brx.plot.style import COLUMN_WIDTH_IN, look_of, new_figure, save, sequence_color
 from brx.runs.experiments import tried_rates
 from brx.runs.frames import RATE, STAGES
 from brx.runs.reading import SMOOTHING
@@ -81,11 +81,11 @@ def draw_paper_figure(name: str, experiments: Experiments, folder: Path) -> tupl
     paper = FIGURES[name]
     found = experiments.fresh()
     across, down = paper.size
-    with figure(width=PANEL_IN * across, height=2.0 * down) as made:
-        paper.draw(found, made)
+    with new_figure(width=PANEL_IN * across, height=2.0 * down) as figure:
+        paper.draw(found, figure)
         if not found.used:
             raise UserError(f"figure {name}: none of its runs are in {found.folder}; make them with {found.makers}")
-        return save(made, folder / name, _caption(paper, found)), found
+        return save(figure, folder / name, _caption(paper, found)), found
 
 
 def _caption(paper: PaperFigure, found: Experiments) -> str:
@@ -124,7 +124,7 @@ def _depth_curves(experiments: Experiments, method: str, depths: Sequence[int]) 
     return curves
 
 
-def _fill(axes: Any, curves: list[Curve], title: str, draw: Callable[..., None] = draw_curves) -> None:
+def _fill(axes: Any, curves: list[Curve], title: str, draw: Callable[..., None] = draw_training_losses) -> None:
     """Draw curves into a panel; say so in it where there are none."""
     if curves:
         draw(axes, curves, title=title)
@@ -134,7 +134,7 @@ def _fill(axes: Any, curves: list[Curve], title: str, draw: Callable[..., None] 
         axes.text(0.5, 0.5, "not run", ha="center", va="center", transform=axes.transAxes, color="grey")
 
 
-def _share_legend(made: Figure, *panels: Axes) -> None:
+def _share_legend(figure: Figure, *panels: Axes) -> None:
     """One legend under panels with the same curves, instead of one in each, which would lie on them."""
     handle_by_label: dict[str, Any] = {}
     for axes in panels:
@@ -145,20 +145,20 @@ def _share_legend(made: Figure, *panels: Axes) -> None:
         grid = panels[0].get_gridspec()
         assert grid is not None  # panels come from `subplots`
         labels, handles = list(handle_by_label), list(handle_by_label.values())
-        made.legend(handles, labels, loc="outside lower center", ncols=2 * grid.ncols, fontsize=6)
+        figure.legend(handles, labels, loc="outside lower center", ncols=2 * grid.ncols, fontsize=6)
 
 
-def _fill_alone(made: Figure, curves: list[Curve], title: str) -> None:
+def _fill_alone(figure: Figure, curves: list[Curve], title: str) -> None:
     """One panel, a column wide, with the legend under it."""
-    made.set_size_inches(COLUMN_WIDTH_IN, 2.6)
-    (axes,) = row_of_axes(made, 1)
+    figure.set_size_inches(COLUMN_WIDTH_IN, 2.6)
+    (axes,) = row_of_axes(figure, 1)
     _fill(axes, curves, title)
-    _share_legend(made, axes)
+    _share_legend(figure, axes)
 
 
 @paper_figure("teaser", "fig:teaser", "Delay slows training down; basis rotation takes most of that back.", across=2)
-def _teaser(experiments: Experiments, made: Figure) -> None:
-    left, right = row_of_axes(made, 2, share_y=True)
+def _teaser(experiments: Experiments, figure: Figure) -> None:
+    left, right = row_of_axes(figure, 2, share_y=True)
     _fill(left, _depth_curves(experiments, "pipedream", experiments.scale.depths), "(a) PipeDream")
     deepest = experiments.scale.deepest
     _fill(right, _curves(experiments, ("pipedream", "basis-rotation"), deepest), f"(b) P = {deepest}")
@@ -171,19 +171,21 @@ def _teaser(experiments: Experiments, made: Figure) -> None:
     " basis rotation all reach.",
     across=5,
 )
-def _main(experiments: Experiments, made: Figure) -> None:
-    panels = row_of_axes(made, 5)
+def _main(experiments: Experiments, figure: Figure) -> None:
+    panels = row_of_axes(figure, 5)
     depths = experiments.scale.depths
     seeds = _present([experiments.find(method, P, sweep_of(method)) for method in MAIN for P in depths])
     if seeds:
         draw_final_losses(panels[0], pd.concat(seeds), title="(a) final loss")
     deepest = experiments.scale.deepest
     _fill(panels[1], _curves(experiments, MAIN, deepest), f"(b) P = {deepest}")
-    _share_legend(made, *panels[:2])
-    _fill_slowdowns(experiments, MAIN[1:], panels[2:], letters="cde")
+    _share_legend(figure, *panels[:2])
+    _fill_slowdowns(experiments, MAIN[1:], panels[2:])
+    for axes, letter in zip(panels[2:], "cde", strict=True):
+        axes.set_title(f"({letter}) {axes.get_title()}")
 
 
-def _fill_slowdowns(experiments: Experiments, methods: Sequence[str], panels: Sequence[Any], letters: str = "") -> None:
+def _fill_slowdowns(experiments: Experiments, methods: Sequence[str], panels: Sequence[Any]) -> None:
     """Each method at P = 1 and at the deepest pipeline, to the target of the scale."""
     target = experiments.slowdown_target()
     for method, axes in zip(methods, panels, strict=True):
@@ -192,16 +194,14 @@ def _fill_slowdowns(experiments: Experiments, methods: Sequence[str], panels: Se
             draw_slowdown(axes, undelayed, delayed, target)
         else:
             _fill(axes, [], look_of(method).label)
-    for axes, letter in zip(panels, letters, strict=False):
-        axes.set_title(f"({letter}) {axes.get_title()}")
 
 
 @paper_figure("block-scaling", "fig:result-main-blockscaling", "Deeper models, one block a stage.", across=3)
-def _block_scaling(experiments: Experiments, made: Figure) -> None:
+def _block_scaling(experiments: Experiments, figure: Figure) -> None:
     experiments = experiments.secondary
-    panels = row_of_axes(made, 3, share_y=True)
+    panels = row_of_axes(figure, 3, share_y=True)
     _fill_block_scaling(experiments, MAIN[1:], panels)
-    _share_legend(made, *panels)
+    _share_legend(figure, *panels)
 
 
 def _fill_block_scaling(experiments: Experiments, methods: Sequence[str], panels: Sequence[Any]) -> None:
@@ -217,21 +217,21 @@ def _fill_block_scaling(experiments: Experiments, methods: Sequence[str], panels
 
 
 @paper_figure("width", "fig:result-main-1b", "P = 24, (a) the smaller and (b) the larger model.", across=2)
-def _width(experiments: Experiments, made: Figure) -> None:
+def _width(experiments: Experiments, figure: Figure) -> None:
     experiments = experiments.secondary
-    left, right = row_of_axes(made, 2)
+    left, right = row_of_axes(figure, 2)
     scale = experiments.scale
     _fill(left, _curves(experiments, MAIN, 24, "width", settings=scale.narrow), "(a) smaller model")
     wide = _curves(experiments, MAIN, 24, "width", preset=scale.wide_preset, settings=scale.wide)
     _fill(right, wide, "(b) larger model")
-    _share_legend(made, left, right)
+    _share_legend(figure, left, right)
 
 
 @paper_figure("strategies", "fig:result-rotation", "Estimation strategies of basis rotation.", across=1)
-def _strategies(experiments: Experiments, made: Figure) -> None:
+def _strategies(experiments: Experiments, figure: Figure) -> None:
     experiments = experiments.secondary
     deepest = experiments.scale.deepest
-    _fill_alone(made, _curves(experiments, ("pipedream-lr", *STRATEGIES), deepest), f"P = {deepest}")
+    _fill_alone(figure, _curves(experiments, ("pipedream-lr", *STRATEGY_NAMES), deepest), f"P = {deepest}")
 
 
 @paper_figure(
@@ -240,8 +240,8 @@ def _strategies(experiments: Experiments, made: Figure) -> None:
     " machine: an upper bound), (b) refresh intervals, (c) stage-aware.",
     across=3,
 )  # fmt: skip
-def _efficiency(experiments: Experiments, made: Figure) -> None:
-    panels = row_of_axes(made, 3)
+def _efficiency(experiments: Experiments, figure: Figure) -> None:
+    panels = row_of_axes(figure, 3)
     deepest = experiments.scale.deepest
     _fill(panels[0], _curves(experiments, MAIN, deepest), f"(a) P = {deepest}", draw_against_time)
     experiments = experiments.secondary
@@ -274,9 +274,9 @@ def _refresh_schedule_curves(experiments: Experiments, schedules: Sequence[str])
     "weight-stashing", "fig:result-weightstashing",
     "Without weight stashing: (a) all methods, (b, c) with and without.", across=3,
 )  # fmt: skip
-def _weight_stashing(experiments: Experiments, made: Figure) -> None:
+def _weight_stashing(experiments: Experiments, figure: Figure) -> None:
     experiments = experiments.secondary
-    panels = row_of_axes(made, 3)
+    panels = row_of_axes(figure, 3)
     deepest = experiments.scale.deepest
     without = {"pipeline.stash": "none"}
     _fill(
@@ -291,11 +291,11 @@ def _weight_stashing(experiments: Experiments, made: Figure) -> None:
 
 
 @paper_figure("all-stages", "fig:result-appendix-optmain", "All methods at every number of stages.", across=3, down=2)
-def _all_stages(experiments: Experiments, made: Figure) -> None:
-    panels = made.subplots(2, 3, squeeze=False, sharey=True).ravel()
+def _all_stages(experiments: Experiments, figure: Figure) -> None:
+    panels = figure.subplots(2, 3, squeeze=False, sharey=True).ravel()
     for axes, stages in zip(panels, experiments.scale.depths, strict=True):
         _fill(axes, _curves(experiments, MAIN, stages), f"P = {stages}")
-    _share_legend(made, *panels)
+    _share_legend(figure, *panels)
 
 
 @paper_figure(
@@ -305,9 +305,9 @@ def _all_stages(experiments: Experiments, made: Figure) -> None:
     across=4,
     down=2,
 )
-def _slowdown_all(experiments: Experiments, made: Figure) -> None:
+def _slowdown_all(experiments: Experiments, figure: Figure) -> None:
     experiments = experiments.secondary
-    panels = list(made.subplots(2, 4, squeeze=False, sharey=True).ravel())
+    panels = list(figure.subplots(2, 4, squeeze=False, sharey=True).ravel())
     panels[-1].remove()
     _fill_slowdowns(experiments, SEVEN, panels[:-1])
 
@@ -316,32 +316,32 @@ def _slowdown_all(experiments: Experiments, made: Figure) -> None:
     "block-scaling-all", "fig:result-appendix-blockscaling", "Deeper models, one block a stage, seven methods.",
     across=4, down=2,
 )  # fmt: skip
-def _block_scaling_all(experiments: Experiments, made: Figure) -> None:
+def _block_scaling_all(experiments: Experiments, figure: Figure) -> None:
     experiments = experiments.secondary
-    panels = list(made.subplots(2, 4, squeeze=False, sharey=True).ravel())
+    panels = list(figure.subplots(2, 4, squeeze=False, sharey=True).ravel())
     panels[-1].remove()
     _fill_block_scaling(experiments, SEVEN, panels[:-1])
-    _share_legend(made, *panels[:-1])
+    _share_legend(figure, *panels[:-1])
 
 
 @paper_figure("weight-prediction", "fig:result-appendix-pipemare", "With PipeMare's weight prediction.", across=1)
-def _weight_prediction(experiments: Experiments, made: Figure) -> None:
+def _weight_prediction(experiments: Experiments, figure: Figure) -> None:
     experiments = experiments.secondary
     deepest = experiments.scale.deepest
     settings = {"pipeline.stash": "predict"}
-    _fill_alone(made, _curves(experiments, MAIN, deepest, "prediction", settings=settings), f"P = {deepest}")
+    _fill_alone(figure, _curves(experiments, MAIN, deepest, "prediction", settings=settings), f"P = {deepest}")
 
 
 @paper_figure(
     "strategies-all-stages", "fig:result-appendix-optrotated", "Estimation strategies at every number of stages.",
     across=3, down=2,
 )  # fmt: skip
-def _strategies_all_stages(experiments: Experiments, made: Figure) -> None:
+def _strategies_all_stages(experiments: Experiments, figure: Figure) -> None:
     experiments = experiments.secondary
-    panels = made.subplots(2, 3, squeeze=False, sharey=True).ravel()
+    panels = figure.subplots(2, 3, squeeze=False, sharey=True).ravel()
     for axes, stages in zip(panels, experiments.scale.depths, strict=True):
-        _fill(axes, _curves(experiments, ("pipedream-lr", *STRATEGIES), stages), f"P = {stages}")
-    _share_legend(made, *panels)
+        _fill(axes, _curves(experiments, ("pipedream-lr", *STRATEGY_NAMES), stages), f"P = {stages}")
+    _share_legend(figure, *panels)
 
 
 @paper_figure(
@@ -350,27 +350,27 @@ def _strategies_all_stages(experiments: Experiments, made: Figure) -> None:
     "Refreshes shared by delay, evenly, and inversely.",
     across=1,
 )
-def _reversed(experiments: Experiments, made: Figure) -> None:
+def _reversed(experiments: Experiments, figure: Figure) -> None:
     experiments = experiments.secondary
     curves = _refresh_schedule_curves(experiments, ("uniform", "stage-aware", "reversed"))
-    _fill_alone(made, curves, f"P = {experiments.scale.deepest}")
+    _fill_alone(figure, curves, f"P = {experiments.scale.deepest}")
 
 
 @paper_figure("validation", "fig:result-appendix-val", "(a) training and (b) validation loss.", across=2)
-def _validation(experiments: Experiments, made: Figure) -> None:
+def _validation(experiments: Experiments, figure: Figure) -> None:
     experiments = experiments.secondary
-    left, right = row_of_axes(made, 2, share_y=True)
+    left, right = row_of_axes(figure, 2, share_y=True)
     deepest = experiments.scale.deepest
     curves = _curves(experiments, SEVEN, deepest)
     _fill(left, curves, f"(a) training, P = {deepest}")
     _fill(right, curves, f"(b) validation, P = {deepest}", draw_validation)
-    _share_legend(made, left, right)
+    _share_legend(figure, left, right)
 
 
 @paper_figure("delay-compensation", "fig:result-appendix-dc", "Delay compensation.", across=3)
-def _delay_compensation(experiments: Experiments, made: Figure) -> None:
+def _delay_compensation(experiments: Experiments, figure: Figure) -> None:
     experiments = experiments.secondary
-    panels = row_of_axes(made, 3, share_y=True)
+    panels = row_of_axes(figure, 3, share_y=True)
     for axes, stages in zip(panels, (8, 16, 32), strict=True):
         curves = _curves(experiments, MAIN, stages)
         for index, strength in enumerate(COMPENSATIONS):
@@ -380,31 +380,31 @@ def _delay_compensation(experiments: Experiments, made: Figure) -> None:
                 color = sequence_color(index, len(COMPENSATIONS))
                 curves.append(curve_of(seeds, rf"DC, $\lambda$ = {strength:g}", color=color))
         _fill(axes, curves, f"P = {stages}")
-    _share_legend(made, *panels)
+    _share_legend(figure, *panels)
 
 
 @paper_figure("preconditioned", "tab:result-preconditioned-slowdown", "Preconditioned methods.", across=1)
-def _preconditioned(experiments: Experiments, made: Figure) -> None:
+def _preconditioned(experiments: Experiments, figure: Figure) -> None:
     experiments = experiments.secondary
     deepest = experiments.scale.deepest
-    _fill_alone(made, _curves(experiments, PRECONDITIONED, deepest), f"P = {deepest}")
+    _fill_alone(figure, _curves(experiments, PRECONDITIONED, deepest), f"P = {deepest}")
 
 
 @paper_figure("3b", "fig:result-appendix-3b", "The 3B model.", across=1)
-def _huge(experiments: Experiments, made: Figure) -> None:
+def _huge(experiments: Experiments, figure: Figure) -> None:
     experiments = experiments.secondary
     preset = experiments.scale.huge_preset
     if preset is None:
         raise UserError("figure 3b: only at the paper's scale: brx sweep configs/sweeps/paper/3b.yaml")
-    _fill_alone(made, _curves(experiments, MAIN, 32, "3b", preset=preset), "3B, P = 32")
+    _fill_alone(figure, _curves(experiments, MAIN, 32, "3b", preset=preset), "3B, P = 32")
 
 
 @paper_figure("moe", "fig:result-appendix-moe", "A mixture-of-experts model.", across=1)
-def _moe(experiments: Experiments, made: Figure) -> None:
+def _moe(experiments: Experiments, figure: Figure) -> None:
     experiments = experiments.secondary
     deepest = experiments.scale.deepest
     curves = _curves(experiments, MAIN, deepest, "moe", preset=experiments.scale.moe_preset)
-    _fill_alone(made, curves, f"mixture of experts, P = {deepest}")
+    _fill_alone(figure, curves, f"mixture of experts, P = {deepest}")
 
 
 @paper_figure(
@@ -413,8 +413,8 @@ def _moe(experiments: Experiments, made: Figure) -> None:
     " diverged or failed.",
     across=4,
 )  # fmt: skip
-def _learning_rates(experiments: Experiments, made: Figure) -> None:
-    panels = row_of_axes(made, len(MAIN), share_y=True)
+def _learning_rates(experiments: Experiments, figure: Figure) -> None:
+    panels = row_of_axes(figure, len(MAIN), share_y=True)
     tried = tried_rates(experiments.runs)
     for axes, method in zip(panels, MAIN, strict=True):
         is_empty = True
@@ -429,4 +429,4 @@ def _learning_rates(experiments: Experiments, made: Figure) -> None:
             _fill(axes, [], look_of(method).label)
         else:
             finish_panel(axes, "learning rate", "final validation loss (nats)", look_of(method).label)
-    _share_legend(made, *panels)
+    _share_legend(figure, *panels)

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
-from brx.config.loading import preset_with
+from brx.config.loading import Settings, preset_with
 from brx.errors import UserError
 from brx.runs.comparison import common_target
 from brx.runs.experiments import at_best_rates, main_origin, notes
 from brx.runs.frames import experiment_id, load
 
-Settings = Mapping[str, Any]
-
-METHODS: dict[str, Settings] = {
+VARIANTS: dict[str, Settings] = {
     "pipedream": {"optimizer.method": "pipedream"},
     "pipedream-lr": {"optimizer.method": "pipedream-lr"},
     "nesterov": {"optimizer.method": "nesterov"},
@@ -36,13 +32,13 @@ METHODS: dict[str, Settings] = {
     "delay-compensation": {"optimizer.method": "delay-compensation"},
 }
 MAIN = ("pipedream", "pipedream-lr", "nesterov", "basis-rotation")
-STRATEGIES = (
+STRATEGY_NAMES = (
     "basis-rotation",
     "basis-rotation 2nd/unilateral",
     "basis-rotation 1st/bilateral",
     "basis-rotation 1st/unilateral",
 )
-SEVEN = (*MAIN[:3], *reversed(STRATEGIES))
+SEVEN = (*MAIN[:3], *reversed(STRATEGY_NAMES))
 TARGET_METHODS = SEVEN[1:]
 """Those that the paper compares by their slowdown in more than one place: without plain PipeDream."""
 CURVATURE = Path("results/curvature")
@@ -218,7 +214,7 @@ class Experiments:
         """The runs of a method at P stages, apart from `settings` at the preset's, at their best learning rate.
 
         Args:
-            method: a key of METHODS.
+            method: a key of VARIANTS.
             stages: P.
             sweep: the name of the sweep that makes them, for `missing`.
             preset: instead of the scale's main one.
@@ -238,7 +234,7 @@ class Experiments:
     def _look_up(
         self, method: str, stages: int, preset: str | None, settings: Settings
     ) -> tuple[str, pd.DataFrame | None]:
-        wanted = {"pipeline.stages": stages, **METHODS[method], **self._base, **settings}
+        wanted = {"pipeline.stages": stages, **VARIANTS[method], **self._base, **settings}
         earlier = {**self.scale.earlier, **wanted}
         if wanted["optimizer.method"] == "basis-rotation":
             earlier = {**self.scale.earlier_rotation, **earlier}
@@ -274,4 +270,4 @@ def sweep_of(method: str) -> str:
     """The sweep that a method's plain runs come from."""
     if method in MAIN:
         return "main"
-    return "strategies" if method in STRATEGIES else "preconditioned"
+    return "strategies" if method in STRATEGY_NAMES else "preconditioned"

@@ -56,9 +56,10 @@ def _toy_spiral(path: Path) -> list[Path]:
 
 def _oscillation(path: Path) -> list[Path]:
     folders = [folder for folder in find_runs([CURVATURE]) if any((folder / "analysis").glob("oscillation-*.json"))]
-    found = [measured_oscillation(folder) for folder in folders]
-    ends = {min(one.num_stages for one in found), max(one.num_stages for one in found)}
-    return draw_oscillation([one for one in found if one.num_stages in ends], path)
+    oscillations = [measured_oscillation(folder) for folder in folders]
+    depths = [oscillation.num_stages for oscillation in oscillations]
+    ends = {min(depths), max(depths)}
+    return draw_oscillation([oscillation for oscillation in oscillations if oscillation.num_stages in ends], path)
 
 
 def _hessian_norm(path: Path) -> list[Path]:

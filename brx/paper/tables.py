@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from brx.config.loading import Settings
 from brx.curvature.norm_result import measured_norms
 from brx.curvature.norm_tables import NORM_TITLE, norm_table
 from brx.errors import UserError
 from brx.paper.claims import CLAIMS, SLOWDOWNS, claim_table, judge, number_text
-from brx.paper.scales import CURVATURE, MAIN, METHODS, SEVEN, Experiments, Settings, sweep_of
+from brx.paper.scales import CURVATURE, MAIN, SEVEN, VARIANTS, Experiments, sweep_of
 from brx.planning.optimizer_memory import LLAMA_3_8B, overhead_texts
 from brx.planning.stage_count import DEVICES_GB, LLAMAS, stage_count_table
 from brx.runs.comparison import common_target, reductions, slowdowns
@@ -76,15 +77,15 @@ def final_losses(experiments: Experiments) -> pd.DataFrame:
     """Final training loss of every method at every number of stages: mean, and range over seeds."""
     rows = []
     for method, seeds in _main_and_others(experiments).items():
-        if any(one is not None for one in seeds.values()):
-            cells = {f"P = {depth}": "" if one is None else final_loss_text(one) for depth, one in seeds.items()}
+        if any(runs is not None for runs in seeds.values()):
+            cells = {f"P = {depth}": "" if runs is None else final_loss_text(runs) for depth, runs in seeds.items()}
             rows.append({"method": method, **cells})
     return pd.DataFrame(rows)
 
 
 def chosen_rates(experiments: Experiments) -> pd.DataFrame:
     """The chosen learning rates with the final validation loss of every one tried."""
-    present = [one for seeds in _main_and_others(experiments).values() for one in seeds.values() if one is not None]
+    present = [runs for seeds in _main_and_others(experiments).values() for runs in seeds.values() if runs is not None]
     if not present:
         return pd.DataFrame()
     return rate_table(experiments.runs, pd.concat(present)).drop(columns="model")
@@ -94,7 +95,7 @@ def _main_and_others(experiments: Experiments) -> dict[str, dict[int, pd.DataFra
     """The plain runs of every method but delay compensation, by number of stages."""
     depths = experiments.scale.depths
     plain = {}
-    for method in METHODS:
+    for method in VARIANTS:
         view = experiments if method in MAIN else experiments.secondary
         if method != "delay-compensation":
             plain[method] = {P: view.find(method, P, sweep_of(method)) for P in depths}

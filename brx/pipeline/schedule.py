@@ -84,7 +84,7 @@ def interleaved_1f1b(
     total = num_chunks * num_micro_batches
     ahead = min((num_chunks - 1) * per_round + 2 * (num_ranks - 1 - rank), total - 1)
 
-    def place(index: int) -> tuple[int, int]:
+    def chunk_and_micro_batch(index: int) -> tuple[int, int]:
         """Chunk and micro-batch, from 0, of the rank's forward pass `index`."""
         round_index, within = divmod(index, num_chunks * per_round)
         return within // per_round, round_index * per_round + within % per_round
@@ -93,10 +93,10 @@ def interleaved_1f1b(
         first = step * num_micro_batches + 1
         for forward in range(total + ahead):
             if forward < total:
-                chunk, micro_batch = place(forward)
+                chunk, micro_batch = chunk_and_micro_batch(forward)
                 yield Action(chunk * num_ranks + rank, "F", first + micro_batch)
             if forward >= ahead:
-                chunk, micro_batch = place(forward - ahead)
+                chunk, micro_batch = chunk_and_micro_batch(forward - ahead)
                 yield Action((num_chunks - 1 - chunk) * num_ranks + rank, "B", first + micro_batch)
         yield Action(rank, "U", first + num_micro_batches - 1)
 

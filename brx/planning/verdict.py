@@ -174,13 +174,14 @@ def iterations_at(
         None beyond the measured delays, or between two that are further apart than `WIDEST_GAP`.
     """
     ordered = sorted(experiments, key=lambda experiment: experiment.delay)
-    exact = next((one for one in ordered if math.isclose(one.delay, delay, abs_tol=1e-9)), None)
+    exact = next((measured for measured in ordered if math.isclose(measured.delay, delay, abs_tol=1e-9)), None)
     if exact is not None:
         count, is_bound = measurements.reached(exact, loss)
         return Iterations(count, is_bound, (exact.delay,), exact.num_rates)
     for low, high in pairwise(ordered):
         if low.delay < delay < high.delay and (1 + high.delay) / (1 + low.delay) <= WIDEST_GAP:
-            (below, low_is_bound), (above, high_is_bound) = (measurements.reached(one, loss) for one in (low, high))
+            below, low_is_bound = measurements.reached(low, loss)
+            above, high_is_bound = measurements.reached(high, loss)
             share = math.log((1 + delay) / (1 + low.delay)) / math.log((1 + high.delay) / (1 + low.delay))
             num_rates = min(low.num_rates, high.num_rates)
             count = below + share * (above - below)

@@ -114,7 +114,7 @@ def unmeasured_lines(verdict: Verdict) -> list[str]:
     delay = verdict.question.delay
     by_delays: dict[str, list[str]] = {}
     for method, delays in verdict.unmeasured.items():
-        by_delays.setdefault(" and ".join(f"{one:g}" for one in delays), []).append(method)
+        by_delays.setdefault(" and ".join(f"{delay:g}" for delay in delays), []).append(method)
     around = sorted({max(1, math.floor(1 + delay)), math.ceil(1 + delay)})
     stages = " and ".join(f"pipeline.stages={count}" for count in around)
     lines = [f"  measured only at {delays}: {'; '.join(methods)}" for delays, methods in by_delays.items()]
@@ -162,5 +162,5 @@ def _with_memory(columns: list[str], rows: list[list[str]], memory: list[float |
     """A column more where the memory is known."""
     table = pd.DataFrame(rows, columns=columns)
     if any(memory):
-        table["GB of the busiest device"] = ["" if one is None else f"{one / GB:.2f}" for one in memory]
+        table["GB of the busiest device"] = ["" if size is None else f"{size / GB:.2f}" for size in memory]
     return table

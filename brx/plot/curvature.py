@@ -11,13 +11,13 @@ from brx.curvature.effective_delay import EffectiveDelay, SlowdownPoint, uniform
 from brx.curvature.norm_result import NormResult
 from brx.curvature.norm_tables import NORM_TITLE, norm_table
 from brx.curvature.oscillation import Oscillation
-from brx.plot.style import COLUMN_WIDTH_IN, figure, line_style, look_of, save
+from brx.plot.style import COLUMN_WIDTH_IN, line_style, look_of, new_figure, save
 from brx.runs.formats import format_table
 
 SPACE_LINES = {"original": "-", "rotated": (0, (1, 1))}
 
 
-def draw_oscillation(found: Sequence[Oscillation], path: Path) -> list[Path]:
+def draw_oscillation(oscillations: Sequence[Oscillation], path: Path) -> list[Path]:
     """Projections of the updates: left on the dominant eigenvector, right on the random direction, a row for each P.
 
     The columns have vertical scales of their own: updates along a random direction are small.
@@ -26,15 +26,15 @@ def draw_oscillation(found: Sequence[Oscillation], path: Path) -> list[Path]:
         The files written (PNG, PDF, caption).
     """
     titles = {"dominant": "dominant eigenvector", "random": "random orthogonal direction"}
-    stages = sorted({one.num_stages for one in found})
-    with figure(height=0.9 + 1.5 * len(stages), columns=2) as made:
-        rows = made.subplots(len(stages), 2, squeeze=False, sharex=True)
+    stages = sorted({oscillation.num_stages for oscillation in oscillations})
+    with new_figure(height=0.9 + 1.5 * len(stages), columns=2) as figure:
+        rows = figure.subplots(len(stages), 2, squeeze=False, sharex=True)
         lines = []
-        for one in found:
-            look = look_of(one.method)
-            lines.append(f"{one.run}, iteration {one.iteration}: eigenvalue {one.eigenvalue:.4g}")
-            for axes, (name, title) in zip(rows[stages.index(one.num_stages)], titles.items(), strict=True):
-                track = getattr(one, name)
+        for run in oscillations:
+            look = look_of(run.method)
+            lines.append(f"{run.run}, iteration {run.iteration}: eigenvalue {run.eigenvalue:.4g}")
+            for axes, (name, title) in zip(rows[stages.index(run.num_stages)], titles.items(), strict=True):
+                track = getattr(run, name)
                 axes.plot(track.projections, color=look.color, linewidth=0.9, label=look.label)
                 lines.append(
                     f"  {title}: sign changes {track.sign_changes:.0%}, variance {track.variance:.3g}, share of the"
@@ -51,7 +51,7 @@ def draw_oscillation(found: Sequence[Oscillation], path: Path) -> list[Path]:
             axes.set_xlabel("iterations after the checkpoint")
         rows[0, 0].legend()
         caption = "Projections of the updates w(t) - w(t - 1), from a checkpoint on the way.\n" + "\n".join(lines)
-        return save(made, path, caption)
+        return save(figure, path, caption)
 
 
 def draw_norms(results: Sequence[NormResult], path: Path) -> list[Path]:
@@ -61,17 +61,17 @@ def draw_norms(results: Sequence[NormResult], path: Path) -> list[Path]:
         The files written (PNG, PDF, caption).
     """
     runs = list(dict.fromkeys(result.run for result in results))
-    with figure(width=max(COLUMN_WIDTH_IN, 1.0 * len(runs) + 0.8)) as made:
-        axes = made.subplots()
+    with new_figure(width=max(COLUMN_WIDTH_IN, 1.0 * len(runs) + 0.8)) as figure:
+        axes = figure.subplots()
         for space, face in (("original", "white"), ("rotated", "black")):
             shown = [result for result in results if result.space == space]
-            places = [runs.index(result.run) + (-0.12 if space == "original" else 0.12) for result in shown]
-            for place, result in zip(places, shown, strict=True):
+            positions = [runs.index(result.run) + (-0.12 if space == "original" else 0.12) for result in shown]
+            for position, result in zip(positions, shown, strict=True):
                 look = look_of(result.method)
                 low, high = result.interval
                 errors = [[result.normalized - low], [high - result.normalized]]
                 axes.errorbar(
-                    place,
+                    position,
                     result.normalized,
                     yerr=errors,
                     color=look.color,
@@ -90,7 +90,7 @@ def draw_norms(results: Sequence[NormResult], path: Path) -> list[Path]:
         axes.set_ylabel("Hessian (1,1)-norm / parameter")
         axes.legend(title="coordinates", title_fontsize=7)
         table = format_table(norm_table(results), "markdown")
-        return save(made, path, f"{NORM_TITLE}; bars: 95 % intervals\n{table}")
+        return save(figure, path, f"{NORM_TITLE}; bars: 95 % intervals\n{table}")
 
 
 def draw_effective_delay(
@@ -106,14 +106,14 @@ def draw_effective_delay(
     Returns:
         The files written (PNG, PDF, caption).
     """
-    with figure(columns=2 if points else 1) as made:
-        panels = made.subplots(1, 2 if points else 1, squeeze=False)[0]
+    with new_figure(columns=2 if points else 1) as figure:
+        panels = figure.subplots(1, 2 if points else 1, squeeze=False)[0]
         _draw_delays(panels[0], curves)
         if points:
             _draw_slowdowns(panels[1], points)
         lines = [
             f"{_label(result)} coordinates: "
-            + ", ".join(f"P = {one.num_stages}: {one.delay:.3g} +- {one.standard_error:.2g}" for one in delays)
+            + ", ".join(f"P = {point.num_stages}: {point.delay:.3g} +- {point.standard_error:.2g}" for point in delays)
             for result, delays in curves
         ]
         lines += [
@@ -121,20 +121,20 @@ def draw_effective_delay(
             + ("never reached" if point.slowdown is None else f"{point.slowdown:.3g}")
             for point in points
         ]
-        return save(made, path, "Effective delay; bars and +-: standard error.\n" + "\n".join(lines))
+        return save(figure, path, "Effective delay; bars and +-: standard error.\n" + "\n".join(lines))
 
 
 def _draw_delays(axes: Axes, curves: Sequence[tuple[NormResult, list[EffectiveDelay]]]) -> None:
-    stages = sorted({one.num_stages for _, delays in curves for one in delays} - {1})
+    stages = sorted({point.num_stages for _, delays in curves for point in delays} - {1})
     equal = [uniform_effective_delay(count) / (count - 1) for count in stages]
     axes.plot(stages, equal, color="black", linewidth=0.8, linestyle=":", label="equal stages")
     for result, delays in curves:
         look = look_of(result.method)
-        delayed = [one for one in delays if one.num_stages > 1]
+        delayed = [point for point in delays if point.num_stages > 1]
         axes.errorbar(
-            [one.num_stages for one in delayed],
-            [one.delay / (one.num_stages - 1) for one in delayed],
-            yerr=[one.standard_error / (one.num_stages - 1) for one in delayed],
+            [point.num_stages for point in delayed],
+            [point.delay / (point.num_stages - 1) for point in delayed],
+            yerr=[point.standard_error / (point.num_stages - 1) for point in delayed],
             color=look.color,
             marker=look.marker,
             markersize=3,
@@ -169,8 +169,8 @@ def _draw_slowdowns(axes: Axes, points: Sequence[SlowdownPoint]) -> None:
     # One label a number of stages, above its highest point: the methods' tau' are close to each other.
     labelled = {point.delay.num_stages: point for point in sorted(points, key=lambda point: point.slowdown or 0.0)}
     for stages, point in labelled.items():
-        place = (point.delay.delay, point.slowdown or 0.0)
-        axes.annotate(f"P = {stages}", place, textcoords="offset points", xytext=(0, 6), ha="center", fontsize=6)
+        position = (point.delay.delay, point.slowdown or 0.0)
+        axes.annotate(f"P = {stages}", position, textcoords="offset points", xytext=(0, 6), ha="center", fontsize=6)
     axes.margins(x=0.08, y=0.12)
     axes.axhline(1.0, color="black", linewidth=0.5)
     axes.set_xlabel("effective delay $\\tau'$ of the run")

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from brx.errors import UserError
-from brx.plot.style import figure, line_style, look_of, save
+from brx.plot.style import line_style, look_of, new_figure, save
 from brx.runs.frames import STAGES, curves
 from brx.runs.reading import SMOOTHING
 
@@ -32,8 +32,8 @@ def draw_curves(runs: pd.DataFrame, path: Path, *, target: float | None = None) 
         raise UserError(f"{empty[0]}: failed before its first loss was written; there is nothing to draw")
     by_run = dict(iter(curves(runs).groupby("run", sort=False)))
     labels = {path: f"{look_of(run['method']).label}, P = {run[STAGES]}" for path, run in runs.iterrows()}
-    with figure(width=5.0, height=3.2) as made:
-        axes = made.add_subplot()
+    with new_figure(width=5.0, height=3.2) as figure:
+        axes = figure.add_subplot()
         for run, losses in by_run.items():
             style: Any = {"color": look_of(runs.at[run, "method"]).color, "linestyle": line_style(runs.at[run, STAGES])}
             axes.plot(losses["iteration"], losses["smoothed"], label=labels[run], **style)
@@ -49,4 +49,4 @@ def draw_curves(runs: pd.DataFrame, path: Path, *, target: float | None = None) 
         caption = f"Training loss in nats; lines are means over {SMOOTHING:.0%} of the iterations.\n" + "\n".join(
             f"{label}: {run}" for run, label in labels.items()
         )
-        return save(made, path, caption)
+        return save(figure, path, caption)

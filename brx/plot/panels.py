@@ -41,7 +41,7 @@ def curve_of(runs: pd.DataFrame, label: str | None = None, **style: Any) -> Curv
     return Curve(runs, label or look.label, {"color": look.color, **style})
 
 
-def draw_curves(axes: Axes, curves: Sequence[Curve], *, title: str = "", target: float | None = None) -> None:
+def draw_training_losses(axes: Axes, curves: Sequence[Curve], *, title: str = "", target: float | None = None) -> None:
     """Training loss against iterations: mean over seeds, and their range as a band."""
     for curve in curves:
         losses = thin(side_by_side(curve.runs))
@@ -113,7 +113,7 @@ def draw_slowdown(axes: Axes, undelayed: pd.DataFrame, delayed: pd.DataFrame, ta
     ]
     (slowdown,) = slowdowns(pd.concat([undelayed, delayed]), target, int(undelayed[STAGES].iloc[0])).to_dict("records")
     ratio = "" if pd.isna(slowdown["ratio"]) else f"{'> ' if slowdown['is_censored'] else ''}{slowdown['ratio']:.2f}"
-    draw_curves(axes, curves, title=f"{look.label}: {ratio}$\\times$" if ratio else look.label, target=target)
+    draw_training_losses(axes, curves, title=f"{look.label}: {ratio}$\\times$" if ratio else look.label, target=target)
     for iterations in (slowdown["iterations"], slowdown["reference_iterations"]):
         axes.axvline(geometric_mean(iterations), color=look.color, linewidth=0.6, linestyle=":")
 
@@ -142,7 +142,7 @@ def thin(losses: pd.DataFrame, most: int = MOST_POINTS) -> pd.DataFrame:
     return losses.iloc[np.unique(np.linspace(0, len(losses) - 1, min(len(losses), most)).astype(int))]
 
 
-def row_of_axes(made: Figure, count: int, *, share_y: bool = False) -> list[Axes]:
+def row_of_axes(figure: Figure, count: int, *, share_y: bool = False) -> list[Axes]:
     """Panels side by side."""
-    panels = made.subplots(1, count, squeeze=False, sharey=share_y)
+    panels = figure.subplots(1, count, squeeze=False, sharey=share_y)
     return list(panels[0])

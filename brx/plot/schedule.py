@@ -10,7 +10,7 @@ from matplotlib.patches import Rectangle
 
 from brx.pipeline.schedule import asynchronous_1f1b, synchronous_1f1b
 from brx.pipeline.timeline import Timed, bubble_share, steady_state, timeline, updates_between
-from brx.plot.style import figure, save
+from brx.plot.style import new_figure, save
 
 FORWARD_COLOR, BACKWARD_COLOR, UPDATE_COLOR = "#9CC9E8", "#A5D6A7", "#D62728"
 
@@ -34,8 +34,8 @@ def draw_schedules(num_ranks: int, num_micro_batches: int, path: Path) -> list[P
     window = max(entry.end for rank in synchronous for entry in rank)
     start, end = steady_state(asynchronous)
     idle = {"sync": bubble_share(synchronous), "async": bubble_share(asynchronous, start, end)}
-    with figure(width=7.0, height=0.36 * num_ranks * 2 + 2.4) as made:
-        axes = made.subplots(3, 1, height_ratios=[num_ranks, num_ranks, 2.2])
+    with new_figure(width=7.0, height=0.36 * num_ranks * 2 + 2.4) as figure:
+        axes = figure.subplots(3, 1, height_ratios=[num_ranks, num_ranks, 2.2])
         _draw(axes[0], synchronous, window)
         title = f"(a) synchronous 1F1B, {num_micro_batches} micro-batches: idle {idle['sync']:.0%}"
         axes[0].set_title(title, loc="left")
@@ -48,7 +48,7 @@ def draw_schedules(num_ranks: int, num_micro_batches: int, path: Path) -> list[P
             f"Drawn from the action sequences by: brx schedule --stages {num_ranks}"
             f" --micro-batches {num_micro_batches} --figure {path}"
         )
-        return save(made, path, caption)
+        return save(figure, path, caption)
 
 
 def _draw(axes: Axes, timed: Sequence[Sequence[Timed]], window: float) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from brx.plot.panels import finish_panel
-from brx.plot.style import figure, look_of, save
+from brx.plot.style import look_of, new_figure, save
 from brx.runs.comparison import common_target, slowdowns, with_reference
 from brx.runs.experiments import by_experiment
 from brx.runs.frames import STAGES, side_by_side
@@ -38,8 +38,8 @@ def draw_all_targets(
     targets = np.linspace(highest, lowest, NUM_TARGETS)
     ratios = pd.concat([slowdowns(delayed, float(target), reference_stages) for target in targets])
     ratios = ratios[ratios["ratio"].notna() & ~ratios["is_censored"]]
-    with figure(width=4.4, height=3.0) as made:
-        axes = made.add_subplot()
+    with new_figure(width=4.4, height=3.0) as figure:
+        axes = figure.add_subplot()
         for method, points in ratios.groupby("method", sort=False):
             look = look_of(method)
             style: dict[str, Any] = {"color": look.color, "marker": look.marker, "markersize": 3}
@@ -52,5 +52,5 @@ def draw_all_targets(
         finish_panel(axes, "target training loss (nats)", f"slowdown at P = {most}", "")
         sources = "\n".join(delayed.index)
         return save(
-            made, path, f"Slowdown at P = {most} against the target loss; a line ends where delay wins.\n{sources}"
+            figure, path, f"Slowdown at P = {most} against the target loss; a line ends where delay wins.\n{sources}"
         )

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brx.errors import UserError
-from brx.plot.style import figure, save, sequence_color
+from brx.plot.style import new_figure, save, sequence_color
 from brx.runs.metrics import read_metrics
 from brx.runs.reading import Run
 
@@ -38,8 +38,8 @@ def draw_staleness(runs: Sequence[Path], path: Path) -> list[Path]:
         UserError: a run has no measures.
     """
     measured = {_label(run): _read(run) for run in runs}
-    with figure(width=2.6, height=4.6, columns=3) as made:
-        for axes, (name, title) in zip(made.subplots(2, 3).flat, PANELS.items(), strict=True):
+    with new_figure(width=2.6, height=4.6, columns=3) as figure:
+        for axes, (name, title) in zip(figure.subplots(2, 3).flat, PANELS.items(), strict=True):
             for index, (label, measures) in enumerate(measured.items()):
                 if name in measures:
                     iterations, numbers = measures[name]
@@ -49,9 +49,9 @@ def draw_staleness(runs: Sequence[Path], path: Path) -> list[Path]:
                     axes.fill_between(iterations, low, high, color=color, alpha=0.15, linewidth=0)
             axes.set_title(title)
             axes.set_xlabel("iteration")
-        made.axes[0].legend(fontsize=6)
+        figure.axes[0].legend(fontsize=6)
         caption = "Mean over the stages, and their range. Runs: " + ", ".join(map(str, runs))
-        return save(made, path, f"{caption}\nDrawn by: brx plot staleness")
+        return save(figure, path, f"{caption}\nDrawn by: brx plot staleness")
 
 
 def _label(run: Path) -> str:

@@ -90,7 +90,7 @@ def line_style(stages: int) -> str | tuple[int, tuple[float, float]]:
 
 
 @contextmanager
-def figure(width: float = COLUMN_WIDTH_IN, height: float = 2.4, columns: int = 1) -> Iterator[Figure]:
+def new_figure(width: float = COLUMN_WIDTH_IN, height: float = 2.4, columns: int = 1) -> Iterator[Figure]:
     """A figure in the common style, closed at the end; sizes in inches."""
     settings: Any = {
         "font.size": 8,
@@ -107,14 +107,14 @@ def figure(width: float = COLUMN_WIDTH_IN, height: float = 2.4, columns: int = 1
         "pdf.fonttype": 42,
     }
     with plt.rc_context(settings):
-        made = plt.figure(figsize=(width * columns, height), layout="constrained")
+        figure = plt.figure(figsize=(width * columns, height), layout="constrained")
         try:
-            yield made
+            yield figure
         finally:
-            plt.close(made)
+            plt.close(figure)
 
 
-def save(made: Figure, path: Path, caption: str) -> list[Path]:
+def save(figure: Figure, path: Path, caption: str) -> list[Path]:
     """Write PATH.png, PATH.pdf and PATH.txt (the caption: what is shown and which runs it is from)."""
     path.parent.mkdir(parents=True, exist_ok=True)
     written = []
@@ -123,7 +123,7 @@ def save(made: Figure, path: Path, caption: str) -> list[Path]:
         # No date in the file: the same runs give the same bytes.
         metadata = {"CreationDate": None} if suffix == ".pdf" else {"Software": None}
         with replacing(target) as file:
-            made.savefig(file, format=suffix[1:], dpi=DPI, metadata=metadata)
+            figure.savefig(file, format=suffix[1:], dpi=DPI, metadata=metadata)
         written.append(target)
     text = path.with_name(path.name + ".txt")
     write_text(text, caption.rstrip() + "\n")

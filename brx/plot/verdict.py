@@ -13,7 +13,7 @@ from matplotlib.colors import TwoSlopeNorm
 
 from brx.planning.verdict import Verdict
 from brx.planning.verdict_text import assumption_lines
-from brx.plot.style import figure, look_of, save
+from brx.plot.style import look_of, new_figure, save
 from brx.runs.time_to_loss import Measurements
 
 STRONGEST = 2.0
@@ -41,7 +41,7 @@ def draw_verdict(verdicts: Sequence[Verdict], path: Path, measurements: Measurem
         The files written.
     """
     stages = sorted({verdict.question.num_stages for verdict in verdicts})
-    with figure(width=3.6, height=3.4, columns=2) as panels:
+    with new_figure(width=3.6, height=3.4, columns=2) as panels:
         grid, curves = panels.subplots(1, 2)
         _draw_grid(grid, verdicts, stages)
         _draw_break_even(curves, [verdict for verdict in verdicts if verdict.question.num_stages == stages[-1]])

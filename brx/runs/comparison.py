@@ -70,8 +70,8 @@ def at_same_rates(runs: pd.DataFrame, target: float | None = None, reference_sta
         reference_stages: P that slowdowns are relative to.
     """
     comparisons = [compare(alike, target, reference_stages) for alike in at_each_rate(runs)]
-    alone = [run for one in comparisons for run in one.alone]
-    delay_frame = _concat([one.slowdowns for one in comparisons])
+    alone = [run for comparison in comparisons for run in comparison.alone]
+    delay_frame = _concat([comparison.slowdowns for comparison in comparisons])
     if len(delay_frame):
         delay_frame = delay_frame.sort_values(["model", "method", "stages", "lr"], ignore_index=True)
     where = f"no run of the same settings and learning rate at P = {reference_stages}"
@@ -117,7 +117,10 @@ def reached_by_seed(seeds: pd.DataFrame, target: float) -> dict[int, Reached]:
     finished = seeds.loc[seeds["status"] == "finished", SEED]
     passages = {int(seed): passage(str(run), target) for run, seed in finished.items()}
     passages |= dict.fromkeys(seeds["failed_seeds"].iloc[0])
-    return {seed: Reached(last if one is None else one, one is not None) for seed, one in sorted(passages.items())}
+    return {
+        seed: Reached(last if iteration is None else iteration, iteration is not None)
+        for seed, iteration in sorted(passages.items())
+    }
 
 
 def common_target(runs: pd.DataFrame) -> float:
@@ -159,7 +162,7 @@ def _slowdown(delayed: pd.DataFrame, references: pd.DataFrame, target: float) ->
     reached, reference_reached = (reached_by_seed(seeds, target) for seeds in (delayed, references))
     estimate = iteration_ratio(reached, reference_reached)
     iterations, reference_iterations = (
-        [one.iterations for one in side.values()] for side in (reached, reference_reached)
+        [run.iterations for run in side.values()] for side in (reached, reference_reached)
     )
     first, reference = delayed.iloc[0], references.iloc[0]
     return {
@@ -169,13 +172,13 @@ def _slowdown(delayed: pd.DataFrame, references: pd.DataFrame, target: float) ->
         "ratio": estimate and estimate.ratio,
         "low": estimate and estimate.low,
         "high": estimate and estimate.high,
-        "is_censored": not all(one.is_reached for one in reached.values()),
+        "is_censored": not all(run.is_reached for run in reached.values()),
         "is_early": geometric_mean(reference_iterations) < EARLY * reference["last_iteration"],
         "iterations": iterations,
         "lr": first[RATE],
         "lr_at_edge": first["lr_at_edge"],
         "reference_stages": reference[STAGES],
-        "reference_is_censored": not all(one.is_reached for one in reference_reached.values()),
+        "reference_is_censored": not all(run.is_reached for run in reference_reached.values()),
         "reference_iterations": reference_iterations,
         "reference_lr": reference[RATE],
         "reference_lr_at_edge": reference["lr_at_edge"],

@@ -108,9 +108,9 @@ def _from_metrics(path: Path) -> Curves:
 def _from_compact(path: Path) -> Curves:
     try:
         with np.load(path) as file:
-            found = {name: file[name].astype(np.float64) for name in file.files}
-        places = np.arange(len(found["iterations"]), dtype=np.float64)
-        seconds = np.interp(places, found["second_places"], found["seconds"]) if len(places) else places
-        return Curves(found["iterations"], found["train_loss"], seconds, found["val_iterations"], found["val_loss"])
+            arrays = {name: file[name].astype(np.float64) for name in file.files}
+        indices = np.arange(len(arrays["iterations"]), dtype=np.float64)
+        seconds = np.interp(indices, arrays["second_places"], arrays["seconds"]) if len(indices) else indices
+        return Curves(arrays["iterations"], arrays["train_loss"], seconds, arrays["val_iterations"], arrays["val_loss"])
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise UserError(f"{path}: not readable: {error}") from None

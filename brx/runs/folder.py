@@ -95,11 +95,11 @@ class RunFolder:
             )
 
 
-Settings = Mapping[str, Mapping[str, Any]]
+SettingsBySection = Mapping[str, Mapping[str, Any]]
 """Values by section and key."""
 
 
-def first_difference(old: Settings, new: Settings, *, ignore_new: bool = False) -> str | None:
+def first_difference(old: SettingsBySection, new: SettingsBySection, *, ignore_new: bool = False) -> str | None:
     """The first setting that differs, in words; None if none does.
 
     Args:

@@ -95,7 +95,7 @@ def _under_delay(delay: str, seeds: pd.DataFrame, reference: pd.DataFrame | None
         f"ratio {delay}": ratio and ratio.ratio,
         f"low {delay}": ratio and ratio.low,
         f"high {delay}": ratio and ratio.high,
-        f"is_censored {delay}": not all(one.is_reached for one in reached.values()),
+        f"is_censored {delay}": not all(run.is_reached for run in reached.values()),
     }
 
 

@@ -71,5 +71,5 @@ def _experiment(method: str, delay: float, seeds: pd.DataFrame, num_rates: int, 
         lr=seeds[RATE].iloc[0],
         num_rates=num_rates,
         seconds=float(np.round(seeds["seconds_per_iteration"].min(), 6)),
-        iterations=[[None if one is None else round(one, 1) for one in row] for row in by_loss],
+        iterations=[[None if iteration is None else round(iteration, 1) for iteration in row] for row in by_loss],
     )

@@ -108,8 +108,8 @@ class Run:
     @property
     def fingerprint(self) -> str | None:
         """Of the token files."""
-        found: str | None = self.summary.get("data_fingerprint")
-        return found
+        fingerprint: str | None = self.summary.get("data_fingerprint")
+        return fingerprint
 
     @property
     def trajectory_version(self) -> int | None:
@@ -144,7 +144,7 @@ class Run:
 
     @property
     def centres(self) -> slice:
-        """The places, among `iterations`, of the smoothed losses."""
+        """The indices, into `iterations`, of the smoothed losses."""
         return slice(self._window // 2, len(self.iterations) - self._window // 2)
 
     @property

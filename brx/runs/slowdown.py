@@ -114,14 +114,14 @@ def iteration_ratio(delayed: Mapping[int, Reached], reference: Mapping[int, Reac
         Over the seeds in common if they are two or more, otherwise over all of each side. None if a reference run did
         not reach the target: then nothing bounds the ratio.
     """
-    if not all(one.is_reached for one in reference.values()):
+    if not all(run.is_reached for run in reference.values()):
         return None
     shared = sorted(delayed.keys() & reference.keys())
     is_paired = len(shared) > 1
     ours = [delayed[seed].iterations for seed in (shared if is_paired else delayed)]
     theirs = [reference[seed].iterations for seed in (shared if is_paired else reference)]
     ratio = geometric_mean(ours) / geometric_mean(theirs)
-    if not all(one.is_reached for one in delayed.values()):
+    if not all(run.is_reached for run in delayed.values()):
         return IterationRatio(ratio, None, None, is_lower_bound=True)
     if not is_paired:
         return IterationRatio(ratio, None, None, is_lower_bound=False)

@@ -83,12 +83,12 @@ class Measurements(_Frozen):
             return float(self.last_iteration), True
         above = max(0, below - 1)
         share = (self.losses[above] - loss) / LOSS_STEP if above < below else 0.0
-        found = [
+        iterations = [
             None if after is None or before is None else before + share * (after - before)
             for before, after in zip(experiment.iterations[above], experiment.iterations[below], strict=True)
         ]
-        counted = [float(self.last_iteration) if one is None else one for one in found]
-        return sum(counted) / len(counted), None in found
+        counted = [float(self.last_iteration) if reached is None else reached for reached in iterations]
+        return sum(counted) / len(counted), None in iterations
 
     def lowest_loss(self, experiment: Experiment) -> float:
         """The lowest of `losses` that all seeds reach; infinite if there is none."""

@@ -174,7 +174,7 @@ class RayLauncher:
             return []
         results = [job.result for job in self.jobs]
         ready, _ = self._ray.wait(results, num_returns=len(results), timeout=0)
-        found = []
+        outcomes = []
         for job in [job for job in self.jobs if job.result in ready]:
             code, reason = self._ended(job)
             # A network file system may show the summary some seconds after the node that wrote it has told us.
@@ -182,8 +182,8 @@ class RayLauncher:
                 continue
             self.jobs.remove(job)
             state = {0: State.DONE, 130: State.INTERRUPTED}.get(code, State.FAILED)
-            found.append((job.cell, state, reason))
-        return found
+            outcomes.append((job.cell, state, reason))
+        return outcomes
 
     def interrupt(self) -> None:
         """Ask all cells to save and end, and wait until they have."""

@@ -11,14 +11,21 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from brx.config.loading import PRESETS, current_key, find_config, load_yaml_as, read_mapping, set_values, validate
+from brx.config.loading import (
+    PRESETS,
+    Settings,
+    current_key,
+    find_config,
+    load_yaml_as,
+    read_mapping,
+    set_values,
+    validate,
+)
 from brx.config.schema import RunConfig, Section
 from brx.errors import UserError
 from brx.runs.folder import settings_key
 
 Value = bool | int | float | str | None
-Settings = dict[str, Any]
-"""Dotted keys of a run's configuration and their values."""
 
 # How a key is written in a cell's name; other keys are written as they end.
 SHORT_NAMES = {

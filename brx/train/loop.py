@@ -37,7 +37,7 @@ from brx.train.efficiency import Efficiency
 from brx.train.interrupt import StopSignal
 from brx.train.method_check import check_method
 from brx.train.profiling import IterationProfiler
-from brx.train.recorder import NoRecorder, Recorder, Report, RunRecorder, StepNumbers, to_numbers
+from brx.train.recorder import DeviceReport, NoRecorder, Recorder, RunRecorder, StepNumbers, to_numbers
 from brx.train.summary import Summary, peak_memory
 from brx.train.trackers import open_trackers
 
@@ -260,7 +260,7 @@ class Trainer:
 
     def _record(self, steps: list[StepNumbers], seconds: list[float], recorder: Recorder) -> None:
         if steps:
-            recorder.record(self.world.gather(Report(steps, peak_memory(self.device))), seconds)
+            recorder.record(self.world.gather(DeviceReport(steps, peak_memory(self.device))), seconds)
 
     def _validate(self, recorder: Recorder) -> None:
         loss = self.assembly.engine.evaluate(self._validation_batches())

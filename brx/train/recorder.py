@@ -61,7 +61,7 @@ def merge(parts: list[StepNumbers]) -> StepNumbers:
 
 
 @dataclass(frozen=True)
-class Report:
+class DeviceReport:
     """What one device tells rank 0 at a log point: its steps since the last one, and its peak memory in bytes."""
 
     steps: list[StepNumbers]
@@ -71,7 +71,7 @@ class Report:
 class Recorder(Protocol):
     """Takes what rank 0 gathers from the devices; on the others there is nothing to take."""
 
-    def record(self, reports: list[Report], seconds: list[float]) -> None:
+    def record(self, reports: list[DeviceReport], seconds: list[float]) -> None:
         """Take in the iterations since the last log point.
 
         Args:
@@ -89,7 +89,7 @@ class Recorder(Protocol):
 class NoRecorder:
     """The recorder of all ranks but 0."""
 
-    def record(self, reports: list[Report], seconds: list[float]) -> None:
+    def record(self, reports: list[DeviceReport], seconds: list[float]) -> None:
         return
 
     def record_validation(self, iteration: int, losses: list[float | None]) -> None:
@@ -134,7 +134,7 @@ class RunRecorder:
         self._reported = start
         self._staleness = staleness
 
-    def record(self, reports: list[Report], seconds: list[float]) -> None:
+    def record(self, reports: list[DeviceReport], seconds: list[float]) -> None:
         """Write one record per iteration; the newest also tells speed and memory."""
         steps = [merge(list(parts)) for parts in zip(*(report.steps for report in reports), strict=True)]
         for step in steps:

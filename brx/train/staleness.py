@@ -99,7 +99,7 @@ class StalenessProbe:
                 ("stage_rotated_sign_changes", self._rotated_sign_changes),
                 ("stage_basis_angle", self._basis_angle),
             ):
-                numbers = [measure(place, t) for place in range(len(self._stages))]
+                numbers = [measure(index, t) for index in range(len(self._stages))]
                 if any(number is not None for number in numbers):
                     measures[name] = numbers
         for stage, updates in zip(self._stages, self._updates, strict=True):
@@ -134,33 +134,33 @@ class StalenessProbe:
     def _weight_distance(self, stage: StageVersions, t: int) -> float:
         newest = [weight.detach() for weight in stage.live.values()]
         of_last = stage.used(t * stage.delay.accumulation)
-        used = [weight.detach().to(one.dtype) for weight, one in zip(of_last, newest, strict=True)]
+        used = [weight.detach().to(live.dtype) for weight, live in zip(of_last, newest, strict=True)]
         difference = torch._foreach_sub(newest, used)
         return _norm(difference) / max(_norm(newest), 1e-30)
 
-    def _update_cosine(self, place: int, t: int) -> float | None:
-        updates, lag = self._updates[place], self._lag(self._stages[place])
+    def _update_cosine(self, index: int, t: int) -> float | None:
+        updates, lag = self._updates[index], self._lag(self._stages[index])
         return _cosine(updates[t], updates[t - lag]) if t - lag in updates else None
 
-    def _sign_changes(self, place: int, t: int) -> float | None:
-        return self._changes(place, t, lambda weight, update: update)
+    def _sign_changes(self, index: int, t: int) -> float | None:
+        return self._changes(index, t, lambda weight, update: update)
 
-    def _rotated_sign_changes(self, place: int, t: int) -> float | None:
-        return self._changes(place, t, self._rotate) if self._rotating else None
+    def _rotated_sign_changes(self, index: int, t: int) -> float | None:
+        return self._changes(index, t, self._rotate) if self._rotating else None
 
-    def _changes(self, place: int, t: int, coordinates: Callable[[Tensor, Tensor], Tensor | None]) -> float | None:
+    def _changes(self, index: int, t: int, in_basis: Callable[[Tensor, Tensor], Tensor | None]) -> float | None:
         """The share of entries whose sign differs between the updates t - 1 and t, of the rotated matrices if any."""
-        updates, weights = self._updates[place], list(self._stages[place].live.values())
+        updates, weights = self._updates[index], list(self._stages[index].live.values())
         if t - 1 not in updates:
             return None
         changed = total = 0
         for weight, before, now in zip(weights, updates[t - 1], updates[t], strict=True):
             if weight.ndim < 2 or (self._rotating and weight not in self._rotating):
                 continue
-            one, other = coordinates(weight, before), coordinates(weight, now)
-            if one is not None and other is not None:
-                changed += int((one.sign() != other.sign()).sum())
-                total += one.numel()
+            earlier, later = in_basis(weight, before), in_basis(weight, now)
+            if earlier is not None and later is not None:
+                changed += int((earlier.sign() != later.sign()).sum())
+                total += earlier.numel()
         return changed / total if total else None
 
     def _rotate(self, weight: Tensor, update: Tensor) -> Tensor | None:
@@ -177,9 +177,9 @@ class StalenessProbe:
         left, right = state.get("left_basis"), state.get("right_basis")
         return (None if left is None else left.clone()), (None if right is None else right.clone())
 
-    def _basis_angle(self, place: int, t: int) -> float | None:
+    def _basis_angle(self, index: int, t: int) -> float | None:
         angles = []
-        for weight, before in zip(self._stages[place].live.values(), self._bases[place], strict=True):
+        for weight, before in zip(self._stages[index].live.values(), self._bases[index], strict=True):
             for old, new in zip(before, self._bases_of(weight), strict=True):
                 if old is not None and new is not None and not torch.equal(old, new):
                     angles.append(mean_angle_degrees(old, new))
@@ -200,9 +200,9 @@ def _norm(tensors: Sequence[Tensor]) -> float:
     return float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(tensors))).double()))
 
 
-def _cosine(one: Sequence[Tensor | None], other: Sequence[Tensor | None]) -> float | None:
+def _cosine(first: Sequence[Tensor | None], second: Sequence[Tensor | None]) -> float | None:
     """Of two lists of tensors as vectors; None where one of them is zero."""
-    pairs = [(a.detach(), b.detach()) for a, b in zip(one, other, strict=True) if a is not None and b is not None]
+    pairs = [(a.detach(), b.detach()) for a, b in zip(first, second, strict=True) if a is not None and b is not None]
     product = sum(float((a.double() * b.double()).sum()) for a, b in pairs)
     norms = _norm([a for a, _ in pairs]) * _norm([b for _, b in pairs])
     return product / norms if norms > 0 and math.isfinite(norms) else None

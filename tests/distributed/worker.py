@@ -19,7 +19,7 @@ from brx.runs.folder import RunFolder
 from brx.train.loop import Trainer, train
 from tests.train.helpers import tiny_config
 
-METHODS = {
+OVERRIDES = {
     "pipedream": ["optimizer.method=pipedream"],
     "bilateral": ["optimizer.method=basis-rotation", "optimizer.frequency=5"],
     "unilateral": [
@@ -27,7 +27,7 @@ METHODS = {
     ],
 }
 XPIPE = f"{Path(__file__).parents[2] / 'examples/methods/xpipe.py'}:XPipe"
-METHODS_OF_MIXTURES = {
+OVERRIDES_OF_MIXTURES = {
     "stage-aware": [
         "optimizer.method=basis-rotation",
         "optimizer.frequency=3",
@@ -42,7 +42,7 @@ def equality_configs(folder):
     configs = {}
     for stages in (4, 8):
         for stash in ("exact", "none", "predict"):
-            for name, method in METHODS.items():
+            for name, method in OVERRIDES.items():
                 overrides = [
                     "model.blocks=8",
                     f"pipeline.stages={stages}",
@@ -63,7 +63,7 @@ def equality_configs(folder):
                 plain = ["model.blocks=8", "pipeline.stages=8", "training.iterations=20", name]
                 configs[f"pipedream-{name.rpartition('=')[2].rpartition(':')[2]}"] = tiny_config(folder, *plain)
         configs[f"pipedream-host-{stash}"] = tiny_config(folder, *common, *rings)
-    for name, method in METHODS_OF_MIXTURES.items():
+    for name, method in OVERRIDES_OF_MIXTURES.items():
         mixture = ["model.moe={experts: 4}", "pipeline.stages=4", "training.iterations=15"]
         configs[f"{name}-mixture"] = tiny_config(folder, *mixture, *method)
     return configs

@@ -2,7 +2,7 @@
 
 import pytest
 
-from brx.paper.scales import COMPENSATIONS, FREQUENCIES, MAIN, METHODS, SCALES, SEVEN
+from brx.paper.scales import COMPENSATIONS, FREQUENCIES, MAIN, SCALES, SEVEN, VARIANTS
 from tests.paper.helpers import write_experiment
 
 CPU = SCALES["cpu"]
@@ -12,33 +12,33 @@ CPU = SCALES["cpu"]
 def complete(tmp_path_factory):
     """Made-up runs of every experiment at the scale of a laptop but for the mixture; slower with more delay."""
     folder = tmp_path_factory.mktemp("results")
-    for method in METHODS:
+    for method in VARIANTS:
         for stages in CPU.depths if method in SEVEN else (1, 32):
             if method != "delay-compensation":
                 seeds = (0, 1, 2) if stages in (1, 32) else (0,)
-                write_experiment(folder, CPU.preset, {"pipeline.stages": stages, **METHODS[method]}, seeds=seeds)
+                write_experiment(folder, CPU.preset, {"pipeline.stages": stages, **VARIANTS[method]}, seeds=seeds)
         if method in SEVEN:
             for blocks in CPU.blocks[:-1]:
-                settings = {"pipeline.stages": blocks, "model.blocks": blocks, **METHODS[method]}
+                settings = {"pipeline.stages": blocks, "model.blocks": blocks, **VARIANTS[method]}
                 write_experiment(folder, CPU.preset, settings)
     for method in MAIN:
         for model in (CPU.narrow, CPU.wide):
-            write_experiment(folder, CPU.preset, {"pipeline.stages": 24, **model, **METHODS[method]})
+            write_experiment(folder, CPU.preset, {"pipeline.stages": 24, **model, **VARIANTS[method]})
         for stash in ("none", "predict"):
-            write_experiment(folder, CPU.preset, {"pipeline.stash": stash, **METHODS[method]})
+            write_experiment(folder, CPU.preset, {"pipeline.stash": stash, **VARIANTS[method]})
     for frequency in FREQUENCIES:
-        write_experiment(folder, CPU.preset, {"optimizer.frequency": frequency, **METHODS["basis-rotation"]})
+        write_experiment(folder, CPU.preset, {"optimizer.frequency": frequency, **VARIANTS["basis-rotation"]})
     for refresh_schedule in ("stage-aware", "reversed"):
         write_experiment(
-            folder, CPU.preset, {"optimizer.refresh_schedule": refresh_schedule, **METHODS["basis-rotation"]}
+            folder, CPU.preset, {"optimizer.refresh_schedule": refresh_schedule, **VARIANTS["basis-rotation"]}
         )
     for iterations in CPU.budgets:
         for method in ("pipedream-lr", "basis-rotation"):
             for stages in (1, 8):
                 settings = {**CPU.budget_model, "training.iterations": iterations, "pipeline.stages": stages}
-                write_experiment(folder, CPU.preset, {**settings, **METHODS[method]})
+                write_experiment(folder, CPU.preset, {**settings, **VARIANTS[method]})
     for strength in COMPENSATIONS:
         for stages in (8, 16, 32):
             settings = {"optimizer.compensation": strength, "pipeline.stages": stages}
-            write_experiment(folder, CPU.preset, {**settings, **METHODS["delay-compensation"]})
+            write_experiment(folder, CPU.preset, {**settings, **VARIANTS["delay-compensation"]})
     return folder

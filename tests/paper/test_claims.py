@@ -7,7 +7,7 @@ import pytest
 from brx.cli.main import main
 from brx.paper.claims import CLAIMS, Claim, Outcome, claim_table, judge, number_text
 from brx.paper.evidence import Evidence
-from brx.paper.scales import METHODS, SCALES, Experiments
+from brx.paper.scales import SCALES, VARIANTS, Experiments
 from tests.paper.helpers import write_experiment
 
 CPU = SCALES["cpu"]
@@ -41,7 +41,7 @@ def test_a_changed_run_changes_its_row(complete, tmp_path):
     folder = shutil.copytree(complete, tmp_path / "runs")
     assert row(folder, "slowdown-order").verdict == "no"  # all methods are as slow there
     for seed in (0, 1, 2):
-        settings = {"pipeline.stages": 32, **METHODS["basis-rotation"]}
+        settings = {"pipeline.stages": 32, **VARIANTS["basis-rotation"]}
         write_experiment(folder, CPU.preset, settings, seeds=(seed,), slowness=1.3)
     assert row(folder, "slowdown-order").verdict == "yes"
     outcome = row(folder, "slowdown-basis-rotation")
@@ -101,7 +101,7 @@ def test_at_the_laptops_scale_secondary_claims_compare_runs_of_half_the_length(t
     scale = SCALES["laptop"]
     half = {"training.iterations": 16000, "training.validation_every": 2000}
     for method in ("pipedream", "pipedream-lr", "nesterov", "basis-rotation"):
-        settings = {**METHODS[method], **half, "pipeline.stash": "none", "pipeline.stages": 32}
+        settings = {**VARIANTS[method], **half, "pipeline.stash": "none", "pipeline.stages": 32}
         slowness = 1 if method == "basis-rotation" else 2
         write_experiment(tmp_path, "laptop", settings, slowness=slowness)
     (claim,) = [claim for claim in CLAIMS if claim.name == "no-stashing"]

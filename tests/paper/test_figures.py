@@ -6,7 +6,7 @@ from brx.cli.main import main
 from brx.errors import UserError
 from brx.paper import tables as paper_tables
 from brx.paper.figures import FIGURES, draw_paper_figure
-from brx.paper.scales import METHODS, SCALES, SEVEN, Experiments
+from brx.paper.scales import SCALES, SEVEN, VARIANTS, Experiments
 from brx.paper.tables import TABLES
 from brx.runs.formats import format_table
 from tests.paper.helpers import write_experiment
@@ -116,7 +116,7 @@ def test_budget_table_has_a_target_for_each_length(complete):
 
 
 def test_looking_up_an_experiment_takes_all_seeds_and_the_best_rate(tmp_path):
-    settings = {"pipeline.stages": 32, **METHODS["nesterov"]}
+    settings = {"pipeline.stages": 32, **VARIANTS["nesterov"]}
     write_experiment(tmp_path, CPU.preset, {**settings, "optimizer.lr": 0.003}, seeds=(0, 1), val_loss=1.0)
     write_experiment(tmp_path, CPU.preset, {**settings, "optimizer.lr": 0.001}, seeds=(0,), val_loss=2.0)
     seeds = Experiments.load(CPU, tmp_path).find("nesterov", 32, "main")

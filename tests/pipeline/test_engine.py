@@ -16,7 +16,7 @@ from tests.pipeline.naive import NaivePipeline
 
 BLOCKS, VOCABULARY = 8, 256
 TOKEN_IDS = 17  # few of the vocabulary, so that they come again and again
-METHODS = {
+OVERRIDES = {
     "pipedream": [],
     "pipedream-lr": ["optimizer.annealing_fraction=0.5"],
     "nesterov": [],
@@ -39,7 +39,7 @@ def make_config(method, stages, stash, iterations=24, *extra):
         "optimizer": {"method": method, "lr": 0.01},
         "training": {"iterations": iterations, "batch_size": 2, "clip": 0.5, "warmup_fraction": 0.1},
     }
-    return apply_overrides(content, [*METHODS.get(method, []), *extra], "test")
+    return apply_overrides(content, [*OVERRIDES.get(method, []), *extra], "test")
 
 
 def make_modules(config, dtype=torch.float32):
@@ -145,7 +145,7 @@ class NaiveUpdate:
 
 @pytest.mark.parametrize("stash", ["exact", "none", "predict"])
 @pytest.mark.parametrize("stages", [1, 2, 3, 5, 8])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", OVERRIDES)
 def test_engine_equals_naive_simulation(method, stages, stash):
     # In float64 the two may only differ by rounding: any wrong version shows at once.
     if method in LIBRARY and stages != 3:
@@ -181,20 +181,20 @@ def test_profiles_and_accumulation_equal_naive_simulation(profile, accumulation,
 
 
 @pytest.mark.parametrize("stash", ["exact", "none", "predict"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", OVERRIDES)
 def test_2bw_equals_naive_simulation(method, stash):
     extra = ["pipeline.delay=2bw", "pipeline.accumulation=3"]
     assert_equals_naive(make_config(method, 3, stash, 24, *extra), [3, 3, 3])
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", OVERRIDES)
 def test_two_versions_in_an_update_equal_naive_simulation(method):
     extra = ["pipeline.delay=3", "pipeline.accumulation=2"]
     assert_equals_naive(make_config(method, 3, "exact", 24, *extra), [3, 3, 3])
 
 
 @pytest.mark.parametrize("forecast", ["last-update", "momentum"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", OVERRIDES)
 def test_forecast_equals_naive_simulation(method, forecast):
     assert_equals_naive(make_config(method, 3, "exact", 24, f"pipeline.forecast={forecast}"))
     if method in ("pipedream", "delay-compensation"):

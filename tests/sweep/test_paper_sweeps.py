@@ -10,7 +10,7 @@ BASELINES = {"pipedream", "pipedream-lr", "nesterov"}
 MAIN = {*BASELINES, "basis-rotation"}
 # Appendix "Experimental Details", except for the 3B model: appendix "Results on 3B Model".
 RATES = {"1b": {1e-4}, "3b": {1e-4, 3e-5}}
-METHODS = {
+OTHER_METHODS = {
     "delay-compensation": {"delay-compensation"},
     "frequency": {"basis-rotation"},
     "preconditioned": {"soap", "muon", "scion"},
@@ -37,7 +37,7 @@ def values(sweep, get):
 @pytest.mark.parametrize("name", sorted(file.stem for file in FOLDER.glob("*.yaml")))
 def test_a_sweep_is_the_papers_experiment(name):
     sweep = Sweep.load(FOLDER / f"{name}.yaml")
-    assert values(sweep, lambda config: config.optimizer.method) == METHODS.get(name, MAIN)
+    assert values(sweep, lambda config: config.optimizer.method) == OTHER_METHODS.get(name, MAIN)
     assert values(sweep, lambda config: config.pipeline.stages) == STAGES.get(name, {32})
     assert values(sweep, lambda config: config.pipeline.stash) == STASHES.get(name, {"exact"})
     assert values(sweep, lambda config: config.training.seed) == {0}

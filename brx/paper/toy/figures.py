@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 
 from brx.paper.toy.quadratic import QuadraticResult, Trajectory, comparisons, hessian
 from brx.paper.toy.spiral import FloatArray, SpiralResult, angles_along, distance_from_floor, floor_points
-from brx.plot.style import figure, line_style, save
+from brx.plot.style import line_style, new_figure, save
 
 ADASGD_COLOR, ADAM_COLOR = "#0072B2", "#E69F00"  # blue and orange, as in the paper
 ALIGNED_COLOR, MISALIGNED_COLOR = "#009E73", "#D55E00"
@@ -22,26 +22,28 @@ def draw_quadratic(result: QuadraticResult, path: Path) -> list[Path]:
     Returns:
         The files written (PNG, PDF, caption).
     """
-    with figure(width=3.6, height=4.8, columns=2) as made:
-        panels = made.subplots(2, 2, height_ratios=[3, 1.5])
+    with new_figure(width=3.6, height=4.8, columns=2) as figure:
+        panels = figure.subplots(2, 2, height_ratios=[3, 1.5])
         for column, aligned in enumerate((True, False)):
             top, bottom = panels[0, column], panels[1, column]
-            shown = [one for one in result.trajectories if one.case.aligned == aligned]
+            shown = [trajectory for trajectory in result.trajectories if trajectory.case.aligned == aligned]
             top.set_title("eigenbasis aligned with the axes" if aligned else "eigenbasis misaligned")
             _draw_landscape(top, result, aligned, shown)
-            for one in shown:
-                top.plot(*one.path.T.numpy(), **_line(one), marker="o", markersize=2, label=_label(one))
+            for trajectory in shown:
+                path_in_plane, style = trajectory.path.T.numpy(), _line(trajectory)
+                top.plot(*path_in_plane, **style, marker="o", markersize=2, label=_label(trajectory))
             top.plot(*shown[0].path[0].numpy(), marker="s", color="black", markersize=4)
             top.set(xlabel="$w_1$", ylabel="$w_2$" if aligned else None)
             top.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=2, fontsize=6)
-            for one in shown:
-                if one.case.optimizer == "Adam":
-                    bottom.plot(range(1, len(one.along_dominant) + 1), one.along_dominant.numpy(), **_line(one))
+            for trajectory in shown:
+                if trajectory.case.optimizer == "Adam":
+                    updates = trajectory.along_dominant.numpy()
+                    bottom.plot(range(1, len(updates) + 1), updates, **_line(trajectory))
             bottom.axhline(0.0, color="black", linewidth=0.5)
             bottom.set(xlabel="update", ylabel="Adam's update along\nthe dominant eigenvector" if aligned else None)
         panels[1, 0].sharey(panels[1, 1])
         panels[1, 0].sharex(panels[1, 1])
-        return save(made, path, _quadratic_caption(result))
+        return save(figure, path, _quadratic_caption(result))
 
 
 def draw_spiral(result: SpiralResult, path: Path) -> list[Path]:
@@ -50,8 +52,8 @@ def draw_spiral(result: SpiralResult, path: Path) -> list[Path]:
     Returns:
         The files written (PNG, PDF, caption).
     """
-    with figure(width=3.2, height=5.4, columns=2) as made:
-        (way, across), (along, against) = made.subplots(2, 2)
+    with new_figure(width=3.2, height=5.4, columns=2) as figure:
+        (way, across), (along, against) = figure.subplots(2, 2)
         _draw_way(way, result)
         _draw_oscillation_across(across, result)
         _draw_slowdown_along(along, result)
@@ -61,17 +63,17 @@ def draw_spiral(result: SpiralResult, path: Path) -> list[Path]:
         if correlation is not None:
             against.set_title(f"Spearman correlation {correlation[0]:.3f}")
         against.set(xlabel="misalignment $\\Sigma |H_{ij}|$ / minimum", ylabel="slowdown", ylim=along.get_ylim())
-        return save(made, path, _spiral_caption(result))
+        return save(figure, path, _spiral_caption(result))
 
 
-def _label(one: Trajectory) -> str:
-    delay = f"delay {one.case.delay}" if one.case.delay else "no delay"
-    return f"{one.case.optimizer}, {delay}: {_count(one.updates)}"
+def _label(trajectory: Trajectory) -> str:
+    delay = f"delay {trajectory.case.delay}" if trajectory.case.delay else "no delay"
+    return f"{trajectory.case.optimizer}, {delay}: {_count(trajectory.updates)}"
 
 
-def _line(one: Trajectory) -> dict[str, object]:
-    color = ADASGD_COLOR if one.case.optimizer == "AdaSGD" else ADAM_COLOR
-    return {"color": color, "linestyle": line_style(2 if one.case.delay else 1), "linewidth": 1.0}
+def _line(trajectory: Trajectory) -> dict[str, object]:
+    color = ADASGD_COLOR if trajectory.case.optimizer == "AdaSGD" else ADAM_COLOR
+    return {"color": color, "linestyle": line_style(2 if trajectory.case.delay else 1), "linewidth": 1.0}
 
 
 def _count(updates: int | None) -> str:
@@ -80,7 +82,7 @@ def _count(updates: int | None) -> str:
 
 def _draw_landscape(axes: Axes, result: QuadraticResult, aligned: bool, shown: list[Trajectory]) -> None:
     """Level lines around all the points, the one of the target loss thick."""
-    points = np.concatenate([one.path.numpy() for one in shown])
+    points = np.concatenate([trajectory.path.numpy() for trajectory in shown])
     middle, half = (points.min(0) + points.max(0)) / 2, 0.55 * float(np.ptp(points, axis=0).max())
     x, y = (np.linspace(center - half, center + half, 200) for center in middle)
     curvature = hessian(result.config, aligned)[0].numpy()
@@ -103,9 +105,9 @@ def _quadratic_caption(result: QuadraticResult) -> str:
     ]
     for optimizer, aligned in comparisons():
         plain, delayed = (
-            one.updates
-            for one in result.trajectories
-            if one.case.optimizer == optimizer and one.case.aligned == aligned
+            trajectory.updates
+            for trajectory in result.trajectories
+            if trajectory.case.optimizer == optimizer and trajectory.case.aligned == aligned
         )
         lines.append(
             f"{optimizer}, {'aligned' if aligned else 'misaligned'}: {_count(plain)}, with delay {_count(delayed)},"
@@ -130,8 +132,8 @@ def _draw_way(axes: Axes, result: SpiralResult) -> None:
     along = angles_along(result.path)
     for angles, color in _special(result):
         radii = result.config.start_radius + np.radians(angles - along[0]) / 4.0
-        places = np.stack([radii * np.cos(np.radians(angles)), radii * np.sin(np.radians(angles))])
-        axes.plot(*places, "o", color=color, markersize=4, zorder=3)
+        points = np.stack([radii * np.cos(np.radians(angles)), radii * np.sin(np.radians(angles))])
+        axes.plot(*points, "o", color=color, markersize=4, zorder=3)
     axes.set(xlabel="x", ylabel="y", aspect="equal", title="Adam without delay; grey: floor of the valley")
 
 
@@ -191,8 +193,8 @@ def _spiral_caption(result: SpiralResult) -> str:
     ]
     for low, high in ((1.0, 1.1), (1.1, 1.5), (1.5, 2.0)):
         median = result.median_slowdown(low, high)
-        found = "none measured" if median is None else f"median slowdown {median:.2f}"
-        lines.append(f"misalignment {low:g} to {high:g}: {found}")
+        slowdown = "none measured" if median is None else f"median slowdown {median:.2f}"
+        lines.append(f"misalignment {low:g} to {high:g}: {slowdown}")
     if correlation is not None and math.isfinite(correlation[0]):
         lines.append(
             f"Spearman correlation of misalignment and slowdown: {correlation[0]:.3f} (p {correlation[1]:.2g})"

@@ -104,8 +104,8 @@ class SpiralResult:
         finished = np.isfinite(self.slowdowns)
         if finished.sum() < 2:
             return None
-        found = spearmanr(self.misalignments[finished], self.slowdowns[finished])
-        return float(found.statistic), float(found.pvalue)
+        correlation = spearmanr(self.misalignments[finished], self.slowdowns[finished])
+        return float(correlation.statistic), float(correlation.pvalue)
 
     def median_slowdown(self, low: float, high: float) -> float | None:
         """Over the measurements at misalignments from `low` to `high`."""
@@ -156,8 +156,8 @@ def gradient(points: FloatArray) -> FloatArray:
 
 def hessians(points: FloatArray) -> Tensor:
     """Second derivatives (N, 2, 2) of the spiral at points (N, 2)."""
-    found: Tensor = vmap(hessian(spiral))(torch.from_numpy(points))
-    return found
+    hessians: Tensor = vmap(hessian(spiral))(torch.from_numpy(points))
+    return hessians
 
 
 def misalignment(curvatures: Tensor) -> FloatArray:
@@ -296,8 +296,8 @@ def special_angles(config: SpiralConfig, angles: FloatArray) -> tuple[FloatArray
 
     def crossings(offset: float) -> FloatArray:
         crossed = np.diff(np.floor(turns - offset)) != 0
-        found: FloatArray = along_floor[1:][crossed & inside[1:]]
-        return found
+        angles: FloatArray = along_floor[1:][crossed & inside[1:]]
+        return angles
 
     return crossings(0.0), crossings(0.5)
 

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from brx.paper.toy.sweep import SweepResult
-from brx.plot.style import figure, save, sequence_color
+from brx.plot.style import new_figure, save, sequence_color
 
 
 def draw_sweep(result: SweepResult, path: Path) -> list[Path]:
@@ -18,8 +18,8 @@ def draw_sweep(result: SweepResult, path: Path) -> list[Path]:
         The files written (PNG, PDF, caption).
     """
     momenta = result.config.momenta
-    with figure(width=3.4, height=5.2, columns=len(momenta)) as made:
-        panels = made.subplots(2, len(momenta), squeeze=False, sharey="row")
+    with new_figure(width=3.4, height=5.2, columns=len(momenta)) as figure:
+        panels = figure.subplots(2, len(momenta), squeeze=False, sharey="row")
         for column, beta1 in enumerate(momenta):
             top, bottom = panels[:, column]
             top.set_title(f"Adam without momentum, $\\beta_1$ = {beta1:g}" if beta1 == 0 else f"$\\beta_1$ = {beta1:g}")
@@ -28,7 +28,7 @@ def draw_sweep(result: SweepResult, path: Path) -> list[Path]:
         panels[0, 0].set_ylabel("slowdown (median over starts)")
         panels[1, 0].set_ylabel("slowdown (median over starts)")
         panels[0, 0].legend(fontsize=6)
-        return save(made, path, _caption(result))
+        return save(figure, path, _caption(result))
 
 
 def _draw_against_angle(axes: Axes, result: SweepResult, momentum: int) -> None:
@@ -64,10 +64,10 @@ def _caption(result: SweepResult) -> str:
         "Spearman's correlation of slowdown and (1,1)-norm over the angles:",
     ]
     for row, beta1 in enumerate(config.momenta):
-        found = [
+        shares = [
             f"tau {delay}: " + ("all equal" if correlation is None else f"{correlation:.2f}")
             for column, delay in enumerate(config.delays)
             for correlation in [result.correlation(row, column)]
         ]
-        lines.append(f"beta1 {beta1:g}: {', '.join(found)}")
+        lines.append(f"beta1 {beta1:g}: {', '.join(shares)}")
     return "\n".join(lines)
