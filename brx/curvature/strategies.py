@@ -22,7 +22,7 @@ from brx.runs.experiments import at_best_rates
 from brx.runs.frames import STAGES, comparable
 from brx.runs.tables import slowdown_text
 
-VARIANTS: dict[Space, str] = {
+VARIANT_OF_SPACE: dict[Space, str] = {
     "original": "pipedream-lr",
     "1st-unilateral": "basis-rotation 1st/unilateral",
     "1st-bilateral": "basis-rotation 1st/bilateral",
@@ -52,7 +52,7 @@ class StrategySlowdowns:
             UserError: none of the methods has runs at P = 1 and at another P.
         """
         chosen = at_best_rates(runs, with_failed=True)
-        chosen = chosen[chosen["variant"].isin(VARIANTS.values())]
+        chosen = chosen[chosen["variant"].isin(VARIANT_OF_SPACE.values())]
         for alike in comparable(chosen):
             compared = with_reference(alike)
             ends = compared[compared[STAGES].isin((1, compared[STAGES].max()))]
@@ -64,7 +64,7 @@ class StrategySlowdowns:
     def at_ends(cls, ends: pd.DataFrame, target: float) -> StrategySlowdowns:
         """From the runs at P = 1 and at one other P, rows of `at_best_rates`, to a training loss in nats."""
         by_variant = {row["method"]: row for row in slowdowns(ends, target).to_dict("records")}
-        by_space = {space: by_variant[variant] for space, variant in VARIANTS.items() if variant in by_variant}
+        by_space = {space: by_variant[variant] for space, variant in VARIANT_OF_SPACE.items() if variant in by_variant}
         return cls(int(ends[STAGES].max()), by_space)
 
     def text(self, space: Space) -> str:
@@ -84,7 +84,7 @@ def strategy_table(results: Sequence[NormResult], delays: StrategySlowdowns | No
     table["of original"] = ["" if share is None else f"{share:.3f}" for share in shares]
     if delays is not None:
         column = f"slowdown at P = {delays.num_stages}"
-        table[column] = [f"{delays.text(result.space)} ({VARIANTS[result.space]})" for result in results]
+        table[column] = [f"{delays.text(result.space)} ({VARIANT_OF_SPACE[result.space]})" for result in results]
     return table
 
 

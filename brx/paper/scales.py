@@ -239,7 +239,8 @@ class Experiments:
         if wanted["optimizer.method"] == "basis-rotation":
             earlier = {**self.scale.earlier_rotation, **earlier}
         now, before = (
-            experiment_id(preset_with(preset or self.scale.preset, made), *self._origin) for made in (wanted, earlier)
+            experiment_id(preset_with(preset or self.scale.preset, candidate), *self._origin)
+            for candidate in (wanted, earlier)
         )
         experiment = before if before in self._by_experiment else now
         return experiment, self._by_experiment.get(experiment)

@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 
 from brx.curvature.norm_result import STRATEGY_SPACES, NormResult, Space
 from brx.curvature.norm_tables import NORM_TITLE
-from brx.curvature.strategies import VARIANTS, StrategySlowdowns, share_of_original, strategy_table
-from brx.plot.style import figure, look_of, save, sequence_color
+from brx.curvature.strategies import VARIANT_OF_SPACE, StrategySlowdowns, share_of_original, strategy_table
+from brx.plot.style import look_of, new_figure, save, sequence_color
 from brx.runs.formats import format_table
 
 LABELS: dict[Space, str] = {
@@ -30,15 +30,15 @@ def draw_strategy_norms(results: Sequence[NormResult], delays: StrategySlowdowns
     Returns:
         The files written (PNG, PDF, caption).
     """
-    with figure(width=3.4, height=2.6, columns=1 if delays is None else 2) as drawing:
-        fill_strategy_norms(drawing, results, delays)
+    with new_figure(width=3.4, height=2.6, columns=1 if delays is None else 2) as figure:
+        fill_strategy_norms(figure, results, delays)
         table = format_table(strategy_table(results, delays), "markdown")
-        return save(drawing, path, f"{NORM_TITLE}; bars: 95 % intervals\n{table}")
+        return save(figure, path, f"{NORM_TITLE}; bars: 95 % intervals\n{table}")
 
 
-def fill_strategy_norms(drawing: Figure, results: Sequence[NormResult], delays: StrategySlowdowns | None) -> None:
+def fill_strategy_norms(figure: Figure, results: Sequence[NormResult], delays: StrategySlowdowns | None) -> None:
     """The panels of `draw_strategy_norms` in a figure."""
-    panels = drawing.subplots(1, 1 if delays is None else 2, squeeze=False)[0]
+    panels = figure.subplots(1, 1 if delays is None else 2, squeeze=False)[0]
     _draw_norms(panels[0], results)
     if delays is not None:
         _draw_slowdowns(panels[1], results, delays)
@@ -47,15 +47,16 @@ def fill_strategy_norms(drawing: Figure, results: Sequence[NormResult], delays: 
 def _draw_norms(axes: Axes, results: Sequence[NormResult]) -> None:
     runs = list(dict.fromkeys(result.run for result in results))
     for index, run in enumerate(runs):
-        of_run = sorted((one for one in results if one.run == run), key=lambda one: STRATEGY_SPACES.index(one.space))
+        of_run = [result for result in results if result.run == run]
+        of_run.sort(key=lambda result: STRATEGY_SPACES.index(result.space))
         look = look_of(of_run[0].method)
-        values = [one.normalized for one in of_run]
+        values = [result.normalized for result in of_run]
         axes.errorbar(
-            [STRATEGY_SPACES.index(one.space) + 0.12 * (index - (len(runs) - 1) / 2) for one in of_run],
+            [STRATEGY_SPACES.index(result.space) + 0.12 * (index - (len(runs) - 1) / 2) for result in of_run],
             values,
             yerr=[
-                [value - one.interval[0] for value, one in zip(values, of_run, strict=True)],
-                [one.interval[1] - value for value, one in zip(values, of_run, strict=True)],
+                [value - result.interval[0] for value, result in zip(values, of_run, strict=True)],
+                [result.interval[1] - value for value, result in zip(values, of_run, strict=True)],
             ],
             color=sequence_color(index, len(runs)) if len(runs) > 1 else look.color,
             marker=_MARKERS[index % len(_MARKERS)],
@@ -74,15 +75,15 @@ def _draw_norms(axes: Axes, results: Sequence[NormResult]) -> None:
 def _draw_slowdowns(axes: Axes, results: Sequence[NormResult], delays: StrategySlowdowns) -> None:
     """The norm's share of the original one, the mean of the runs in the logarithm, against the slowdown."""
     for space, row in delays.by_space.items():
-        shares = [share_of_original(one, results) for one in results if one.space == space]
+        shares = [share_of_original(result, results) for result in results if result.space == space]
         known = [share for share in shares if share is not None]
         if not known or row["ratio"] != row["ratio"]:  # NaN: the reference never reaches the target
             continue
-        look = look_of(VARIANTS[space])
+        look = look_of(VARIANT_OF_SPACE[space])
         errors = None if row["low"] != row["low"] else [[row["ratio"] - row["low"]], [row["high"] - row["ratio"]]]
         share = 1.0
-        for one in known:
-            share *= one ** (1 / len(known))
+        for measured in known:
+            share *= measured ** (1 / len(known))
         marker = "^" if row["is_censored"] else look.marker
         axes.errorbar(share, row["ratio"], yerr=errors, color=look.color, marker=marker, markersize=5, capsize=2)
         axes.annotate(

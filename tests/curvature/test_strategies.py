@@ -13,10 +13,10 @@ from brx.curvature.hessian import gradient, hessian_vector_product
 from brx.curvature.hessian_norm import GeometricEstimate, cauchy_vector
 from brx.curvature.norm_measurement import NormSettings, measure_runs
 from brx.curvature.norm_result import STRATEGY_SPACES, strategy_of
-from brx.curvature.strategies import VARIANTS, StrategySlowdowns, complete_measurements, strategy_table
+from brx.curvature.strategies import VARIANT_OF_SPACE, StrategySlowdowns, complete_measurements, strategy_table
 from brx.errors import UserError
 from brx.model.stage import is_block_matrix
-from brx.paper.scales import METHODS
+from brx.paper.scales import VARIANTS
 from brx.runs.frames import load
 from tests.curvature.helpers import flat, full_hessian, random_like, tiny_model
 from tests.paper.helpers import write_experiment
@@ -141,7 +141,7 @@ def test_slowdowns_stand_beside_the_norms_as_far_as_there_are_runs(run, tmp_path
     for method in present:
         for stages in (1, 4, 32):
             slowness = 1 if stages == 1 else {"basis-rotation": 2, "pipedream-lr": 9}.get(method, 5)
-            settings = {"pipeline.stages": stages, **METHODS[method]}
+            settings = {"pipeline.stages": stages, **VARIANTS[method]}
             write_experiment(runs, "cpu-small", settings, slowness=slowness, seeds=(0, 1))
     delays = StrategySlowdowns.of(load([runs]))
     assert delays.num_stages == 32
@@ -158,7 +158,7 @@ def test_slowdowns_stand_beside_the_norms_as_far_as_there_are_runs(run, tmp_path
 
 
 def test_runs_that_have_no_slowdown_are_refused(tmp_path):
-    write_experiment(tmp_path, "cpu-small", {"pipeline.stages": 32, **METHODS["basis-rotation"]})
+    write_experiment(tmp_path, "cpu-small", {"pipeline.stages": 32, **VARIANTS["basis-rotation"]})
     with pytest.raises(UserError, match="no strategy has runs there at P = 1 and at another P"):
         StrategySlowdowns.of(load([tmp_path]))
 
@@ -173,8 +173,8 @@ def test_only_complete_measurements_of_one_checkpoint_are_compared(run):
 
 
 def test_the_variants_are_those_of_the_paper():
-    assert set(VARIANTS) == set(STRATEGY_SPACES)
-    assert set(VARIANTS.values()) <= METHODS.keys()
+    assert set(VARIANT_OF_SPACE) == set(STRATEGY_SPACES)
+    assert set(VARIANT_OF_SPACE.values()) <= VARIANTS.keys()
 
 
 @pytest.mark.parametrize(
