@@ -67,7 +67,7 @@ def report(times: dict[str, list[float]]) -> None:
             name, f"{1e3 * statistics.median(series):.2f}", f"{gain(series, one):.2f}", f"{gain(series, best):.2f}"
         )
     table.write(
-        "16 blocks, d 64, sequence 64, batch 8 an update, fp32, AdamW, one thread a process, gloo; the authors' way"
+        "16 blocks, d 64, sequence 64, batch 8 per update, fp32, AdamW, one thread per process, gloo; the authors' way"
         f" (one process per stage, recomputed forward) took {AUTHORS_MS} ms at P = 16 on such a machine"
     )
 

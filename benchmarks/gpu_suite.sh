@@ -10,7 +10,7 @@
 #   --source      of the tokens (default: openwebtext; without a network, for example: packages)
 #   --iterations  of each training (default: 4000, about half an hour for all four on one H100)
 #   --one-piece   do the next piece, and say what is left (exit code 3 while anything is)
-#   --tiny        the same in small: seconds a piece, on any machine
+#   --tiny        the same in small: seconds per piece, on any machine
 set -euo pipefail
 
 out=results/gpu source=openwebtext iterations=4000 one_piece=false tiny=false

@@ -1,4 +1,4 @@
-"""What FSDP2 saves a step of BasisRotation: two processes of one thread each, over one process of one thread.
+"""What FSDP2 saves in a step of BasisRotation: two processes of one thread each, over one process of one thread.
 
 python -m benchmarks.sharded [--blocks 8] [--width 384] [--steps 20]
 """

@@ -33,12 +33,12 @@ class Basis:
     right: Tensor | None
 
     def to_weights(self, rotated: Tensor) -> Tensor:
-        """U A V^T."""
+        """From rotated coordinates (m, n) to those of the weights: U A V^T."""
         product = rotated if self.left is None else self.left @ rotated
         return product if self.right is None else product @ self.right.mT
 
     def from_weights(self, matrix: Tensor) -> Tensor:
-        """U^T A V."""
+        """From the weights' coordinates (m, n) to rotated ones: U^T A V."""
         product = matrix if self.left is None else self.left.mT @ matrix
         return product if self.right is None else product @ self.right
 
@@ -48,12 +48,12 @@ Bases = dict[str, Basis]
 
 
 def to_weights(bases: Bases, vectors: Vectors) -> Vectors:
-    """Q z."""
+    """Rotated vectors in the weights' coordinates: Q z, parameter by parameter."""
     return {name: bases[name].to_weights(value) if name in bases else value for name, value in vectors.items()}
 
 
 def from_weights(bases: Bases, vectors: Vectors) -> Vectors:
-    """Q^T z."""
+    """Vectors in rotated coordinates: Q^T z, parameter by parameter."""
     return {name: bases[name].from_weights(value) if name in bases else value for name, value in vectors.items()}
 
 

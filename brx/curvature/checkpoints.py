@@ -56,7 +56,7 @@ class Checkpoint:
 
     @property
     def num_parameters(self) -> int:
-        """d."""
+        """d, the dimension of the Hessian."""
         return sum(parameter.numel() for parameter in self.parameters.values())
 
 

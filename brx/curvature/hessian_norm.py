@@ -4,7 +4,7 @@ For z with independent standard Cauchy entries, (H z)_i is Cauchy with scale s_i
 estimate of scale for each row, from n vectors, summed over the rows, estimates the norm. Two of them:
 
 - `geometric`: E|X|^(1/n) = s^(1/n) / cos(pi / 2n) for X of scale s, so the geometric mean of n values of |X|, times
-  cos(pi / 2n)^n, is unbiased. One pass, memory for a few numbers a row.
+  cos(pi / 2n)^n, is unbiased. One pass, memory for a few numbers per row.
 - `median`: the median of |X| is s (its bias is about 1.2 / n of it). It needs all n values of every row.
 
 Both have the same relative deviation, (pi / 2) / sqrt(n), in one row. The rows share their vectors and are far from
@@ -86,7 +86,7 @@ class Sums:
 
 
 class GeometricEstimate:
-    """Corrected geometric means, kept up to date product by product in memory for two numbers a row.
+    """Corrected geometric means, kept up to date product by product in memory for two numbers per row.
 
     A row that is exactly zero in some products (an embedding whose token is not in that vector's batches) has that
     scale, zero, in those: its estimate is the others' times their share.

@@ -67,7 +67,7 @@ class Track:
 
     @property
     def variance(self) -> float:
-        """Of the projections."""
+        """The variance of the projections."""
         return float(np.var(self.projections))
 
 

@@ -28,9 +28,9 @@ class Sidecar(BaseModel):
     num_tokens: int = Field(ge=0)
     """How many ids the file holds."""
     num_documents: int = Field(ge=0)
-    """From how many documents."""
+    """How many documents they are from."""
     sha256: str
-    """Of the file, in hexadecimal."""
+    """SHA-256 of the file, in hexadecimal."""
 
     def write(self, path: Path) -> None:
         """Write it as JSON beside the token file at `path`."""

@@ -41,12 +41,11 @@ class AdamWEverywhere(Method):
     why = "AdamW works coordinate by coordinate"
 
     def optimizers(self, stages: Stages) -> list[Optimizer]:
-        """One."""
         return [self.adamw(stage_groups(stages))]
 
 
 class PipeDream(AdamWEverywhere):
-    """Nothing else."""
+    """AdamW whatever the delay: what the other methods are measured against."""
 
     summary = "AdamW on delayed gradients"
     source = "Narayanan et al. 2019 (arXiv:1806.03377); Loshchilov & Hutter (arXiv:1711.05101)"
@@ -98,7 +97,6 @@ class Nesterov(Method):
     section = schema.NesterovConfig
 
     def optimizers(self, stages: Stages) -> list[Optimizer]:
-        """One."""
         optimizer = self.config.optimizer
         assert isinstance(optimizer, schema.NesterovConfig)
         return [
@@ -115,7 +113,7 @@ class Nesterov(Method):
 
 
 class BasisRotationMethod(Method):
-    """The paper's."""
+    """The paper's method: BasisRotation on matrices, at each stage's refresh intervals."""
 
     summary = "Adam in the Hessian's Kronecker eigenbasis for attention and MLP matrices, AdamW for the rest"
     source = "the paper's algorithms 1 and 2"
@@ -146,7 +144,7 @@ class BasisRotationMethod(Method):
 
 
 class Soap(Method):
-    """pytorch-optimizer's SOAP."""
+    """pytorch-optimizer's SOAP, which takes matrices one by one."""
 
     summary = "SOAP (pytorch-optimizer) for attention and MLP matrices, AdamW for the rest"
     source = "Vyas et al. 2024 (arXiv:2409.11321)"
@@ -157,7 +155,6 @@ class Soap(Method):
     one_matrix_at_a_time = True
 
     def matrices(self, groups: list[Group]) -> Optimizer:
-        """The library's."""
         optimizer = self.config.optimizer
         assert isinstance(optimizer, schema.SoapConfig)
         soap: Optimizer = _pytorch_optimizer("soap").SOAP(
@@ -172,7 +169,7 @@ class Soap(Method):
 
 
 class Muon(Method):
-    """torch's Muon."""
+    """torch's Muon, which takes matrices one by one."""
 
     summary = "Muon (torch.optim.Muon) for attention and MLP matrices, AdamW for the rest"
     source = "Jordan et al. 2024 (kellerjordan.github.io/posts/muon); Liu et al. 2025 (arXiv:2502.16982)"
@@ -183,7 +180,6 @@ class Muon(Method):
     one_matrix_at_a_time = True
 
     def matrices(self, groups: list[Group]) -> Optimizer:
-        """Torch's."""
         optimizer = self.config.optimizer
         assert isinstance(optimizer, schema.MuonConfig)
         return torch.optim.Muon(
@@ -214,7 +210,7 @@ class Scion(Method):
     section = schema.ScionConfig
 
     def optimizers(self, stages: Stages) -> list[Optimizer]:
-        """One, each kind of parameter with its own norm."""
+        """One optimizer in which each kind of parameter has its own norm."""
         optimizer = self.config.optimizer
         assert isinstance(optimizer, schema.ScionConfig)
         library = _pytorch_optimizer("scion")

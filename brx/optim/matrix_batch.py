@@ -106,7 +106,7 @@ class MatrixBatch:
 
     @property
     def device(self) -> torch.device:
-        """Of the parameters."""
+        """The device of the parameters."""
         return self.members[0].parameter.device
 
     def cost(self) -> int:

@@ -1,4 +1,4 @@
-"""Independent pieces of work on the CPU, one a core, instead of one after another with all cores on each."""
+"""Independent pieces of work on the CPU, one per core, instead of one after another with all cores on each."""
 
 from __future__ import annotations
 

@@ -196,7 +196,7 @@ def _fill_slowdowns(experiments: Experiments, methods: Sequence[str], panels: Se
             _fill(axes, [], look_of(method).label)
 
 
-@paper_figure("block-scaling", "fig:result-main-blockscaling", "Deeper models, one block a stage.", across=3)
+@paper_figure("block-scaling", "fig:result-main-blockscaling", "Deeper models, one block per stage.", across=3)
 def _block_scaling(experiments: Experiments, figure: Figure) -> None:
     experiments = experiments.secondary
     panels = row_of_axes(figure, 3, share_y=True)
@@ -313,7 +313,7 @@ def _slowdown_all(experiments: Experiments, figure: Figure) -> None:
 
 
 @paper_figure(
-    "block-scaling-all", "fig:result-appendix-blockscaling", "Deeper models, one block a stage, seven methods.",
+    "block-scaling-all", "fig:result-appendix-blockscaling", "Deeper models, one block per stage, seven methods.",
     across=4, down=2,
 )  # fmt: skip
 def _block_scaling_all(experiments: Experiments, figure: Figure) -> None:

@@ -56,7 +56,7 @@ class Scale:
         preset: of the main model.
         runs: folder of its results.
         depths: numbers of stages of the main comparison.
-        blocks: models of the block scaling, one block a stage.
+        blocks: models of the block scaling, one block per stage.
         narrow: settings, over the preset, of the smaller model at P = 24.
         wide: of the larger one.
         wide_preset: which preset that is over.

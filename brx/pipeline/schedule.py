@@ -60,12 +60,12 @@ def asynchronous_1f1b(
 
 
 def gpipe(rank: int, num_ranks: int, num_micro_batches: int, num_steps: int) -> Iterator[Action]:
-    """The synchronous schedule of GPipe (arXiv:1811.06965): all forwards, all backwards, one update a step."""
+    """The synchronous schedule of GPipe (arXiv:1811.06965): all forwards, all backwards, one update per step."""
     return _synchronous(rank, num_micro_batches, num_steps, ahead=num_micro_batches - 1)
 
 
 def synchronous_1f1b(rank: int, num_ranks: int, num_micro_batches: int, num_steps: int) -> Iterator[Action]:
-    """One forward, one backward, with a flush and one update a step (PipeDream-Flush, arXiv:2006.09503)."""
+    """One forward, one backward, with a flush and one update per step (PipeDream-Flush, arXiv:2006.09503)."""
     return _synchronous(rank, num_micro_batches, num_steps, ahead=min(num_ranks - 1 - rank, num_micro_batches - 1))
 
 

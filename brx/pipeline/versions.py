@@ -262,7 +262,7 @@ class Extrapolation:
 
     @torch.no_grad()
     def from_weights(self, weights: list[Tensor]) -> list[Tensor]:
-        """W - tau delta."""
+        """The predicted weights, W - tau delta."""
         return list(torch._foreach_add(weights, self.average_step, alpha=-self._delay.in_updates))
 
     @torch.no_grad()

@@ -62,7 +62,7 @@ def rank_table(config: RunConfig, ranks: Sequence[RankMemory], device_memory: fl
     """One row per rank; with the memory of a device, whether the rank fits into it."""
     parts = (*RANK_PARTS, "peak")
     unit, unit_bytes = _unit(max(rank.peak for rank in ranks))
-    title = f"{_run(config, ranks)}: {sum(rank.num_parameters for rank in ranks):,} parameters; {unit} a rank"
+    title = f"{_run(config, ranks)}: {sum(rank.num_parameters for rank in ranks):,} parameters; {unit} per rank"
     table = _table(title, ("rank", "stages", "parameters", *parts, *([] if device_memory is None else ["fits"])))
     for rank in ranks:
         cells = [f"{getattr(rank, part) / unit_bytes:.2f}" for part in parts]
@@ -87,7 +87,7 @@ def stage_table(config: RunConfig, ranks: Sequence[RankMemory]) -> Table:
     """One row per stage, with its delay and its rank."""
     stages = [(rank.rank, stage) for rank in ranks for stage in rank.by_stage]
     unit, unit_bytes = _unit(min(stage.weights for _, stage in stages))
-    table = _table(f"{_run(config, ranks)}; {unit} a stage", ("stage", "rank", "delay", "parameters", *STAGE_PARTS))
+    table = _table(f"{_run(config, ranks)}; {unit} per stage", ("stage", "rank", "delay", "parameters", *STAGE_PARTS))
     delays = stage_delays(config.pipeline)
     for rank, stage in stages:
         delay = delays[stage.stage].tau

@@ -94,7 +94,7 @@ def stage_count_table(
 
 
 def _short(number: float) -> str:
-    """67M, 3.19B."""
+    """A number of parameters as 67M or 3.19B."""
     for size, letter in ((1e9, "B"), (1e6, "M")):
         if number >= size:
             return f"{number / size:.4g}{letter}"

@@ -21,7 +21,7 @@ PANELS = {
     "stage_rotated_sign_changes": "share of sign changes of the update\nin the eigenbasis",
     "stage_basis_angle": "angle that the eigenbasis turned\nat a refresh (degrees)",
 }
-"""By metric."""
+"""What each metric is, for the title of its panel."""
 
 
 def draw_staleness(runs: Sequence[Path], path: Path) -> list[Path]:

@@ -40,7 +40,7 @@ class RunFolder:
 
     @property
     def metrics(self) -> Path:
-        """One JSON object a line."""
+        """One JSON object per line."""
         return self.path / "metrics.jsonl"
 
     @property

@@ -1,4 +1,4 @@
-"""metrics.jsonl: one JSON object a line, in order of iteration, flushed as it is written."""
+"""metrics.jsonl: one JSON object per line, in order of iteration, flushed as it is written."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class MetricsFile:
 
     @property
     def records(self) -> list[Record]:
-        """In order."""
+        """The readable records, in the order of their lines."""
         return [record for _, record in self.lines if record is not None]
 
     @property

@@ -67,7 +67,7 @@ class Run:
 
     @property
     def stages(self) -> int:
-        """P."""
+        """P, the number of virtual stages."""
         return self.config.pipeline.stages
 
     @property
@@ -107,7 +107,7 @@ class Run:
 
     @property
     def fingerprint(self) -> str | None:
-        """Of the token files."""
+        """The fingerprint of the token files."""
         fingerprint: str | None = self.summary.get("data_fingerprint")
         return fingerprint
 
@@ -155,7 +155,7 @@ class Run:
 
     @property
     def undisturbed_pace(self) -> float:
-        """Seconds an iteration while nothing else used the machine: the 5 % quantile of the pace over 20 iterations.
+        """Seconds per iteration while nothing else used the machine: the 5 % quantile of the pace over 20 iterations.
 
         Cells of a sweep share a machine, whose other work can only slow them down.
         """

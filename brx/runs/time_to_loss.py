@@ -30,17 +30,17 @@ class Experiment(_Frozen):
     """The seeds of one method under one delay, at the learning rate that was chosen for them."""
 
     method: str
-    """With what tells its variants apart."""
+    """The method, with what tells its variants apart."""
     delay: float
     """The largest delay of a stage, in updates: 0 without asynchrony."""
     lr: float
     """The chosen learning rate."""
     num_rates: int
-    """How many were tried."""
+    """How many learning rates were tried."""
     seconds: float
-    """Per iteration, of the fastest seed while nothing else used the machine."""
+    """Seconds per iteration of the fastest seed while nothing else used the machine."""
     iterations: list[list[float | None]]
-    """To each loss (rows, as `Measurements.losses`) by each seed (columns); None where a seed never got there."""
+    """Iterations to each loss (rows, as `Measurements.losses`) by each seed (columns); None where a seed never got there."""
 
 
 class Measurements(_Frozen):
@@ -49,11 +49,11 @@ class Measurements(_Frozen):
     source: str
     """Where the runs are."""
     model: str
-    """In a few words."""
+    """The model in a few words."""
     last_iteration: int
-    """At which the runs end."""
+    """The iteration at which the runs end."""
     losses: list[float]
-    """In nats, descending by `LOSS_STEP`."""
+    """Losses in nats, descending by `LOSS_STEP`."""
     experiments: list[Experiment]
 
     @classmethod
@@ -70,7 +70,7 @@ class Measurements(_Frozen):
         return validate(content, cls, str(path))
 
     def write(self, path: Path) -> None:
-        """As JSON."""
+        """Write the measurements as JSON, which `read` reads again."""
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, self.model_dump_json() + "\n")
 

@@ -20,7 +20,7 @@ LOG, FAILURE = "log.txt", "failed.txt"
 
 
 class State(Enum):
-    """Of a cell."""
+    """What has become of a cell."""
 
     WAITING = "waiting"
     INTERRUPTED = "interrupted"

@@ -79,7 +79,7 @@ class SweepDisplay:
         return Group(Text(line + self._left()), table)
 
     def _pace(self, cell: Cell) -> float | None:
-        """Seconds an iteration since the cell was started here."""
+        """Seconds per iteration since the cell was started here."""
         if cell.name not in self._started:
             return None
         since, first = self._started[cell.name]

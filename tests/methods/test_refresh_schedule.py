@@ -27,7 +27,7 @@ def test_budget(num_stages, frequency):
     mid = num_stages // 2 - 1
     floored = refresh_intervals(pipeline_delays(num_stages), frequency, "stage-aware")
     unfloored = (num_stages + 1 / mid) / frequency
-    # Rounding an interval down costs at most 1 / (f (f - 1)) refreshes an iteration.
+    # Rounding an interval down costs at most 1 / (f (f - 1)) refreshes per iteration.
     excess = sum(1 / (interval * (interval + 1)) for interval in floored if interval is not None)
     assert unfloored <= refreshes_per_iteration(floored) <= unfloored + excess
     for schedule in ("uniform", "stage-aware-exact", "reversed-exact"):

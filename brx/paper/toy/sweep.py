@@ -34,19 +34,19 @@ class SweepConfig(Section):
     angles_degrees: list[float] = Field(min_length=2)
     """Angles between eigenvectors and coordinates."""
     delays: list[Annotated[int, Field(ge=1)]] = Field(min_length=1)
-    """tau."""
+    """tau, in updates."""
     target: float = Field(gt=0)
     """The loss at which a run has converged."""
     eigenvalues: list[Annotated[float, Field(gt=0)]] = Field(min_length=2, max_length=2)
     """Of the Hessian, the dominant one first."""
     distance: float = Field(gt=0)
-    """Of the starts from the optimum, in random directions."""
+    """Distance of the starts from the optimum, in random directions."""
     starts: int = Field(ge=1)
-    """How many."""
+    """Number of starts."""
     most_updates: int = Field(ge=1)
     """A run that has not converged by then never does."""
     seed: int = Field(ge=0)
-    """Of the directions."""
+    """Seed of the directions."""
 
     @model_validator(mode="after")
     def _starts_are_above_the_target(self) -> Self:
