@@ -40,7 +40,7 @@ class Experiment(_Frozen):
     seconds: float
     """Seconds per iteration of the fastest seed while nothing else used the machine."""
     iterations: list[list[float | None]]
-    """Iterations to each loss (rows, as `Measurements.losses`) by each seed (columns); None where a seed never got there."""
+    """Iterations to each loss (rows, as `Measurements.losses`) by each seed (columns); None: it never got there."""
 
 
 class Measurements(_Frozen):
