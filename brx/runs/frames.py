@@ -17,7 +17,7 @@ from brx.config.schema import RunConfig
 from brx.errors import UserError
 from brx.runs.folder import RunFolder, decides_trajectory, settings_key
 from brx.runs.reading import Run
-from brx.runs.slowdown import last_quarter_loss
+from brx.runs.target_loss import last_quarter_loss
 
 Folders = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 

@@ -1,7 +1,8 @@
 """Slowdown: how many times the iterations training needs with delay, from arrays of training losses alone.
 
-Three steps, each a function: `last_quarter_loss`, whose highest among the runs that are compared is the loss to reach;
-`iterations_to_target`, when a run passes it; `iteration_ratio`, the ratio over seeds with its interval.
+Three steps, each a function: `last_quarter_loss` (of target_loss.py), whose highest among the runs that are compared is
+the loss to reach; `iterations_to_target`, when a run passes it; `iteration_ratio`, the ratio over seeds with its
+interval.
 docs/slowdown.md says what the result means, and benchmarks/slowdown_study.py how far it is from the truth on loss
 curves whose slowdown is known.
 """
@@ -14,14 +15,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-Series = NDArray[np.float64]
+from brx.runs.target_loss import Series
 
 CONFIDENCE = 0.95
-TAIL = 0.25
-"""The share of a run, at its end, whose mean loss is the target that the run proposes."""
 
 
 class Reached(NamedTuple):
@@ -51,18 +49,6 @@ class IterationRatio:
     low: float | None
     high: float | None
     is_lower_bound: bool
-
-
-def last_quarter_loss(losses: Series) -> float:
-    """A loss in nats that a run passes well before its end: the mean over its last quarter.
-
-    It hardly moves with the noise of single iterations, and the run passes it about an eighth of its iterations before
-    its end, so that what follows can confirm the passage. The highest of the runs that are compared is their target.
-
-    Args:
-        losses: (iterations,), the training loss of each in nats.
-    """
-    return float(np.mean(losses[-math.ceil(TAIL * len(losses)) :]))
 
 
 def iterations_to_target(iterations: Series, losses: Series, target: float) -> float | None:

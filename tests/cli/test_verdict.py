@@ -20,10 +20,10 @@ def test_the_committed_runs_answer(capsys, monkeypatch):
     assert "No run measures these at delays up to 3.88 updates" in text
 
 
-def test_the_answer_needs_neither_torch_nor_matplotlib():
+def test_the_answer_needs_neither_torch_nor_scipy():
     program = (
         "import sys; from brx.cli.main import main; main(['verdict', '--stages', '8', '--micro-batches', '8']);"
-        "sys.exit(bool({'torch', 'matplotlib'} & set(sys.modules)))"
+        "sys.exit(bool({'torch', 'scipy', 'matplotlib'} & set(sys.modules)))"
     )
     subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_1samp
 
-from brx.runs.slowdown import Reached, iteration_ratio, iterations_to_target, last_quarter_loss
+from brx.runs.slowdown import Reached, iteration_ratio, iterations_to_target
+from brx.runs.target_loss import last_quarter_loss
 
 
 def power_law(iterations, stretch=1.0):
