@@ -31,7 +31,7 @@ from typing import Any
 import pytorch_optimizer  # noqa: F401  (loaded once, before the forks)
 import torch
 
-from brx.config.loading import apply_overrides, dump_config
+from brx.config.loading import dump_config
 from brx.config.schema import RunConfig
 from brx.data.prepare import prepare
 from brx.distributed.launch import free_port
@@ -39,6 +39,7 @@ from brx.distributed.processes import DistributedWorld
 from brx.pipeline.world import SingleDevice
 from brx.runs.metrics import MEASURED, read_metrics
 from brx.train.loop import train
+from tests.train.helpers import tiny_config
 
 RESULTS = Path(__file__).parent / "results"
 TOLERANCE = 1e-4
@@ -80,26 +81,8 @@ CASES: dict[str, tuple[str, ...]] = {
 
 
 def tiny(folder: Path, overrides: Sequence[str]) -> RunConfig:
-    """A run of 4 blocks and 4 stages on made-up text."""
-    text = folder / "text.txt"
-    if not text.exists():
-        text.write_text("\n".join(f"{n}: the quick brown fox jumps over the lazy dog {n * n}" for n in range(6000)))
-    content = {
-        "model": {"blocks": 4, "width": 8, "heads": 2, "sequence_length": 16},
-        "data": {"source": str(text), "directory": str(folder / "data"), "validation_fraction": 0.3},
-        "pipeline": {"stages": 4, "timeout_s": 120.0},
-        "optimizer": {"method": "pipedream", "lr": 0.01},
-        "training": {
-            "iterations": ITERATIONS,
-            "batch_size": 2,
-            "validation_every": 12,
-            "validation_examples": 5,
-            "checkpoint_every": 7,
-            "log_every": 5,
-        },
-        "runtime": {"device": "cpu", "threads": 1},
-    }
-    return apply_overrides(content, overrides, "kills")
+    """The run of the tests, of 4 blocks and 4 stages on made-up text, twice as long."""
+    return tiny_config(folder, f"training.iterations={ITERATIONS}", "pipeline.timeout_s=120.0", *overrides)
 
 
 class Forked:

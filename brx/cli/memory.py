@@ -36,6 +36,7 @@ def memory(
     from rich.console import Console
 
     from brx.config.loading import load_config
+    from brx.paper.llama import LLAMA_3_8B
     from brx.planning.memory_tables import (
         matrices_of,
         overhead_table,
@@ -53,11 +54,15 @@ def memory(
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = 160
+    if matrix:
+        console.print(overhead_table(Counter(parse_matrix(text) for text in matrix), {}))
+        return
     if config is None:
-        console.print(overhead_table(Counter(parse_matrix(text) for text in matrix) if matrix else None))
+        names = {shape: name for name, shape in LLAMA_3_8B.items()}
+        console.print(overhead_table(dict.fromkeys(names, 1), names))
         return
     run_config = load_config(config, overrides)
     ranks = plan_memory(run_config, planned_device_type(run_config))
-    console.print(overhead_table(matrices_of(run_config)))
+    console.print(overhead_table(matrices_of(run_config), {}))
     console.print(stage_table(run_config, ranks), rank_table(run_config, ranks))
     console.print(*rank_notes(run_config), sep="\n", soft_wrap=True)

@@ -53,7 +53,8 @@ def stages(
     format: Format = "table",
 ) -> None:
     """Print the table."""
-    from brx.planning.stage_count import DEVICES_GB, LLAMAS, ModelShape, stage_count_table
+    from brx.paper.llama import DEVICES_GB, LLAMAS
+    from brx.planning.stage_count import ModelShape, stage_count_table
     from brx.runs.formats import format_table
 
     own = {"--hidden": hidden, "--heads": heads, "--params-per-block": params_per_block, "--blocks": blocks}

@@ -11,14 +11,14 @@ from scipy.stats import t
 from brx.config.loading import Settings
 from brx.curvature.norm_result import measured_norms
 from brx.curvature.oscillation import measured_oscillation
+from brx.paper.llama import DEVICES_GB, LLAMA_3_8B, LLAMAS
 from brx.paper.scales import COMPENSATIONS, CURVATURE, STRATEGY_NAMES, Experiments, sweep_of
-from brx.planning.optimizer_memory import LLAMA_3_8B, overhead_elements
-from brx.planning.stage_count import DEVICES_GB, LLAMAS, stage_count_table
+from brx.planning.optimizer_memory import overhead_elements
+from brx.planning.stage_count import stage_count_table
 from brx.runs.comparison import BASELINES, common_target, saved_ratio, slowdowns
 from brx.runs.frames import SEED, find_runs
 from brx.runs.slowdown import CONFIDENCE
 
-# Columns: 8, 16, 24, 48, 80 GB.
 STAGE_COUNTS = {
     "Llama 3.2 1B": ["16", "6", "4", "2", "1"],
     "Llama 3.2 3B": ["28", "10", "6", "3", "2"],
@@ -28,7 +28,7 @@ STAGE_COUNTS = {
     "LLaMA 1-65B": [">= 160", ">= 160", "80", "40", "20"],
     "Llama 3.1 405B": [">= 512", ">= 512", ">= 512", ">= 512", "126"],
 }
-
+"""As the paper prints them, by model; columns: `DEVICES_GB`."""
 
 SEEDS_FOR_AN_INTERVAL = 3
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,26 +79,26 @@ def draw_paper_figure(name: str, experiments: Experiments, folder: Path) -> tupl
         UserError: none of its runs exist.
     """
     paper = FIGURES[name]
-    found = experiments.fresh()
+    asked = experiments.fresh()
     across, down = paper.size
     with new_figure(width=PANEL_IN * across, height=2.0 * down) as figure:
-        paper.draw(found, figure)
-        if not found.used:
-            raise UserError(f"figure {name}: none of its runs are in {found.folder}; make them with {found.makers}")
-        return save(figure, folder / name, _caption(paper, found)), found
+        paper.draw(asked, figure)
+        if not asked.used:
+            raise UserError(f"figure {name}: none of its runs are in {asked.folder}; make them with {asked.makers}")
+        return save(figure, folder / name, _caption(paper, asked)), asked
 
 
-def _caption(paper: PaperFigure, found: Experiments) -> str:
+def _caption(paper: PaperFigure, asked: Experiments) -> str:
     lines = [
         f"{paper.caption} (The paper's {paper.label}.)" if paper.label else paper.caption,
         f"Training losses are means over {SMOOTHING:.0%} of the iterations; bands: range over seeds;"
         " learning rates: lowest final validation loss of the grid (* at its edge).",
     ]
-    for seeds in found.used.values():
+    for seeds in asked.used.values():
         first = seeds.iloc[0]
         rate = rate_text(first[RATE], at_edge=first["lr_at_edge"])
         lines.append(f"{first['variant']}, P = {first[STAGES]}, lr {rate}: {', '.join(seeds['name'])}")
-    lines += [f"not there: {line}" for line in found.missing]
+    lines += [f"not there: {line}" for line in asked.missing]
     return "\n".join(lines)
 
 
@@ -114,14 +114,18 @@ def _curves(
     return [curve_of(seeds) for seeds in _present(asked)]
 
 
+def _shaded_curves(seeds_by_label: Mapping[str, pd.DataFrame | None]) -> list[Curve]:
+    """A curve per experiment that is there, from light to dark in the order of all."""
+    return [
+        curve_of(seeds, label, color=sequence_color(index, len(seeds_by_label)))
+        for index, (label, seeds) in enumerate(seeds_by_label.items())
+        if seeds is not None
+    ]
+
+
 def _depth_curves(experiments: Experiments, method: str, depths: Sequence[int]) -> list[Curve]:
-    """A curve per number of stages, from light to dark."""
-    curves = []
-    for index, depth in enumerate(depths):
-        seeds = experiments.find(method, depth, sweep_of(method))
-        if seeds is not None:
-            curves.append(curve_of(seeds, f"P = {depth}", color=sequence_color(index, len(depths))))
-    return curves
+    """A curve per number of stages."""
+    return _shaded_curves({f"P = {depth}": experiments.find(method, depth, sweep_of(method)) for depth in depths})
 
 
 def _fill(axes: Any, curves: list[Curve], title: str, draw: Callable[..., None] = draw_training_losses) -> None:
@@ -205,15 +209,14 @@ def _block_scaling(experiments: Experiments, figure: Figure) -> None:
 
 
 def _fill_block_scaling(experiments: Experiments, methods: Sequence[str], panels: Sequence[Any]) -> None:
-    sizes = experiments.scale.blocks
     for method, axes in zip(methods, panels, strict=True):
-        curves = []
-        for index, blocks in enumerate(sizes):
-            seeds = experiments.find(method, blocks, "block-scaling", settings={"model.blocks": blocks})
-            if seeds is not None:
-                color = sequence_color(index, len(sizes))
-                curves.append(curve_of(seeds, f"{blocks} blocks, P = {blocks}", color=color))
-        _fill(axes, curves, look_of(method).label)
+        by_label = {
+            f"{blocks} blocks, P = {blocks}": experiments.find(
+                method, blocks, "block-scaling", settings={"model.blocks": blocks}
+            )
+            for blocks in experiments.scale.blocks
+        }
+        _fill(axes, _shaded_curves(by_label), look_of(method).label)
 
 
 @paper_figure("width", "fig:result-main-1b", "P = 24, (a) the smaller and (b) the larger model.", across=2)
@@ -251,14 +254,14 @@ def _efficiency(experiments: Experiments, figure: Figure) -> None:
 
 def _frequency_curves(experiments: Experiments) -> list[Curve]:
     deepest = experiments.scale.deepest
-    curves = _curves(experiments, ("pipedream-lr",), deepest)
-    for index, frequency in enumerate(FREQUENCIES):
-        settings = {"optimizer.frequency": frequency}
-        seeds = experiments.find("basis-rotation", deepest, "frequency", settings=settings)
-        if seeds is not None:
-            color = sequence_color(index, len(FREQUENCIES))
-            curves.append(curve_of(seeds, f"every {frequency} iterations", color=color))
-    return curves
+    plain = _curves(experiments, ("pipedream-lr",), deepest)
+    by_label = {
+        f"every {frequency} iterations": experiments.find(
+            "basis-rotation", deepest, "frequency", settings={"optimizer.frequency": frequency}
+        )
+        for frequency in FREQUENCIES
+    }
+    return plain + _shaded_curves(by_label)
 
 
 def _refresh_schedule_curves(experiments: Experiments, schedules: Sequence[str]) -> list[Curve]:
@@ -373,13 +376,13 @@ def _delay_compensation(experiments: Experiments, figure: Figure) -> None:
     panels = row_of_axes(figure, 3, share_y=True)
     for axes, stages in zip(panels, (8, 16, 32), strict=True):
         curves = _curves(experiments, MAIN, stages)
-        for index, strength in enumerate(COMPENSATIONS):
-            settings = {"optimizer.compensation": strength}
-            seeds = experiments.find("delay-compensation", stages, "delay-compensation", settings=settings)
-            if seeds is not None:
-                color = sequence_color(index, len(COMPENSATIONS))
-                curves.append(curve_of(seeds, rf"DC, $\lambda$ = {strength:g}", color=color))
-        _fill(axes, curves, f"P = {stages}")
+        by_label = {
+            rf"DC, $\lambda$ = {strength:g}": experiments.find(
+                "delay-compensation", stages, "delay-compensation", settings={"optimizer.compensation": strength}
+            )
+            for strength in COMPENSATIONS
+        }
+        _fill(axes, curves + _shaded_curves(by_label), f"P = {stages}")
     _share_legend(figure, *panels)
 
 

@@ -12,9 +12,10 @@ from brx.curvature.norm_result import measured_norms
 from brx.curvature.norm_tables import NORM_TITLE, norm_table
 from brx.errors import UserError
 from brx.paper.claims import CLAIMS, SLOWDOWNS, claim_table, judge, number_text
+from brx.paper.llama import DEVICES_GB, LLAMA_3_8B, LLAMAS
 from brx.paper.scales import CURVATURE, MAIN, SEVEN, VARIANTS, Experiments, sweep_of
-from brx.planning.optimizer_memory import LLAMA_3_8B, overhead_texts
-from brx.planning.stage_count import DEVICES_GB, LLAMAS, stage_count_table
+from brx.planning.optimizer_memory import overhead_texts
+from brx.planning.stage_count import stage_count_table
 from brx.runs.comparison import common_target, reductions, slowdowns
 from brx.runs.frames import find_runs
 from brx.runs.tables import (

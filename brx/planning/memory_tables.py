@@ -13,20 +13,20 @@ from brx.errors import UserError
 from brx.model.sizes import stage_shapes
 from brx.model.stage import is_block_matrix
 from brx.pipeline.delay import stage_delays
-from brx.planning.optimizer_memory import LLAMA_3_8B, overhead_texts
+from brx.planning.optimizer_memory import overhead_texts
 from brx.planning.plan import RANK_PARTS, STAGE_PARTS, RankMemory
 
 UNITS = {"GB": 10**9, "MB": 10**6, "kB": 10**3}
 
 
-def overhead_table(shapes: Mapping[tuple[int, int], int] | None = None) -> Table:
+def overhead_table(shapes: Mapping[tuple[int, int], int], names: Mapping[tuple[int, int], str]) -> Table:
     """What every strategy keeps beyond Adam's moments: one row per strategy.
 
     Args:
-        shapes: how many matrices there are of each shape (m, n); None for the paper's, those of Llama-3-8B.
+        shapes: how many matrices there are of each shape (m, n).
+        names: of some shapes, for the headings.
     """
-    names = {shape: name for name, shape in LLAMA_3_8B.items()} if shapes is None else {}
-    title, texts = overhead_texts(Counter(LLAMA_3_8B.values()) if shapes is None else shapes, names)
+    title, texts = overhead_texts(shapes, names)
     table = Table(title=title, title_justify="left")
     for column in texts.columns:
         table.add_column(column, no_wrap=True, justify="left" if column in texts.columns[:4] else "right")

@@ -21,10 +21,6 @@ STRATEGIES: tuple[tuple[Source, Geometry], ...] = (
     ("1st", "unilateral"),
 )
 
-LLAMA_3_8B = {"attention": (4096, 4096), "MLP": (4096, 14336)}
-"""The matrices of the paper's table."""
-
-
 UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
 
 

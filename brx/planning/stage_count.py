@@ -54,21 +54,6 @@ class StageCount:
         return str(self.stages) if self.block_fits else f">= {self.stages}"
 
 
-LLAMAS = (
-    ModelShape("Llama 3.2 1B", 2048, 32, 67e6, 16),
-    ModelShape("Llama 3.2 3B", 3072, 24, 113e6, 28),
-    ModelShape("LLaMA 1-7B", 4096, 32, 202e6, 32),
-    ModelShape("LLaMA 1-13B", 5120, 40, 317e6, 40),
-    ModelShape("LLaMA 1-33B", 6656, 52, 535e6, 60),
-    ModelShape("LLaMA 1-65B", 8192, 64, 810e6, 80),
-    ModelShape("Llama 3.1 405B", 16384, 128, 3.19e9, 126),
-)
-"""The models of the paper's table, with W as printed there."""
-
-DEVICES_GB = (8.0, 16.0, 24.0, 48.0, 80.0)
-"""Memory of the paper's devices as printed there: RTX3070, RTX3080, RTX3090, A6000, A100."""
-
-
 def stage_count_table(
     models: Sequence[ModelShape], memories: Sequence[float], sequence_length: int = 4096, batch_size: int = 1
 ) -> pd.DataFrame:

@@ -64,10 +64,10 @@ def _caption(result: SweepResult) -> str:
         "Spearman's correlation of slowdown and (1,1)-norm over the angles:",
     ]
     for row, beta1 in enumerate(config.momenta):
-        shares = [
+        correlations = [
             f"tau {delay}: " + ("all equal" if correlation is None else f"{correlation:.2f}")
             for column, delay in enumerate(config.delays)
             for correlation in [result.correlation(row, column)]
         ]
-        lines.append(f"beta1 {beta1:g}: {', '.join(shares)}")
+        lines.append(f"beta1 {beta1:g}: {', '.join(correlations)}")
     return "\n".join(lines)
