@@ -1,6 +1,9 @@
 """The methods by name, and the method that a configuration selects.
 
-The stash mode belongs to the pipeline (`pipeline.stash`); any method runs with any mode.
+A further method is three things: a section of settings in brx/config/schema.py, a subclass of `Method` in builtin.py,
+and an entry here. One for your own use needs none of them: `optimizer.method=my_method.py:MyMethod` (docs/methods.md).
+
+What the backward pass sees (`pipeline.stash`) belongs to the pipeline: any method runs with any mode.
 """
 
 from __future__ import annotations

@@ -2,6 +2,10 @@
 
 With one device it is an exact simulation of an asynchronous pipeline of P stages at the cost of a plain training
 step; with more, the same actions run between neighbours, and the trajectory stays the same (docs/semantics.md).
+
+A gradient gets old in three steps: `_forward` binds every stage to the version that its delay names, tau updates behind
+the newest; `_backward` takes the gradient there and hands it to the newest weights; `_update` applies it to them. So
+even on one device, where no forward pass runs ahead of another, each stage sees what it would see in a pipeline.
 """
 
 from __future__ import annotations
@@ -249,7 +253,7 @@ class Engine:
         if more_to_come and not self.is_first:
             self._neighbours.activations.post_receive()
         for stage in self.stages:
-            stage.bind(n)
+            stage.bind(n)  # to weights that are tau micro-batches old
         output = self._through_stages(inputs if received is None else received, targets)
         # Of a last stage, only the loss leads into the backward pass.
         root = output.stream if output.loss is None else output.loss
@@ -274,7 +278,7 @@ class Engine:
             assert micro_batch.received.grad is not None
             self._neighbours.gradients.send(micro_batch.received.grad)
         for stage in self.stages:
-            stage.collect_gradients(n)
+            stage.collect_gradients(n)  # of old weights, from here on the newest ones' gradients
             self._updater.correct_gradients(stage, n)
             stage.accumulate(n)
         if self.is_last:

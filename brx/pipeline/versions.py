@@ -104,7 +104,7 @@ class StageVersions:
             self._forecaster = Forecaster(rule, self._newest, self.delay.in_updates)
 
     def bind(self, micro_batch: int) -> None:
-        """Let the module compute with the weights of a micro-batch."""
+        """Let the module compute with the weights of a micro-batch: version `delay.version_used(micro_batch)`."""
         self._point_to(self._weights(micro_batch))
         if self._host_ring is not None:
             self._host_ring.prefetch(micro_batch + 1)
