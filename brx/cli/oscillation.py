@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from brx.cli.options import FigurePath, RunFolders
+from brx.cli.options import FigurePath
 from brx.cli.usage import Application, Command
 from brx.errors import UserError
 
 EXAMPLES = """\
   brx oscillation runs/quick-pipedream-p8-s0 runs/quick-basis-rotation-p8-s0 --out figures/oscillation
   brx oscillation runs/quick-pipedream-p8-s0 --checkpoint 1000 --iterations 200
+  brx oscillation runs/*-p32-*/checkpoints/00016000 --out figures/oscillation    several checkpoints, methods, seeds
   brx oscillation results/curvature/*-p[18] --measured --out figures/oscillation     what was measured before
 """
 
@@ -21,11 +23,13 @@ app = Application()
 
 @app.command(cls=Command, epilog=EXAMPLES)
 def oscillation(
-    runs: RunFolders,
+    checkpoints: Annotated[
+        list[Path], typer.Argument(metavar="CHECKPOINT|RUN", help="checkpoints, or folders of runs", show_default=False)
+    ],
     *,
     checkpoint: Annotated[
         int | None,
-        typer.Option(metavar="ITERATION", help="which one (default: the nearest to the middle of the run)"),
+        typer.Option(metavar="ITERATION", help="of each run (default: the nearest to the middle of the run)"),
     ] = None,
     iterations: Annotated[int, typer.Option(metavar="N", help="training iterations to follow")] = 100,
     batches: Annotated[int, typer.Option(metavar="N", help="batches whose mean loss the Hessian is of")] = 64,
@@ -40,11 +44,12 @@ def oscillation(
     ] = False,
     out: FigurePath = None,
 ) -> None:
-    """Measure each run, from its own checkpoint; print, and draw."""
+    """Measure from each checkpoint; print, and draw."""
     from rich.console import Console
 
-    from brx.curvature.oscillation import measure_oscillation, measured_oscillation, oscillation_table
-    from brx.plot.curvature import draw_oscillation
+    from brx.curvature.checkpoints import run_and_iteration
+    from brx.curvature.oscillation import measure_oscillation, measured_oscillations, oscillation_table
+    from brx.plot.oscillation import draw_oscillation
 
     for option, count, least in (
         ("--iterations", iterations, 2),
@@ -54,12 +59,18 @@ def oscillation(
         if count < least:
             raise UserError(f"{option} {count}: must be at least {least}")
     console = Console(highlight=False)
-    results = [
-        measured_oscillation(path)
-        if measured
-        else measure_oscillation(
-            path,
-            iteration=checkpoint,
+    results = []
+    for path in checkpoints:
+        run, iteration = run_and_iteration(path)
+        if checkpoint is not None and iteration is not None:
+            raise UserError(f"--checkpoint {checkpoint}: {path} is a checkpoint already; give one of the two")
+        iteration = iteration or checkpoint
+        if measured:
+            results += measured_oscillations(run, iteration)
+            continue
+        result = measure_oscillation(
+            run,
+            iteration=iteration,
             num_iterations=iterations,
             num_batches=batches,
             tolerance=tolerance,
@@ -67,8 +78,7 @@ def oscillation(
             seed=seed,
             report=Console(stderr=True, highlight=False).print,
         )
-        for path in runs
-    ]
+        results.append(result)
     console.print(oscillation_table(results))
     console.print("share: of the updates' squared norms, along the direction")
     if out is not None:

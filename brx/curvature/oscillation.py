@@ -22,6 +22,7 @@ from brx.data.prepare import prepare
 from brx.errors import RunError, UserError
 from brx.files import write_json
 from brx.pipeline.engine import Engine, MicroBatch
+from brx.runs.checkpoint import checkpoint_folder
 from brx.runs.reading import Run
 from brx.train.build import assemble, training_batches
 from brx.train.device import choose_device
@@ -191,16 +192,28 @@ def _hessian(checkpoint: Checkpoint, num_batches: int) -> Callable[[Vectors], Ve
     return product
 
 
-def measured_oscillation(run_path: Path) -> Oscillation:
-    """What has been measured of a run before, at its latest such checkpoint.
+def measured_oscillations(run_path: Path, iteration: int | None = None) -> list[Oscillation]:
+    """What has been measured of a run before, in the order of the checkpoints.
+
+    Args:
+        run_path: the run's folder.
+        iteration: of the checkpoint; None for all that there are.
 
     Raises:
         UserError: nothing has.
     """
-    files = sorted((run_path / "analysis").glob("oscillation-*.json"))
+    wanted = "*" if iteration is None else f"{iteration:08d}"
+    files = sorted((run_path / "analysis").glob(f"oscillation-{wanted}.json"))
     if not files:
-        raise UserError(f"{run_path}: has no measured oscillation; run `brx oscillation {run_path}` first")
-    return Oscillation.read(files[-1])
+        path = run_path if iteration is None else checkpoint_folder(run_path, iteration)
+        raise UserError(f"{path}: has no measured oscillation; run `brx oscillation {path}` first")
+    return [Oscillation.read(file) for file in files]
+
+
+def representative(results: Sequence[Oscillation]) -> Oscillation:
+    """Which of several, of one method and P, has its projections shown: the first run at its middle checkpoint."""
+    of_run = sorted((one for one in results if one.run == results[0].run), key=lambda one: one.iteration)
+    return of_run[len(of_run) // 2]
 
 
 def dominant_eigenvector(
@@ -286,13 +299,13 @@ def _dot(left: Vectors, right: Vectors) -> float:
 
 
 def oscillation_table(results: Sequence[Oscillation]) -> Table:
-    """Two rows per run: along the dominant eigenvector, and along a random direction."""
-    table = Table("run", "direction", "eigenvalue", "sign changes", "variance", "share")
+    """Two rows per checkpoint: along the dominant eigenvector, and along a random direction."""
+    table = Table("run", "at", "direction", "eigenvalue", "sign changes", "variance", "share")
     for result in results:
         for direction, track, eigenvalue in (
             ("dominant", result.dominant, f"{result.eigenvalue:.4g}"),
             ("random", result.random, ""),
         ):
             numbers = (f"{track.sign_changes:.0%}", f"{track.variance:.3g}", f"{track.share:.2g}")
-            table.add_row(Path(result.run).name, direction, eigenvalue, *numbers)
+            table.add_row(Path(result.run).name, str(result.iteration), direction, eigenvalue, *numbers)
     return table

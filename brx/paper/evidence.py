@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 from scipy.stats import t
 
 from brx.config.loading import Settings
 from brx.curvature.norm_result import measured_norms
-from brx.curvature.oscillation import measured_oscillation
+from brx.curvature.oscillation import Oscillation, measured_oscillations
 from brx.paper.llama import DEVICES_GB, LLAMA_3_8B, LLAMAS
 from brx.paper.scales import COMPENSATIONS, CURVATURE, STRATEGY_NAMES, Experiments, sweep_of
 from brx.planning.optimizer_memory import overhead_elements
 from brx.planning.stage_count import stage_count_table
 from brx.runs.comparison import BASELINES, common_target, saved_ratio, slowdowns
 from brx.runs.frames import SEED, find_runs
-from brx.runs.slowdown import CONFIDENCE
+from brx.runs.reading import Run
+from brx.runs.slowdown import CONFIDENCE, geometric_mean
 
 STAGE_COUNTS = {
     "Llama 3.2 1B": ["16", "6", "4", "2", "1"],
@@ -299,15 +301,35 @@ def norm_ratio(_: Experiments) -> Evidence:
 
 
 def oscillates_less(_: Experiments) -> Evidence:
+    """The variances of basis rotation over PipeDream's at the same checkpoints, seed by seed, at the largest P."""
     folders = [folder for folder in find_runs([CURVATURE]) if any((folder / "analysis").glob("oscillation-*.json"))]
-    measured = [measured_oscillation(folder) for folder in folders]
-    P = max((run.num_stages for run in measured), default=0)
-    variances = {run.method: run.dominant.variance for run in measured if run.num_stages == P}
-    if not {"pipedream", "basis-rotation"} <= variances.keys():
+    measured = [(folder, oscillation) for folder in folders for oscillation in measured_oscillations(folder)]
+    P = max((oscillation.num_stages for _, oscillation in measured), default=0)
+    by_method: dict[str, dict[tuple[int, int], Oscillation]] = {}
+    for folder, oscillation in measured:
+        if oscillation.num_stages == P:
+            seed = Run.load(folder).config.training.seed
+            by_method.setdefault(oscillation.method, {})[seed, oscillation.iteration] = oscillation
+    ours, theirs = by_method.get("basis-rotation", {}), by_method.get("pipedream", {})
+    shared = sorted(ours.keys() & theirs.keys())
+    if not shared:
         raise NotTriedError("not measured yet")
-    ours, theirs = variances["basis-rotation"], variances["pipedream"]
-    text = f"variance along the dominant eigenvector at P = {P}: basis rotation {ours:.2g}, PipeDream {theirs:.2g}"
-    return Evidence(holds=ours < theirs, text=text)
+    ratios = {key: ours[key].dominant.variance / theirs[key].dominant.variance for key in shared}
+    by_seed = np.log(pd.Series(ratios)).groupby(level=0).mean()
+    mean_ours, mean_theirs = (
+        geometric_mean([side[key].dominant.variance for key in shared]) for side in (ours, theirs)
+    )
+    text = (
+        f"variance along the dominant eigenvector at P = {P}: basis rotation {mean_ours:.2g}, PipeDream"
+        f" {mean_theirs:.2g}"
+        f" ({len(by_seed)} seed{'s' * (len(by_seed) > 1)}, {len(shared)} checkpoint{'s' * (len(shared) > 1)})"
+    )
+    if plateaus := sum(theirs[key].eigenvalue < 0 for key in shared):
+        text += f"; PipeDream's dominant eigenvalue is negative at {plateaus}: not at like places"
+    if len(by_seed) < SEEDS_FOR_AN_INTERVAL:
+        return Evidence(holds=by_seed.mean() < 0, text=text)
+    low, high = t.interval(CONFIDENCE, len(by_seed) - 1, by_seed.mean(), by_seed.sem())
+    return Evidence(holds=high < 0, text=f"{text}, ratio [{np.exp(low):.2g}, {np.exp(high):.2g}]")
 
 
 def memory_share(_: Experiments) -> Evidence:

@@ -13,12 +13,13 @@ from brx.config import load_yaml_as
 from brx.config.loading import PRESETS
 from brx.curvature.effective_delay import effective_delay, slowdown_points, usual_stages
 from brx.curvature.norm_result import measured_norms
-from brx.curvature.oscillation import measured_oscillation
+from brx.curvature.oscillation import measured_oscillations
 from brx.paper.scales import CURVATURE
 from brx.paper.toy.figures import draw_quadratic, draw_spiral
 from brx.paper.toy.quadratic import QuadraticConfig, run_quadratic
 from brx.paper.toy.spiral import SpiralConfig, run_spiral
-from brx.plot.curvature import draw_effective_delay, draw_norms, draw_oscillation
+from brx.plot.curvature import draw_effective_delay, draw_norms
+from brx.plot.oscillation import draw_oscillation
 from brx.plot.schedule import draw_schedules
 from brx.runs.frames import find_runs, load
 
@@ -56,7 +57,7 @@ def _toy_spiral(path: Path) -> list[Path]:
 
 def _oscillation(path: Path) -> list[Path]:
     folders = [folder for folder in find_runs([CURVATURE]) if any((folder / "analysis").glob("oscillation-*.json"))]
-    oscillations = [measured_oscillation(folder) for folder in folders]
+    oscillations = [oscillation for folder in folders for oscillation in measured_oscillations(folder)]
     depths = [oscillation.num_stages for oscillation in oscillations]
     ends = {min(depths), max(depths)}
     return draw_oscillation([oscillation for oscillation in oscillations if oscillation.num_stages in ends], path)

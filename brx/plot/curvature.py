@@ -1,4 +1,4 @@
-"""Figures of curvature: oscillation along eigenvectors, norms of the Hessian, and the effective delay."""
+"""Figures of curvature: norms of the Hessian, and the effective delay."""
 
 from __future__ import annotations
 
@@ -10,48 +10,10 @@ from matplotlib.axes import Axes
 from brx.curvature.effective_delay import EffectiveDelay, SlowdownPoint, uniform_effective_delay
 from brx.curvature.norm_result import NormResult
 from brx.curvature.norm_tables import NORM_TITLE, norm_table
-from brx.curvature.oscillation import Oscillation
 from brx.plot.style import COLUMN_WIDTH_IN, line_style, look_of, new_figure, save
 from brx.runs.formats import format_table
 
 SPACE_LINES = {"original": "-", "rotated": (0, (1, 1))}
-
-
-def draw_oscillation(oscillations: Sequence[Oscillation], path: Path) -> list[Path]:
-    """Projections of the updates: left on the dominant eigenvector, right on the random direction, a row for each P.
-
-    The columns have vertical scales of their own: updates along a random direction are small.
-
-    Returns:
-        The files written (PNG, PDF, caption).
-    """
-    titles = {"dominant": "dominant eigenvector", "random": "random orthogonal direction"}
-    stages = sorted({oscillation.num_stages for oscillation in oscillations})
-    with new_figure(height=0.9 + 1.5 * len(stages), columns=2) as figure:
-        rows = figure.subplots(len(stages), 2, squeeze=False, sharex=True)
-        lines = []
-        for run in oscillations:
-            look = look_of(run.method)
-            lines.append(f"{run.run}, iteration {run.iteration}: eigenvalue {run.eigenvalue:.4g}")
-            for axes, (name, title) in zip(rows[stages.index(run.num_stages)], titles.items(), strict=True):
-                track = getattr(run, name)
-                axes.plot(track.projections, color=look.color, linewidth=0.9, label=look.label)
-                lines.append(
-                    f"  {title}: sign changes {track.sign_changes:.0%}, variance {track.variance:.3g}, share of the"
-                    f" updates' squared norms {track.share:.2g}"
-                )
-        for row, num_stages in zip(rows, stages, strict=True):
-            row[0].set_ylabel(f"P = {num_stages}\nprojection of the update")
-            for axes in row:
-                axes.axhline(0.0, color="black", linewidth=0.5)
-                axes.ticklabel_format(axis="y", scilimits=(-2, 3))
-        for axes, title in zip(rows[0], titles.values(), strict=True):
-            axes.set_title(title)
-        for axes in rows[-1]:
-            axes.set_xlabel("iterations after the checkpoint")
-        rows[0, 0].legend()
-        caption = "Projections of the updates w(t) - w(t - 1), from a checkpoint on the way.\n" + "\n".join(lines)
-        return save(figure, path, caption)
 
 
 def draw_norms(results: Sequence[NormResult], path: Path) -> list[Path]:

@@ -13,8 +13,9 @@ from brx.curvature.oscillation import (
     Track,
     dominant_eigenvector,
     measure_oscillation,
-    measured_oscillation,
+    measured_oscillations,
     orthogonal_to,
+    representative,
     track_updates,
 )
 from brx.errors import RunError, UserError
@@ -114,12 +115,36 @@ def test_what_was_measured_is_drawn_without_checkpoints(run, tmp_path, capsys):
     assert f"has no measured oscillation; run `brx oscillation {run}` first" in capsys.readouterr().err
     found = measure_oscillation(run, num_iterations=9, num_batches=1, max_power_iterations=3)
     shutil.rmtree(run / "checkpoints")
-    assert measured_oscillation(run) == found
+    assert measured_oscillations(run) == [found]
     assert main(["oscillation", str(run), "--measured", "--out", str(tmp_path / "figure")]) == 0
     assert (tmp_path / "figure.png").stat().st_size > 0
     (run / "analysis" / "oscillation-00000014.json").write_text("{}")
     with pytest.raises(UserError, match="not a result of oscillation"):
-        measured_oscillation(run)
+        measured_oscillations(run)
+
+
+def test_several_checkpoints_are_measured_and_drawn_together(run, tmp_path, capsys):
+    paths = [str(run / "checkpoints" / name) for name in ("00000007", "00000014")]
+    quick = ["--iterations", "9", "--batches", "1", "--power-iterations", "3"]
+    assert main(["oscillation", *paths, *quick, "--out", str(tmp_path / "figure")]) == 0
+    results = measured_oscillations(run)
+    assert [result.iteration for result in results] == [7, 14]
+    assert measured_oscillations(run, 7) == results[:1]
+    assert representative(results) == results[1]
+    caption = (tmp_path / "figure.txt").read_text()
+    for result in results:
+        assert f"iteration {result.iteration}: eigenvalue {result.eigenvalue:.4g}" in caption
+        assert f"variance {result.dominant.variance:.3g}" in caption
+    shutil.rmtree(run / "checkpoints")
+    capsys.readouterr()
+    assert main(["oscillation", str(run), "--measured"]) == 0
+    assert capsys.readouterr().out.count("dominant") == 2
+    assert main(["oscillation", paths[0], "--measured"]) == 0
+    assert capsys.readouterr().out.count("dominant") == 1
+    assert main(["oscillation", str(run / "checkpoints" / "00000021"), "--measured"]) == 2
+    assert "00000021: has no measured oscillation" in capsys.readouterr().err
+    assert main(["oscillation", paths[0], "--checkpoint", "14"]) == 2
+    assert "is a checkpoint already" in capsys.readouterr().err
 
 
 def test_schedule_that_ends_too_soon(run):

@@ -5,9 +5,14 @@ import shutil
 import pytest
 
 from brx.cli.main import main
+from brx.config.loading import preset_with
+from brx.curvature.oscillation import Oscillation, Track
+from brx.errors import UserError
+from brx.paper import evidence
 from brx.paper.claims import CLAIMS, Claim, Outcome, claim_table, judge, number_text
 from brx.paper.evidence import Evidence
 from brx.paper.scales import SCALES, VARIANTS, Experiments
+from brx.sweep.spec import identity
 from tests.paper.helpers import write_experiment
 
 CPU = SCALES["cpu"]
@@ -113,3 +118,32 @@ def test_at_the_laptops_scale_secondary_claims_compare_runs_of_half_the_length(t
     (robust,) = judge(Experiments.load(scale, tmp_path), [c for c in CLAIMS if c.name == "no-stashing-robust"])
     assert robust.reason == "no runs of pipedream at P = 32 yet"
     assert "baselines-half.yaml" in claim_table([robust], scale)["command"].item()
+
+
+def write_oscillation(folder, method, seed, iteration, variance, eigenvalue=5.0):
+    """A run of the preset `quick` at P = 8 with projections of this variance along the dominant eigenvector."""
+    settings = {"pipeline.stages": 8, **VARIANTS[method]}
+    write_experiment(folder, "quick", settings, seeds=(seed,))
+    run = folder / identity(preset_with("quick", {**settings, "training.seed": seed}))
+    tracks = [Track([size, -size, size, -size], 0.1) for size in (variance**0.5, 1e-3)]
+    measured = Oscillation(str(run), method, 8, iteration, eigenvalue, 0.01, 20, *tracks)
+    (run / "analysis").mkdir(exist_ok=True)
+    measured.write(run / "analysis" / f"oscillation-{iteration:08d}.json")
+
+
+def test_oscillation_is_judged_over_seeds_and_checkpoints(tmp_path, monkeypatch):
+    monkeypatch.setattr(evidence, "CURVATURE", tmp_path)
+    with pytest.raises(UserError, match="no run with losses"):
+        evidence.oscillates_less(None)
+    for seed in (0, 1, 2):
+        for iteration in (500, 1000):
+            write_oscillation(tmp_path, "pipedream", seed, iteration, 4e-4 * (1 + seed), -3.0 if seed == 0 else 5.0)
+            write_oscillation(tmp_path, "basis-rotation", seed, iteration, 1e-4)
+    write_oscillation(tmp_path, "pipedream", 0, 750, 1e-9)  # without a partner
+    judged = evidence.oscillates_less(None)
+    assert judged.holds
+    assert "(3 seeds, 6 checkpoints); PipeDream's dominant eigenvalue is negative at 2" in judged.text
+    for seed in (1, 2):  # one seed far on the other side: the interval holds 1
+        for iteration in (500, 1000):
+            write_oscillation(tmp_path, "basis-rotation", seed, iteration, 1e-4 if seed == 1 else 1e-2)
+    assert not evidence.oscillates_less(None).holds
