@@ -49,15 +49,7 @@ def compare(
     """Exit code 0 when all runs are done, 1 when some failed, 130 when interrupted (the same command continues)."""
     from brx.methods.table import CUSTOM, METHODS
     from brx.sweep.command import list_cells, make_launcher, run_and_print
-    from brx.sweep.compare import (
-        DELAYS,
-        TARGET_METHOD,
-        board_text,
-        parse_settings,
-        protocol,
-        read_board,
-        take_committed,
-    )
+    from brx.sweep.compare import DELAYS, board_text, parse_settings, protocols, read_board, take_committed
 
     if seeds < 1:
         raise UserError(f"--seeds: must be at least 1, got {seeds}")
@@ -66,10 +58,7 @@ def compare(
     if overrides and len(methods or []) != 1:
         raise UserError("--set: is about one METHOD; name exactly one")
     asked = [name for name in METHODS if name != CUSTOM] if all_builtin else list(methods or [])
-    settings = parse_settings(overrides or [])
-    sweeps = [protocol(method, settings, seeds, out) for method in asked]
-    if asked and TARGET_METHOD not in asked:  # whose loss the slowdowns are at
-        sweeps.insert(0, protocol(TARGET_METHOD, {}, seeds, out))
+    sweeps = protocols(asked, parse_settings(overrides or []), seeds, out)
     take_committed(sweeps, committed)
     if dry_run:
         for sweep in sweeps:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TextIO
 
 import typer
 
-from brx.cli.options import FigurePath, Format, RunFolders
+from brx.cli.options import FigurePath, Format, RunFolders, TableFormat
 from brx.cli.usage import Application, Command
 from brx.errors import UserError
+
+if TYPE_CHECKING:
+    from brx.curvature.norm_result import NormResult
+    from brx.curvature.strategies import StrategySlowdowns
 
 EXAMPLES = """\
   brx hessian-norm runs/quick-basis-rotation-p8-s0                     both coordinates, 200 vectors x 40 batches
@@ -27,6 +31,30 @@ crash, the same command continues. The result is kept in RUN/analysis/.
 
 STRATEGY_BASIS_BATCHES = 200
 
+Estimator = Annotated[
+    Literal["geometric", "median"],
+    typer.Option(help="geometric: unbiased, one pass, memory of the model's size; median: the original one"),
+]
+OrGeometric = Annotated[bool, typer.Option("--or-geometric", help="switch to it where the median does not fit on disk")]
+Rotated = Annotated[bool, typer.Option("--rotated", help="only the rotated ones (default: both, if there is a basis)")]
+Strategies = Annotated[
+    bool,
+    typer.Option(
+        "--strategies",
+        help="the original coordinates and those of all four strategies, each basis estimated from the gradients of"
+        " --basis-batches (default: 200) at the checkpoint's weights",
+    ),
+]
+SlowdownRuns = Annotated[
+    Path | None,
+    typer.Option("--runs", metavar="DIR", help="with --strategies: put each strategy's slowdown there beside it"),
+]
+BasisFrom = Annotated[Path | None, typer.Option(metavar="RUN", help="take U and V from another run of the same model")]
+Breakdown = Literal["stage", "kind", "none"]
+Measured = Annotated[
+    bool, typer.Option("--measured", help="measure nothing: show what lies in RUN/analysis (needs no checkpoint)")
+]
+
 app = Application()
 
 
@@ -37,91 +65,83 @@ def hessian_norm(
     checkpoint: Annotated[int | None, typer.Option(metavar="ITERATION", help="which one (default: the newest)")] = None,
     vectors: Annotated[int, typer.Option(metavar="N", help="Cauchy vectors")] = 200,
     batches_per_vector: Annotated[int, typer.Option(metavar="N", help="batches that a product is a mean over")] = 40,
-    estimator: Annotated[
-        Literal["geometric", "median"],
-        typer.Option(help="geometric: unbiased, one pass, memory of the model's size; median: the original one"),
-    ] = "geometric",
-    or_geometric: Annotated[
-        bool, typer.Option("--or-geometric", help="switch to it where the median does not fit on disk")
-    ] = False,
+    estimator: Estimator = "geometric",
+    or_geometric: OrGeometric = False,
     original: Annotated[bool, typer.Option("--original", help="only the original coordinates")] = False,
-    rotated: Annotated[
-        bool, typer.Option("--rotated", help="only the rotated ones (default: both, if there is a basis)")
-    ] = False,
-    strategies: Annotated[
-        bool,
-        typer.Option(
-            "--strategies",
-            help="the original coordinates and those of all four strategies, each basis estimated from the gradients of"
-            " --basis-batches (default: 200) at the checkpoint's weights",
-        ),
-    ] = False,
-    slowdown_runs: Annotated[
-        Path | None,
-        typer.Option("--runs", metavar="DIR", help="with --strategies: put each strategy's slowdown there beside it"),
-    ] = None,
-    basis_from: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="take U and V from another run of the same model")
-    ] = None,
+    rotated: Rotated = False,
+    strategies: Strategies = False,
+    slowdown_runs: SlowdownRuns = None,
+    basis_from: BasisFrom = None,
     basis_batches: Annotated[int | None, typer.Option(metavar="N", help="estimate U and V from N batches")] = None,
-    by: Annotated[Literal["stage", "kind", "none"], typer.Option(help="break the sum down")] = "none",
+    by: Annotated[Breakdown, typer.Option(help="break the sum down")] = "none",
     precision: Annotated[Literal["fp32", "fp64"], typer.Option(help="of the products")] = "fp32",
     seed: Annotated[int, typer.Option(help="of the vectors")] = 0,
     jobs: Annotated[int, typer.Option(metavar="N", help="processes that share the vectors")] = 1,
-    measured: Annotated[
-        bool,
-        typer.Option("--measured", help="measure nothing: show what lies in RUN/analysis (needs no checkpoint)"),
-    ] = False,
+    measured: Measured = False,
     format: Format = "table",
     out: FigurePath = None,
 ) -> None:
     """Measure and print; exit code 130 when stopped on the way."""
-    from rich.console import Console
-
     from brx.curvature.norm_measurement import NormSettings, Stopped, measure_runs
-    from brx.curvature.norm_result import SPACES, STRATEGY_SPACES, Space, measured_norms, result_path
-    from brx.curvature.norm_tables import NORM_TITLE, breakdown_table, norm_table, resolution_warning
-    from brx.curvature.strategies import StrategySlowdowns, strategy_table
-    from brx.plot.curvature import draw_norms
-    from brx.plot.strategies import draw_strategy_norms
-    from brx.runs.formats import format_table
+    from brx.curvature.norm_result import SPACES, STRATEGY_SPACES, Space, measured_norms
+    from brx.curvature.strategies import StrategySlowdowns
     from brx.runs.frames import load
     from brx.runs.reading import Run
 
     if original + rotated + strategies > 1:
         raise UserError("--original, --rotated, --strategies: give one of them, or none for the first two")
-    if strategies and basis_from is not None:
-        raise UserError("--strategies and --basis-from: give one of the two; a run lends its own strategy's basis only")
     if slowdown_runs is not None and not strategies:
         raise UserError("--runs: only with --strategies")
-    if basis_from is not None and basis_batches is not None:
-        raise UserError("--basis-from and --basis-batches: give one of the two")
-    counts = {"--batches-per-vector": batches_per_vector, "--basis-batches": basis_batches, "--jobs": jobs}
-    for option, count in counts.items():
-        if count is not None and count < 1:
-            raise UserError(f"{option} {count}: must be at least 1")
+    _check_basis(basis_from, basis_batches, strategies=strategies)
+    _check_counts({"--batches-per-vector": batches_per_vector, "--basis-batches": basis_batches, "--jobs": jobs})
     spaces: Sequence[Space] | None = ["original"] if original else ["rotated"] if rotated else None
     if strategies:
         spaces, basis_batches = STRATEGY_SPACES, basis_batches or STRATEGY_BASIS_BATCHES
     delays = None if slowdown_runs is None else StrategySlowdowns.of(load([slowdown_runs]))
-
     if measured:
         results = measured_norms([Run.load(path).path for path in runs], spaces or SPACES)
     else:
-        settings = NormSettings(
-            vectors=vectors,
-            batches_per_vector=batches_per_vector,
-            estimator=estimator,
-            precision=precision,
-            seed=seed,
-            basis_from=None if basis_from is None else str(basis_from),
-            basis_batches=basis_batches,
-        )
+        basis_run = None if basis_from is None else str(basis_from)
+        settings = NormSettings(vectors, batches_per_vector, estimator, precision, seed, basis_run, basis_batches)
         try:
             results = measure_runs(runs, spaces, settings, iteration=checkpoint, jobs=jobs, or_geometric=or_geometric)
         except Stopped as stopped:
             print(f"brx: {stopped}", file=sys.stderr)
             raise typer.Exit(130) from None
+    _show(results, delays, format, by, strategies=strategies, measured=measured)
+    if out is not None:
+        _draw(results, delays, out, sys.stdout if format == "table" else sys.stderr, strategies=strategies)
+
+
+def _check_basis(basis_from: Path | None, basis_batches: int | None, *, strategies: bool) -> None:
+    if strategies and basis_from is not None:
+        raise UserError("--strategies and --basis-from: give one of the two; a run lends its own strategy's basis only")
+    if basis_from is not None and basis_batches is not None:
+        raise UserError("--basis-from and --basis-batches: give one of the two")
+
+
+def _check_counts(counts: Mapping[str, int | None]) -> None:
+    for option, count in counts.items():
+        if count is not None and count < 1:
+            raise UserError(f"{option} {count}: must be at least 1")
+
+
+def _show(
+    results: Sequence[NormResult],
+    delays: StrategySlowdowns | None,
+    format: TableFormat,
+    by: Breakdown,
+    *,
+    strategies: bool,
+    measured: bool,
+) -> None:
+    """Print the table of norms, then of each its breakdown, a warning, and where a new one is kept."""
+    from rich.console import Console
+
+    from brx.curvature.norm_result import result_path
+    from brx.curvature.norm_tables import NORM_TITLE, breakdown_table, norm_table, resolution_warning
+    from brx.curvature.strategies import strategy_table
+    from brx.runs.formats import format_table
 
     if format == "table":
         print(NORM_TITLE)
@@ -134,6 +154,14 @@ def hessian_norm(
             print(f"brx: warning: {Path(result.run).name}, {warning}", file=sys.stderr)
         if format == "table" and not measured:
             print(result_path(Path(result.run), result.space, result.iteration))
-    if out is not None:
-        for path in draw_strategy_norms(results, delays, out) if strategies else draw_norms(results, out):
-            print(path, file=sys.stderr if format != "table" else sys.stdout)
+
+
+def _draw(
+    results: Sequence[NormResult], delays: StrategySlowdowns | None, path: Path, stream: TextIO, *, strategies: bool
+) -> None:
+    """Draw the figure; its files are named on `stream`."""
+    from brx.plot.curvature import draw_norms
+    from brx.plot.strategies import draw_strategy_norms
+
+    for written in draw_strategy_norms(results, delays, path) if strategies else draw_norms(results, path):
+        print(written, file=stream)

@@ -6,13 +6,16 @@ import json
 import math
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from brx.cli.options import Format, RunsOrFolders
+from brx.cli.options import Format, RunsOrFolders, TableFormat
 from brx.cli.usage import Application, Command, print_note
 from brx.errors import UserError
+
+if TYPE_CHECKING:
+    from brx.runs.comparison import Comparison
 
 EXAMPLES = """\
   brx slowdown results/cpu                                  every method and P found there, relative to P = 1
@@ -21,6 +24,7 @@ EXAMPLES = """\
   brx slowdown results/cpu --same-rate                      both sides at one learning rate, a row for each
   brx slowdown results/cpu --all-targets figures/slowdown-all-targets
 """
+LAST_QUARTER = "the highest mean training loss over the last quarter of a run"
 
 app = Application()
 
@@ -52,9 +56,7 @@ def slowdown(
     from brx.plot.slowdown import draw_all_targets
     from brx.runs.comparison import at_same_rates, compare
     from brx.runs.experiments import at_best_rates, notes, of_rates
-    from brx.runs.formats import format_table
     from brx.runs.frames import load
-    from brx.runs.tables import reduction_table, slowdown_table
 
     if target is not None and not 0 < target < math.inf:
         raise UserError(f"--target {target:g}: must be a loss above 0, in nats")
@@ -67,21 +69,30 @@ def slowdown(
     comparison = (
         at_same_rates(all_runs, target, reference_stages) if same_rate else compare(chosen, target, reference_stages)
     )
-    slowdowns, reductions = comparison.slowdowns, comparison.reductions
     for note in [*notes(all_runs, chosen), *comparison.notes]:
         print_note(note)
-    if slowdowns.empty:
+    if comparison.slowdowns.empty:
         same = " at the same learning rate" if same_rate else ""
         raise UserError(
             f"RUNS: nothing to compare: no method has runs at P = {reference_stages} and at another P{same}"
         )
+    _print(comparison, format, "as given" if target is not None else LAST_QUARTER)
+    if all_targets is not None:
+        for path in draw_all_targets(comparison.sets[0], all_targets, reference_stages, target):
+            print(path, file=sys.stderr)
 
+
+def _print(comparison: Comparison, format: TableFormat, target_rule: str) -> None:
+    """The slowdowns, and in the formats that hold more than a table the savings too."""
+    from brx.runs.formats import format_table
+    from brx.runs.tables import reduction_table, slowdown_table
+
+    slowdowns, reductions = comparison.slowdowns, comparison.reductions
     if format == "json":
         both = {"slowdowns": slowdowns, "reductions": reductions}
         print(json.dumps({key: json.loads(frame.to_json(orient="records")) for key, frame in both.items()}, indent=2))
     elif format == "table":
-        rule = "as given" if target is not None else "the highest mean training loss over the last quarter of a run"
-        print(f"Iterations until the training loss falls to the target ({rule}); 95 % intervals over seeds")
+        print(f"Iterations until the training loss falls to the target ({target_rule}); 95 % intervals over seeds")
         print(format_table(slowdown_table(slowdowns), format))
         if slowdowns[["lr_at_edge", "reference_lr_at_edge"]].any(axis=None):
             print("*: at the edge of the rates that were tried, or the only one")
@@ -90,9 +101,6 @@ def slowdown(
             print(format_table(reduction_table(reductions), format))
     else:
         print(format_table(slowdown_table(slowdowns), format))
-    if all_targets is not None:
-        for path in draw_all_targets(comparison.sets[0], all_targets, reference_stages, target):
-            print(path, file=sys.stderr)
 
 
 def parse_rates(text: str) -> list[float]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from brx.cli.options import FigurePath, Overrides, complete_config
 from brx.cli.usage import Application, Command
 from brx.errors import UserError
+
+if TYPE_CHECKING:
+    from brx.config.schema import RunConfig
 
 EXAMPLES = """\
   brx verdict --stages 32 --micro-batches 8                         from the committed runs
@@ -21,58 +24,61 @@ EXAMPLES = """\
 GRID_STAGES, GRID_MICRO_BATCHES = (2, 4, 8, 16, 32), (1, 2, 4, 8, 16, 32)
 MODEL = "Your model, for memory and transfers"
 
+RunsOrFile = Annotated[
+    list[Path] | None,
+    typer.Argument(metavar="RUNS", help="folders of runs, or a file that --save wrote (default: the committed)"),
+]
+Loss = Annotated[
+    float | None,
+    typer.Option(metavar="NATS", help="training loss to reach (default: the lowest under the longest delay)"),
+]
+Costs = Annotated[
+    list[str] | None,
+    typer.Option(metavar="METHOD=SHARE...", help="of an iteration, for a method's update (default: as in the runs)"),
+]
+Config = Annotated[
+    str | None,
+    typer.Option(
+        metavar="CONFIG",
+        help="a YAML file or a preset's name; its batch size is that of an update",
+        autocompletion=complete_config,
+        rich_help_panel=MODEL,
+    ),
+]
+DeviceMemory = Annotated[
+    str | None,
+    typer.Option(metavar="SIZE", help="leave out schedules that need more, for example 24GB", rich_help_panel=MODEL),
+]
+Bandwidth = Annotated[
+    str | None,
+    typer.Option(metavar="BYTES", help="per second between neighbours, for example 25GB", rich_help_panel=MODEL),
+]
+Throughput = Annotated[
+    str | None, typer.Option(metavar="FLOPS", help="of a device: 120T, or a device's name", rich_help_panel=MODEL)
+]
+Save = Annotated[Path | None, typer.Option(metavar="FILE", help="keep what the runs say, to be asked again at once")]
+
 app = Application()
 
 
 @app.command(cls=Command, epilog=EXAMPLES)
 def verdict(
-    runs: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="RUNS", help="folders of runs, or a file that --save wrote (default: the committed)"),
-    ] = None,
+    runs: RunsOrFile = None,
     *,
     stages: Annotated[int, typer.Option(metavar="P", help="stages, a device each", show_default=False)],
     micro_batches: Annotated[int, typer.Option(metavar="M", help="per update", show_default=False)],
-    loss: Annotated[
-        float | None,
-        typer.Option(metavar="NATS", help="training loss to reach (default: the lowest under the longest delay)"),
-    ] = None,
-    cost: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="METHOD=SHARE...", help="of an iteration, for a method's update (default: as in the runs)"
-        ),
-    ] = None,
-    config: Annotated[
-        str | None,
-        typer.Option(
-            metavar="CONFIG",
-            help="a YAML file or a preset's name; its batch size is that of an update",
-            autocompletion=complete_config,
-            rich_help_panel=MODEL,
-        ),
-    ] = None,
+    loss: Loss = None,
+    cost: Costs = None,
+    config: Config = None,
     overrides: Overrides,
-    device_memory: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIZE", help="leave out schedules that need more, for example 24GB", rich_help_panel=MODEL
-        ),
-    ] = None,
-    bandwidth: Annotated[
-        str | None,
-        typer.Option(metavar="BYTES", help="per second between neighbours, for example 25GB", rich_help_panel=MODEL),
-    ] = None,
-    throughput: Annotated[
-        str | None,
-        typer.Option(metavar="FLOPS", help="of a device: 120T, or a device's name", rich_help_panel=MODEL),
-    ] = None,
+    device_memory: DeviceMemory = None,
+    bandwidth: Bandwidth = None,
+    throughput: Throughput = None,
     figure: FigurePath = None,
-    save: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="keep what the runs say, to be asked again at once")
-    ] = None,
+    save: Save = None,
 ) -> None:
     """Print the schedules, the methods, and who is faster."""
+    from brx.config.loading import load_config
     from brx.planning.verdict import Question, answer, default_loss, grid
     from brx.planning.verdict_inputs import parse_costs, read_measurements
     from brx.planning.verdict_text import report
@@ -90,22 +96,10 @@ def verdict(
     excluded: tuple[str, ...] = ()
     transfer = 0.0
     if config is not None:
-        from brx.config.loading import load_config
-        from brx.config.quantities import parse_bytes
-        from brx.planning.prospects import parse_throughput  # loads torch
-        from brx.planning.schedule_memory import memory_by_schedule, too_large, transfer_time
-
         run_config = load_config(config, overrides)
-        memory = memory_by_schedule(run_config, stages, micro_batches)
-        excluded = too_large(memory, None if device_memory is None else parse_bytes(device_memory, "--device-memory"))
+        memory, excluded = _memory(run_config, stages, micro_batches, device_memory)
         if bandwidth is not None and throughput is not None:
-            transfer = transfer_time(
-                run_config,
-                stages,
-                micro_batches,
-                bandwidth=parse_bytes(bandwidth, "--bandwidth"),
-                throughput=parse_throughput(throughput, run_config.runtime.precision),
-            )
+            transfer = _transfer_time(run_config, stages, micro_batches, bandwidth, throughput)
     question = Question(
         loss=default_loss(measurements) if loss is None else loss,
         num_stages=stages,
@@ -124,3 +118,29 @@ def verdict(
         verdicts = list(grid(measurements, question, GRID_STAGES, GRID_MICRO_BATCHES))
         for path in draw_verdict(verdicts, figure, measurements):
             print(path)
+
+
+def _memory(
+    config: RunConfig, stages: int, micro_batches: int, device_memory: str | None
+) -> tuple[dict[str, float], tuple[str, ...]]:
+    """Bytes of the busiest device by schedule, and the schedules that need more than a device has."""
+    from brx.config.quantities import parse_bytes
+    from brx.planning.schedule_memory import memory_by_schedule, too_large
+
+    memory = memory_by_schedule(config, stages, micro_batches)
+    return memory, too_large(memory, None if device_memory is None else parse_bytes(device_memory, "--device-memory"))
+
+
+def _transfer_time(config: RunConfig, stages: int, micro_batches: int, bandwidth: str, throughput: str) -> float:
+    """Of a micro-batch's activations, in units of its forward pass."""
+    from brx.config.quantities import parse_bytes
+    from brx.planning.prospects import parse_throughput  # loads torch
+    from brx.planning.schedule_memory import transfer_time
+
+    return transfer_time(
+        config,
+        stages,
+        micro_batches,
+        bandwidth=parse_bytes(bandwidth, "--bandwidth"),
+        throughput=parse_throughput(throughput, config.runtime.precision),
+    )
