@@ -290,7 +290,7 @@ def hostile_metrics(folder: Path, choose: random.Random) -> Case:
         record = choose.choice(records)
         key, value = some_path(record, choose), choose.choice(VALUES)
         put(record, key, value)
-        path.write_text("".join(json.dumps(one, default=str) + "\n" for one in records))
+        path.write_text("".join(json.dumps(record, default=str) + "\n" for record in records))
         what = f"{path.name}: {'.'.join(map(str, key))}={str(value)[:30]!r}"
     else:
         what, data = damaged(path.read_bytes(), choose)

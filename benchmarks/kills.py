@@ -167,7 +167,7 @@ def records(out: Path) -> list[dict[str, Any]]:
 
 def largest_difference(expected: list[dict[str, Any]], seen: list[dict[str, Any]]) -> float:
     """Largest relative difference of any value; infinite if records or keys differ."""
-    if [list(one) for one in expected] != [list(one) for one in seen]:
+    if [list(record) for record in expected] != [list(record) for record in seen]:
         return float("inf")
     largest = 0.0
     for one, other in zip(expected, seen, strict=True):

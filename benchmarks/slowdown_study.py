@@ -259,7 +259,7 @@ def whole_curve_stretch(reference: Series, delayed: Series) -> float:
     """
     edges = np.unique((40 * 1.02 ** np.arange(math.log(len(reference) / 40) / math.log(1.02))).astype(int))
     centres = np.log((edges[:-1] + edges[1:]) / 2)
-    means = [np.add.reduceat(one[: edges[-1]], edges[:-1]) / np.diff(edges) for one in (reference, delayed)]
+    means = [np.add.reduceat(losses[: edges[-1]], edges[:-1]) / np.diff(edges) for losses in (reference, delayed)]
     shifts = np.log(np.geomspace(0.5, 10, 150))
     distances = []
     for shift in shifts:
@@ -275,7 +275,7 @@ Interval = Callable[[Series, Series], tuple[float, float, float]]
 
 def paired_t(ours: Series, theirs: Series) -> tuple[float, float, float]:
     """As `brx slowdown`."""
-    ratio = iteration_ratio(*({i: Reached(math.exp(x), True) for i, x in enumerate(one)} for one in (ours, theirs)))
+    ratio = iteration_ratio(*({i: Reached(math.exp(x), True) for i, x in enumerate(side)} for side in (ours, theirs)))
     assert ratio is not None
     assert ratio.low is not None
     assert ratio.high is not None
@@ -284,7 +284,7 @@ def paired_t(ours: Series, theirs: Series) -> tuple[float, float, float]:
 
 def welch(ours: Series, theirs: Series) -> tuple[float, float, float]:
     """The interval of two independent means of unequal variances."""
-    variances = np.array([np.var(one, ddof=1) / len(one) for one in (ours, theirs)])
+    variances = np.array([np.var(side, ddof=1) / len(side) for side in (ours, theirs)])
     centre, total = float(ours.mean() - theirs.mean()), float(variances.sum())
     freedom = total**2 / max(float((variances**2).sum()), 1e-300) * (len(ours) - 1)
     half = float(stdtrit(max(freedom, 1.0), (1 + CONFIDENCE) / 2)) * math.sqrt(total)
@@ -399,7 +399,7 @@ def _ranges(numbers: Mapping[tuple[float, int], list[float]], noises: Sequence[f
     """Lowest and highest over cells, by number of seeds."""
     texts = []
     for seeds in SEEDS:
-        if of_seeds := [one for noise in noises for one in numbers.get((noise, seeds), [])]:
+        if of_seeds := [number for noise in noises for number in numbers.get((noise, seeds), [])]:
             name = "one seed" if seeds == 1 else f"{seeds} seeds"
             texts.append(f"{name} {min(of_seeds):{form}} to {max(of_seeds):{form}}")
     return "; ".join(texts)
@@ -416,7 +416,11 @@ def write_candidate_table(repeats: int) -> None:
     outcomes = [compare(cell, noise, repeats, seed) for seed, (_, cell, noise) in enumerate(chosen)]
     for name in outcomes[0]:
         table.add(
-            name, *(f"{one[name].bias:+.1%}, {one[name].coverage:.0%}, x {one[name].width:.2f}" for one in outcomes)
+            name,
+            *(
+                f"{by_name[name].bias:+.1%}, {by_name[name].coverage:.0%}, x {by_name[name].width:.2f}"
+                for by_name in outcomes
+            ),
         )
     table.write(
         f"Candidates for the estimate of a slowdown, three seeds, {repeats:,} repeats per cell",

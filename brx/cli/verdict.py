@@ -81,7 +81,7 @@ def verdict(
     from brx.config.loading import load_config
     from brx.planning.verdict import Question, answer, default_loss, grid
     from brx.planning.verdict_inputs import parse_costs, read_measurements
-    from brx.planning.verdict_text import report
+    from brx.planning.verdict_text import verdict_text
 
     if stages < 2 or micro_batches < 1:
         raise UserError("--stages must be at least 2 and --micro-batches at least 1")
@@ -108,7 +108,7 @@ def verdict(
         costs=parse_costs(cost or [], measurements),
         excluded=excluded,
     )
-    print(report(answer(measurements, question), measurements, memory))
+    print(verdict_text(answer(measurements, question), measurements, memory))
     if save is not None:
         measurements.write(save)
         print(save)

@@ -212,7 +212,7 @@ def measured_oscillations(run_path: Path, iteration: int | None = None) -> list[
 
 def representative(results: Sequence[Oscillation]) -> Oscillation:
     """Which of several, of one method and P, has its projections shown: the first run at its middle checkpoint."""
-    of_run = sorted((one for one in results if one.run == results[0].run), key=lambda one: one.iteration)
+    of_run = sorted((run for run in results if run.run == results[0].run), key=lambda run: run.iteration)
     return of_run[len(of_run) // 2]
 
 

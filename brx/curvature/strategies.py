@@ -108,5 +108,5 @@ def complete_measurements(results: Sequence[NormResult]) -> dict[str, list[NormR
     return {
         Path(run).name: [of_run[space] for space in STRATEGY_SPACES]
         for run, of_run in by_run.items()
-        if of_run.keys() >= set(STRATEGY_SPACES) and len({one.iteration for one in of_run.values()}) == 1
+        if of_run.keys() >= set(STRATEGY_SPACES) and len({result.iteration for result in of_run.values()}) == 1
     }

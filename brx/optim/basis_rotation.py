@@ -403,9 +403,9 @@ class BasisRotation(Optimizer):
 
     def _describe(self, parameter: Tensor) -> str:
         for number, group in enumerate(self.param_groups):
-            for place, candidate in enumerate(group["params"]):
+            for index, candidate in enumerate(group["params"]):
                 if candidate is parameter:
-                    name = group["param_names"][place] if "param_names" in group else f"{place} of group {number}"
+                    name = group["param_names"][index] if "param_names" in group else f"{index} of group {number}"
                     return f"parameter {name} of shape {tuple(parameter.shape)}"
         raise AssertionError("not a parameter of this optimizer")
 
@@ -449,11 +449,11 @@ class BasisRotation(Optimizer):
             first_hook.remove()
 
     def _with_sharded_states(self, packed: dict[Any, Any]) -> dict[Any, Any]:
-        places = [(group, parameter) for group in self.param_groups for parameter in group["params"]]
+        members = [(group, parameter) for group in self.param_groups for parameter in group["params"]]
         # In an order that is the same on all ranks: who reads it may communicate entry by entry.
-        states = {number: packed[number] for number in range(len(places)) if number in packed} | packed
+        states = {number: packed[number] for number in range(len(members)) if number in packed} | packed
         entries: dict[Any, list[tuple[int, str, tuple[Shards, tuple[int, ...], Tensor | None]]]] = {}
-        for number, (group, parameter) in enumerate(places):
+        for number, (group, parameter) in enumerate(members):
             if is_sharded(parameter) and is_rotated(parameter, group) and packed.get(number):
                 states[number] = {"step": packed[number]["step"]}
                 mesh = parameter.device_mesh

@@ -33,7 +33,7 @@ def along_momentum(newest: list[Tensor], update: list[Tensor], tau: float, state
     """w + tau d, d <- gamma d + (1 - gamma) (w(t) - w(t-1)) from zero (SpecTrain, arXiv:1809.02839, whose step is -lr
     times the momentum)."""
     average = [
-        kept.setdefault("average_update", torch.zeros_like(one)) for kept, one in zip(state, update, strict=True)
+        kept.setdefault("average_update", torch.zeros_like(last)) for kept, last in zip(state, update, strict=True)
     ]
     torch._foreach_mul_(average, MOMENTUM_DECAY)
     torch._foreach_add_(average, update, alpha=1.0 - MOMENTUM_DECAY)

@@ -17,7 +17,7 @@ MOST_METHODS = 8
 GB = 1e9
 
 
-def report(verdict: Verdict, measurements: Measurements, memory: Mapping[str, float]) -> str:
+def verdict_text(verdict: Verdict, measurements: Measurements, memory: Mapping[str, float]) -> str:
     """All of it.
 
     Args:

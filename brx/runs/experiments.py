@@ -100,7 +100,7 @@ def of_rates(runs: pd.DataFrame, rates: Sequence[float]) -> pd.DataFrame:
     known = sorted(runs[RATE].unique())
     for rate in rates:
         if rate not in known:
-            raise UserError(f"--rates {rate:g}: no run has it (there are {', '.join(f'{one:g}' for one in known)})")
+            raise UserError(f"--rates {rate:g}: no run has it (there are {', '.join(f'{value:g}' for value in known)})")
     return runs[runs[RATE].isin(rates)]
 
 

@@ -13,8 +13,8 @@ from brx.sweep.cell_state import state_of
 from brx.sweep.display import SweepDisplay, duration
 from brx.sweep.estimate import remaining_seconds
 from brx.sweep.local import LocalLauncher
+from brx.sweep.outcome import choice_table, failure_table, write_choices
 from brx.sweep.ray_cluster import RayLauncher
-from brx.sweep.report import choice_table, failure_table, write_choices
 from brx.sweep.run import Launcher, choices_and_repetitions, run_sweep
 from brx.sweep.spec import Sweep
 

@@ -237,7 +237,7 @@ def cell_name(varied: Mapping[str, Any]) -> str:
         if value is None:
             continue
         parts_of_value = value if isinstance(value, list) else [value]
-        shown = ".".join(f"{one:g}" if isinstance(one, float) else str(one) for one in parts_of_value)
+        shown = ".".join(f"{part:g}" if isinstance(part, float) else str(part) for part in parts_of_value)
         shown = shown.replace(":", ".").replace("/", ".")
         short = SHORT_NAMES.get(key, "" if key in SILENT_KEYS else key.rpartition(".")[2])
         parts.append(f"{short}{shown}" if short else shown)
