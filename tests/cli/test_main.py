@@ -118,6 +118,17 @@ def brx(*arguments, **environment):
     )
 
 
+def test_help_loads_none_of_the_large_packages():
+    program = (
+        "import sys; from brx.cli.main import COMMANDS, main; main(['--help']);"
+        "[main([command, '--help']) for command in COMMANDS];"
+        "large = {'torch', 'numpy', 'pandas', 'scipy', 'matplotlib', 'yaml', 'datasets'};"
+        "sys.exit(' '.join(large & set(sys.modules)) or 0)"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=100)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_starts_as_a_process(command):
     shown = brx(command, "--help")
