@@ -91,6 +91,7 @@ class SlowdownPoint:
     Attributes:
         run: its folder.
         method: its method.
+        label: `P = 8`, or its delay profile if that is not a pipeline's.
         estimate: where the norms are from: the run's own measurement, else one of another run of its method.
         delay: tau' of the run.
         slowdown: its iterations to the target over those of its method's run without delay; None if it never gets
@@ -100,6 +101,7 @@ class SlowdownPoint:
 
     run: str
     method: str
+    label: str
     estimate: NormResult
     delay: EffectiveDelay
     slowdown: float | None
@@ -115,12 +117,13 @@ def slowdown_points(runs: pd.DataFrame) -> list[SlowdownPoint]:
         runs: rows of `brx.runs.load`.
     """
     points = []
-    delays = {run: stage_delays(load_config(Path(run) / "config.yaml").pipeline) for run in runs.index}
+    pipelines = {run: load_config(Path(run) / "config.yaml").pipeline for run in runs.index}
+    delays = {run: stage_delays(pipeline) for run, pipeline in pipelines.items()}
     for method, alike in runs.sort_values(STAGES, kind="stable").groupby("method", sort=False):
         space: Space = "rotated" if method.startswith("basis-rotation") else "original"
         results = {run: results_of(Path(run)).get(space) for run in alike.index}
         measured = [result for result in results.values() if result is not None]
-        fresh = [run for run in alike.index if not any(delay.tau for delay in delays[run])]
+        fresh = [run for run in alike.index if alike.at[run, "largest_delay"] == 0]
         if not fresh or not measured:
             continue
         target = common_target(alike)
@@ -130,7 +133,9 @@ def slowdown_points(runs: pd.DataFrame) -> list[SlowdownPoint]:
             estimate = results[run] or measured[-1]
             delay = effective_delay(estimate, int(alike.at[run, STAGES]), delays[run])
             slowdown = None if iterations is None or base is None else iterations / base
-            points.append(SlowdownPoint(run, method, estimate, delay, slowdown, target))
+            pipeline = pipelines[run]
+            label = f"P = {pipeline.stages}" if pipeline.delay == "pipeline" else f"delay {pipeline.delay_text}"
+            points.append(SlowdownPoint(run, method, label, estimate, delay, slowdown, target))
     order = list(dict.fromkeys(runs["method"]))
     return sorted(points, key=lambda point: order.index(point.method))
 
@@ -155,9 +160,8 @@ def delay_table(names: Sequence[str], curves: Sequence[tuple[NormResult, Sequenc
 
 def slowdown_table(points: Sequence[SlowdownPoint]) -> Table:
     """One row per run: its effective delay and its slowdown."""
-    table = Table("run", "method", "P", "tau'", "slowdown in iterations")
+    table = Table("run", "method", "delays", "tau'", "slowdown in iterations")
     for point in points:
         slowdown = "never" if point.slowdown is None else f"{point.slowdown:.3g}"
-        name, stages = Path(point.run).name, str(point.delay.num_stages)
-        table.add_row(name, point.method, stages, f"{point.delay.delay:.3g}", slowdown)
+        table.add_row(Path(point.run).name, point.method, point.label, f"{point.delay.delay:.3g}", slowdown)
     return table

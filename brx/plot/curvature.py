@@ -95,8 +95,8 @@ def _draw_delays(axes: Axes, curves: Sequence[tuple[NormResult, list[EffectiveDe
         delayed = [point for point in delays if point.num_stages > 1]
         axes.errorbar(
             [point.num_stages for point in delayed],
-            [point.delay / (point.num_stages - 1) for point in delayed],
-            yerr=[point.standard_error / (point.num_stages - 1) for point in delayed],
+            [point.delay / point.largest for point in delayed],
+            yerr=[point.standard_error / point.largest for point in delayed],
             color=look.color,
             marker=look.marker,
             markersize=3,
@@ -119,20 +119,21 @@ def _draw_slowdowns(axes: Axes, points: Sequence[SlowdownPoint]) -> None:
     for method in dict.fromkeys(point.method for point in points):
         look = look_of(method)
         reached = [point for point in points if point.method == method and point.slowdown is not None]
+        reached.sort(key=lambda point: point.delay.delay)
         axes.plot(
             [point.delay.delay for point in reached],
             [point.slowdown or 0.0 for point in reached],
             color=look.color,
             marker=look.marker,
             markersize=4,
-            linestyle=line_style(2),
+            linestyle=line_style(is_delayed=True),
             label=look.label,
         )
-    # One label a number of stages, above its highest point: the methods' tau' are close to each other.
-    labelled = {point.delay.num_stages: point for point in sorted(points, key=lambda point: point.slowdown or 0.0)}
-    for stages, point in labelled.items():
+    # One label per delay profile, above its highest point: the methods' tau' are close to each other.
+    labelled = {point.label: point for point in sorted(points, key=lambda point: point.slowdown or 0.0)}
+    for label, point in labelled.items():
         position = (point.delay.delay, point.slowdown or 0.0)
-        axes.annotate(f"P = {stages}", position, textcoords="offset points", xytext=(0, 6), ha="center", fontsize=6)
+        axes.annotate(label, position, textcoords="offset points", xytext=(0, 6), ha="center", fontsize=6)
     axes.margins(x=0.08, y=0.12)
     axes.axhline(1.0, color="black", linewidth=0.5)
     axes.set_xlabel("effective delay $\\tau'$ of the run")

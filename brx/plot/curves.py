@@ -15,7 +15,7 @@ from brx.runs.reading import SMOOTHING
 
 
 def draw_curves(runs: pd.DataFrame, path: Path, *, target: float | None = None) -> list[Path]:
-    """Smoothed training loss against iterations; solid at P = 1, dashed with delay.
+    """Smoothed training loss against iterations; solid without delay, dashed with.
 
     Args:
         runs: what to draw, rows of `brx.runs.load`.
@@ -31,11 +31,12 @@ def draw_curves(runs: pd.DataFrame, path: Path, *, target: float | None = None) 
     if len(empty := runs.index[runs["train_loss"].isna()]):
         raise UserError(f"{empty[0]}: failed before its first loss was written; there is nothing to draw")
     by_run = dict(iter(curves(runs).groupby("run", sort=False)))
-    labels = {path: f"{look_of(run['method']).label}, P = {run[STAGES]}" for path, run in runs.iterrows()}
+    labels = {path: _label(run) for path, run in runs.iterrows()}
     with new_figure(width=5.0, height=3.2) as figure:
         axes = figure.add_subplot()
         for run, losses in by_run.items():
-            style: Any = {"color": look_of(runs.at[run, "method"]).color, "linestyle": line_style(runs.at[run, STAGES])}
+            linestyle = line_style(is_delayed=runs.at[run, "largest_delay"] > 0)
+            style: Any = {"color": look_of(runs.at[run, "method"]).color, "linestyle": linestyle}
             axes.plot(losses["iteration"], losses["smoothed"], label=labels[run], **style)
         if target is not None:
             axes.axhline(target, color="black", linewidth=0.6, linestyle=":", label=f"common target {target:.2f}")
@@ -50,3 +51,8 @@ def draw_curves(runs: pd.DataFrame, path: Path, *, target: float | None = None) 
             f"{label}: {run}" for run, label in labels.items()
         )
         return save(figure, path, caption)
+
+
+def _label(run: pd.Series) -> str:
+    """The method, what of it and of its delay is not as usual, and P."""
+    return f"{look_of(run['method']).label}{run['variant'].removeprefix(run['method'])}, P = {run[STAGES]}"

@@ -84,9 +84,9 @@ def sequence_color(place: int, count: int) -> tuple[float, float, float, float]:
     return shade
 
 
-def line_style(stages: int) -> str | tuple[int, tuple[float, float]]:
-    """Solid for P = 1, dashed for more."""
-    return _NO_DELAY if stages == 1 else _DELAY
+def line_style(*, is_delayed: bool) -> str | tuple[int, tuple[float, float]]:
+    """Solid without delay, dashed with."""
+    return _DELAY if is_delayed else _NO_DELAY
 
 
 @contextmanager

@@ -48,7 +48,7 @@ def compare(chosen: pd.DataFrame, target: float | None = None, reference_stages:
         if (alike["status"] == "failed").all():
             continue
         compared = with_reference(alike, reference_stages)
-        if (compared[STAGES] != reference_stages).any():
+        if not is_reference(compared, reference_stages).all():
             delays.append(slowdowns(compared, common_target(compared) if target is None else target, reference_stages))
         savings.append(reductions(alike[alike["status"] == "finished"]))
         alone += [str(seeds.index[0]) for seeds in by_experiment(alike.drop(compared.index))]
@@ -130,12 +130,19 @@ def common_target(runs: pd.DataFrame) -> float:
 
 def with_reference(chosen: pd.DataFrame, reference_stages: int = 1) -> pd.DataFrame:
     """Runs whose method has runs at the reference number of stages, those themselves among them."""
-    labels = _but_for_stages(chosen)
-    return chosen[labels.isin(labels[chosen[STAGES] == reference_stages])]
+    labels = _but_for_delay(chosen)
+    return chosen[labels.isin(labels[is_reference(chosen, reference_stages)])]
+
+
+def is_reference(chosen: pd.DataFrame, reference_stages: int = 1) -> pd.Series:
+    """Which runs are pipelines of so many stages with the delays of one: at P = 1, without any."""
+    return (chosen[STAGES] == reference_stages) & (chosen["pipeline.delay"].map(str) == "pipeline")
 
 
 def slowdowns(chosen: pd.DataFrame, target: float, reference_stages: int = 1) -> pd.DataFrame:
     """The slowdown of every experiment that has runs at `reference_stages`, by variant and stages.
+
+    Runs under another delay profile than a pipeline's are a variant of their own, with the same reference.
 
     Columns: `model`, `method` (the variant), `stages`, `ratio` (NaN where a reference run never reached the target, or
     failed), `low` and `high` (of the 95 % interval; NaN for a bound, and with fewer than two seeds in common),
@@ -149,11 +156,11 @@ def slowdowns(chosen: pd.DataFrame, target: float, reference_stages: int = 1) ->
         reference_stages: P of the reference.
     """
     rows = []
-    for _, alike in chosen.groupby(_but_for_stages(chosen), sort=False):
-        references = alike[alike[STAGES] == reference_stages]
+    for _, alike in chosen.groupby(_but_for_delay(chosen), sort=False):
+        references = alike[is_reference(alike, reference_stages)]
         if references.empty:
             continue
-        for delayed in by_experiment(alike[alike[STAGES] != reference_stages]):
+        for delayed in by_experiment(alike.drop(references.index)):
             rows.append(_slowdown(delayed, references, target))
     return _frame(rows, "ratio", "low", "high", by=["method", "stages"])
 
@@ -236,5 +243,5 @@ def reductions(chosen: pd.DataFrame) -> pd.DataFrame:
     return _frame(rows, "share", "low", "high", by=["stages", "method"])
 
 
-def _but_for_stages(chosen: pd.DataFrame) -> pd.Series:
-    return same_but_for(chosen, RATE, SEED, STAGES)
+def _but_for_delay(chosen: pd.DataFrame) -> pd.Series:
+    return same_but_for(chosen, RATE, SEED, STAGES, "pipeline.delay", "pipeline.delay.like")

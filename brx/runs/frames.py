@@ -33,6 +33,7 @@ def load(folders: Folders) -> pd.DataFrame:
     `versions.torch`; NaN where a run has no such key), and:
 
     - `name`: of the run's folder; `architecture`, `method`, `variant`: the settings in a few words.
+    - `largest_delay`: of its stages, in updates; 0 without delay.
     - `experiment`: equal for runs that differ in nothing but learning rate and seed.
     - `status`: finished, failed, interrupted, or unfinished where there is no summary of the whole run yet.
     - `iteration`: the newest one.
@@ -188,6 +189,7 @@ def _row(run: Run) -> dict[str, Any]:
         "architecture": run.architecture,
         "method": run.method,
         "variant": run.variant,
+        "largest_delay": run.largest_delay,
         "train_loss": float(run.smoothed[-1]) if has_losses else math.nan,
         "last_quarter_loss": last_quarter_loss(run.train_loss) if has_losses else math.nan,
         "val_loss": run.final_val_loss,

@@ -10,7 +10,7 @@ import pandas as pd
 
 from brx.runs.comparison import passage
 from brx.runs.experiments import by_experiment
-from brx.runs.frames import RATE, STAGES
+from brx.runs.frames import RATE
 from brx.runs.time_to_loss import HIGHEST_LOSS, LOSS_STEP, Experiment, Measurements
 
 
@@ -37,16 +37,10 @@ def measure(chosen: pd.DataFrame, num_rates: Mapping[str, int], source: str) -> 
     )
 
 
-def largest_delay(run: pd.Series) -> float | None:
-    """Of a run's stages, in updates; None if its delays are not those of a pipeline, whose stages they fall along."""
-    like, profile = run.get("pipeline.delay.like"), run.get("pipeline.delay", "pipeline")
-    if pd.notna(like):
-        largest = like - 1
-    elif isinstance(profile, str) and profile == "pipeline":
-        largest = run[STAGES] - 1
-    else:
-        return None
-    return float(largest) / float(run.get("pipeline.accumulation", 1))
+def pipelines_delay(run: pd.Series) -> float | None:
+    """The largest delay of a run's stages, in updates; None if they do not fall along the stages as a pipeline's do."""
+    falls = pd.notna(run.get("pipeline.delay.like")) or run["pipeline.delay"] == "pipeline"
+    return float(run["largest_delay"]) if falls or run["largest_delay"] == 0 else None
 
 
 def _by_method_and_delay(chosen: pd.DataFrame) -> dict[tuple[str, float], pd.DataFrame]:
@@ -54,10 +48,10 @@ def _by_method_and_delay(chosen: pd.DataFrame) -> dict[tuple[str, float], pd.Dat
     best: dict[tuple[str, float], pd.DataFrame] = {}
     for seeds in by_experiment(chosen):
         first = seeds.iloc[0]
-        delay = largest_delay(first)
+        delay = pipelines_delay(first)
         if delay is None:
             continue
-        key = (str(first["variant"]).partition(", delay like ")[0], delay)
+        key = (str(first["variant"]).partition(", delay ")[0], delay)
         if key not in best or seeds["train_loss"].mean() < best[key]["train_loss"].mean():
             best[key] = seeds
     return dict(sorted(best.items(), key=lambda entry: entry[0]))

@@ -16,6 +16,7 @@ from brx.config.loading import load_config
 from brx.config.schema import BasisRotationConfig, DelayCompensationConfig, RunConfig
 from brx.errors import UserError
 from brx.methods.trajectory_version import recorded_version
+from brx.pipeline.delay import stage_delays
 from brx.runs.curves_file import read_curves
 
 Series = NDArray[np.float64]
@@ -69,6 +70,11 @@ class Run:
     def stages(self) -> int:
         """P, the number of virtual stages."""
         return self.config.pipeline.stages
+
+    @property
+    def largest_delay(self) -> float:
+        """Of a stage, in updates; 0 without delay."""
+        return max(delay.in_updates for delay in stage_delays(self.config.pipeline))
 
     @property
     def architecture(self) -> str:

@@ -94,7 +94,7 @@ def test_slowdown_is_against_the_run_without_delay(delayed_and_not, tmp_path):
         lines = [json.dumps({**record, "train_loss": loss}) for record, loss in zip(records, losses, strict=True)]
         (copies[-1] / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     points = slowdown_points(load(copies[::-1]))
-    assert [point.delay.num_stages for point in points] == [1, 4]
+    assert [point.label for point in points] == ["P = 1", "P = 4"]
     assert points[0].slowdown == 1.0
     assert points[1].slowdown == pytest.approx(2.0, rel=0.1)
     assert points[0].delay.delay == 0.0

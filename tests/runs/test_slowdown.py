@@ -11,7 +11,7 @@ from brx.config.loading import dump_config
 from brx.errors import UserError
 from brx.files import write_json
 from brx.plot.curves import draw_curves
-from brx.runs.comparison import common_target, reductions, slowdowns
+from brx.runs.comparison import common_target, compare, reductions, slowdowns
 from brx.runs.curves_file import export
 from brx.runs.experiments import at_best_rates, notes, tried_rates
 from brx.runs.frames import load
@@ -61,6 +61,30 @@ def test_ratio_is_that_of_the_crossings(tmp_path):
     assert slowdown["ratio"] == pytest.approx(200.5 / 50.5, rel=1e-9)
     assert not slowdown["is_censored"]
     assert np.isnan(slowdown["low"])
+
+
+def test_a_delay_profile_is_compared_with_the_run_without_delay(tmp_path):
+    write_run(tmp_path, "p1", "pipeline.stages=1", crosses_3_at=50.5)
+    write_run(tmp_path, "p4", "pipeline.stages=4", crosses_3_at=100.5)
+    for name, profile, at in (("a", "[0, 0, 0, 6]", 150.5), ("b", "{like: 9}", 200.5)):
+        write_run(tmp_path, name, "pipeline.stages=4", f"pipeline.delay={profile}", crosses_3_at=at)
+    found = compare(at_best_rates(load(tmp_path / "runs")), 3.0)
+    assert not found.alone
+    assert {row["method"]: row["ratio"] for row in found.slowdowns.to_dict("records")} == {
+        "pipedream": pytest.approx(100.5 / 50.5, rel=1e-9),
+        "pipedream, delay 0-0-0-6": pytest.approx(150.5 / 50.5, rel=1e-9),
+        "pipedream, delay like 9": pytest.approx(200.5 / 50.5, rel=1e-9),
+    }
+    against_p4 = compare(at_best_rates(load(tmp_path / "runs")), 3.0, reference_stages=4).slowdowns
+    assert against_p4["reference_iterations"].map(tuple).unique().tolist() == [(pytest.approx(100.5),)]
+
+
+def test_curves_tell_the_delay_profiles(tmp_path):
+    write_run(tmp_path, "a", "pipeline.stages=4", "pipeline.delay=0", crosses_3_at=150)
+    write_run(tmp_path, "b", "pipeline.stages=4", "pipeline.delay=[0, 0, 0, 6]", crosses_3_at=150)
+    _, _, caption = draw_curves(load(tmp_path / "runs"), tmp_path / "figure")
+    assert "PipeDream, delay 0, P = 4: " in caption.read_text()
+    assert "PipeDream, delay 0-0-0-6, P = 4: " in caption.read_text()
 
 
 def test_a_run_that_never_gets_there_is_a_lower_bound_not_dropped(tmp_path):

@@ -2,30 +2,45 @@
 
 from pathlib import Path
 
-import numpy as np
-import pandas as pd
 import pytest
 
 from brx.runs.comparison import passage
 from brx.runs.experiments import at_best_rates
 from brx.runs.frames import comparable, load
-from brx.runs.measuring import largest_delay, measure
+from brx.runs.measuring import measure, pipelines_delay
 from brx.runs.time_to_loss import LOSS_STEP
+from tests.runs.test_slowdown import write_run
 
 DEMO = Path(__file__).parents[2] / "results" / "demo"
 
 
-def test_delays_are_those_of_pipelines_in_updates():
-    def delay(**settings):
-        return largest_delay(
-            pd.Series({f"pipeline.{key.replace('__', '.')}": value for key, value in settings.items()})
-        )
+DELAYS = {
+    "p8": (["pipeline.stages=8"], 7.0),
+    "m4": (["pipeline.stages=8", "pipeline.accumulation=4"], 7 / 4),
+    "like": (["pipeline.stages=4", "pipeline.delay={like: 32}"], 31.0),
+    "2bw": (["pipeline.stages=8", "pipeline.delay=2bw", "pipeline.accumulation=8"], None),
+    "one": (["pipeline.stages=3", "pipeline.delay=[0, 4, 0]"], None),
+    "fresh": (["pipeline.stages=3", "pipeline.delay=0"], 0.0),
+}
 
-    assert delay(stages=8, delay="pipeline", accumulation=1) == 7
-    assert delay(stages=8, delay="pipeline", accumulation=4) == 7 / 4
-    assert delay(stages=8, delay=np.nan, delay__like=32.0, accumulation=1) == 31
-    assert delay(stages=8, delay="2bw", accumulation=8) is None
-    assert delay(stages=3, delay=[0, 4, 0], accumulation=1) is None
+
+def test_delays_are_those_of_pipelines_in_updates(tmp_path):
+    for name, (settings, _) in DELAYS.items():
+        write_run(tmp_path, name, "model.blocks=8", *settings, crosses_3_at=50)
+    runs = load(tmp_path / "runs").set_index("name")
+    assert {name: pipelines_delay(runs.loc[name]) for name in DELAYS} == {
+        name: delay for name, (_, delay) in DELAYS.items()
+    }
+    assert runs["largest_delay"].to_dict() == {"p8": 7, "m4": 1.75, "like": 31, "2bw": 1, "one": 4, "fresh": 0}
+
+
+def test_profiles_that_are_no_pipelines_are_left_out(tmp_path):
+    settings = {"p1": ["pipeline.stages=1"], "late": ["pipeline.delay=[0, 0, 0, 9]"], "like": ["pipeline.delay.like=9"]}
+    for name, overrides in settings.items():
+        write_run(tmp_path, name, *overrides, crosses_3_at=150)
+    chosen = at_best_rates(load(tmp_path / "runs"))
+    measured = measure(chosen, dict.fromkeys(chosen["experiment"], 1), "runs")
+    assert {(one.method, one.delay) for one in measured.experiments} == {("pipedream", 0.0), ("pipedream", 8.0)}
 
 
 def test_what_is_kept_is_what_the_runs_say():

@@ -73,7 +73,7 @@ def _label(trajectory: Trajectory) -> str:
 
 def _line(trajectory: Trajectory) -> dict[str, object]:
     color = ADASGD_COLOR if trajectory.case.optimizer == "AdaSGD" else ADAM_COLOR
-    return {"color": color, "linestyle": line_style(2 if trajectory.case.delay else 1), "linewidth": 1.0}
+    return {"color": color, "linestyle": line_style(is_delayed=trajectory.case.delay > 0), "linewidth": 1.0}
 
 
 def _count(updates: int | None) -> str:
