@@ -1,4 +1,4 @@
-"""The two ways in which a command fails on purpose; each becomes one line on stderr and an exit code."""
+"""The two ways in which a command fails on purpose, and one special case; each becomes one line and an exit code."""
 
 
 class UserError(Exception):
@@ -10,3 +10,17 @@ class UserError(Exception):
 
 class RunError(Exception):
     """A run that was asked for correctly failed on its way (non-finite loss, full disk, dead rank): exit code 1."""
+
+
+class NeighbourLostError(RunError):
+    """Another device closed its connection or stopped answering.
+
+    Attributes:
+        peer: its rank; None if it could be any.
+        problem: what it did, to follow "rank R".
+    """
+
+    def __init__(self, peer: int | None, problem: str) -> None:
+        super().__init__(f"{'a rank' if peer is None else f'rank {peer}'} {problem}")
+        self.peer = peer
+        self.problem = problem

@@ -135,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(usage_line(error), file=sys.stderr)
         return USAGE
     except (UserError, RunError) as error:
-        from brx.distributed.launch import report_error  # loads torch
+        from brx.distributed.launch import report_error
 
         if not report_error(error):
             print(f"brx: {error}", file=sys.stderr)

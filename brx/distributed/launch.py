@@ -19,8 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from brx.distributed.links import NeighbourLostError
-from brx.errors import RunError, UserError
+from brx.errors import NeighbourLostError, RunError, UserError
 
 REPORT = "BRX_RANK_REPORT"
 """Environment variable: the file in which a rank leaves its error for the launcher."""

@@ -9,22 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from brx.errors import RunError
+from brx.errors import NeighbourLostError
 from brx.pipeline.engine import Neighbours
-
-
-class NeighbourLostError(RunError):
-    """Another device closed its connection or stopped answering.
-
-    Attributes:
-        peer: its rank; None if it could be any.
-        problem: what it did, to follow "rank R".
-    """
-
-    def __init__(self, peer: int | None, problem: str) -> None:
-        super().__init__(f"{'a rank' if peer is None else f'rank {peer}'} {problem}")
-        self.peer = peer
-        self.problem = problem
 
 
 def connect(

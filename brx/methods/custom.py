@@ -34,7 +34,7 @@ class AnyOptimizer(Method):
     why = "brx cannot know which parameters an optimizer is meant for"
 
     def optimizers(self, stages: Stages) -> list[Optimizer]:
-        """One, with `optimizer.arguments`."""
+        """The class itself, for all parameters, with `optimizer.arguments`."""
         optimizer = self.config.optimizer
         assert isinstance(optimizer, CustomConfig)
         return [_make_optimizer(optimizer, stage_groups(stages))]

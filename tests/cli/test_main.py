@@ -129,6 +129,14 @@ def test_help_loads_none_of_the_large_packages():
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
+def test_a_mistake_is_told_without_loading_torch():
+    mistake = "import sys; from brx.cli.main import main; main(['config', 'show', 'quik'])"
+    program = f"{mistake}; print('torch' in sys.modules)"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=100)
+    assert ended.stdout == "False\n"
+    assert ended.stderr.startswith("brx: quik: no such file or preset")
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_starts_as_a_process(command):
     shown = brx(command, "--help")
