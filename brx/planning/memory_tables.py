@@ -60,7 +60,7 @@ def parse_matrix(text: str) -> tuple[int, int]:
 
 def rank_table(config: RunConfig, ranks: Sequence[RankMemory], device_memory: float | None = None) -> Table:
     """One row per rank; with the memory of a device, whether the rank fits into it."""
-    parts = (*RANK_PARTS, "peak")
+    parts = [part for part in (*RANK_PARTS, "peak") if part != "probe" or config.logging.staleness_every is not None]
     unit, unit_bytes = _unit(max(rank.peak for rank in ranks))
     title = f"{_run(config, ranks)}: {sum(rank.num_parameters for rank in ranks):,} parameters; {unit} per rank"
     table = _table(title, ("rank", "stages", "parameters", *parts, *([] if device_memory is None else ["fits"])))
@@ -78,6 +78,8 @@ def rank_notes(config: RunConfig) -> list[str]:
         "Peak: weights, moments, rotation and rings, with the larger of activations + logits and gradients + update,"
         " which are not there at one time."
     ]
+    if config.logging.staleness_every is not None:
+        notes.append("Probe: what logging.staleness_every keeps; its second pass comes beside the update's gradients.")
     if config.runtime.compile:
         notes.append("Activations are those of uncompiled blocks; compiled ones (runtime.compile) keep less.")
     return notes

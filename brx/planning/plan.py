@@ -31,11 +31,12 @@ from brx.model.stage import is_block_matrix, partition
 from brx.optim.layout import BATCH_BYTES
 from brx.pipeline.delay import StageDelay, cannot_run, check_devices, stage_delays
 from brx.planning.optimizer_memory import basis_elements, overhead_elements, rotated_sides
+from brx.planning.probe_memory import probe_memory
 
 STAGE_PARTS = ("weights", "gradients", "moments", "rotation", "rings", "activations")
 """What a stage holds, by the names of `Memory`."""
 
-RANK_PARTS = (*STAGE_PARTS, "logits", "update")
+RANK_PARTS = (*STAGE_PARTS, "logits", "update", "probe")
 """What a rank holds, by the names of `RankMemory`."""
 
 
@@ -83,6 +84,7 @@ class RankMemory(Memory):
         by_stage: what each of them adds; `activations` have the buffers of what is exchanged with neighbours besides.
         logits: bytes of the head's and the loss's working memory (last rank).
         update: of the working memory of an update.
+        probe: of what the measures of staleness keep (`logging.staleness_every`; nothing without them).
         peak: of the largest sum of what is there at one time.
     """
 
@@ -91,6 +93,7 @@ class RankMemory(Memory):
     by_stage: tuple[StageMemory, ...]
     logits: int
     update: int
+    probe: int
     peak: int
 
 
@@ -197,19 +200,26 @@ def _rank_memory(config: RunConfig, device_type: str, rank: int, own: range, num
         backward += max(_block_bytes(config, device_type, block) for index in own for block in blocks[index])
     # From its second micro-batch on, an update has the sum of the gradients so far beside the new ones.
     gradient_sum = total["gradients"] if config.pipeline.accumulation > 1 else 0
-    peak = (
-        total["weights"]
-        + total["moments"]
-        + total["rotation"]
-        + total["rings"]
-        + buffers
-        + max(
-            total["activations"] + max(logits, backward) + early_gradients + gradient_sum,
-            others + total["gradients"] + max(update, gradient_sum),
-        )
-    )
+    passes = total["activations"] + max(logits, backward) + early_gradients + gradient_sum
+    moments = [passes, others + total["gradients"] + max(update, gradient_sum)]
+    probe = probe_memory(config, shapes)
+    if probe is not None:
+        # From live weights, autocast makes copies in bf16 that a ring in bf16 spares.
+        second_pass = passes + (2 * sum(map(_num_matrix_elements, shapes.values())) if bf16 else 0)
+        moments[0] += probe.updates
+        moments.append(probe.peak(gradients=total["gradients"], second_pass=second_pass, update=update))
+    always = total["weights"] + total["moments"] + total["rotation"] + total["rings"] + buffers
     total["activations"] += buffers
-    return RankMemory(rank=rank, stages=own, by_stage=by_stage, **total, logits=logits, update=update, peak=peak)
+    return RankMemory(
+        rank=rank,
+        stages=own,
+        by_stage=by_stage,
+        **total,
+        logits=logits,
+        update=update,
+        probe=0 if probe is None else probe.kept,
+        peak=always + max(moments),
+    )
 
 
 def _stage_memory(

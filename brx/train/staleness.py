@@ -102,6 +102,7 @@ class StalenessProbe:
                 numbers = [measure(index, t) for index in range(len(self._stages))]
                 if any(number is not None for number in numbers):
                     measures[name] = numbers
+            self._bases = []
         for stage, updates in zip(self._stages, self._updates, strict=True):
             for past in [past for past in updates if not self._is_still_needed(stage, past, t)]:
                 del updates[past]

@@ -110,6 +110,10 @@ RUNS = [
     ["optimizer.method=muon"],
     ["optimizer.method=scion"],
     ["optimizer.method=muon", "model.moe={experts: 4}"],
+    ["logging.staleness_every=5"],
+    ["logging.staleness_every=2", "pipeline.delay=7", "training.batch_size=1", "logging.update_norms=false"],
+    ["logging.staleness_every=5", "pipeline.accumulation=2", "runtime.precision=bf16"],
+    ["logging.staleness_every=5", "optimizer={method: basis-rotation, frequency: 5}", "training.batch_size=1"],
 ]
 
 
@@ -117,7 +121,9 @@ RUNS = [
 def test_peak_is_within_ten_percent_of_the_measured_one(overrides):
     config = small(*overrides)
     (planned,) = plan_memory(config, "cpu")
-    iterations = 11 if config.optimizer.method == "basis-rotation" else 3  # the first refresh comes with update 10
+    # The first refresh comes with update 10; by then the probe has all older updates that it keeps.
+    is_short = config.optimizer.method != "basis-rotation" and config.logging.staleness_every is None
+    iterations = 3 if is_short else 11
     assert planned.peak == pytest.approx(measured_peak(config, torch.device("cpu"), iterations), rel=0.1)
 
 
