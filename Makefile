@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-numerics test-matrix lint bench reproduce reproduce-figures setup
+.PHONY: demo test test-numerics test-matrix lint bench reproduce reproduce-figures curvature setup
 
 SCALE ?= cpu
 RESULTS := $(if $(filter paper,$(SCALE)),runs/paper,results/$(SCALE))
@@ -49,6 +49,14 @@ reproduce-figures: setup  ## draw every figure and table from the results at han
 	$(BIN)/brx verdict $(RESULTS) --stages 32 --micro-batches 8 --save results/tables/$(SCALE)/time-to-loss.json \
 		--figure figures/$(SCALE)/verdict
 	$(if $(wildcard results/compare),$(BIN)/brx compare --figure figures/compare --format markdown > results/tables/compare.md)
+
+KEPT := runs/$(if $(filter paper,$(SCALE)),paper/*/checkpoints/00125000,laptop-curvature/*/checkpoints/00008000)
+
+curvature: setup  ## train with checkpoints midway, measure norms and oscillation there (SCALE=laptop or paper; hours)
+	$(BIN)/brx sweep configs/sweeps/$(SCALE)/curvature.yaml
+	$(BIN)/brx hessian-norm $(KEPT)
+	$(BIN)/brx hessian-norm $(KEPT) --strategies
+	$(BIN)/brx oscillation $(KEPT)
 
 setup: .venv/ready
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TextIO
 
 import typer
 
-from brx.cli.options import FigurePath, Format, RunFolders, TableFormat
+from brx.cli.options import FigurePath, Format, RunsOrCheckpoints, TableFormat
 from brx.cli.usage import Application, Command
 from brx.errors import UserError
 
@@ -60,7 +60,7 @@ app = Application()
 
 @app.command(cls=Command, epilog=EXAMPLES)
 def hessian_norm(
-    runs: RunFolders,
+    runs: RunsOrCheckpoints,
     *,
     checkpoint: Annotated[int | None, typer.Option(metavar="ITERATION", help="which one (default: the newest)")] = None,
     vectors: Annotated[int, typer.Option(metavar="N", help="Cauchy vectors")] = 200,
@@ -85,6 +85,7 @@ def hessian_norm(
     from brx.curvature.norm_measurement import NormSettings, Stopped, measure_runs
     from brx.curvature.norm_result import SPACES, STRATEGY_SPACES, Space, measured_norms
     from brx.curvature.strategies import StrategySlowdowns
+    from brx.runs.checkpoint import run_and_iteration
     from brx.runs.frames import load
     from brx.runs.reading import Run
 
@@ -99,7 +100,9 @@ def hessian_norm(
         spaces, basis_batches = STRATEGY_SPACES, basis_batches or STRATEGY_BASIS_BATCHES
     delays = None if slowdown_runs is None else StrategySlowdowns.of(load([slowdown_runs]))
     if measured:
-        results = measured_norms([Run.load(path).path for path in runs], spaces or SPACES)
+        for path in runs:
+            Run.load(run_and_iteration(path)[0])  # refuses what is no run
+        results = measured_norms(runs, spaces or SPACES)
     else:
         basis_run = None if basis_from is None else str(basis_from)
         settings = NormSettings(vectors, batches_per_vector, estimator, precision, seed, basis_run, basis_batches)

@@ -35,6 +35,11 @@ Overrides = Annotated[
 
 RunFolders = Annotated[list[Path], typer.Argument(metavar="RUN", help="folders of runs", show_default=False)]
 
+RunsOrCheckpoints = Annotated[
+    list[Path],
+    typer.Argument(metavar="RUN|CHECKPOINT", help="folders of runs, or of their checkpoints", show_default=False),
+]
+
 RunsOrFolders = Annotated[
     list[Path], typer.Argument(metavar="RUNS", help="runs, or folders that hold runs", show_default=False)
 ]

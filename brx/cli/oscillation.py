@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from brx.cli.options import FigurePath
+from brx.cli.options import FigurePath, RunsOrCheckpoints
 from brx.cli.usage import Application, Command
 from brx.errors import UserError
 
@@ -23,9 +22,7 @@ app = Application()
 
 @app.command(cls=Command, epilog=EXAMPLES)
 def oscillation(
-    checkpoints: Annotated[
-        list[Path], typer.Argument(metavar="CHECKPOINT|RUN", help="checkpoints, or folders of runs", show_default=False)
-    ],
+    checkpoints: RunsOrCheckpoints,
     *,
     checkpoint: Annotated[
         int | None,
@@ -47,9 +44,9 @@ def oscillation(
     """Measure from each checkpoint; print, and draw."""
     from rich.console import Console
 
-    from brx.curvature.checkpoints import run_and_iteration
     from brx.curvature.oscillation import measure_oscillation, measured_oscillations, oscillation_table
     from brx.plot.oscillation import draw_oscillation
+    from brx.runs.checkpoint import run_and_iteration
 
     for option, count, least in (
         ("--iterations", iterations, 2),

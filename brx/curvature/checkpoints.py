@@ -98,13 +98,6 @@ def find_checkpoint(run: Run, iteration: int | None, default: Literal["newest", 
     return available[nearest]
 
 
-def run_and_iteration(path: Path) -> tuple[Path, int | None]:
-    """The run of a path that is a run's folder or one of its checkpoints, and the checkpoint's iteration, if it is."""
-    if path.parent.name == "checkpoints" and path.name.isdecimal():
-        return path.parent.parent, int(path.name)
-    return path, None
-
-
 def load_checkpoint(
     run_path: Path,
     iteration: int | None = None,

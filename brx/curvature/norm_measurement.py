@@ -32,6 +32,7 @@ from brx.curvature.norm_result import SPACES, Groups, NormResult, Space, block_o
 from brx.errors import RunError, UserError
 from brx.files import replacing
 from brx.progress import ProgressBar
+from brx.runs.checkpoint import run_and_iteration
 from brx.runs.reading import Run
 from brx.train.device import choose_device
 from brx.train.interrupt import StopSignal
@@ -81,21 +82,23 @@ def measure_runs(
     """One measurement per run and space, made now or read again if it has been; see `measure`.
 
     Args:
-        runs: their folders.
+        runs: their folders, or those of checkpoints.
         spaces: the coordinates; None for the original ones, and the rotated ones of runs that have a basis.
         settings: those of the basis count for the rotated coordinates alone.
-        iteration: of the checkpoints; None for each run's newest one.
+        iteration: of the checkpoints of runs; None for each one's newest.
         jobs: processes that share the vectors.
         or_geometric: take the geometric estimate where the median's samples do not fit on the disk.
     """
     original = replace(settings, basis_from=None, basis_batches=None)
     has_basis_anyway = settings != original
     results = []
-    for run in runs:
+    for path in runs:
+        run, named = run_and_iteration(path)
+        at = iteration if named is None else named
         has_basis = has_basis_anyway or isinstance(Run.load(run).config.optimizer, BasisRotationConfig)
         for space in spaces or (SPACES if has_basis else SPACES[:1]):
             chosen = original if space == "original" else settings
-            results.append(measure(run, space, chosen, iteration=iteration, jobs=jobs, or_geometric=or_geometric))
+            results.append(measure(run, space, chosen, iteration=at, jobs=jobs, or_geometric=or_geometric))
     return results
 
 

@@ -16,6 +16,7 @@ from brx.curvature.hessian_norm import POWERS, Sums
 from brx.errors import UserError
 from brx.files import write_text
 from brx.model.stage import partition
+from brx.runs.checkpoint import run_and_iteration
 
 Space = Literal["original", "rotated", "1st-unilateral", "1st-bilateral", "2nd-unilateral", "2nd-bilateral"]
 SPACES: tuple[Space, ...] = ("original", "rotated")
@@ -141,19 +142,21 @@ def result_path(run: Path, space: Space, iteration: int) -> Path:
     return run / "analysis" / f"hessian-norm-{space}-{iteration:08d}.json"
 
 
-def results_of(run: Path, spaces: Sequence[Space] = SPACES) -> dict[Space, NormResult]:
-    """A run's measurements, of each space the one at the latest checkpoint."""
-    files = {space: sorted((run / "analysis").glob(f"hessian-norm-{space}-*.json")) for space in spaces}
+def results_of(run: Path, spaces: Sequence[Space] = SPACES, iteration: int | None = None) -> dict[Space, NormResult]:
+    """A run's measurements, of each space the one at a checkpoint, by default at the latest."""
+    wanted = "*" if iteration is None else f"{iteration:08d}"
+    files = {space: sorted((run / "analysis").glob(f"hessian-norm-{space}-{wanted}.json")) for space in spaces}
     return {space: NormResult.read(paths[-1]) for space, paths in files.items() if paths}
 
 
 def measured_norms(runs: Sequence[Path], spaces: Sequence[Space] = SPACES) -> list[NormResult]:
-    """What has been measured of some runs before.
+    """What has been measured of some runs before, or at some of their checkpoints.
 
     Raises:
         UserError: nothing has.
     """
-    results = [result for run in runs for result in results_of(run, spaces).values()]
+    pairs = [run_and_iteration(path) for path in runs]
+    results = [result for run, iteration in pairs for result in results_of(run, spaces, iteration).values()]
     if not results:
         raise UserError(f"{runs[0]}: has no measured norms; run `brx hessian-norm {runs[0]}` first")
     return results

@@ -7,7 +7,7 @@ each update w(t) - w(t - 1) on the two directions, which stay fixed.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -208,6 +208,11 @@ def measured_oscillations(run_path: Path, iteration: int | None = None) -> list[
         path = run_path if iteration is None else checkpoint_folder(run_path, iteration)
         raise UserError(f"{path}: has no measured oscillation; run `brx oscillation {path}` first")
     return [Oscillation.read(file) for file in files]
+
+
+def with_oscillation(runs: Iterable[Path]) -> list[Path]:
+    """The runs of which it has been measured."""
+    return [run for run in runs if any((run / "analysis").glob("oscillation-*.json"))]
 
 
 def representative(results: Sequence[Oscillation]) -> Oscillation:

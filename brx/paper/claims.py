@@ -40,6 +40,7 @@ from brx.paper.evidence import (
     slowdown_of,
     stage_counts,
     strategies_are_ordered,
+    theorem_order,
 )
 from brx.paper.scales import STRATEGY_NAMES, Experiments, Scale, sweep_of
 from brx.runs.comparison import BASELINES
@@ -81,7 +82,7 @@ class Claim:
             a slowdown above 1, a share above 0), `at least` (ours is no smaller), `closed form` (equal as printed),
             `direction`.
         sweeps: that make the runs.
-        command: that repeats the evidence, for what no sweep makes.
+        command: that repeats the evidence, for what no sweep makes; `{curvature}`: the scale's folder of that.
     """
 
     name: str
@@ -143,7 +144,7 @@ def claim_table(outcomes: Sequence[Outcome], scale: Scale) -> pd.DataFrame:
             "reproduced": f"{outcome.verdict}{', one seed' if outcome.num_seeds == 1 else ''}",
             "rule": _rule_text(outcome.claim),
             "runs": str(len(outcome.runs)),
-            "command": outcome.claim.command or _command(outcome.claim, scale),
+            "command": outcome.claim.command.format(curvature=scale.curvature) or _command(outcome.claim, scale),
         }
         for outcome in outcomes
     )
@@ -324,16 +325,16 @@ CLAIMS = (
     Claim(
         "hessian-norm", "the Hessian's (1,1)-norm in rotated over original coordinates (0.1228 / 0.5436)",
         "sec:exp-analysis", norm_ratio, 0.1228 / 0.5436, "plain", "number",
-        command="brx hessian-norm results/curvature/basis-rotation-p8 --measured",
+        command="brx hessian-norm {curvature}/basis-rotation-* --measured",
     ),
     Claim(
         "theorem-order", "the norm falls from original over unilateral to bilateral coordinates (theorem 3.1)",
-        "thm:rotation", not_here("norms by strategy have not been measured on one checkpoint yet"),
-        command="brx hessian-norm RUN",
+        "thm:covariance_Hessian_approximation", theorem_order,
+        command="brx hessian-norm {curvature}/* --strategies --measured",
     ),
     Claim(
         "oscillation", "with delay, updates oscillate less along the dominant eigenvector under basis rotation",
-        "fig:result-main-oscillation", oscillates_less, command="brx oscillation results/curvature/*-p8 --measured",
+        "fig:result-main-oscillation", oscillates_less, command="brx oscillation {curvature}/* --measured",
     ),
     Claim(
         "memory-share", "memory of 1st/unilateral for an MLP matrix, of Adam's", "tab:memory_overhead",

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import pandas as pd
 from scipy.stats import t
 
 from brx.config.loading import Settings
-from brx.curvature.norm_result import measured_norms
-from brx.curvature.oscillation import Oscillation, measured_oscillations
+from brx.curvature.norm_result import STRATEGY_SPACES, measured_norms, results_of
+from brx.curvature.oscillation import Oscillation, measured_oscillations, with_oscillation
+from brx.curvature.strategies import complete_measurements
 from brx.paper.llama import DEVICES_GB, LLAMA_3_8B, LLAMAS
-from brx.paper.scales import COMPENSATIONS, CURVATURE, STRATEGY_NAMES, Experiments, sweep_of
+from brx.paper.scales import COMPENSATIONS, STRATEGY_NAMES, Experiments, sweep_of
 from brx.planning.optimizer_memory import overhead_elements
 from brx.planning.stage_count import stage_count_table
 from brx.runs.comparison import BASELINES, common_target, saved_ratio, slowdowns
@@ -287,9 +289,10 @@ def beats_delay_compensation(experiments: Experiments) -> Evidence:
     return Evidence(holds=holds, text=", ".join(lines) + " nats")
 
 
-def norm_ratio(_: Experiments) -> Evidence:
+def norm_ratio(experiments: Experiments) -> Evidence:
     """The rotated norm over the original one, at the checkpoint of basis rotation with the largest delay."""
-    norms = [norm for norm in measured_norms(find_runs([CURVATURE])) if norm.method == "basis-rotation"]
+    norms = measured_norms(find_runs([experiments.scale.curvature]))
+    norms = [norm for norm in norms if norm.method == "basis-rotation"]
     P = max((norm.num_stages for norm in norms), default=0)
     by_space = {norm.space: norm for norm in norms if norm.num_stages == P}
     if len(by_space) < 2:
@@ -300,9 +303,27 @@ def norm_ratio(_: Experiments) -> Evidence:
     return Evidence(rotated.normalized / original.normalized, low / original_high, high / original_low, text=text)
 
 
-def oscillates_less(_: Experiments) -> Evidence:
+def theorem_order(experiments: Experiments) -> Evidence:
+    """Wherever all coordinates were measured, 2nd/bilateral is below 2nd/unilateral, and that below original.
+
+    By more than their intervals.
+    """
+    runs = find_runs([experiments.scale.curvature])
+    measured = complete_measurements([norm for run in runs for norm in results_of(run, STRATEGY_SPACES).values()])
+    if not measured:
+        raise NotTriedError("norms by strategy have not been measured on one checkpoint yet")
+    lines, holds = [], True
+    for run, of_run in measured.items():
+        by_space = {norm.space: norm for norm in of_run}
+        falling = [by_space["original"], by_space["2nd-unilateral"], by_space["2nd-bilateral"]]
+        holds = holds and all(lower.interval[1] < higher.interval[0] for higher, lower in pairwise(falling))
+        lines.append(f"{run}: {', '.join(f'{norm.normalized:.3g}' for norm in falling)}")
+    return Evidence(holds=holds, text="; ".join(lines))
+
+
+def oscillates_less(experiments: Experiments) -> Evidence:
     """The variances of basis rotation over PipeDream's at the same checkpoints, seed by seed, at the largest P."""
-    folders = [folder for folder in find_runs([CURVATURE]) if any((folder / "analysis").glob("oscillation-*.json"))]
+    folders = with_oscillation(find_runs([experiments.scale.curvature]))
     measured = [(folder, oscillation) for folder in folders for oscillation in measured_oscillations(folder)]
     P = max((oscillation.num_stages for _, oscillation in measured), default=0)
     by_method: dict[str, dict[tuple[int, int], Oscillation]] = {}

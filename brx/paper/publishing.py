@@ -10,7 +10,7 @@ import pandas as pd
 from brx.errors import UserError
 from brx.files import write_text
 from brx.paper.figures import FIGURES, PaperFigure, draw_paper_figure
-from brx.paper.scales import SCALES, Experiments
+from brx.paper.scales import CURVATURE, SCALES, Experiments, Scale
 from brx.paper.standalone_figures import STANDALONE, StandaloneFigure
 from brx.paper.tables import TABLES, PaperTable
 from brx.runs.formats import format_table
@@ -31,7 +31,7 @@ def draw_figures(wanted: str, scale: str, runs: Path | None, out: Path | None, n
         wanted: a figure's name, its label in the paper's source, or `all`.
         scale: whose experiments.
         runs: their folder; None for the scale's.
-        out: folder of the figures; None for figures/SCALE, and figures for those that need no sweep.
+        out: folder of the figures; None for figures/SCALE, and figures for those that are the same at several scales.
         note: told what is missing.
 
     Raises:
@@ -45,7 +45,7 @@ def draw_figures(wanted: str, scale: str, runs: Path | None, out: Path | None, n
     if name in FIGURES or name == "all":
         yield from _from_runs(name, Experiments.load(SCALES[scale], runs), out or Path("figures") / scale, note)
     if name in STANDALONE or name == "all":
-        yield from _standalone(name, out or Path("figures"), note)
+        yield from _standalone(name, SCALES[scale], out, note)
 
 
 def make_tables(wanted: str, scale: str, runs: Path | None, note: Note) -> Iterator[tuple[PaperTable, pd.DataFrame]]:
@@ -107,10 +107,14 @@ def _from_runs(wanted: str, experiments: Experiments, folder: Path, note: Note) 
         _note_missing(f"figure {name}", asked, note)
 
 
-def _standalone(wanted: str, folder: Path, note: Note) -> Iterator[Path]:
+def _standalone(wanted: str, scale: Scale, out: Path | None, note: Note) -> Iterator[Path]:
     for name in STANDALONE if wanted == "all" else [wanted]:
+        figure = STANDALONE[name]
+        # What was measured of runs that several scales share is one figure for all of them.
+        is_own = figure.is_measured and scale.curvature != CURVATURE
+        folder = out or (Path("figures") / scale.name if is_own else Path("figures"))
         try:
-            yield STANDALONE[name].draw(folder / name)[0]
+            yield figure.draw(folder / name, scale)[0]
         except UserError as error:
             if wanted != "all":
                 raise

@@ -42,7 +42,7 @@ SEVEN = (*MAIN[:3], *reversed(STRATEGY_NAMES))
 TARGET_METHODS = SEVEN[1:]
 """Those that the paper compares by their slowdown in more than one place: without plain PipeDream."""
 CURVATURE = Path("results/curvature")
-"""Runs whose Hessians were measured (of the preset `quick`), for either scale: see its README."""
+"""Runs whose Hessians were measured (of the preset `quick`), for the scales of a laptop: see its README."""
 COMPENSATIONS = (0.04, 0.1, 0.5, 1.0)
 FREQUENCIES = (1, 10, 100)
 
@@ -69,6 +69,7 @@ class Scale:
         secondary: settings of all experiments but the main one, which compare among each other.
         earlier: settings in which its runs differ from today's presets, as they were made before these changed.
         earlier_rotation: further ones of its runs of basis rotation.
+        curvature: folder of the runs whose Hessians were measured.
     """
 
     name: str
@@ -88,6 +89,7 @@ class Scale:
     secondary: Settings = field(default_factory=dict)
     earlier: Settings = field(default_factory=dict)
     earlier_rotation: Settings = field(default_factory=dict)
+    curvature: Path = CURVATURE
 
     @property
     def deepest(self) -> int:
@@ -146,6 +148,7 @@ SCALES = {
         huge_preset="paper-3b",
         budget_model={},
         budgets=(),
+        curvature=Path("runs/paper"),
     ),
 }
 

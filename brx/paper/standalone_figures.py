@@ -9,21 +9,26 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import pandas as pd
+
 from brx.config import load_yaml_as
 from brx.config.loading import PRESETS
 from brx.curvature.effective_delay import effective_delay, slowdown_points, usual_stages
-from brx.curvature.norm_result import measured_norms
-from brx.curvature.oscillation import measured_oscillations
-from brx.paper.scales import CURVATURE
+from brx.curvature.norm_result import STRATEGY_SPACES, measured_norms, results_of
+from brx.curvature.oscillation import measured_oscillations, with_oscillation
+from brx.curvature.strategies import VARIANT_OF_SPACE, StrategySlowdowns, complete_measurements
+from brx.errors import UserError
+from brx.paper.scales import Experiments, Scale, sweep_of
 from brx.paper.toy.figures import draw_quadratic, draw_spiral
 from brx.paper.toy.quadratic import QuadraticConfig, run_quadratic
 from brx.paper.toy.spiral import SpiralConfig, run_spiral
 from brx.plot.curvature import draw_effective_delay, draw_norms
 from brx.plot.oscillation import draw_oscillation
 from brx.plot.schedule import draw_schedules
+from brx.plot.strategies import draw_strategy_norms
 from brx.runs.frames import find_runs, load
 
-DrawTo = Callable[[Path], list[Path]]
+DrawTo = Callable[[Path, Scale], list[Path]]
 
 
 @dataclass(frozen=True)
@@ -34,41 +39,66 @@ class StandaloneFigure:
         name: on the command line and of the files.
         label: in the paper's source; empty where the paper has only a sentence.
         caption: what it shows.
-        draw: draws it at a path without suffix; the files written.
+        draw: draws it at a path without suffix, from what was measured at a scale; the files written.
+        is_measured: whether it is from what was measured, and not the same at all scales.
     """
 
     name: str
     label: str
     caption: str
     draw: DrawTo
+    is_measured: bool = False
 
 
-def _schedule(path: Path) -> list[Path]:
+def _schedule(path: Path, _: Scale) -> list[Path]:
     return draw_schedules(4, 4, path)
 
 
-def _toy_quadratic(path: Path) -> list[Path]:
+def _toy_quadratic(path: Path, _: Scale) -> list[Path]:
     return draw_quadratic(run_quadratic(load_yaml_as(PRESETS / "toy" / "quadratic.yaml", QuadraticConfig)), path)
 
 
-def _toy_spiral(path: Path) -> list[Path]:
+def _toy_spiral(path: Path, _: Scale) -> list[Path]:
     return draw_spiral(run_spiral(load_yaml_as(PRESETS / "toy" / "spiral.yaml", SpiralConfig)), path)
 
 
-def _oscillation(path: Path) -> list[Path]:
-    folders = [folder for folder in find_runs([CURVATURE]) if any((folder / "analysis").glob("oscillation-*.json"))]
+def _oscillation(path: Path, scale: Scale) -> list[Path]:
+    folders = with_oscillation(find_runs([scale.curvature]))
+    if not folders:
+        raise UserError(f"{scale.curvature}: no run of which oscillation was measured; run `brx oscillation RUN...`")
     oscillations = [oscillation for folder in folders for oscillation in measured_oscillations(folder)]
     depths = [oscillation.num_stages for oscillation in oscillations]
     ends = {min(depths), max(depths)}
     return draw_oscillation([oscillation for oscillation in oscillations if oscillation.num_stages in ends], path)
 
 
-def _hessian_norm(path: Path) -> list[Path]:
-    return draw_norms(measured_norms(find_runs([CURVATURE])), path)
+def _hessian_norm(path: Path, scale: Scale) -> list[Path]:
+    return draw_norms(measured_norms(find_runs([scale.curvature])), path)
 
 
-def _effective_delay(path: Path) -> list[Path]:
-    folders = find_runs([CURVATURE])
+def _strategy_norms(path: Path, scale: Scale) -> list[Path]:
+    norms = [norm for run in find_runs([scale.curvature]) for norm in results_of(run, STRATEGY_SPACES).values()]
+    results = [norm for of_run in complete_measurements(norms).values() for norm in of_run]
+    if not results:
+        raise UserError(
+            f"{scale.curvature}: no checkpoint was measured in all coordinates; run `brx hessian-norm RUN --strategies`"
+        )
+    return draw_strategy_norms(results, _strategy_slowdowns(scale), path)
+
+
+def _strategy_slowdowns(scale: Scale) -> StrategySlowdowns | None:
+    """From the scale's runs, to its target, as far as there are any."""
+    if not scale.runs.is_dir():
+        return None
+    experiments = Experiments.load(scale).secondary
+    ends = [experiments.find(name, P, sweep_of(name)) for name in VARIANT_OF_SPACE.values() for P in experiments.ends]
+    present = [seeds for seeds in ends if seeds is not None]
+    target = experiments.slowdown_target()
+    return StrategySlowdowns.at_ends(pd.concat(present), target) if present and target is not None else None
+
+
+def _effective_delay(path: Path, scale: Scale) -> list[Path]:
+    folders = find_runs([scale.curvature])
     measured = measured_norms(folders)
     stages = usual_stages(measured)
     curves = [(result, [effective_delay(result, count) for count in stages]) for result in measured]
@@ -86,8 +116,24 @@ STANDALONE = {
             "fig:result-main-oscillation",
             "Updates along the Hessian's dominant eigenvector.",
             _oscillation,
+            is_measured=True,
         ),
-        StandaloneFigure("hessian-norm", "", "Norm of the Hessian in original and rotated coordinates.", _hessian_norm),
-        StandaloneFigure("effective-delay", "", "The effective delay, and the slowdown.", _effective_delay),
+        StandaloneFigure(
+            "hessian-norm",
+            "",
+            "Norm of the Hessian in original and rotated coordinates.",
+            _hessian_norm,
+            is_measured=True,
+        ),
+        StandaloneFigure(
+            "strategy-norms",
+            "thm:covariance_Hessian_approximation",
+            "Norm of the Hessian in each strategy's coordinates, and its slowdown.",
+            _strategy_norms,
+            is_measured=True,
+        ),
+        StandaloneFigure(
+            "effective-delay", "", "The effective delay, and the slowdown.", _effective_delay, is_measured=True
+        ),
     )
 }

@@ -13,7 +13,7 @@ from brx.curvature.norm_tables import NORM_TITLE, norm_table
 from brx.errors import UserError
 from brx.paper.claims import CLAIMS, SLOWDOWNS, claim_table, judge, number_text
 from brx.paper.llama import DEVICES_GB, LLAMA_3_8B, LLAMAS
-from brx.paper.scales import CURVATURE, MAIN, SEVEN, VARIANTS, Experiments, sweep_of
+from brx.paper.scales import MAIN, SEVEN, VARIANTS, Experiments, sweep_of
 from brx.planning.optimizer_memory import overhead_texts
 from brx.planning.stage_count import stage_count_table
 from brx.runs.comparison import common_target, reductions, slowdowns
@@ -179,9 +179,9 @@ def memory_overhead(_: Experiments) -> pd.DataFrame:
     return overhead_texts(dict.fromkeys(names, 1), names)[1]
 
 
-def hessian_norms(_: Experiments) -> pd.DataFrame:
+def hessian_norms(experiments: Experiments) -> pd.DataFrame:
     """Norms of the Hessian as far as they have been measured."""
-    return norm_table(measured_norms(find_runs([CURVATURE])))
+    return norm_table(measured_norms(find_runs([experiments.scale.curvature])))
 
 
 TABLES = {

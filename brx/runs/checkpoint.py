@@ -65,6 +65,13 @@ def iteration_of(checkpoint: Path) -> int:
     return int(checkpoint.name)
 
 
+def run_and_iteration(path: Path) -> tuple[Path, int | None]:
+    """The run of a path that is a run's folder or one of its checkpoints, and the checkpoint's iteration, if it is."""
+    if path.parent.name == "checkpoints" and path.name.isdecimal():
+        return path.parent.parent, int(path.name)
+    return path, None
+
+
 def begin(run: Path, iteration: int) -> Path:
     """Make the temporary folder in which the devices write their stages."""
     temporary = _temporary(run, iteration)

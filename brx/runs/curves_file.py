@@ -64,7 +64,7 @@ def read_curves(folder: Path) -> Curves:
 def export(folder: Path, target: Path) -> Path:
     """Copy a run into the folder `target` in compact form: config.yaml, summary.json, curves.npz, log left behind.
 
-    Losses keep their float32 values.
+    Losses keep their float32 values. What was measured at its checkpoints (analysis/*.json) comes along.
 
     Raises:
         UserError: `folder` is no run with losses.
@@ -78,6 +78,9 @@ def export(folder: Path, target: Path) -> Path:
         for name in ("config.yaml", "summary.json"):
             if (folder / name).is_file():
                 shutil.copyfile(folder / name, target / name)
+        for measured in (folder / "analysis").glob("*.json"):
+            (target / "analysis").mkdir(exist_ok=True)
+            shutil.copyfile(measured, target / "analysis" / measured.name)
     except OSError as error:
         raise RunError(f"{target}: cannot be written: {error.strerror}") from None
     with replacing(target / NAME) as file:

@@ -129,7 +129,12 @@ def test_command_measures_all_coordinates_at_one_checkpoint(run, tmp_path, capsy
     assert (tmp_path / "figure.png").stat().st_size > 0
     assert "2nd/bilateral, 4 batches" in (tmp_path / "figure.txt").read_text()
     assert len({row["norm"] for row in rows}) == 5
+    named = ["hessian-norm", str(run / "checkpoints" / "00000014"), *arguments[2:]]
+    assert main([*named, *sample]) == 0  # read again, not measured again
+    assert list(csv.DictReader(capsys.readouterr().out.splitlines())) == rows
     shutil.rmtree(run / "checkpoints")
+    assert main([*named, "--measured"]) == 0
+    assert list(csv.DictReader(capsys.readouterr().out.splitlines())) == rows
     assert main([*arguments, "--measured"]) == 0
     assert list(csv.DictReader(capsys.readouterr().out.splitlines())) == rows
 

@@ -1,17 +1,19 @@
 """The paper's claims beside made-up runs: each is judged, and a changed run changes its row."""
 
 import shutil
+from dataclasses import replace
 
 import pytest
 
 from brx.cli.main import main
 from brx.config.loading import preset_with
+from brx.curvature.norm_result import NormResult, result_path
 from brx.curvature.oscillation import Oscillation, Track
 from brx.errors import UserError
 from brx.paper import evidence
 from brx.paper.claims import CLAIMS, Claim, Outcome, claim_table, judge, number_text
 from brx.paper.evidence import Evidence
-from brx.paper.scales import SCALES, VARIANTS, Experiments
+from brx.paper.scales import CURVATURE, SCALES, VARIANTS, Experiments
 from brx.sweep.spec import identity
 from tests.paper.helpers import write_experiment
 
@@ -131,19 +133,46 @@ def write_oscillation(folder, method, seed, iteration, variance, eigenvalue=5.0)
     measured.write(run / "analysis" / f"oscillation-{iteration:08d}.json")
 
 
-def test_oscillation_is_judged_over_seeds_and_checkpoints(tmp_path, monkeypatch):
-    monkeypatch.setattr(evidence, "CURVATURE", tmp_path)
+@pytest.fixture
+def measured(complete, tmp_path):
+    """The complete runs, with runs in tmp_path as those whose curvature was measured."""
+    return Experiments.load(replace(CPU, curvature=tmp_path), complete)
+
+
+def test_oscillation_is_judged_over_seeds_and_checkpoints(tmp_path, measured):
     with pytest.raises(UserError, match="no run with losses"):
-        evidence.oscillates_less(None)
+        evidence.oscillates_less(measured)
     for seed in (0, 1, 2):
         for iteration in (500, 1000):
             write_oscillation(tmp_path, "pipedream", seed, iteration, 4e-4 * (1 + seed), -3.0 if seed == 0 else 5.0)
             write_oscillation(tmp_path, "basis-rotation", seed, iteration, 1e-4)
     write_oscillation(tmp_path, "pipedream", 0, 750, 1e-9)  # without a partner
-    judged = evidence.oscillates_less(None)
+    judged = evidence.oscillates_less(measured)
     assert judged.holds
     assert "(3 seeds, 6 checkpoints); PipeDream's dominant eigenvalue is negative at 2" in judged.text
     for seed in (1, 2):  # one seed far on the other side: the interval holds 1
         for iteration in (500, 1000):
             write_oscillation(tmp_path, "basis-rotation", seed, iteration, 1e-4 if seed == 1 else 1e-2)
-    assert not evidence.oscillates_less(None).holds
+    assert not evidence.oscillates_less(measured).holds
+
+
+def test_the_theorems_order_holds_where_no_intervals_overlap(tmp_path, measured):
+    write_experiment(tmp_path, "quick", {"pipeline.stages": 8})
+    (run,) = tmp_path.iterdir()
+    with pytest.raises(evidence.NotTriedError, match="norms by strategy have not been measured"):
+        evidence.theorem_order(measured)
+    source = NormResult.read(CURVATURE / "pipedream-p8" / "analysis" / "hessian-norm-original-00001500.json")
+    norms = {"original": 10.0, "1st-unilateral": 9.0, "1st-bilateral": 8.0, "2nd-unilateral": 5.0, "2nd-bilateral": 2.0}
+    for space, norm in norms.items():
+        result = replace(source, run=str(run), space=space, norm=norm, standard_error=0.1 * norm)
+        result.write(result_path(run, space, 1500))
+    judged = evidence.theorem_order(measured)
+    assert judged.holds
+    assert judged.text.endswith(
+        ", ".join(
+            f"{norms[space] / source.num_parameters:.3g}" for space in ("original", "2nd-unilateral", "2nd-bilateral")
+        )
+    )
+    wide = replace(result, standard_error=0.4 * result.norm)  # 95 % from 0.9 to 4.4
+    wide.write(result_path(run, "2nd-bilateral", 1500))
+    assert not evidence.theorem_order(measured).holds

@@ -1,10 +1,11 @@
 """The paper's figures and tables from made-up runs: all of them draw, and say what is missing and what makes it."""
 
+from dataclasses import replace
+
 import pytest
 
 from brx.cli.main import main
 from brx.errors import UserError
-from brx.paper import tables as paper_tables
 from brx.paper.figures import FIGURES, draw_paper_figure
 from brx.paper.scales import SCALES, SEVEN, VARIANTS, Experiments
 from brx.paper.tables import TABLES
@@ -86,7 +87,7 @@ def test_tables_without_runs_are_those_of_their_commands(complete, capsys):
 
 
 def test_table_that_was_not_measured_is_refused_alone_and_noted_among_others(complete, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(paper_tables, "CURVATURE", tmp_path / "nothing")
+    monkeypatch.setitem(SCALES, "cpu", replace(CPU, curvature=tmp_path / "nothing"))
     assert main(["tables", "hessian-norm", "--runs", str(complete)]) == 2
     assert "nothing: no such folder" in capsys.readouterr().err
     assert main(["tables", "all", "--runs", str(complete), "--out", str(tmp_path / "tables")]) == 0

@@ -1,10 +1,17 @@
 """The figures that need no sweep: what `brx plot` draws is what their own commands draw, to the byte."""
 
+from dataclasses import replace
+
 import pytest
 
 from brx.cli.main import main
-from brx.paper import standalone_figures as standalone
+from brx.curvature.norm_measurement import NormSettings, measure_runs
+from brx.curvature.norm_result import STRATEGY_SPACES
+from brx.errors import UserError
+from brx.paper.scales import CURVATURE, SCALES, VARIANTS
 from brx.paper.standalone_figures import STANDALONE
+from tests.curvature.helpers import finished_run
+from tests.paper.helpers import write_experiment
 
 OWN_COMMANDS = {
     "schedule": ["schedule", "--stages", "4", "--figure"],
@@ -12,7 +19,6 @@ OWN_COMMANDS = {
     "oscillation": ["oscillation", "{ends}", "--measured", "--out"],
     "effective-delay": ["effective-delay", "{runs}", "--out"],
 }
-CURVATURE = standalone.CURVATURE
 
 
 @pytest.mark.parametrize("name", OWN_COMMANDS)
@@ -33,7 +39,32 @@ def test_toy_figures_are_drawn_from_the_papers_settings(tmp_path):
         assert text in (tmp_path / f"{name}.txt").read_text()
 
 
+def test_norms_by_strategy_stand_beside_the_slowdowns_of_the_scale_as_far_as_there_are_any(tmp_path):
+    (tmp_path / "curvature").mkdir()
+    run = finished_run(tmp_path / "curvature", "run")
+    scale = replace(SCALES["cpu"], curvature=run.parent, runs=tmp_path / "runs")
+    with pytest.raises(UserError, match="no checkpoint was measured in all coordinates"):
+        STANDALONE["strategy-norms"].draw(tmp_path / "figure", scale)
+    measure_runs([run], STRATEGY_SPACES, NormSettings(vectors=4, batches_per_vector=1, basis_batches=3))
+    _, _, caption = STANDALONE["strategy-norms"].draw(tmp_path / "figure", scale)
+    assert "slowdown" not in caption.read_text()
+    for method in ("pipedream-lr", "basis-rotation"):
+        for stages in (1, 32):
+            write_experiment(scale.runs, scale.preset, {"pipeline.stages": stages, **VARIANTS[method]})
+    text = STANDALONE["strategy-norms"].draw(tmp_path / "figure", scale)[2].read_text()
+    assert "slowdown at P = 32" in text
+    assert "(basis-rotation)" in text
+    assert "not run (basis-rotation 1st/bilateral)" in text
+
+
+def test_what_a_scale_has_measured_of_its_own_runs_is_drawn_into_its_own_folder(tmp_path, monkeypatch):
+    monkeypatch.setitem(SCALES, "paper", replace(SCALES["paper"], curvature=CURVATURE.resolve()))
+    monkeypatch.chdir(tmp_path)
+    assert main(["plot", "oscillation", "--scale", "paper"]) == 0
+    assert (tmp_path / "figures" / "paper" / "oscillation.png").is_file()
+
+
 def test_without_measurements_a_figure_is_refused_in_one_line(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(standalone, "CURVATURE", tmp_path / "nothing")
+    monkeypatch.setitem(SCALES, "cpu", replace(SCALES["cpu"], curvature=tmp_path / "nothing"))
     assert main(["plot", "oscillation", "--out", str(tmp_path)]) == 2
     assert capsys.readouterr().err == f"brx: {tmp_path / 'nothing'}: no such folder\n"

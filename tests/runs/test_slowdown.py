@@ -232,7 +232,10 @@ def test_reduction_compares_only_runs_that_differ_in_nothing_but_the_optimizer(t
 
 def test_compact_runs_read_like_the_originals(tmp_path):
     run = write_run(tmp_path, "a", crosses_3_at=70)
+    (run.path / "analysis").mkdir()
+    (run.path / "analysis" / "oscillation-00000050.json").write_text("{}")
     export(run.path, tmp_path / "compact")
+    assert (tmp_path / "compact" / "analysis" / "oscillation-00000050.json").read_text() == "{}"
     again = Run.load(tmp_path / "compact")
     np.testing.assert_array_equal(again.iterations, run.iterations)
     np.testing.assert_array_equal(again.train_loss, run.train_loss.astype(np.float32))

@@ -3,7 +3,7 @@
 import pytest
 
 from brx.config.loading import PRESETS
-from brx.sweep.spec import Sweep
+from brx.sweep.spec import Sweep, identity
 
 FOLDER = PRESETS / "sweeps" / "paper"
 BASELINES = {"pipedream", "pipedream-lr", "nesterov"}
@@ -11,6 +11,7 @@ MAIN = {*BASELINES, "basis-rotation"}
 # Appendix "Experimental Details", except for the 3B model: appendix "Results on 3B Model".
 RATES = {"1b": {1e-4}, "3b": {1e-4, 3e-5}}
 OTHER_METHODS = {
+    "curvature": {"pipedream", "basis-rotation"},
     "delay-compensation": {"delay-compensation"},
     "frequency": {"basis-rotation"},
     "preconditioned": {"soap", "muon", "scion"},
@@ -19,6 +20,7 @@ OTHER_METHODS = {
     "strategies": {"basis-rotation"},
 }
 STAGES = {
+    "curvature": {1, 32},
     "main": {1, 2, 4, 8, 16, 32},
     "strategies": {1, 2, 4, 8, 16, 32},
     "block-scaling": {4, 8, 16},
@@ -90,3 +92,11 @@ def test_what_varies_in_the_others():
     assert varied("1b", lambda c: (c.model.blocks, c.model.width, c.model.heads)) == {(24, 1728, 27)}
     assert varied("3b", lambda c: (c.model.blocks, c.model.width)) == {(32, 2688)}
     assert varied("moe", lambda c: (c.model.moe.experts, c.model.moe.top_k)) == {(8, 2)}
+
+
+def test_the_runs_whose_curvature_is_measured_are_those_of_main_with_a_checkpoint_midway():
+    cells = {cell.name: cell.config for cell in Sweep.load(FOLDER / "curvature.yaml").cells}
+    of_main = {cell.name: cell.config for cell in Sweep.load(FOLDER / "main.yaml").cells}
+    for name, config in cells.items():
+        assert identity(config) == identity(of_main[name])
+        assert config.training.keep_at == [125_000]
