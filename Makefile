@@ -35,6 +35,7 @@ bench: setup  ## speed, as ratios measured side by side; tables go to benchmarks
 	$(BIN)/python -m benchmarks.distributed
 	$(BIN)/python -m benchmarks.optimizers
 	$(BIN)/python -m benchmarks.small_models
+	$(BIN)/python -m benchmarks.lab
 	$(BIN)/python -m benchmarks.sharded
 
 reproduce: setup  ## run all sweeps of a scale (SCALE=cpu or paper; long, continues where it was left), then draw

@@ -1,7 +1,5 @@
 """What delay costs in time: one brx iteration at P = 1, 2, 4, 8, 16 against a plain PyTorch loop of the same model.
 
-Beside them, at P = 8, another delay profile, and M = 4 micro-batches per update (the time of an iteration over M).
-
 All variants take turns in one process, so that the ratios hold when the machine's speed drifts.
 
     python benchmarks/engine.py [--threads 1] [--rounds 12] [--iterations 10]
@@ -25,12 +23,6 @@ from brx.train.build import assemble
 
 BLOCKS, WIDTH, SEQUENCE, BATCH, VOCABULARY = 16, 64, 64, 8, 256
 STAGES = (1, 2, 4, 8, 16)
-PROFILES: dict[str, dict[str, object]] = {
-    "brx, P = 8, delay 4 everywhere": {"delay": 4},
-    "brx, P = 8, M = 4, per micro-batch": {"accumulation": 4},
-    "brx, P = 8, M = 4, 2BW, per micro-batch": {"accumulation": 4, "delay": "2bw"},
-    "brx, P = 8, M = 4, no stashing, per micro-batch": {"accumulation": 4, "stash": "none"},
-}
 
 
 def main() -> None:
@@ -47,16 +39,13 @@ def main() -> None:
     for stages in STAGES:
         engines[stages] = assemble(config_for(stages), micro_batch).engine
         variants[f"brx, P = {stages}"] = engine_runner(engines[stages])
-    for name, settings in PROFILES.items():
-        variants[name] = engine_runner(assemble(config_for(8, **settings), micro_batch).engine)
     times: dict[str, list[float]] = {name: [] for name in variants}
     for turn in range(options.rounds + 1):
         for name, run in variants.items():
             started = time.perf_counter()
             run(options.iterations)
             if turn:  # the first turn warms up
-                micro_batches = options.iterations * (4 if "M = 4" in name else 1)
-                times[name].append((time.perf_counter() - started) / micro_batches)
+                times[name].append((time.perf_counter() - started) / options.iterations)
 
     columns = ["variant", "ms / iteration (median)", "ratio to plain loop", "ratio to P = 1", "rings / formula"]
     table = Table("engine", columns)
@@ -79,11 +68,11 @@ def ratio(numerator: list[float], denominator: list[float]) -> float:
     return statistics.median(a / b for a, b in zip(numerator, denominator, strict=True))
 
 
-def config_for(stages: int, **settings: object) -> RunConfig:
-    """The configuration of the measurement, with further settings of the pipeline."""
+def config_for(stages: int) -> RunConfig:
+    """The configuration of the measurement."""
     content = {
         "model": {"blocks": BLOCKS, "width": WIDTH, "heads": 2, "sequence_length": SEQUENCE},
-        "pipeline": {"stages": stages, **settings},
+        "pipeline": {"stages": stages},
         "training": {"iterations": 100_000, "batch_size": BATCH},
         "logging": {"update_norms": False},
     }

@@ -18,6 +18,7 @@ EXAMPLES = """\
   brx verdict --stages 32 --micro-batches 8                         from the committed runs
   brx verdict runs/mine --stages 8 --micro-batches 4 --loss 2.5     from your own
   brx verdict --stages 8 --micro-batches 8 --cost basis-rotation=0.03      its update takes 3 % of your iteration
+  brx verdict --stages 8 --micro-batches 8 --cost-from runs/timing-*       what it takes on your machine and model
   brx verdict --stages 8 --micro-batches 8 --config paper-1b --device-memory 24GB --bandwidth 25GB --throughput A100
   brx verdict --stages 32 --micro-batches 8 --figure figures/verdict       over P and M
 """
@@ -35,6 +36,12 @@ Loss = Annotated[
 Costs = Annotated[
     list[str] | None,
     typer.Option(metavar="METHOD=SHARE...", help="of an iteration, for a method's update (default: as in the runs)"),
+]
+CostFrom = Annotated[
+    list[Path] | None,
+    typer.Option(
+        metavar="PATH...", help="take the costs of updates from your own runs (any model), or from `make bench`'s file"
+    ),
 ]
 Config = Annotated[
     str | None,
@@ -69,6 +76,7 @@ def verdict(
     micro_batches: Annotated[int, typer.Option(metavar="M", help="per update", show_default=False)],
     loss: Loss = None,
     cost: Costs = None,
+    cost_from: CostFrom = None,
     config: Config = None,
     overrides: Overrides,
     device_memory: DeviceMemory = None,
@@ -80,7 +88,7 @@ def verdict(
     """Print the schedules, the methods, and who is faster."""
     from brx.config.loading import load_config
     from brx.planning.verdict import Question, answer, default_loss, grid
-    from brx.planning.verdict_inputs import parse_costs, read_measurements
+    from brx.planning.verdict_inputs import parse_costs, read_costs, read_measurements
     from brx.planning.verdict_text import verdict_text
 
     if stages < 2 or micro_batches < 1:
@@ -105,7 +113,7 @@ def verdict(
         num_stages=stages,
         num_micro_batches=micro_batches,
         transfer_time=transfer,
-        costs=parse_costs(cost or [], measurements),
+        costs=read_costs(cost_from or []) | parse_costs(cost or [], measurements),
         excluded=excluded,
     )
     print(verdict_text(answer(measurements, question), measurements, memory))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from brx.errors import UserError
+from brx.planning.verdict import COST_REFERENCE
 from brx.runs.time_to_loss import Measurements
 
 COMMITTED = tuple(Path("results") / "tables" / scale / "time-to-loss.json" for scale in ("laptop", "cpu"))
@@ -59,3 +61,47 @@ def parse_costs(texts: Sequence[str], measurements: Measurements) -> dict[str, f
                 f"--cost {text}: the share of an iteration must be a number from 0, for example 0.05 for 5 %"
             )
     return costs
+
+
+def read_costs(paths: Sequence[Path]) -> dict[str, float]:
+    """What a method's update takes beyond AdamW's, as a share of AdamW's iteration: by method with its variant.
+
+    Args:
+        paths: folders of runs of one model and batch, or the file of `benchmarks.lab`; none for no costs.
+
+    Raises:
+        UserError: they are of different models, none is of AdamW, or the file is none.
+    """
+    if not paths:
+        return {}
+    where = f"--cost-from {' '.join(map(str, paths))}"
+    is_table = len(paths) == 1 and paths[0].suffix == ".json"
+    seconds = _seconds_of_table(paths[0]) if is_table else _seconds_of_runs(paths, where)
+    if COST_REFERENCE not in seconds:
+        raise UserError(f"{where}: has no {COST_REFERENCE} (AdamW), which costs are relative to")
+    return {method: max(0.0, one / seconds[COST_REFERENCE] - 1.0) for method, one in seconds.items()}
+
+
+def _seconds_of_runs(folders: Sequence[Path], where: str) -> dict[str, float]:
+    """Per iteration of the fastest run of each method."""
+    from brx.runs.frames import load
+
+    runs = load(folders).dropna(subset="seconds_per_iteration")
+    of_one = ["architecture", "training.batch_size", "pipeline.accumulation"]
+    if len(different := runs[of_one].drop_duplicates()) > 1:
+        models = " and ".join(
+            f"{name}, batch {batch} x {count}" for name, batch, count in different.itertuples(index=False)
+        )
+        raise UserError(f"{where}: runs of one model and batch are needed, these are of {models}")
+    methods = runs["variant"].map(lambda variant: variant.partition(", delay ")[0])
+    return dict(runs["seconds_per_iteration"].groupby(methods).min())
+
+
+def _seconds_of_table(path: Path) -> dict[str, float]:
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+        time = next(place for place, name in enumerate(table["columns"]) if name.startswith("ms / iteration"))
+        method = table["columns"].index("method")
+        return {row[method]: 1e-3 * float(row[time]) for row in table["rows"]}
+    except (OSError, ValueError, KeyError, TypeError, StopIteration, IndexError):
+        raise UserError(f"--cost-from {path}: no table of milliseconds per iteration by method") from None

@@ -133,7 +133,7 @@ def assumption_lines(verdict: Verdict) -> list[str]:
         f" stages, one per device, updates not overlapped with passes; {transfers}.",
         "A method's update costs beyond AdamW's, as a share of an iteration: "
         + ", ".join(f"{method} {cost:.0%}" for method, cost in _costs(verdict).items())
-        + " (from the pace of these runs; --cost METHOD=SHARE sets yours, from brx train's seconds or make bench).",
+        + " (from the pace of these runs, unless --cost or --cost-from say otherwise).",
     ]
     if few:
         lines.append(f"At some of these delays only one learning rate was tried: {', '.join(few)}: upper estimates.")

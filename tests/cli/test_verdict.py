@@ -1,5 +1,6 @@
 """`brx verdict` through the command: from the committed runs, from a user's own, and mistakes."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from brx.cli.main import main
 
 ROOT = Path(__file__).parents[2]
+ASKED = ["--stages", "8", "--micro-batches", "8"]
 
 
 def test_the_committed_runs_answer(capsys, monkeypatch):
@@ -41,6 +43,22 @@ def test_own_runs_are_kept_drawn_and_asked_again(capsys, tmp_path):
     assert "basis-rotation 50%" in again
 
 
+def test_costs_come_from_own_runs_or_a_benchmark(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    question = ["verdict", "--stages", "8", "--micro-batches", "2", "results/demo"]
+    assert main([*question, "--cost-from", "results/demo"]) == 0
+    from_runs = capsys.readouterr().out
+    assert main(question) == 0
+    assert from_runs == capsys.readouterr().out  # the same runs say the same
+    table = tmp_path / "methods.json"
+    rows = [["pipedream", "20.0"], ["basis-rotation", "35.0"], ["muon", "90.0"]]
+    table.write_text(json.dumps({"columns": ["method", "ms / iteration (median)"], "rows": rows}))
+    assert main([*question, "--cost-from", str(table)]) == 0
+    assert "basis-rotation 75%" in capsys.readouterr().out
+    assert main([*question, "--cost-from", str(table), "--cost", "basis-rotation=0.5"]) == 0
+    assert "basis-rotation 50%" in capsys.readouterr().out
+
+
 def test_a_model_gives_memory_and_transfers(capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
     model = ["--config", "paper-95m", "--device-memory", "0.8GB", "--bandwidth", "1GB", "--throughput", "100T"]
@@ -61,6 +79,9 @@ def test_a_model_gives_memory_and_transfers(capsys, monkeypatch):
         (["--stages", "8", "--micro-batches", "8", "--device-memory", "8GB"], "need a --config"),
         (["--stages", "8", "--micro-batches", "8", "--config", "quick", "--bandwidth", "8GB"], "give both"),
         (["--stages", "8", "--micro-batches", "3", "--config", "quick"], "training.batch_size"),
+        ([*ASKED, "--cost-from", "results/tables/cpu/time-to-loss.json"], "no table of milliseconds per iteration by"),
+        ([*ASKED, "--cost-from", "results/demo/basis-rotation-p1"], "has no pipedream (AdamW), which costs are"),
+        ([*ASKED, "--cost-from", "results/cpu"], "runs of one model and batch are needed, these"),
         (["nowhere.json", "--stages", "8", "--micro-batches", "8"], "nowhere.json: not readable"),
     ],
 )

@@ -1,0 +1,153 @@
+"""What the delay lab costs: methods, delay profiles, micro-batches, staleness measures, and `brx verdict`'s answer.
+
+- an iteration of every method over AdamW's, which `brx verdict --cost-from benchmarks/results/methods.json` takes;
+- M micro-batches per update over M times one, a delay profile over the pipeline's, staleness measures over none;
+- the seconds in which `brx verdict` answers from the committed results.
+
+Variants take turns in one process, so that the ratios hold when the machine's speed drifts.
+
+    python -m benchmarks.lab [--threads 1] [--rounds 12] [--iterations 20] [--turns 5] [--blocks 8] [--out FOLDER]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.report import RESULTS, Table
+from brx.config.loading import apply_overrides
+from brx.methods.table import CUSTOM, METHODS
+from brx.pipeline.engine import Engine, MicroBatch
+from brx.train.build import assemble
+
+WIDTH, SEQUENCE, BATCH, VOCABULARY, STAGES = 32, 64, 8, 256, 8
+ACCUMULATION, MEASURE_EVERY = 4, 100
+VERDICT = ("verdict", "--stages", "32", "--micro-batches", "8")
+
+Settings = dict[str, Any]
+"""Dotted keys and values."""
+
+
+def main() -> None:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=12, help="turns of each variant")
+    parser.add_argument("--iterations", type=int, default=20, help="iterations in a turn (a multiple of 10)")
+    parser.add_argument("--turns", type=int, default=5, help=f"of {MEASURE_EVERY} iterations, for staleness measures")
+    parser.add_argument("--blocks", type=int, default=8)
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the tables")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    model = f"{options.blocks} blocks, d {WIDTH}, sequence {SEQUENCE}, batch {BATCH}, P = {STAGES}, fp32"
+    title = f"{model}, {options.threads} thread(s)"
+    write_methods(options, title)
+    write_delays(options, title)
+
+
+def write_methods(options: argparse.Namespace, title: str) -> None:
+    """A row per built-in method."""
+    variants: dict[str, Settings] = {name: {"optimizer.method": name} for name in METHODS if name != CUSTOM}
+    times = measure(variants, options.blocks, options.rounds, options.iterations)
+    table = Table("methods", ["method", "ms / iteration (median)", "ratio to pipedream"])
+    for name, turns in times.items():
+        table.add(name, f"{1e3 * statistics.median(turns):.3f}", f"{ratio(turns, times['pipedream']):.3f}")
+    table.write(title, folder=options.out)
+
+
+def write_delays(options: argparse.Namespace, title: str) -> None:
+    """A row per requirement: the ratio that was measured, and the largest that is wanted."""
+    table = Table("lab", ["what", "over", "ratio (median)", "at most"])
+    several: Settings = {"pipeline.accumulation": ACCUMULATION}
+    variants: dict[str, Settings] = {
+        "pipeline": {},
+        "delay 4": {"pipeline.delay": 4},
+        "delay like 32": {"pipeline.delay.like": 32},
+        "pipeline's delays": several,
+        "2BW": {**several, "pipeline.delay": "2bw"},
+        "no stashing": {**several, "pipeline.stash": "none"},
+    }
+    times = measure(variants, options.blocks, options.rounds, options.iterations)
+    for name, settings in variants.items():
+        if settings.get("pipeline.accumulation"):
+            per_micro_batch = [turn / ACCUMULATION for turn in times[name]]
+            share = ratio(per_micro_batch, times["pipeline"])
+            table.add(f"M = {ACCUMULATION}, {name}", f"{ACCUMULATION} x M = 1", f"{share:.3f}", "1.05")
+        elif settings:
+            table.add(name, "the pipeline's delays", f"{ratio(times[name], times['pipeline']):.3f}", "1.05")
+    measured: Settings = {"logging.staleness_every": MEASURE_EVERY}
+    for method in ("pipedream", "basis-rotation"):
+        plain: Settings = {"optimizer.method": method}
+        # A turn has exactly one measured iteration.
+        turns = measure({"plain": plain, "measured": plain | measured}, options.blocks, options.turns, MEASURE_EVERY)
+        share = ratio(turns["measured"], turns["plain"])
+        table.add(f"staleness_every {MEASURE_EVERY}, {method}", "no measures", f"{share:.3f}", "1.02")
+    table.add("brx " + " ".join(VERDICT), "", f"{verdict_seconds():.2f} s", "2 s")
+    table.write(title, folder=options.out)
+
+
+def measure(variants: Mapping[str, Settings], blocks: int, rounds: int, iterations: int) -> dict[str, list[float]]:
+    """Seconds per iteration of each variant, turn by turn; the first turn warms up and is left out."""
+    engines = {name: make_engine(settings, blocks) for name, settings in variants.items()}
+    times: dict[str, list[float]] = {name: [] for name in variants}
+    for turn in range(rounds + 1):
+        for name, engine in engines.items():
+            seconds = run(engine, turn * iterations + 1, iterations)
+            if turn:
+                times[name].append(seconds / iterations)
+    return times
+
+
+def run(engine: Engine, first: int, count: int) -> float:
+    """Seconds of `count` iterations."""
+    started = time.perf_counter()
+    for _ in engine.run(first, lambda: first + count - 1):
+        pass
+    return time.perf_counter() - started
+
+
+def ratio(numerator: list[float], denominator: list[float]) -> float:
+    """Median of the ratios turn by turn."""
+    return statistics.median(a / b for a, b in zip(numerator, denominator, strict=True))
+
+
+def verdict_seconds() -> float:
+    """Of the fastest of three answers, as a user waits for them."""
+    return min(_seconds_of([sys.executable, "-m", "brx", *VERDICT]) for _ in range(3))
+
+
+def _seconds_of(command: list[str]) -> float:
+    started = time.perf_counter()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - started
+
+
+def make_engine(settings: Settings, blocks: int) -> Engine:
+    """A small model under delay on one device."""
+    content = {
+        "model": {"blocks": blocks, "width": WIDTH, "heads": 2, "sequence_length": SEQUENCE},
+        "pipeline": {"stages": STAGES},
+        "training": {"iterations": 100_000, "batch_size": BATCH},
+        "logging": {"update_norms": False},
+    }
+    return assemble(
+        apply_overrides(content, [f"{key}={value}" for key, value in settings.items()], "benchmark"), micro_batch
+    ).engine
+
+
+def micro_batch(n: int) -> MicroBatch:
+    """Random tokens."""
+    tokens = torch.randint(VOCABULARY, (BATCH, SEQUENCE + 1), generator=torch.Generator().manual_seed(n))
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+if __name__ == "__main__":
+    main()
