@@ -53,12 +53,16 @@ class Mixture(nn.Module):
         mixed = (weights.unsqueeze(1) @ outputs).view_as(x)
         return mixed, self._auxiliary_loss(logits, chosen)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def leave_experts_uncompiled(self) -> None:
+        """Before the block is compiled: how many tokens an expert gets changes at every step, and torch.compile would
+        compile anew each time. (No decorator: that loads the compiler, seconds of start-up for every command.)
+        """
+        self._through_experts = torch.compiler.disable(self._through_experts)  # type: ignore[method-assign]
+
     def _through_experts(self, tokens: Tensor, chosen: Tensor) -> Tensor:
         """What the chosen experts (N, K) make of each token (N, D), as (N, K, D).
 
-        The N K assignments are sorted by expert, so that each expert computes on its own tokens only. How many those
-        are changes at every step, and torch.compile would compile anew each time: this part is left as it is.
+        The N K assignments are sorted by expert, so that each expert computes on its own tokens only.
         """
         num_tokens, top_k = chosen.shape
         order = chosen.flatten().argsort(stable=True)

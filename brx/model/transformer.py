@@ -8,6 +8,8 @@ Shape legend: B examples, S positions, D width, H heads, E head width (D / H), V
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -92,6 +94,12 @@ class Block(nn.Module):
             mixed, auxiliary_loss = self.mlp(self.mlp_norm(x))
             return x + mixed, auxiliary_loss
         return x + self.mlp(self.mlp_norm(x)), None
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """As any module's, but for the experts of a mixture."""
+        if isinstance(self.mlp, Mixture):
+            self.mlp.leave_experts_uncompiled()
+        super().compile(*args, **kwargs)
 
 
 class Head(nn.Module):

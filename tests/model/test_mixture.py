@@ -1,6 +1,8 @@
 """The mixture of experts against every expert on every token, and its losses against their formulas."""
 
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -141,9 +143,16 @@ def test_compiled_mixture_does_not_compile_anew_for_other_routings():
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     mixture = make_mixture(dtype=torch.float32)
+    mixture.leave_experts_uncompiled()
     compiled = torch.compile(mixture, backend="eager")
     for seed in range(6):
         x = make_tokens(dtype=torch.float32, seed=seed)
         for one, other in zip(compiled(x), mixture(x), strict=True):
             torch.testing.assert_close(one, other)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2
+
+
+def test_the_model_is_loaded_without_the_compiler():
+    # It takes seconds, which every command and every rank would wait for.
+    program = "import sys, brx.model.stage; sys.exit('torch._dynamo' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
