@@ -43,8 +43,16 @@ def train(
 ) -> None:
     """Train; exit code 0 when the run is finished, 130 when it was stopped and can be resumed."""
     from brx.config.loading import find_config, load_config
-    from brx.distributed.launch import end_with_launcher, launch
-    from brx.distributed.processes import DistributedWorld, started_as_one_of_many
+    from brx.distributed.launch import end_with_launcher, launch, started_as_one_of_many
+
+    source = Path(config)
+    is_run = source.is_dir()
+    is_rank = started_as_one_of_many()
+    num_ranks = os.environ["WORLD_SIZE"] if is_rank else devices
+    settings = overrides if num_ranks is None else [*overrides, f"pipeline.devices={num_ranks}"]
+    run_config = load_config(source / "config.yaml" if is_run else config, settings)
+    # Wrong settings are told at once; torch takes seconds to load.
+    from brx.distributed.processes import DistributedWorld
     from brx.pipeline.world import SingleDevice, World
     from brx.runs.folder import RunFolder, default_folder
     from brx.runs.lock import hand_down, hold
@@ -52,15 +60,10 @@ def train(
     from brx.train.device import choose_device
     from brx.train.loop import train
 
-    source = Path(config)
-    is_run = source.is_dir()
-    num_ranks = os.environ["WORLD_SIZE"] if started_as_one_of_many() else devices
-    settings = overrides if num_ranks is None else [*overrides, f"pipeline.devices={num_ranks}"]
-    run_config = load_config(source / "config.yaml" if is_run else config, settings)
     folder = out or (source if is_run else default_folder(run_config, find_config(config).stem))
 
     world: World = SingleDevice()
-    if started_as_one_of_many():
+    if is_rank:
         end_with_launcher()
         world = DistributedWorld(run_config.pipeline.timeout_s)
     elif run_config.pipeline.devices > 1:

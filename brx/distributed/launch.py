@@ -87,6 +87,11 @@ def launch(
                 signal.signal(number, handler)
 
 
+def started_as_one_of_many() -> bool:
+    """Whether the environment says that this process is a rank (as torchrun's does)."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
 def report_error(error: UserError | RunError) -> bool:
     """In a launched rank: leave the error for the launcher to tell, once; False if there is no launcher."""
     if REPORT not in os.environ:

@@ -25,11 +25,6 @@ _MEETING_TIMEOUT_S = 300.0
 """How long the first process waits for the last at least: they start, and load torch, at different times."""
 
 
-def started_as_one_of_many() -> bool:
-    """Whether the environment says that this process is a rank (as torchrun's does)."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
-
-
 class DistributedWorld:
     """Implements `brx.pipeline.world.World` over torch.distributed.
 

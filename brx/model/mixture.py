@@ -57,7 +57,8 @@ class Mixture(nn.Module):
         """Before the block is compiled: how many tokens an expert gets changes at every step, and torch.compile would
         compile anew each time. (No decorator: that loads the compiler, seconds of start-up for every command.)
         """
-        self._through_experts = torch.compiler.disable(self._through_experts)  # type: ignore[method-assign]
+        uncompiled = torch.compiler.disable(self._through_experts)  # type: ignore[no-untyped-call]
+        self._through_experts = uncompiled  # type: ignore[method-assign]
 
     def _through_experts(self, tokens: Tensor, chosen: Tensor) -> Tensor:
         """What the chosen experts (N, K) make of each token (N, D), as (N, K, D).
