@@ -128,8 +128,14 @@ class Outcome:
 
 
 def judge(experiments: Experiments, claims: Sequence[Claim]) -> list[Outcome]:
-    """Claims beside the runs of a scale."""
-    return [_judge(claim, experiments.fresh()) for claim in claims]
+    """Claims beside the runs of a scale; what they ask for counts as asked for here."""
+    outcomes = []
+    for claim in claims:
+        asked = experiments.fresh()
+        outcomes.append(_judge(claim, asked))
+        experiments.used |= asked.used
+        experiments.missing += [line for line in asked.missing if line not in experiments.missing]
+    return outcomes
 
 
 def claim_table(outcomes: Sequence[Outcome], scale: Scale) -> pd.DataFrame:

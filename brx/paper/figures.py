@@ -12,6 +12,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from brx.errors import UserError
+from brx.paper.claims import CLAIMS, judge
+from brx.paper.claims_figure import fill_claims
+from brx.paper.ladder import rungs
+from brx.paper.ladder_figure import fill_ladder
 from brx.paper.scales import COMPENSATIONS, FREQUENCIES, MAIN, SEVEN, STRATEGY_NAMES, Experiments, sweep_of
 from brx.paper.tables import PRECONDITIONED
 from brx.plot.panels import (
@@ -433,3 +437,31 @@ def _learning_rates(experiments: Experiments, figure: Figure) -> None:
         else:
             finish_panel(axes, "learning rate", "final validation loss (nats)", look_of(method).label)
     _share_legend(figure, *panels)
+
+
+@paper_figure(
+    "ladder", "",
+    "What delay costs by the length of training T, each length to a target of its own: slowdown, and iterations that"
+    " basis rotation saves over the best baseline. Hollow: one seed; triangle: a lower bound; bars: 95 %. Dashed: a"
+    " power law of slowdown - 1, and of the share that is left, by least squares, with its 95 % prediction interval,"
+    " extrapolated to the paper's relative delay. Stars: the paper's numbers.",
+    across=3,
+)  # fmt: skip
+def _ladder(experiments: Experiments, figure: Figure) -> None:
+    ladder = rungs(experiments)
+    if ladder:
+        fill_ladder(figure, ladder)
+    else:
+        for axes in row_of_axes(figure, 2):
+            _fill(axes, [], "")
+
+
+@paper_figure(
+    "claims", "",
+    "What the paper states beside what our runs say (brx claims): ours over the paper's number, where there is one, on"
+    " a grey band within which it counts as reproduced; bars: 95 %; hollow: one seed; arrow: a bound, or beyond the"
+    " axis.",
+    across=3,
+)  # fmt: skip
+def _claims(experiments: Experiments, figure: Figure) -> None:
+    fill_claims(figure, judge(experiments, CLAIMS))

@@ -10,13 +10,13 @@ import pandas as pd
 from brx.config.loading import Settings
 from brx.curvature.norm_result import measured_norms
 from brx.curvature.norm_tables import NORM_TITLE, norm_table
-from brx.errors import UserError
 from brx.paper.claims import CLAIMS, SLOWDOWNS, claim_table, judge, number_text
+from brx.paper.ladder import ladder_slowdowns, rungs
 from brx.paper.llama import DEVICES_GB, LLAMA_3_8B, LLAMAS
 from brx.paper.scales import MAIN, SEVEN, VARIANTS, Experiments, sweep_of
 from brx.planning.optimizer_memory import overhead_texts
 from brx.planning.stage_count import stage_count_table
-from brx.runs.comparison import common_target, reductions, slowdowns
+from brx.runs.comparison import reductions, slowdowns
 from brx.runs.frames import find_runs
 from brx.runs.tables import (
     experiment_table,
@@ -137,28 +137,17 @@ def slowdowns_by_length(experiments: Experiments) -> pd.DataFrame:
     Raises:
         UserError: the scale has one length only.
     """
-    scale = experiments.scale
-    if not scale.budgets:
-        raise UserError("table budget: only at the scale of a laptop: brx sweep laptop/ladder")
-    stages = scale.budget_model["model.blocks"]
     rows = []
-    for iterations in scale.budgets:
-        settings = {**scale.budget_model, "training.iterations": iterations}
-        asked = [(method, P) for method in scale.budget_methods for P in (1, stages)]
-        by_key = {key: experiments.find(*key, scale.budget_sweep, settings=settings) for key in asked}
-        present = {key: seeds for key, seeds in by_key.items() if seeds is not None}
-        if len(present) < len(asked):
-            continue
-        runs = pd.concat(present.values())
-        for slowdown in slowdowns(runs, common_target(runs)).to_dict("records"):
+    for rung in rungs(experiments):
+        for slowdown in ladder_slowdowns([rung]).to_dict("records"):
             method = slowdown["method"]
             rows.append(
                 {
                     "method": method,
-                    "iterations": str(iterations),
-                    "P": str(stages),
-                    "final training loss at P = 1": final_loss_text(present[method, 1]),
-                    "at P": final_loss_text(present[method, stages]),
+                    "iterations": str(rung.iterations),
+                    "P": str(rung.num_stages),
+                    "final training loss at P = 1": final_loss_text(rung.seeds(method, 1)),
+                    "at P": final_loss_text(rung.seeds(method, rung.num_stages)),
                     "slowdown": slowdown_text(slowdown),
                     "target loss": f"{slowdown['target']:.3f}",
                     "lr at P = 1": rate_text(slowdown["reference_lr"], at_edge=slowdown["reference_lr_at_edge"]),

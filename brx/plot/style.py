@@ -34,6 +34,9 @@ _COLORS = {
     "olive": "#999933",
 }
 
+VERDICT_COLORS = {"yes": _COLORS["green"], "no": _COLORS["red"], "not tried": _COLORS["grey"]}
+"""Of a claim of the paper: reproduced or not."""
+
 COLUMN_WIDTH_IN = 3.4
 DPI = 200
 

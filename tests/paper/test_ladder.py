@@ -1,0 +1,127 @@
+"""The ladder: complete lengths alone, the law against polyfit and the coverage of its interval, the figure."""
+
+import math
+import shutil
+
+import numpy as np
+import pytest
+
+from brx.errors import UserError
+from brx.paper.figures import draw_paper_figure
+from brx.paper.ladder import PAPER_RELATIVE_DELAY, fit_power_law, ladder_savings, ladder_slowdowns, rungs
+from brx.paper.ladder_figure import fill_ladder
+from brx.paper.scales import SCALES, VARIANTS, Experiments
+from brx.plot.style import new_figure
+from tests.paper.helpers import write_experiment
+
+CPU = SCALES["cpu"]
+
+
+def write_ladder(folder, iterations, slowness_by_method, seeds=(0,)):
+    for method, slowness in slowness_by_method.items():
+        for stages in (1, 8):
+            settings = {**CPU.budget_model, "training.iterations": iterations, "pipeline.stages": stages}
+            write_experiment(
+                folder,
+                CPU.preset,
+                {**settings, **VARIANTS[method]},
+                seeds=seeds,
+                slowness=slowness if stages > 1 else 1,
+            )
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Slowdowns of 1 + 1000 tau / T (basis rotation) and 1 + 2000 tau / T; the longest lacks a method."""
+    for iterations in (1000, 4000, 16000):
+        delay = 7 / iterations
+        methods = {"basis-rotation": 1 + 1000 * delay, "pipedream-lr": 1 + 2000 * delay}
+        write_ladder(tmp_path / "runs", iterations, methods, seeds=(0, 1) if iterations == 1000 else (0,))
+    return tmp_path / "runs"
+
+
+def test_slowdowns_and_savings_of_every_complete_length(runs):
+    ladder = rungs(Experiments.load(CPU, runs))
+    assert [(rung.iterations, rung.num_stages, rung.num_seeds) for rung in ladder] == [
+        (1000, 8, 2),
+        (4000, 8, 1),
+        (16000, 8, 1),
+    ]
+    rows = ladder_slowdowns(ladder)
+    for row in rows.to_dict("records"):
+        assert row["relative_delay"] == 7 / row["iterations_of_training"]
+        factor = 1000 if row["method"] == "basis-rotation" else 2000
+        if not row["is_censored"]:
+            assert row["ratio"] == pytest.approx(1 + factor * row["relative_delay"], rel=0.05)
+    savings = ladder_savings(ladder)
+    assert list(savings["method"]) == ["basis-rotation"] * 3
+    # Both lose the same share of their slowness, so that the iterations to a loss are as slowness.
+    expected = [1 - (1 + 1000 * 7 / T) / (1 + 2000 * 7 / T) for T in (1000, 4000, 16000)]
+    assert savings["share"].to_numpy() == pytest.approx(expected, abs=0.05)
+
+
+def test_a_length_that_lacks_a_run_is_left_out(runs, tmp_path):
+    folder = shutil.copytree(runs, tmp_path / "fewer")
+    for path in folder.iterdir():
+        text = (path / "config.yaml").read_text()
+        if "iterations: 4000" in text and "method: pipedream-lr" in text:
+            shutil.rmtree(path)
+    experiments = Experiments.load(CPU, folder)
+    assert [rung.iterations for rung in rungs(experiments)] == [1000, 16000]
+    assert all("budget.yaml" in line for line in experiments.missing)
+    assert experiments.missing
+
+
+def test_scale_of_one_length_has_no_ladder(complete):
+    with pytest.raises(UserError, match="the ladder: only at the scale of a laptop"):
+        rungs(Experiments.load(SCALES["paper"], complete))
+
+
+def test_power_law_is_the_line_through_the_logarithms():
+    generator = np.random.default_rng(0)
+    x = np.array([1e-4, 3e-4, 1e-3, 4e-3])
+    y = 30 * x**0.7 * np.exp(0.1 * generator.standard_normal(4))
+    law = fit_power_law(x.tolist(), y.tolist())
+    slope, intercept = np.polyfit(np.log(x), np.log(y), 1)
+    assert (law.slope, law.intercept) == (pytest.approx(slope), pytest.approx(intercept))
+    assert law.at(2e-5).value == pytest.approx(math.exp(intercept + slope * math.log(2e-5)))
+    exact = fit_power_law(x.tolist(), (30 * x**0.7).tolist()).at(PAPER_RELATIVE_DELAY)
+    assert exact == pytest.approx((30 * PAPER_RELATIVE_DELAY**0.7,) * 3)
+
+
+def test_interval_of_the_extrapolation_covers_a_new_point_as_often_as_it_says():
+    generator = np.random.default_rng(1)
+    x, beyond = np.array([2.4e-4, 4.8e-4, 1e-3, 2e-3, 4e-3]), 1.3e-4
+    covered = 0
+    for _ in range(2000):
+        noise = np.exp(0.2 * generator.standard_normal(6))
+        law = fit_power_law(x.tolist(), (30 * x**0.7 * noise[:5]).tolist())
+        prediction = law.at(beyond)
+        covered += prediction.low < 30 * beyond**0.7 * noise[5] < prediction.high
+    assert 0.93 < covered / 2000 < 0.97
+
+
+def test_there_is_no_law_through_too_few_points_or_where_delay_costs_nothing():
+    assert fit_power_law([1e-3, 2e-3], [1.0, 2.0]) is None
+    assert fit_power_law([1e-3, 2e-3, 4e-3], [0.5, 0.0, 1.0]) is None
+
+
+def test_figure_states_the_extrapolation_with_its_interval_beside_the_papers_number(runs):
+    with new_figure() as figure:
+        fill_ladder(figure, rungs(Experiments.load(CPU, runs)))
+        labels = [text.get_text() for axes in figure.axes for text in axes.get_legend().get_texts()]
+        scales = [axes.get_xscale() for axes in figure.axes]
+        left, right = (axes.get_xlim() for axes in figure.axes)
+    assert scales == ["log", "log"]
+    assert left[0] < PAPER_RELATIVE_DELAY < left[1]
+    assert right[0] < PAPER_RELATIVE_DELAY
+    assert any(label.startswith("PipeDream-LR: ") and label.endswith("/ 5.43") for label in labels)
+    assert any(label.startswith("Basis rotation: ") and label.endswith("/ 71.6%") for label in labels)
+    assert all("[" in label for label in labels)
+
+
+def test_figure_without_complete_lengths_says_so(tmp_path):
+    write_ladder(tmp_path / "runs", 1000, {"basis-rotation": 2.0})
+    written, asked = draw_paper_figure("ladder", Experiments.load(CPU, tmp_path / "runs"), tmp_path)
+    assert asked.used
+    assert "not there: pipedream-lr at P = 8" in written[2].read_text()
