@@ -49,6 +49,8 @@ reproduce-figures: setup  ## draw every figure and table from the results at han
 	$(BIN)/brx slowdown $(RESULTS) --all-targets figures/$(SCALE)/slowdown-all-targets
 	$(BIN)/brx verdict $(RESULTS) --stages 32 --micro-batches 8 --save results/tables/$(SCALE)/time-to-loss.json \
 		--figure figures/$(SCALE)/verdict
+	$(if $(wildcard results/lab/profiles),$(BIN)/brx plot profiles results/lab/profiles --out figures/lab/profiles)
+	$(if $(wildcard results/lab/staleness),$(BIN)/brx plot staleness results/lab/staleness/* --out figures/lab/staleness)
 	$(if $(wildcard results/compare),$(BIN)/brx compare --figure figures/compare --format markdown > results/tables/compare.md)
 
 KEPT := runs/$(if $(filter paper,$(SCALE)),paper/*/checkpoints/00125000,laptop-curvature/*/checkpoints/00008000)

@@ -15,10 +15,13 @@ from brx.errors import UserError
 EXAMPLES = """\
   brx plot curves runs/quick-*                          training loss of any runs
   brx plot staleness runs/mine                          what delay did to it (logging.staleness_every), into staleness
+  brx plot profiles runs/profiles                       slowdown under delay profiles, beside tau' and the (1,1)-norm
   brx plot main                                         a figure of the paper, from results/cpu into figures/cpu
   brx plot all --scale paper --runs runs/paper --out figures/paper
   brx plot list                                         which figures there are
 """
+
+OF_ANY_RUNS = ("curves", "staleness", "profiles")
 
 app = Application()
 
@@ -29,18 +32,18 @@ def plot(
         str,
         typer.Argument(
             metavar="FIGURE",
-            help="curves, staleness, all, list, or one of the paper's figures by name or label",
+            help="curves, staleness, profiles, all, list, or one of the paper's figures by name or label",
             show_default=False,
         ),
     ],
     curves: Annotated[
-        list[Path] | None, typer.Argument(metavar="RUN", help="folders of runs (for `curves` and `staleness`)")
+        list[Path] | None, typer.Argument(metavar="RUN", help="folders of runs (for those three)")
     ] = None,
     *,
     out: Annotated[
         Path | None,
         typer.Option(
-            help="curves, staleness: the figure's path without suffix (default: its name); else: the folder"
+            help="curves, staleness, profiles: the figure's path without suffix (default: its name); else: the folder"
             " (default: figures/SCALE; of figures that need no sweep: figures)"
         ),
     ] = None,
@@ -52,19 +55,24 @@ def plot(
     from brx.plot.curves import draw_curves
     from brx.runs.frames import differences, load
 
-    if figure in ("curves", "staleness") and not curves:
+    if figure in OF_ANY_RUNS and not curves:
         raise UserError("RUN: name at least one run's folder")
     if figure == "staleness" and curves:
         from brx.plot.staleness import draw_staleness
 
         written: Iterable[Path] = draw_staleness(curves, out or Path("staleness"))
+    elif figure == "profiles" and curves:
+        from brx.curvature.profiles import profile_points
+        from brx.plot.profiles import draw_profiles
+
+        written = draw_profiles(profile_points(load(curves)), out or Path("profiles"))
     elif figure == "curves" and curves:
         frame = load(curves)
         for line in differences(frame):
             print_note(line)
         written = draw_curves(frame, out or Path("curves"))
     elif curves:
-        raise UserError(f"RUN: only `curves` and `staleness` take runs; name the folder of {figure}'s with --runs")
+        raise UserError(f"RUN: only {', '.join(OF_ANY_RUNS)} take runs; name the folder of {figure}'s with --runs")
     elif figure == "list":
         for entry in figure_catalogue():
             print(f"{entry.name:24}{entry.label:40}{entry.caption}")

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from brx.errors import UserError
 from brx.plot.style import new_figure, save, sequence_color
-from brx.runs.metrics import read_metrics
+from brx.runs.curves_file import read_staleness
 from brx.runs.reading import Run
 
 PANELS = {
@@ -61,7 +61,7 @@ def _label(run: Path) -> str:
 
 def _read(run: Path) -> dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]:
     """Iterations (T,) and numbers (T, stages) of every measure; NaN for none."""
-    records = list(read_metrics(run / "metrics.jsonl"))
+    records = read_staleness(run)
     measures = {}
     for name in PANELS:
         rows = [(record["iteration"], record[name]) for record in records if name in record]

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 import zipfile
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from brx.errors import RunError, UserError
-from brx.files import replacing
+from brx.files import replacing, write_text
 from brx.runs.folder import RunFolder
 from brx.runs.metrics import read_metrics
 
 NAME = "curves.npz"
+STALENESS = "staleness.jsonl"
+"""The measures of staleness (`logging.staleness_every`) of metrics.jsonl, beside the compact losses."""
+STALENESS_MEASURES = (
+    "stage_gradient_cosine",
+    "stage_update_cosine",
+    "stage_weight_distance",
+    "stage_sign_changes",
+    "stage_rotated_sign_changes",
+    "stage_basis_angle",
+)
 MOST_LACKING = 0.01
 """The share of the iterations that may be missing from a damaged file without changing what is read off it."""
 SECONDS_EVERY = 20
@@ -64,7 +75,8 @@ def read_curves(folder: Path) -> Curves:
 def export(folder: Path, target: Path) -> Path:
     """Copy a run into the folder `target` in compact form: config.yaml, summary.json, curves.npz, log left behind.
 
-    Losses keep their float32 values. What was measured at its checkpoints (analysis/*.json) comes along.
+    Losses keep their float32 values. What was measured at its checkpoints (analysis/*.json) and of staleness
+    comes along.
 
     Raises:
         UserError: `folder` is no run with losses.
@@ -81,6 +93,8 @@ def export(folder: Path, target: Path) -> Path:
         for measured in (folder / "analysis").glob("*.json"):
             (target / "analysis").mkdir(exist_ok=True)
             shutil.copyfile(measured, target / "analysis" / measured.name)
+        if lines := [json.dumps(record) + "\n" for record in read_staleness(folder)]:
+            write_text(target / STALENESS, "".join(lines))
     except OSError as error:
         raise RunError(f"{target}: cannot be written: {error.strerror}") from None
     with replacing(target / NAME) as file:
@@ -94,6 +108,17 @@ def export(folder: Path, target: Path) -> Path:
             val_loss=curves.val_loss,
         )
     return target
+
+
+def read_staleness(folder: Path) -> list[dict[str, Any]]:
+    """The records of the iterations at which staleness was measured: of the measures, a number per stage each."""
+    metrics, compact = folder / "metrics.jsonl", folder / STALENESS
+    kept = ("iteration", "train_loss", "seconds", *STALENESS_MEASURES)
+    return [
+        {name: record[name] for name in kept if name in record}
+        for record in read_metrics(metrics if metrics.is_file() else compact)
+        if any(name in record for name in STALENESS_MEASURES)
+    ]
 
 
 def _from_metrics(path: Path) -> Curves:

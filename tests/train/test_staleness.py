@@ -7,6 +7,7 @@ import torch
 from brx.errors import UserError
 from brx.model.stage import whole_model
 from brx.plot.staleness import draw_staleness
+from brx.runs.curves_file import export, read_staleness
 from brx.train.build import assemble
 from brx.train.loop import train
 from brx.train.staleness import mean_angle_degrees
@@ -119,6 +120,10 @@ def test_figure_and_runs_without_measures(tmp_path):
     train(tiny_config(tmp_path, "logging.staleness_every=5"), tmp_path / "run")
     files = draw_staleness([tmp_path / "run"], tmp_path / "figure")
     assert all(file.stat().st_size > 0 for file in files)
+    export(tmp_path / "run", tmp_path / "compact")
+    assert not (tmp_path / "compact" / "metrics.jsonl").exists()
+    assert read_staleness(tmp_path / "compact") == read_staleness(tmp_path / "run") != []
+    draw_staleness([tmp_path / "compact"], tmp_path / "again")
     train(tiny_config(tmp_path, "training.iterations=3"), tmp_path / "none")
     with pytest.raises(UserError, match=r"none: no staleness was measured; train with logging\.staleness_every"):
         draw_staleness([tmp_path / "none"], tmp_path / "figure")
