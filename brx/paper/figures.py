@@ -31,12 +31,14 @@ from brx.plot.panels import (
     row_of_axes,
 )
 from brx.plot.style import COLUMN_WIDTH_IN, look_of, new_figure, save, sequence_color
+from brx.runs.comparison import BASELINES
 from brx.runs.experiments import tried_rates
 from brx.runs.frames import RATE, STAGES
 from brx.runs.reading import SMOOTHING
 from brx.runs.tables import rate_text
 
 PANEL_IN = 2.3
+PANEL_HEIGHT_IN = 2.3
 
 Draw = Callable[[Experiments, Figure], None]
 
@@ -85,7 +87,7 @@ def draw_paper_figure(name: str, experiments: Experiments, folder: Path) -> tupl
     paper = FIGURES[name]
     asked = experiments.fresh()
     across, down = paper.size
-    with new_figure(width=PANEL_IN * across, height=2.0 * down) as figure:
+    with new_figure(width=PANEL_IN * across, height=PANEL_HEIGHT_IN * down) as figure:
         paper.draw(asked, figure)
         if not asked.used:
             raise UserError(f"figure {name}: none of its runs are in {asked.folder}; make them with {asked.makers}")
@@ -96,7 +98,7 @@ def _caption(paper: PaperFigure, asked: Experiments) -> str:
     lines = [
         f"{paper.caption} (The paper's {paper.label}.)" if paper.label else paper.caption,
         f"Training losses are means over {SMOOTHING:.0%} of the iterations; bands: range over seeds;"
-        " learning rates: lowest final validation loss of the grid (* at its edge).",
+        " thin: one seed; learning rates: lowest final validation loss of the grid (* at its edge).",
     ]
     for seeds in asked.used.values():
         first = seeds.iloc[0]
@@ -153,12 +155,12 @@ def _share_legend(figure: Figure, *panels: Axes) -> None:
         grid = panels[0].get_gridspec()
         assert grid is not None  # panels come from `subplots`
         labels, handles = list(handle_by_label), list(handle_by_label.values())
-        figure.legend(handles, labels, loc="outside lower center", ncols=2 * grid.ncols, fontsize=6)
+        figure.legend(handles, labels, loc="outside lower center", ncols=max(2, 2 * grid.ncols - 1))
 
 
 def _fill_alone(figure: Figure, curves: list[Curve], title: str) -> None:
     """One panel, a column wide, with the legend under it."""
-    figure.set_size_inches(COLUMN_WIDTH_IN, 2.6)
+    figure.set_size_inches(COLUMN_WIDTH_IN, 2.9)
     (axes,) = row_of_axes(figure, 1)
     _fill(axes, curves, title)
     _share_legend(figure, axes)
@@ -166,6 +168,7 @@ def _fill_alone(figure: Figure, curves: list[Curve], title: str) -> None:
 
 @paper_figure("teaser", "fig:teaser", "Delay slows training down; basis rotation takes most of that back.", across=2)
 def _teaser(experiments: Experiments, figure: Figure) -> None:
+    figure.set_size_inches(PANEL_IN * 2, 2.9)
     left, right = row_of_axes(figure, 2, share_y=True)
     _fill(left, _depth_curves(experiments, "pipedream", experiments.scale.depths), "(a) PipeDream")
     deepest = experiments.scale.deepest
@@ -176,19 +179,24 @@ def _teaser(experiments: Experiments, figure: Figure) -> None:
     "main",
     "fig:result-main",
     "Methods against the number of stages for one model; (c-e) slowdown, to the loss that they and the strategies of"
-    " basis rotation all reach.",
-    across=5,
+    " basis rotation all reach, with its 95 % interval where there are seeds enough for one.",
+    across=3,
+    down=2,
 )
 def _main(experiments: Experiments, figure: Figure) -> None:
-    panels = row_of_axes(figure, 5)
+    grid = figure.subplots(2, 3)
+    panels = [grid[0, 0], grid[0, 1], *grid[1]]
+    grid[0, 2].remove()
+    for axes in panels[2:]:
+        axes.sharey(panels[1])
     depths = experiments.scale.depths
     seeds = _present([experiments.find(method, P, sweep_of(method)) for method in MAIN for P in depths])
     if seeds:
         draw_final_losses(panels[0], pd.concat(seeds), title="(a) final loss")
     deepest = experiments.scale.deepest
     _fill(panels[1], _curves(experiments, MAIN, deepest), f"(b) P = {deepest}")
-    _share_legend(figure, *panels[:2])
     _fill_slowdowns(experiments, MAIN[1:], panels[2:])
+    _share_legend(figure, *panels)
     for axes, letter in zip(panels[2:], "cde", strict=True):
         axes.set_title(f"({letter}) {axes.get_title()}")
 
@@ -204,11 +212,30 @@ def _fill_slowdowns(experiments: Experiments, methods: Sequence[str], panels: Se
             _fill(axes, [], look_of(method).label)
 
 
-@paper_figure("block-scaling", "fig:result-main-blockscaling", "Deeper models, one block per stage.", across=3)
+@paper_figure(
+    "block-scaling",
+    "fig:result-main-blockscaling",
+    "Deeper models, one block per stage: (a) final loss, (b-d) by method.",
+    across=2,
+    down=2,
+)
 def _block_scaling(experiments: Experiments, figure: Figure) -> None:
     experiments = experiments.secondary
-    panels = row_of_axes(figure, 3, share_y=True)
-    _fill_block_scaling(experiments, MAIN[1:], panels)
+    panels = list(figure.subplots(2, 2).ravel())
+    for axes in panels[2:]:
+        axes.sharey(panels[1])
+    seeds = _present(
+        [
+            experiments.find(method, blocks, "block-scaling", settings={"model.blocks": blocks})
+            for method in MAIN
+            for blocks in experiments.scale.blocks
+        ]
+    )
+    if seeds:
+        draw_final_losses(panels[0], pd.concat(seeds), title="(a) final loss", x_label="blocks = stages P")
+    else:
+        _fill(panels[0], [], "(a) final loss")
+    _fill_block_scaling(experiments, MAIN[1:], panels[1:])
     _share_legend(figure, *panels)
 
 
@@ -226,7 +253,7 @@ def _fill_block_scaling(experiments: Experiments, methods: Sequence[str], panels
 @paper_figure("width", "fig:result-main-1b", "P = 24, (a) the smaller and (b) the larger model.", across=2)
 def _width(experiments: Experiments, figure: Figure) -> None:
     experiments = experiments.secondary
-    left, right = row_of_axes(figure, 2)
+    left, right = row_of_axes(figure, 2, share_y=True)
     scale = experiments.scale
     _fill(left, _curves(experiments, MAIN, 24, "width", settings=scale.narrow), "(a) smaller model")
     wide = _curves(experiments, MAIN, 24, "width", preset=scale.wide_preset, settings=scale.wide)
@@ -234,11 +261,24 @@ def _width(experiments: Experiments, figure: Figure) -> None:
     _share_legend(figure, left, right)
 
 
-@paper_figure("strategies", "fig:result-rotation", "Estimation strategies of basis rotation.", across=1)
+@paper_figure(
+    "strategies",
+    "fig:result-rotation",
+    "Estimation strategies of basis rotation: (a) final loss, with the best baseline at each P, (b) at the largest.",
+    across=2,
+)
 def _strategies(experiments: Experiments, figure: Figure) -> None:
     experiments = experiments.secondary
-    deepest = experiments.scale.deepest
-    _fill_alone(figure, _curves(experiments, ("pipedream-lr", *STRATEGY_NAMES), deepest), f"P = {deepest}")
+    scale = experiments.scale
+    left, right = row_of_axes(figure, 2)
+    names = (*BASELINES, *STRATEGY_NAMES)
+    seeds = _present([experiments.find(name, P, sweep_of(name)) for name in names for P in scale.depths])
+    if seeds:
+        draw_final_losses(left, pd.concat(seeds), title="(a) final loss", best_of=BASELINES)
+    else:
+        _fill(left, [], "(a) final loss")
+    _fill(right, _curves(experiments, ("pipedream-lr", *STRATEGY_NAMES), scale.deepest), f"(b) P = {scale.deepest}")
+    _share_legend(figure, left, right)
 
 
 @paper_figure(
@@ -248,7 +288,8 @@ def _strategies(experiments: Experiments, figure: Figure) -> None:
     across=3,
 )  # fmt: skip
 def _efficiency(experiments: Experiments, figure: Figure) -> None:
-    panels = row_of_axes(figure, 3)
+    figure.set_size_inches(PANEL_IN * 3, 3.1)
+    panels = row_of_axes(figure, 3, share_y=True)
     deepest = experiments.scale.deepest
     _fill(panels[0], _curves(experiments, MAIN, deepest), f"(a) P = {deepest}", draw_against_time)
     experiments = experiments.secondary
@@ -283,7 +324,8 @@ def _refresh_schedule_curves(experiments: Experiments, schedules: Sequence[str])
 )  # fmt: skip
 def _weight_stashing(experiments: Experiments, figure: Figure) -> None:
     experiments = experiments.secondary
-    panels = row_of_axes(figure, 3)
+    figure.set_size_inches(PANEL_IN * 3, 3.1)
+    panels = row_of_axes(figure, 3, share_y=True)
     deepest = experiments.scale.deepest
     without = {"pipeline.stash": "none"}
     _fill(
@@ -317,6 +359,7 @@ def _slowdown_all(experiments: Experiments, figure: Figure) -> None:
     panels = list(figure.subplots(2, 4, squeeze=False, sharey=True).ravel())
     panels[-1].remove()
     _fill_slowdowns(experiments, SEVEN, panels[:-1])
+    _share_legend(figure, *panels[:-1])
 
 
 @paper_figure(

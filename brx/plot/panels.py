@@ -15,9 +15,14 @@ from brx.plot.style import look_of
 from brx.runs.comparison import slowdowns
 from brx.runs.frames import RATE, STAGES, side_by_side, smoothed_loss, validation_loss
 from brx.runs.slowdown import geometric_mean
+from brx.runs.tables import slowdown_text
 
 MOST_POINTS = 600
 """Points of a drawn curve; more cannot be seen and make large files."""
+THIN, THICK = 0.8, 1.5
+"""Widths of curves of one seed, and of several."""
+SHORT_LABEL = 10
+"""Characters of a label that leave room for two columns under a panel."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +47,11 @@ def curve_of(runs: pd.DataFrame, label: str | None = None, **style: Any) -> Curv
 
 
 def draw_training_losses(axes: Axes, curves: Sequence[Curve], *, title: str = "", target: float | None = None) -> None:
-    """Training loss against iterations: mean over seeds, and their range as a band."""
+    """Training loss against iterations: mean over seeds, and their range as a band; thin where there is one seed."""
     for curve in curves:
         losses = thin(side_by_side(curve.runs))
-        (line,) = axes.plot(losses.mean(axis="columns"), label=curve.label, **curve.style)
+        width = THIN if len(losses.columns) == 1 else THICK
+        (line,) = axes.plot(losses.mean(axis="columns"), label=curve.label, **{"linewidth": width, **curve.style})
         if len(losses.columns) > 1:
             low, high = losses.min(axis="columns"), losses.max(axis="columns")
             axes.fill_between(losses.index, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
@@ -53,6 +59,21 @@ def draw_training_losses(axes: Axes, curves: Sequence[Curve], *, title: str = ""
         axes.axhline(target, color="black", linewidth=0.6, linestyle=":")
     finish_panel(axes, "iteration", "training loss (nats)", title)
     limit_losses(axes, curves)
+    note_evidence(axes, curves)
+
+
+def note_evidence(axes: Axes, curves: Sequence[Curve]) -> None:
+    """Say in the panel which curves are of one seed, and which of one learning rate."""
+    single = [curve for curve in curves if len(curve.runs) == 1]
+    one_rate = [curve for curve in curves if (curve.runs["num_rates"] == 1).all()]
+    notes = []
+    if single:
+        notes.append("one seed" if len(single) == len(curves) else "thin: one seed")
+    if len(one_rate) == len(curves):
+        notes.append("one rate")
+    elif one_rate:
+        notes.append(f"one rate: {len(one_rate)} of {len(curves)}")
+    axes.annotate("\n".join(notes), (1, 1), xycoords="axes fraction", ha="right", va="top", fontsize=6, color="dimgrey")
 
 
 def draw_validation(axes: Axes, curves: Sequence[Curve], *, title: str = "") -> None:
@@ -73,8 +94,23 @@ def draw_against_time(axes: Axes, curves: Sequence[Curve], *, title: str = "") -
     limit_losses(axes, curves)
 
 
-def draw_final_losses(axes: Axes, runs: pd.DataFrame, *, title: str = "") -> None:
-    """Final training loss against the number of stages, a line per method; bars: range over seeds."""
+def draw_final_losses(
+    axes: Axes, runs: pd.DataFrame, *, title: str = "", x_label: str = "stages P", best_of: Sequence[str] = ()
+) -> None:
+    """Final training loss against the number of stages, a line per method; bars: range over seeds.
+
+    Args:
+        axes: where.
+        runs: of several methods and numbers of stages.
+        title: of the panel.
+        x_label: what the number of stages stands for.
+        best_of: methods of which the best at each number of stages is drawn alone, as one line.
+    """
+    rivals = runs[runs["method"].isin(best_of)]
+    runs = runs[~runs["method"].isin(best_of)]
+    if len(rivals):
+        best = rivals.groupby(["method", STAGES])["train_loss"].mean().groupby(STAGES).min()
+        axes.plot(best.index, best, color="black", linestyle="--", marker="o", markersize=3, label="best baseline")
     for method, of_method in runs.groupby("method", sort=False):
         look = look_of(method)
         finals = of_method.groupby(STAGES)["train_loss"].agg(["mean", "min", "max"])
@@ -84,7 +120,7 @@ def draw_final_losses(axes: Axes, runs: pd.DataFrame, *, title: str = "") -> Non
     axes.set_xscale("log", base=2)
     ticks = sorted(runs[STAGES].unique())
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
-    finish_panel(axes, "stages P", "final training loss (nats)", title)
+    finish_panel(axes, x_label, "final training loss (nats)", title)
 
 
 def draw_rates(axes: Axes, scores: pd.DataFrame, **style: Any) -> None:
@@ -107,31 +143,40 @@ def draw_rates(axes: Axes, scores: pd.DataFrame, **style: Any) -> None:
 def draw_slowdown(axes: Axes, undelayed: pd.DataFrame, delayed: pd.DataFrame, target: float) -> None:
     """A method with and without delay, and the iterations of each to a target loss."""
     look = look_of(delayed["method"].iloc[0])
-    curves = [
-        curve_of(undelayed, f"P = {undelayed[STAGES].iloc[0]}"),
-        curve_of(delayed, f"P = {delayed[STAGES].iloc[0]}", linestyle="--"),
-    ]
-    (slowdown,) = slowdowns(pd.concat([undelayed, delayed]), target, int(undelayed[STAGES].iloc[0])).to_dict("records")
-    ratio = "" if pd.isna(slowdown["ratio"]) else f"{'> ' if slowdown['is_censored'] else ''}{slowdown['ratio']:.2f}"
-    draw_training_losses(axes, curves, title=f"{look.label}: {ratio}$\\times$" if ratio else look.label, target=target)
+    ends = [int(runs[STAGES].iloc[0]) for runs in (undelayed, delayed)]
+    # Labels that begin with an underscore stay out of legends, in which either line is black.
+    curves = [curve_of(undelayed, f"_P = {ends[0]}"), curve_of(delayed, f"_P = {ends[1]}", linestyle="--")]
+    for stages, style in zip(ends, ("-", "--"), strict=True):
+        axes.plot([], [], color="black", linestyle=style, label=f"P = {stages}")
+    (slowdown,) = slowdowns(pd.concat([undelayed, delayed]), target, ends[0]).to_dict("records")
+    ratio = "" if pd.isna(slowdown["ratio"]) else f"\nslowdown {slowdown_text(slowdown)}"
+    draw_training_losses(axes, curves, title=f"{look.label}{ratio}", target=target)
     for iterations in (slowdown["iterations"], slowdown["reference_iterations"]):
         axes.axvline(geometric_mean(iterations), color=look.color, linewidth=0.6, linestyle=":")
 
 
 def finish_panel(axes: Axes, x_label: str, y_label: str, title: str) -> None:
-    """Labels with units, and the legend."""
+    """Labels with units, and the legend under them, where it lies on no curve."""
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
     axes.set_title(title)
-    axes.legend(fontsize=6)
+    _, labels = axes.get_legend_handles_labels()
+    if labels:
+        columns = 2 if max(map(len, labels)) <= SHORT_LABEL else 1
+        # Padding in font sizes: room for the ticks and the label of the axis.
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, 0), borderaxespad=5.0, ncols=columns)
 
 
 def limit_losses(axes: Axes, curves: Sequence[Curve]) -> None:
-    """Leave the first steep fall and single spikes out of the range; panels that share theirs all fit in."""
+    """Leave the first steep fall and spikes out of the range; panels that share theirs all fit in.
+
+    The upper end lies above what each curve is below of for three quarters of the training: spikes are rarer.
+    """
     losses = [side_by_side(curve.runs).to_numpy() for curve in curves]
-    finite = np.concatenate([values[len(values) // 25 :].ravel() for values in losses])
-    finite = finite[np.isfinite(finite)]
-    low, high = float(finite.min()) - 0.05, float(np.quantile(finite, 0.995)) + 0.1
+    finite = [values[np.isfinite(values)] for values in losses]
+    low = min(float(values.min()) for values in finite)
+    usual = max(float(np.quantile(values, 0.75)) for values in finite)
+    low, high = low - 0.05, usual + max(0.1, 0.4 * (usual - low))
     if not axes.get_autoscaley_on():  # a panel that shares this range has set it
         low, high = min(low, axes.get_ylim()[0]), max(high, axes.get_ylim()[1])
     axes.set_ylim(low, high)

@@ -63,8 +63,8 @@ def _score(alike: pd.DataFrame, group: str, over: str) -> pd.DataFrame:
 def at_best_rates(runs: pd.DataFrame, *, with_failed: bool = False) -> pd.DataFrame:
     """The finished runs of every experiment at its best learning rate, by seed.
 
-    Two columns more: `lr_at_edge`, and `failed_seeds`, those whose run at this rate failed, the same list in every row
-    of an experiment. An experiment of which every run failed has no rows.
+    Three columns more: `lr_at_edge`, `num_rates`, how many were tried, and `failed_seeds`, those whose run at this rate
+    failed, the same list in every row of an experiment. An experiment of which every run failed has no rows.
 
     Args:
         runs: rows of `load`.
@@ -74,6 +74,7 @@ def at_best_rates(runs: pd.DataFrame, *, with_failed: bool = False) -> pd.DataFr
         UserError: two runs have the same settings and seed.
     """
     rates = tried_rates(runs)
+    rates["num_rates"] = rates.groupby("experiment")[RATE].transform("size")
     return _runs_at(runs, rates[rates["is_best"]].rename(columns={"at_edge": "lr_at_edge"}), with_failed=with_failed)
 
 
@@ -87,7 +88,7 @@ def at_each_rate(runs: pd.DataFrame) -> list[pd.DataFrame]:
         UserError: two runs have the same settings and seed.
     """
     _refuse_repeated(runs[runs["status"].isin(("finished", "failed"))])
-    rates = runs[["experiment", RATE]].drop_duplicates().assign(lr_at_edge=False)
+    rates = runs[["experiment", RATE]].drop_duplicates().assign(lr_at_edge=False, num_rates=1)
     return [_runs_at(runs, alike, with_failed=True) for _, alike in rates.groupby(RATE)]
 
 
@@ -107,7 +108,7 @@ def of_rates(runs: pd.DataFrame, rates: Sequence[float]) -> pd.DataFrame:
 def _runs_at(runs: pd.DataFrame, rates: pd.DataFrame, *, with_failed: bool) -> pd.DataFrame:
     """The runs at some learning rates of some experiments, and which seeds failed there."""
     at_rates = runs[runs["status"].isin(("finished", "failed"))].reset_index()
-    at_rates = at_rates.merge(rates[["experiment", RATE, "lr_at_edge"]], on=["experiment", RATE])
+    at_rates = at_rates.merge(rates[["experiment", RATE, "lr_at_edge", "num_rates"]], on=["experiment", RATE])
     is_finished = at_rates["status"] == "finished"
     failed = at_rates[~is_finished].groupby("experiment")[SEED].agg(list).to_dict()
     seeds = [failed.get(experiment, []) for experiment in at_rates["experiment"]]

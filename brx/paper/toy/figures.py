@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -13,6 +14,8 @@ from brx.paper.toy.spiral import FloatArray, SpiralResult, angles_along, distanc
 from brx.plot.style import line_style, new_figure, save
 
 ADASGD_COLOR, ADAM_COLOR = "#0072B2", "#E69F00"  # blue and orange, as in the paper
+WIDTHS_MAGNIFIED = 1.3
+"""Half the side of the spiral's inset, in the largest distances of the path from the floor."""
 ALIGNED_COLOR, MISALIGNED_COLOR = "#009E73", "#D55E00"
 
 
@@ -71,7 +74,7 @@ def _label(trajectory: Trajectory) -> str:
     return f"{trajectory.case.optimizer}, {delay}: {_count(trajectory.updates)}"
 
 
-def _line(trajectory: Trajectory) -> dict[str, object]:
+def _line(trajectory: Trajectory) -> dict[str, Any]:
     color = ADASGD_COLOR if trajectory.case.optimizer == "AdaSGD" else ADAM_COLOR
     return {"color": color, "linestyle": line_style(is_delayed=trajectory.case.delay > 0), "linewidth": 1.0}
 
@@ -135,6 +138,25 @@ def _draw_way(axes: Axes, result: SpiralResult) -> None:
         points = np.stack([radii * np.cos(np.radians(angles)), radii * np.sin(np.radians(angles))])
         axes.plot(*points, "o", color=color, markersize=4, zorder=3)
     axes.set(xlabel="x", ylabel="y", aspect="equal", title="Adam without delay; grey: floor of the valley")
+    _magnify_oscillation(axes, result, floor)
+
+
+def _magnify_oscillation(axes: Axes, result: SpiralResult, floor: FloatArray) -> None:
+    """An inset beside the spiral: where the path is farthest from the floor."""
+    distance = distance_from_floor(result.path)
+    center = result.path[int(np.argmax(distance))]
+    half = WIDTHS_MAGNIFIED * max(float(distance.max()), result.config.lr)
+    inset = axes.inset_axes((1.0, 0.7, 0.28, 0.28), xlim=center[0] + [-half, half], ylim=center[1] + [-half, half])
+    near = np.abs(result.path - center).max(axis=1) < 2 * half
+    inset.plot(*floor.T, color="0.85", linewidth=3.0)
+    inset.plot(
+        *np.where(near[:, None], result.path, np.nan).T, color=ADAM_COLOR, marker=".", markersize=2, linewidth=0.6
+    )
+    inset.set(xticks=[], yticks=[], aspect="equal")
+    inset.grid(visible=False)
+    for spine in inset.spines.values():
+        spine.set_visible(True)
+    axes.indicate_inset_zoom(inset, edgecolor="black")
 
 
 def _draw_oscillation_across(axes: Axes, result: SpiralResult) -> None:
