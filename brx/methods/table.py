@@ -1,9 +1,16 @@
 """The methods by name, and the method that a configuration selects.
 
-A further method is three things: a section of settings in brx/config/schema.py, a subclass of `Method` in builtin.py,
-and an entry here. One for your own use needs none of them: `optimizer.method=my_method.py:MyMethod` (docs/methods.md).
+A method is a subclass of `Method` (method.py), which overrides what it has something to say about: `matrices` and
+`rest` return a torch optimizer for the weight matrices and for everything else, `lr_divisor` lowers a stage's learning
+rate by its delay, `correct_gradients` sees the newest and the used weights, `forecast` predicts weights. Checkpoints,
+devices and the learning-rate schedule come by themselves.
 
-What the backward pass sees (`pipeline.stash`) belongs to the pipeline: any method runs with any mode.
+For your own use, the class lives in a file of yours, and nothing here changes: `optimizer.method=my_method.py:MyMethod`
+(docs/methods.md; `torch.optim:Adamax` names any torch optimizer instead). To come with brx, it goes into builtin.py,
+its settings into a section of brx/config/schema.py, and its name into `METHODS`.
+
+What the backward pass sees (`pipeline.stash`) belongs to the pipeline: any method runs with any mode, but for one with
+a forecast of its own, which needs `exact`.
 """
 
 from __future__ import annotations
@@ -26,10 +33,10 @@ from brx.methods.custom import AnyOptimizer, load_method
 from brx.methods.method import Method
 
 CUSTOM = "package.module:Class"
-"""The key in `METHODS` of everything that is given by file or import path."""
+"""Under this name `brx methods` lists what is given by file or import path; `find_method` loads that itself."""
 
 METHODS: dict[str, Method] = {
-    "pipedream": PipeDream(),
+    "pipedream": PipeDream(),  # AdamW as it is; PipeDream's delays are those of any method here
     "pipedream-lr": PipeDreamLR(),
     "nesterov": Nesterov(),
     "basis-rotation": BasisRotationMethod(),
@@ -42,7 +49,7 @@ METHODS: dict[str, Method] = {
 
 
 def find_method(config: RunConfig) -> Method:
-    """The method that a configuration selects, at work in its run.
+    """The method that a configuration selects, with that configuration as its `config`.
 
     Raises:
         UserError: it is a user's own, and cannot be loaded.

@@ -3,9 +3,10 @@
 With one device it is an exact simulation of an asynchronous pipeline of P stages at the cost of a plain training
 step; with more, the same actions run between neighbours, and the trajectory stays the same (docs/semantics.md).
 
-A gradient gets old in three steps: `_forward` binds every stage to the version that its delay names, tau updates behind
-the newest; `_backward` takes the gradient there and hands it to the newest weights; `_update` applies it to them. So
-even on one device, where no forward pass runs ahead of another, each stage sees what it would see in a pipeline.
+A gradient gets old in three steps: `_forward` binds every stage to the version that its delay names; `_backward` takes
+the gradient there and hands it to the newest weights, which by then are tau micro-batches ahead; `_update` applies it
+to them. On one device no forward pass runs ahead of another, and the old version comes from a ring of kept ones; the
+further ahead a rank runs, the fewer updates it has made by then, until what it needs is the newest it has.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ class Engine:
     ) -> None:
         """
         Args:
-            stages: this device's stages, in pipeline order.
+            stages: this device's, in pipeline order, with their weight versions; `stage.stage` is the module.
             updater: the method.
             micro_batch: gives micro-batch n on this device (its tokens count on the first, its targets on the last).
             clip: largest gradient norm of a stage.
@@ -176,7 +177,7 @@ class Engine:
     def run(self, first: int, last: Callable[[], int]) -> Iterator[StepResult]:
         """Make the updates `first` to `last()`, M micro-batches each; yields after each of them.
 
-        `last` is asked anew before each forward pass, so that a run may be cut short. When the iteration ends, the
+        `last` is asked anew before each forward pass, so that a run may be cut short. When this iterator ends, the
         pipeline is empty and all devices have made the same number of updates.
 
         Raises:
@@ -253,7 +254,7 @@ class Engine:
         if more_to_come and not self.is_first:
             self._neighbours.activations.post_receive()
         for stage in self.stages:
-            stage.bind(n)  # to weights that are tau micro-batches old
+            stage.bind(n)  # to weights that will be tau micro-batches old when the gradient is applied
         output = self._through_stages(inputs if received is None else received, targets)
         # Of a last stage, only the loss leads into the backward pass.
         root = output.stream if output.loss is None else output.loss
@@ -264,7 +265,7 @@ class Engine:
     def _backward(self, n: int, more_to_come: bool) -> None:
         micro_batch = self._in_flight.pop(n)
         for stage in self.stages:
-            stage.bind(n)  # for blocks that recompute their activations
+            stage.bind(n)  # for blocks that recompute their activations (with `exact` only)
             stage.prepare_backward(n)
         gradient = None if self.is_last else self._neighbours.gradients.receive()
         if more_to_come and not self.is_last:

@@ -27,9 +27,10 @@ class VersionsState(TypedDict):
 class StageVersions:
     """A stage whose forward and backward passes see the weights that its delay dictates.
 
-    The ring has ceil(tau / M) + 1 slots (`StageDelay` says which version is in which):
+    With tau > 0 there is a ring of ceil(tau / M) + 1 slots. They hold version 0 at first; version v lies in slot
+    (v - 1) mod (number of slots), as `StageDelay` says:
 
-    - before the forward pass, the slot holds version max(0, floor((n - 1 - tau) / M));
+    - before the forward pass of micro-batch n, the slot holds version max(0, floor((n - 1 - tau) / M));
     - `exact`: the backward pass sees the same;
     - `none`, `predict`: what the forward pass computed with is overwritten between the two, as a real pipeline
       overwrites its only copy, with the newest weights or with PipeMare's prediction. The activations stay those of the
@@ -38,8 +39,8 @@ class StageVersions:
     - after update t, its slot takes version t, which a later micro-batch is going to need; with a `forecast`, where
       version t is expected to be when that micro-batch's update comes.
 
-    So one copy of the stage's weights per iteration is all that delay costs in time. With tau = 0 the live weights
-    are the only version, and nothing is copied.
+    So one copy of the stage's weights per iteration (two where the slot is overwritten) is all that delay costs in
+    time. With tau = 0 the live weights are the only version, and nothing is copied.
 
     Attributes:
         stage: the module; outside of `bind` its parameters are the live weights.
@@ -98,7 +99,7 @@ class StageVersions:
             self.forecast_by(forecast)
 
     def forecast_by(self, rule: ForecastRule) -> None:
-        """From now on, at version 0, run both passes where a rule expects the weights to be (with `exact` only)."""
+        """Before the first update: run both passes where a rule expects the weights to be (with `exact` only)."""
         assert self.stash == "exact"
         if self.ring:
             self._forecaster = Forecaster(rule, self._newest, self.delay.in_updates)
@@ -151,9 +152,10 @@ class StageVersions:
             self._gradient_sum = None
 
     def used(self, micro_batch: int) -> list[Tensor]:
-        """The weights that the backward pass of a micro-batch sees, until its update; in the order of `live`.
+        """The weights that the backward pass of a micro-batch sees, in the order of `live`; valid until its update.
 
-        Rounded by the ring in mode `exact` alone.
+        In mode `exact` the ring's own tensors, rounded if the ring is bf16; else what is, or was, copied into the slot,
+        unrounded.
         """
         if not self.ring or self.stash == "exact":
             return self._weights(micro_batch)

@@ -15,8 +15,10 @@ import torch
 from brx.config.schema import RunConfig
 from brx.data.batches import Batches
 from brx.data.prepare import PreparedData
+from brx.errors import UserError
 from brx.methods.table import ring_matrix_dtype
 from brx.methods.updater import MethodUpdater
+from brx.model.cross_entropy import CHUNK_LOGITS
 from brx.model.stage import Stage, initialize, partition
 from brx.pipeline.delay import check_devices, stage_delays
 from brx.pipeline.engine import Engine, MicroBatch
@@ -95,15 +97,17 @@ def assemble(
         dtype: of the weights. The rings of float64 weights hold everything in float64.
 
     Raises:
-        UserError: the device cannot compute in the configured precision, the devices cannot run the configured delays,
-            or the method's library is missing.
+        UserError: the device cannot compute in the configured precision, the devices or the head cannot run the
+            configured delays (unless `own` is given: nobody checks that cut), or the method's library is missing.
     """
     device, world = device or torch.device("cpu"), world or SingleDevice()
     if own is None:
         ranges = partition(config.pipeline.stages, world.num_ranks)
         check_devices(stage_delays(config.pipeline), ranges)
         own = ranges[world.rank]
+    check_head(config)
     stages = build_stages(config, device, own, num_in_flight=world.num_ranks - world.rank, dtype=dtype)
+    # Finds the method, makes its optimizers for these stages and drives them: learning rates, gradient rule, forecast.
     updater = MethodUpdater(config, stages)
     # Neighbours exchange the residual stream, which autocast makes bf16, and its gradient.
     shape = (config.training.batch_size, config.model.sequence_length, config.model.width)
@@ -126,6 +130,31 @@ def assemble(
     return Assembly(stages, updater, engine, probe)
 
 
+def check_head(config: RunConfig) -> None:
+    """Refuse a head whose backward pass would not see that its weights have been overwritten (docs/semantics.md).
+
+    Under autocast, and with a loss in chunks, it computes with what the forward pass has saved elsewhere. In a pipeline
+    the last stage has no delay, and the question does not arise.
+
+    Raises:
+        UserError: says what would do.
+    """
+    pipeline, training = config.pipeline, config.training
+    delay = stage_delays(pipeline)[-1].tau
+    if pipeline.stash == "exact" or delay == 0:
+        return
+    needs = None
+    if config.runtime.precision == "bf16":
+        needs = "runtime.precision: fp32"
+    elif training.batch_size * config.model.sequence_length * config.data.vocabulary_size > CHUNK_LOGITS:
+        needs = f"at most {CHUNK_LOGITS:,} logits per micro-batch (training.batch_size, data.tokenizer)"
+    if needs is not None:
+        raise UserError(
+            f"pipeline.stash: {pipeline.stash} with a delay of {delay} at the last stage needs {needs}: its head would"
+            " not see the overwritten weights; or use exact"
+        )
+
+
 def build_stages(
     config: RunConfig,
     device: torch.device,
@@ -140,7 +169,7 @@ def build_stages(
         config: the run.
         device: of this rank.
         own: the indices of its stages.
-        num_in_flight: micro-batches between forward pass and update on this rank at most: R - r.
+        num_in_flight: micro-batches between forward and backward pass on this rank at most: R - r.
         dtype: of the weights.
     """
     parts = partition(config.model.blocks, config.pipeline.stages)

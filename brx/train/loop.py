@@ -31,7 +31,7 @@ from brx.runs.folder import RunFolder, trajectory_of
 from brx.runs.lock import hold
 from brx.runs.metrics import MetricsWriter, truncate_metrics
 from brx.runs.resume import check_data, check_request, choose_checkpoint, what_is_saved
-from brx.train.build import assemble, training_batches
+from brx.train.build import assemble, check_head, training_batches
 from brx.train.device import autocast, choose_device, set_up
 from brx.train.efficiency import Efficiency
 from brx.train.interrupt import StopSignal
@@ -92,6 +92,7 @@ class Trainer:
             check_budget(config, config.data.tokens)
         ranges = self._stage_ranges()
         check_devices(stage_delays(config.pipeline), ranges)
+        check_head(config)
         self.planned_memory = check_memory(config, self.device, world, ranges)
         self.data = self._prepare_data()
         self.prefetcher = self._open_batches()

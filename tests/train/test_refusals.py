@@ -1,10 +1,13 @@
 """Requests that cannot be carried out: one line, at once, and nothing half-written."""
 
 import pytest
+import torch
 import yaml
 
 from brx.cli.main import main
 from brx.config.loading import dump_config
+from brx.errors import UserError
+from brx.train.build import build_stages, check_head
 from brx.train.loop import train
 from tests.train.helpers import tiny_config
 
@@ -45,3 +48,39 @@ def test_no_limit_on_the_gradient_is_a_setting(tmp_path):
     config = tiny_config(tmp_path, "training.clip=.inf", "training.iterations=3")
     assert train(config, tmp_path / "run") == "finished"
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["training"]["clip"] == float("inf")
+
+
+@pytest.mark.parametrize("stash", ["none", "predict"])
+@pytest.mark.parametrize(
+    ("settings", "needs"),
+    [
+        (["runtime.precision=bf16"], "runtime.precision: fp32"),
+        (["data.tokenizer=gpt2", "training.batch_size=50"], "at most 33,554,432 logits per micro-batch"),
+    ],
+)
+def test_a_head_that_would_not_see_its_overwritten_weights_is_refused(stash, settings, needs, tmp_path):
+    config = tiny_config(tmp_path, f"pipeline.stash={stash}", "pipeline.delay=3", *settings)
+    with pytest.raises(UserError, match=f"pipeline.stash: {stash} with a delay of 3 at the last stage needs {needs}"):
+        train(config, tmp_path / "run")
+    assert not (tmp_path / "data").exists()
+    check_head(tiny_config(tmp_path, f"pipeline.stash={stash}", *settings))  # a pipeline's last stage has no delay
+    check_head(tiny_config(tmp_path, "pipeline.stash=exact", "pipeline.delay=3", *settings))
+    check_head(tiny_config(tmp_path, f"pipeline.stash={stash}", "pipeline.delay=3"))
+
+
+def test_a_delayed_head_sees_its_overwritten_weights(tmp_path):
+    config = tiny_config(tmp_path, "pipeline.stash=none", "pipeline.delay=3", "pipeline.stages=1")
+    (stage,) = build_stages(config, torch.device("cpu"), range(1))
+    tokens = torch.arange(32).view(2, 16)
+    stage.bind(1)
+    loss = stage.stage(tokens, tokens).loss
+    with torch.no_grad():
+        stage.live["head.linear.weight"].zero_()
+    stage.prepare_backward(1)
+    loss.backward()
+    stage.collect_gradients(1)
+    # Nothing comes through a head of zeros.
+    assert all(
+        weight.grad.abs().max() == 0 for name, weight in stage.live.items() if not name.startswith("head.linear")
+    )
+    assert stage.live["head.linear.weight"].grad.abs().max() > 0
