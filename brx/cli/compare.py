@@ -48,7 +48,7 @@ def compare(
 ) -> None:
     """Exit code 0 when all runs are done, 1 when some failed, 130 when interrupted (the same command continues)."""
     from brx.methods.table import CUSTOM, METHODS
-    from brx.sweep.command import list_cells, make_launcher, run_and_print
+    from brx.sweep.command import check_own_methods, list_cells, make_launcher, run_and_print
     from brx.sweep.compare import DELAYS, board_text, parse_settings, protocols, read_board, take_committed
 
     if seeds < 1:
@@ -59,6 +59,7 @@ def compare(
         raise UserError("--set: is about one METHOD; name exactly one")
     asked = [name for name in METHODS if name != CUSTOM] if all_builtin else list(methods or [])
     sweeps = protocols(asked, parse_settings(overrides or []), seeds, out)
+    check_own_methods(sweeps)
     take_committed(sweeps, committed)
     if dry_run:
         for sweep in sweeps:

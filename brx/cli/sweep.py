@@ -46,7 +46,7 @@ def sweep(
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="run failed cells again")] = False,
 ) -> None:
     """Exit code 0 when all cells are done, 1 when some failed, 130 when interrupted."""
-    from brx.sweep.command import list_cells, make_launcher, run_and_print
+    from brx.sweep.command import check_own_methods, list_cells, make_launcher, run_and_print
     from brx.sweep.spec import Sweep
 
     if jobs is not None and jobs < 1:
@@ -54,6 +54,7 @@ def sweep(
     if address is not None and launcher != "ray":
         raise UserError("--address: only --launcher ray has one")
     specifications = [Sweep.load(path, out) for path in sweeps]
+    check_own_methods(specifications)
     if dry_run:
         for specification in specifications:
             list_cells(specification, jobs, retry_failed=retry_failed)

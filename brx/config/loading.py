@@ -197,7 +197,9 @@ def _explain(error: ErrorDetails, model: type[BaseModel], where: str, origins: M
         known = [tag.strip(" '") for tag in str(error.get("ctx", {}).get("expected_tags", "")).split(",")]
         tag = str(error.get("ctx", {}).get("tag"))
         known = [name for name in known if name != "custom"]
-        choices = f"(known: {', '.join(known)}, package.module:Class)"
+        choices = f"(known: {', '.join(known)}, FILE.py:CLASS, package.module:Class)"
+        if tag.endswith(".py"):
+            return f"{prefix}method must name a class of the file, {tag}:CLASS"
         return f"{prefix}unknown method '{tag}'{_nearest(tag, known)} {choices}"
     message = error["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]

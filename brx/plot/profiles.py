@@ -13,8 +13,8 @@ from brx.runs.formats import format_table
 
 MARKERS = "osD^v<>P*X"
 PREDICTORS: dict[str, Callable[[ProfilePoint], float]] = {
-    "effective delay $\\tau'$ (updates)": lambda point: point.effective.delay,
-    "$\\tau'$ x (1,1)-norm / parameter": lambda point: point.product,
+    "effective delay tau' (updates)": lambda point: point.effective.delay,
+    "tau' x (1,1)-norm / parameter": lambda point: point.product,
 }
 
 
@@ -34,7 +34,7 @@ def draw_profiles(points: Sequence[ProfilePoint], path: Path) -> list[Path]:
         lines = []
         for axes, (title, predictor) in zip(panels, PREDICTORS.items(), strict=True):
             _draw_points(axes, points, predictor, markers)
-            axes.set_xlabel(title)
+            axes.set_xlabel(title.replace("tau'", "$\\tau'$"))
             correlations = _correlations(points, predictor)
             axes.set_title(", ".join(correlations), fontsize=6)
             lines.append(f"Spearman correlation with {title}: {', '.join(correlations)}.")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from typing import Literal
 
 from rich.console import Console
 
+from brx.config.schema import CustomConfig
 from brx.sweep.cell_state import state_of
 from brx.sweep.display import SweepDisplay, duration
 from brx.sweep.estimate import remaining_seconds
@@ -17,6 +19,23 @@ from brx.sweep.outcome import choice_table, failure_table, write_choices
 from brx.sweep.ray_cluster import RayLauncher
 from brx.sweep.run import Launcher, choices_and_repetitions, run_sweep
 from brx.sweep.spec import Sweep
+from brx.train.method_check import check_method
+
+
+def check_own_methods(sweeps: Sequence[Sweep]) -> None:
+    """Refuse a user's own method that cannot train, before anything is paid for any run of any sweep.
+
+    Raises:
+        UserError: see `brx.train.method_check.check_method`.
+    """
+    checked = []
+    for cell in (cell for sweep in sweeps for cell in sweep.cells):
+        optimizer = cell.config.optimizer
+        if isinstance(optimizer, CustomConfig):
+            asked = (optimizer.method, optimizer.arguments, cell.config.pipeline)
+            if asked not in checked:
+                check_method(cell.config)
+                checked.append(asked)
 
 
 def list_cells(sweep: Sweep, jobs: int | None, *, retry_failed: bool) -> None:

@@ -80,6 +80,7 @@ def test_any_torch_optimizer_takes_arguments():
         ("modle.blocks=3", "unknown key, did you mean 'model'?"),
         ("model.moe.top=3", "model.moe.top: unknown key, did you mean 'top_k'?"),
         ("optimizer.frequency=3", "optimizer.frequency: unknown key"),
+        ("optimizer.method=mine.py", "method must name a class of the file, mine.py:CLASS"),
         ("optimizer.method=basis-rot", "unknown method 'basis-rot', did you mean 'basis-rotation'?"),
         ("optimizer=pipedream", "--set optimizer=pipedream: optimizer: "),
         ("optimizer.lr=-1", "optimizer.lr: input should be greater than 0, got -1"),

@@ -135,6 +135,26 @@ def test_mistakes_are_one_line(arguments, message, tmp_path, capsys, monkeypatch
     assert error.count("\n") == 1
 
 
+@pytest.mark.parametrize("command", ["compare", "sweep"])
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("import nothing_of_this_name\n", "mine.py:1: ModuleNotFoundError"),
+        ("from brx.methods.method import Method\n\n\nclass Mine(Method):\n    rest = None\n", "its optimizers: "),
+    ],
+)
+def test_a_broken_method_is_refused_before_anything_is_trained(command, body, message, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(body)
+    grid = {"optimizer.method": ["pipedream", "mine.py:Mine"]}
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump({"base": "quick", "grid": grid}))
+    assert main([command, "mine.py:Mine" if command == "compare" else "sweep.yaml"]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not {path.name for path in tmp_path.iterdir()} - {"mine.py", "sweep.yaml", "__pycache__"}
+
+
 def test_settings_are_yaml():
     assert parse_settings(["optimizer.arguments.betas=[0.9, 0.95]"]) == {"optimizer.arguments.betas": [0.9, 0.95]}
     with pytest.raises(UserError, match="must be optimizer"):
