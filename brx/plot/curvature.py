@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from brx.curvature.effective_delay import EffectiveDelay, SlowdownPoint, uniform_effective_delay
 from brx.curvature.norm_result import NormResult
 from brx.curvature.norm_tables import NORM_TITLE, norm_table
-from brx.plot.style import COLUMN_WIDTH_IN, line_style, look_of, new_figure, save
+from brx.plot.style import COLUMN_WIDTH_IN, legend_below, line_style, look_of, new_figure, save
 from brx.runs.formats import format_table
 
 SPACE_LINES = {"original": "-", "rotated": (0, (1, 1))}
@@ -50,7 +50,7 @@ def draw_norms(results: Sequence[NormResult], path: Path) -> list[Path]:
         axes.set_xlim(-0.5, len(runs) - 0.5)
         axes.set_yscale("log")
         axes.set_ylabel("Hessian (1,1)-norm / parameter")
-        axes.legend(title="coordinates", title_fontsize=7)
+        axes.legend(title="coordinates", title_fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
         table = format_table(norm_table(results), "markdown")
         return save(figure, path, f"{NORM_TITLE}; bars: 95 % intervals\n{table}")
 
@@ -68,7 +68,7 @@ def draw_effective_delay(
     Returns:
         The files written (PNG, PDF, caption).
     """
-    with new_figure(columns=2 if points else 1) as figure:
+    with new_figure(height=3.6, columns=2 if points else 1) as figure:
         panels = figure.subplots(1, 2 if points else 1, squeeze=False)[0]
         _draw_delays(panels[0], curves)
         if points:
@@ -108,7 +108,7 @@ def _draw_delays(axes: Axes, curves: Sequence[tuple[NormResult, list[EffectiveDe
     axes.set_ylabel("effective delay $\\tau'$ / (P - 1)")
     axes.set_xticks(stages)
     axes.set_ylim(0.0, 1.0)
-    axes.legend(loc="lower right", fontsize=6)
+    legend_below(axes)
 
 
 def _label(result: NormResult) -> str:
@@ -138,4 +138,4 @@ def _draw_slowdowns(axes: Axes, points: Sequence[SlowdownPoint]) -> None:
     axes.axhline(1.0, color="black", linewidth=0.5)
     axes.set_xlabel("effective delay $\\tau'$ of the run")
     axes.set_ylabel("slowdown in iterations")
-    axes.legend()
+    legend_below(axes)

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from brx.errors import UserError
-from brx.plot.style import line_style, look_of, new_figure, save
+from brx.plot.style import legend_below, line_style, look_of, new_figure, save
 from brx.runs.frames import STAGES, curves
 from brx.runs.reading import SMOOTHING
 
@@ -32,7 +32,7 @@ def draw_curves(runs: pd.DataFrame, path: Path, *, target: float | None = None) 
         raise UserError(f"{empty[0]}: failed before its first loss was written; there is nothing to draw")
     by_run = dict(iter(curves(runs).groupby("run", sort=False)))
     labels = {path: _label(run) for path, run in runs.iterrows()}
-    with new_figure(width=5.0, height=3.2) as figure:
+    with new_figure(width=5.0, height=3.6) as figure:
         axes = figure.add_subplot()
         for run, losses in by_run.items():
             linestyle = line_style(is_delayed=runs.at[run, "largest_delay"] > 0)
@@ -46,7 +46,7 @@ def draw_curves(runs: pd.DataFrame, path: Path, *, target: float | None = None) 
         settled = np.concatenate([losses[len(losses) // 20 :] for losses in smoothed])
         axes.set_ylim(settled.min() - 0.1, np.quantile(settled, 0.99) + 0.2)  # a spike must not set the scale
         axes.set_xlim(0, max(losses["iteration"].max() for losses in by_run.values()))
-        axes.legend()
+        legend_below(axes, columns=2)
         caption = f"Training loss in nats; lines are means over {SMOOTHING:.0%} of the iterations.\n" + "\n".join(
             f"{label}: {run}" for run, label in labels.items()
         )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from brx.plot.style import look_of, new_figure, save, sequence_color
+from brx.plot.style import legend_below, look_of, new_figure, save, sequence_color
 
 
 def draw_leaderboard(board: pd.DataFrame, delays: Sequence[str], path: Path) -> list[Path]:
@@ -24,7 +24,7 @@ def draw_leaderboard(board: pd.DataFrame, delays: Sequence[str], path: Path) -> 
     shown = [delay for delay in delays if f"loss {delay}" in board]
     losses = board[[f"loss {delay}" for delay in shown]]
     heights = range(len(board), 0, -1)
-    with new_figure(width=5.0, height=0.9 + 0.24 * len(board)) as figure:
+    with new_figure(width=5.0, height=1.3 + 0.24 * len(board)) as figure:
         axes = figure.add_subplot()
         axes.hlines(heights, losses.min(axis=1), losses.max(axis=1), color="lightgrey", linewidth=2, zorder=1)
         for index, delay in enumerate(shown):
@@ -32,7 +32,7 @@ def draw_leaderboard(board: pd.DataFrame, delays: Sequence[str], path: Path) -> 
             axes.scatter(losses[f"loss {delay}"], heights, color=color, s=18, label=f"delay: {delay}", zorder=2)
         axes.set_yticks(list(heights), [look_of(method).label for method in board["method"]])
         axes.set_xlabel("final training loss (nats)")
-        axes.legend()
+        legend_below(axes, columns=3)
         return save(figure, path, _caption(board))
 
 

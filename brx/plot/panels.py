@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from brx.plot.style import look_of
+from brx.plot.style import legend_below, look_of
 from brx.runs.comparison import slowdowns
 from brx.runs.frames import RATE, STAGES, side_by_side, smoothed_loss, validation_loss
 from brx.runs.slowdown import geometric_mean
@@ -162,9 +162,7 @@ def finish_panel(axes: Axes, x_label: str, y_label: str, title: str) -> None:
     axes.set_title(title)
     _, labels = axes.get_legend_handles_labels()
     if labels:
-        columns = 2 if max(map(len, labels)) <= SHORT_LABEL else 1
-        # Padding in font sizes: room for the ticks and the label of the axis.
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, 0), borderaxespad=5.0, ncols=columns)
+        legend_below(axes, columns=2 if max(map(len, labels)) <= SHORT_LABEL else 1)
 
 
 def limit_losses(axes: Axes, curves: Sequence[Curve]) -> None:

@@ -49,7 +49,8 @@ def draw_staleness(runs: Sequence[Path], path: Path) -> list[Path]:
                     axes.fill_between(iterations, low, high, color=color, alpha=0.15, linewidth=0)
             axes.set_title(title)
             axes.set_xlabel("iteration")
-        figure.axes[0].legend(fontsize=6)
+        handles, labels = figure.axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center")
         caption = "Mean over the stages, and their range. Runs: " + ", ".join(map(str, runs))
         return save(figure, path, f"{caption}\nDrawn by: brx plot staleness")
 

@@ -13,6 +13,7 @@ import matplotlib as mpl
 mpl.use("Agg")
 
 import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from brx.files import replacing, write_text
@@ -115,6 +116,12 @@ def new_figure(width: float = COLUMN_WIDTH_IN, height: float = 2.4, columns: int
             yield figure
         finally:
             plt.close(figure)
+
+
+def legend_below(axes: Axes, columns: int = 1, **options: Any) -> None:
+    """A panel's legend under the label of its horizontal axis, where it lies on no curve."""
+    # Padding in font sizes: room for the ticks and the label.
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, 0), borderaxespad=5.0, ncols=columns, **options)
 
 
 def save(figure: Figure, path: Path, caption: str) -> list[Path]:
