@@ -135,7 +135,7 @@ class _Part(nn.Module):
 
 
 def synchronous(folder, world):
-    """torch's own synchronous pipeline with one micro-batch, on the same weights and batches."""
+    """torch's own synchronous pipeline on the same weights and batches, each as two micro-batches."""
     config = synchronous_config(folder)
     data = Trainer(config, RunFolder(folder / f"unused-{world.rank}"), _Alone())
     own = partition(config.model.blocks, world.num_ranks)[world.rank]
@@ -145,7 +145,7 @@ def synchronous(folder, world):
     pipeline_stage = PipelineStage(_Part(part), world.rank, world.num_ranks, device)
     losses = []
     schedule = ScheduleGPipe(
-        pipeline_stage, 1, loss_fn=lambda logits, targets: F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        pipeline_stage, 2, loss_fn=lambda logits, targets: F.cross_entropy(logits.flatten(0, 1), targets.flatten())
     )
     optimizer = torch.optim.AdamW(part.parameters(), lr=config.optimizer.lr, weight_decay=0.01, fused=True)
     for t in range(1, config.training.iterations + 1):
@@ -157,7 +157,7 @@ def synchronous(folder, world):
             schedule.step(inputs)
         else:
             schedule.step(target=targets, losses=found)
-        losses += [loss.item() for loss in found]
+            losses.append(torch.stack(found).mean().item())
         optimizer.step()
     if losses:
         (folder / "synchronous.json").write_text(json.dumps(losses))
