@@ -57,7 +57,7 @@ def test_a_figure_without_runs_is_one_line_that_names_the_sweep(tmp_path, capsys
         (["plot", "mian"], "unknown figure 'mian'"),
         (["plot", "main", "--runs", "nowhere"], "nowhere: no such folder; make the runs with brx sweep"),
         (["plot", "curves"], "name at least one run's folder"),
-        (["plot", "main", "runs/a"], "only `curves` and `staleness` take runs"),
+        (["plot", "main", "runs/a"], "RUN: only curves, staleness, profiles take runs; name the folder of main's"),
         (["tables", "nothing"], "unknown table 'nothing'"),
     ],
 )
