@@ -13,6 +13,9 @@ from brx.runs.frames import RATE, SEED, same_but_for
 from brx.runs.slowdown import iteration_ratio
 from brx.runs.tables import rate_text, saved_text, slowdown_text
 
+SAVING = ("baseline", "share", "low", "high")
+"""Columns of `reductions`: the best baseline, the iterations saved over it, and their interval."""
+
 
 def leaderboard(
     chosen: pd.DataFrame, delay_of: Callable[[pd.Series], str], reference: str, target_method: str
@@ -22,7 +25,8 @@ def leaderboard(
     Columns: `method`, `num_seeds`, `milliseconds` per iteration (of the fastest run while nothing else used the
     machine), `target` in nats, and for every delay D that it has runs at: `loss D` (the final training loss, mean over
     seeds), `lr D`, `lr_at_edge D`; beside the reference `ratio D`, `low D`, `high D`, `is_censored D` (the slowdown
-    against the same method's reference) and `saved D` (see `reductions`).
+    against the same method's reference); and `saved baseline D`, `saved share D`, `saved low D`, `saved high D` (see
+    `reductions`), missing for the baselines themselves.
 
     Args:
         chosen: rows of `at_best_rates` of comparable runs.
@@ -34,7 +38,7 @@ def leaderboard(
     of_target = chosen[chosen["method"] == target_method]
     target = common_target(of_target) if len(of_target) else float("nan")
     saved = {
-        (delay, row["method"]): row["share"]
+        (delay, row["method"]): row
         for delay, alike in chosen.groupby("delay")
         for row in reductions(alike).to_dict("records")
     }
@@ -49,7 +53,8 @@ def leaderboard(
         }
         for delay, seeds in by_delay.items():
             row |= _under_delay(delay, seeds, by_delay.get(reference), target)
-            row[f"saved {delay}"] = saved.get((delay, row["method"]))
+            saving = saved.get((delay, row["method"]), {})
+            row |= {f"saved {name} {delay}": saving[name] for name in SAVING if name in saving}
         rows.append(row)
     losses = [f"loss {delay}" for delay in chosen["delay"].unique() if delay != reference]
     board = pd.DataFrame(rows)
@@ -111,8 +116,9 @@ def _slowdown(row: dict[str, Any], delay: str) -> str:
 
 
 def _saved(row: dict[str, Any], delay: str) -> str:
-    saved = row.get(f"saved {delay}")
-    return "" if saved is None else saved_text(saved)
+    if pd.isna(row.get(f"saved baseline {delay}")):
+        return ""
+    return saved_text({name: row.get(f"saved {name} {delay}") for name in SAVING})
 
 
 def _rate(row: dict[str, Any], delay: str) -> str:
