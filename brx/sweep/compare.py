@@ -21,7 +21,7 @@ from brx.runs.leaderboard import leaderboard, leaderboard_table
 from brx.sweep.spec import Sweep, SweepSpec
 
 PRESET = "compare"
-RATES = (1e-3, 3e-3, 3e-4, 1e-2)
+RATES = (1e-3, 3e-3, 3e-4)
 DELAYS: dict[str, dict[str, Any]] = {
     "none": {"pipeline.stages": 1},
     "8 stages": {"pipeline.stages": 8},
