@@ -13,7 +13,7 @@ import pandas as pd
 from benchmarks.report import Table
 from brx.plot.curves import draw_curves
 from brx.runs.comparison import common_target, passage
-from brx.runs.frames import STAGES, differences, load
+from brx.runs.frames import DEPTH, differences, load
 
 
 def main() -> None:
@@ -29,11 +29,11 @@ def main() -> None:
     columns = ["method", "P", "training loss", "validation loss", f"iterations to {target:.3f}", "slowdown"]
     table = Table("training", [*columns, "tokens/s", "MFU"])
     for path, run in runs.iterrows():
-        undelayed = runs.index[(runs["method"] == run["method"]) & (runs[STAGES] == 1)]
+        undelayed = runs.index[(runs["method"] == run["method"]) & (runs[DEPTH] == 1)]
         needed, base = reached[path], reached[undelayed[0]] if len(undelayed) else None
         table.add(
             run["method"],
-            str(run[STAGES]),
+            str(run[DEPTH]),
             f"{run['train_loss']:.4f}",
             f"{run['val_loss']:.4f}",
             "never" if needed is None else f"{needed:.0f}",

@@ -22,7 +22,7 @@ from brx.curvature.norm_result import NORMAL_95, NormResult, Space, results_of, 
 from brx.errors import UserError
 from brx.pipeline.delay import StageDelay, pipeline_delays, stage_delays
 from brx.runs.comparison import common_target, passage
-from brx.runs.frames import STAGES
+from brx.runs.frames import DEPTH
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def slowdown_points(runs: pd.DataFrame) -> list[SlowdownPoint]:
     points = []
     pipelines = {run: load_config(Path(run) / "config.yaml").pipeline for run in runs.index}
     delays = {run: stage_delays(pipeline) for run, pipeline in pipelines.items()}
-    for method, alike in runs.sort_values(STAGES, kind="stable").groupby("method", sort=False):
+    for method, alike in runs.sort_values(DEPTH, kind="stable").groupby("method", sort=False):
         space: Space = "rotated" if method.startswith("basis-rotation") else "original"
         results = {run: results_of(Path(run)).get(space) for run in alike.index}
         measured = [result for result in results.values() if result is not None]
@@ -131,9 +131,9 @@ def slowdown_points(runs: pd.DataFrame) -> list[SlowdownPoint]:
         base = reached[fresh[0]]
         for run, iterations in reached.items():
             estimate = results[run] or measured[-1]
-            delay = effective_delay(estimate, int(alike.at[run, STAGES]), delays[run])
             slowdown = None if iterations is None or base is None else iterations / base
             pipeline = pipelines[run]
+            delay = effective_delay(estimate, pipeline.stages, delays[run])
             label = f"P = {pipeline.stages}" if pipeline.delay == "pipeline" else f"delay {pipeline.delay_text}"
             points.append(SlowdownPoint(run, method, label, estimate, delay, slowdown, target))
     order = list(dict.fromkeys(runs["method"]))

@@ -22,7 +22,7 @@ from brx.errors import UserError
 from brx.pipeline.delay import stage_delays
 from brx.runs.comparison import common_target, slowdowns, with_reference
 from brx.runs.experiments import at_best_rates, by_experiment
-from brx.runs.frames import comparable
+from brx.runs.frames import DEPTH, comparable
 from brx.runs.tables import slowdown_text
 
 
@@ -79,7 +79,7 @@ def profile_points(runs: pd.DataFrame) -> list[ProfilePoint]:
         delays = stage_delays(pipeline)
         norm = _undelayed_norm(first["method"], compared, runs)
         tau = effective_delay(norm, pipeline.stages, delays)
-        slowdown = by_variant[first["variant"], pipeline.stages]
+        slowdown = by_variant[first["variant"], first[DEPTH]]
         points.append(ProfilePoint(first["method"], profile_text([one.tau for one in delays]), tau, norm, slowdown))
     return sorted(points, key=lambda point: (point.method, point.effective.delay))
 

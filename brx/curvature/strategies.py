@@ -19,7 +19,7 @@ from brx.curvature.norm_tables import norm_table
 from brx.errors import UserError
 from brx.runs.comparison import common_target, slowdowns, with_reference
 from brx.runs.experiments import at_best_rates
-from brx.runs.frames import STAGES, comparable
+from brx.runs.frames import DEPTH, comparable
 from brx.runs.tables import slowdown_text
 
 VARIANT_OF_SPACE: dict[Space, str] = {
@@ -55,8 +55,8 @@ class StrategySlowdowns:
         chosen = chosen[chosen["variant"].isin(VARIANT_OF_SPACE.values())]
         for alike in comparable(chosen):
             compared = with_reference(alike)
-            ends = compared[compared[STAGES].isin((1, compared[STAGES].max()))]
-            if ends[STAGES].nunique() > 1 and (ends["status"] == "finished").any():
+            ends = compared[compared[DEPTH].isin((1, compared[DEPTH].max()))]
+            if ends[DEPTH].nunique() > 1 and (ends["status"] == "finished").any():
                 return cls.at_ends(ends, common_target(with_reference(ends)))
         raise UserError("--runs: no strategy has runs there at P = 1 and at another P")
 
@@ -65,7 +65,7 @@ class StrategySlowdowns:
         """From the runs at P = 1 and at one other P, rows of `at_best_rates`, to a training loss in nats."""
         by_variant = {row["method"]: row for row in slowdowns(ends, target).to_dict("records")}
         by_space = {space: by_variant[variant] for space, variant in VARIANT_OF_SPACE.items() if variant in by_variant}
-        return cls(int(ends[STAGES].max()), by_space)
+        return cls(int(ends[DEPTH].max()), by_space)
 
     def text(self, space: Space) -> str:
         """The slowdown with its interval, or that there is none."""

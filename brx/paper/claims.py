@@ -95,11 +95,6 @@ class Claim:
     sweeps: Sequence[str] = ("main",)
     command: str = ""
 
-    @property
-    def is_main(self) -> bool:
-        """Whether it is about the main comparison alone, which may be longer than the others."""
-        return tuple(self.sweeps) == ("main",)
-
 
 @dataclass(frozen=True)
 class Outcome:
@@ -157,9 +152,7 @@ def claim_table(outcomes: Sequence[Outcome], scale: Scale) -> pd.DataFrame:
 
 
 def _command(claim: Claim, scale: Scale) -> str:
-    is_shorter = scale.secondary and not claim.is_main
-    names = ("baselines-half" if is_shorter and name == "main" else name for name in claim.sweeps)
-    return " ".join(("brx sweep", *map(scale.sweep, names)))
+    return " ".join(("brx sweep", *map(scale.sweep, claim.sweeps)))
 
 
 def evidence_text(outcome: Outcome) -> str:
@@ -186,7 +179,7 @@ def number_text(value: float, unit: Unit) -> str:
 
 def _judge(claim: Claim, experiments: Experiments) -> Outcome:
     try:
-        evidence = claim.evidence(experiments if claim.is_main else experiments.secondary)
+        evidence = claim.evidence(experiments)
     except (NotTriedError, UserError) as error:
         return Outcome(claim, None, str(error), [])
     runs = [name for seeds in experiments.used.values() for name in seeds["name"]]

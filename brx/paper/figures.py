@@ -33,7 +33,7 @@ from brx.plot.panels import (
 from brx.plot.style import COLUMN_WIDTH_IN, look_of, new_figure, save, sequence_color
 from brx.runs.comparison import BASELINES
 from brx.runs.experiments import tried_rates
-from brx.runs.frames import RATE, STAGES
+from brx.runs.frames import DEPTH, RATE
 from brx.runs.reading import SMOOTHING
 from brx.runs.tables import rate_text
 
@@ -103,7 +103,7 @@ def _caption(paper: PaperFigure, asked: Experiments) -> str:
     for seeds in asked.used.values():
         first = seeds.iloc[0]
         rate = rate_text(first[RATE], at_edge=first["lr_at_edge"])
-        lines.append(f"{first['variant']}, P = {first[STAGES]}, lr {rate}: {', '.join(seeds['name'])}")
+        lines.append(f"{first['variant']}, P = {first[DEPTH]}, lr {rate}: {', '.join(seeds['name'])}")
     lines += [f"not there: {line}" for line in asked.missing]
     return "\n".join(lines)
 
@@ -220,7 +220,6 @@ def _fill_slowdowns(experiments: Experiments, methods: Sequence[str], panels: Se
     down=2,
 )
 def _block_scaling(experiments: Experiments, figure: Figure) -> None:
-    experiments = experiments.secondary
     panels = list(figure.subplots(2, 2).ravel())
     for axes in panels[2:]:
         axes.sharey(panels[1])
@@ -252,7 +251,6 @@ def _fill_block_scaling(experiments: Experiments, methods: Sequence[str], panels
 
 @paper_figure("width", "fig:result-main-1b", "P = 24, (a) the smaller and (b) the larger model.", across=2)
 def _width(experiments: Experiments, figure: Figure) -> None:
-    experiments = experiments.secondary
     left, right = row_of_axes(figure, 2, share_y=True)
     scale = experiments.scale
     _fill(left, _curves(experiments, MAIN, 24, "width", settings=scale.narrow), "(a) smaller model")
@@ -268,7 +266,6 @@ def _width(experiments: Experiments, figure: Figure) -> None:
     across=2,
 )
 def _strategies(experiments: Experiments, figure: Figure) -> None:
-    experiments = experiments.secondary
     scale = experiments.scale
     left, right = row_of_axes(figure, 2)
     names = (*BASELINES, *STRATEGY_NAMES)
@@ -292,7 +289,6 @@ def _efficiency(experiments: Experiments, figure: Figure) -> None:
     panels = row_of_axes(figure, 3, share_y=True)
     deepest = experiments.scale.deepest
     _fill(panels[0], _curves(experiments, MAIN, deepest), f"(a) P = {deepest}", draw_against_time)
-    experiments = experiments.secondary
     _fill(panels[1], _frequency_curves(experiments), f"(b) P = {deepest}")
     _fill(panels[2], _refresh_schedule_curves(experiments, ("uniform", "stage-aware")), f"(c) P = {deepest}")
 
@@ -323,7 +319,6 @@ def _refresh_schedule_curves(experiments: Experiments, schedules: Sequence[str])
     "Without weight stashing: (a) all methods, (b, c) with and without.", across=3,
 )  # fmt: skip
 def _weight_stashing(experiments: Experiments, figure: Figure) -> None:
-    experiments = experiments.secondary
     figure.set_size_inches(PANEL_IN * 3, 3.1)
     panels = row_of_axes(figure, 3, share_y=True)
     deepest = experiments.scale.deepest
@@ -355,7 +350,6 @@ def _all_stages(experiments: Experiments, figure: Figure) -> None:
     down=2,
 )
 def _slowdown_all(experiments: Experiments, figure: Figure) -> None:
-    experiments = experiments.secondary
     panels = list(figure.subplots(2, 4, squeeze=False, sharey=True).ravel())
     panels[-1].remove()
     _fill_slowdowns(experiments, SEVEN, panels[:-1])
@@ -367,7 +361,6 @@ def _slowdown_all(experiments: Experiments, figure: Figure) -> None:
     across=4, down=2,
 )  # fmt: skip
 def _block_scaling_all(experiments: Experiments, figure: Figure) -> None:
-    experiments = experiments.secondary
     panels = list(figure.subplots(2, 4, squeeze=False, sharey=True).ravel())
     panels[-1].remove()
     _fill_block_scaling(experiments, SEVEN, panels[:-1])
@@ -376,7 +369,6 @@ def _block_scaling_all(experiments: Experiments, figure: Figure) -> None:
 
 @paper_figure("weight-prediction", "fig:result-appendix-pipemare", "With PipeMare's weight prediction.", across=1)
 def _weight_prediction(experiments: Experiments, figure: Figure) -> None:
-    experiments = experiments.secondary
     deepest = experiments.scale.deepest
     settings = {"pipeline.stash": "predict"}
     _fill_alone(figure, _curves(experiments, MAIN, deepest, "prediction", settings=settings), f"P = {deepest}")
@@ -387,7 +379,6 @@ def _weight_prediction(experiments: Experiments, figure: Figure) -> None:
     across=3, down=2,
 )  # fmt: skip
 def _strategies_all_stages(experiments: Experiments, figure: Figure) -> None:
-    experiments = experiments.secondary
     panels = figure.subplots(2, 3, squeeze=False, sharey=True).ravel()
     for axes, stages in zip(panels, experiments.scale.depths, strict=True):
         _fill(axes, _curves(experiments, ("pipedream-lr", *STRATEGY_NAMES), stages), f"P = {stages}")
@@ -401,14 +392,12 @@ def _strategies_all_stages(experiments: Experiments, figure: Figure) -> None:
     across=1,
 )
 def _reversed(experiments: Experiments, figure: Figure) -> None:
-    experiments = experiments.secondary
     curves = _refresh_schedule_curves(experiments, ("uniform", "stage-aware", "reversed"))
     _fill_alone(figure, curves, f"P = {experiments.scale.deepest}")
 
 
 @paper_figure("validation", "fig:result-appendix-val", "(a) training and (b) validation loss.", across=2)
 def _validation(experiments: Experiments, figure: Figure) -> None:
-    experiments = experiments.secondary
     left, right = row_of_axes(figure, 2, share_y=True)
     deepest = experiments.scale.deepest
     curves = _curves(experiments, SEVEN, deepest)
@@ -419,7 +408,6 @@ def _validation(experiments: Experiments, figure: Figure) -> None:
 
 @paper_figure("delay-compensation", "fig:result-appendix-dc", "Delay compensation.", across=3)
 def _delay_compensation(experiments: Experiments, figure: Figure) -> None:
-    experiments = experiments.secondary
     panels = row_of_axes(figure, 3, share_y=True)
     for axes, stages in zip(panels, (8, 16, 32), strict=True):
         curves = _curves(experiments, MAIN, stages)
@@ -435,14 +423,12 @@ def _delay_compensation(experiments: Experiments, figure: Figure) -> None:
 
 @paper_figure("preconditioned", "tab:result-preconditioned-slowdown", "Preconditioned methods.", across=1)
 def _preconditioned(experiments: Experiments, figure: Figure) -> None:
-    experiments = experiments.secondary
     deepest = experiments.scale.deepest
     _fill_alone(figure, _curves(experiments, PRECONDITIONED, deepest), f"P = {deepest}")
 
 
 @paper_figure("3b", "fig:result-appendix-3b", "The 3B model.", across=1)
 def _huge(experiments: Experiments, figure: Figure) -> None:
-    experiments = experiments.secondary
     preset = experiments.scale.huge_preset
     if preset is None:
         raise UserError("figure 3b: only at the paper's scale: brx sweep configs/sweeps/paper/3b.yaml")
@@ -451,7 +437,6 @@ def _huge(experiments: Experiments, figure: Figure) -> None:
 
 @paper_figure("moe", "fig:result-appendix-moe", "A mixture-of-experts model.", across=1)
 def _moe(experiments: Experiments, figure: Figure) -> None:
-    experiments = experiments.secondary
     deepest = experiments.scale.deepest
     curves = _curves(experiments, MAIN, deepest, "moe", preset=experiments.scale.moe_preset)
     _fill_alone(figure, curves, f"mixture of experts, P = {deepest}")

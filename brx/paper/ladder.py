@@ -18,7 +18,7 @@ from scipy.special import stdtrit
 from brx.errors import UserError
 from brx.paper.scales import Experiments
 from brx.runs.comparison import common_target, reductions, slowdowns
-from brx.runs.frames import SEED, STAGES
+from brx.runs.frames import DEPTH, SEED
 from brx.runs.slowdown import CONFIDENCE
 
 PAPER_RELATIVE_DELAY = 31 / 244_000
@@ -49,7 +49,7 @@ class Rung:
 
     def seeds(self, method: str, num_stages: int) -> pd.DataFrame:
         """The runs of a method at one number of stages."""
-        return self.runs[(self.runs["variant"] == method) & (self.runs[STAGES] == num_stages)]
+        return self.runs[(self.runs["variant"] == method) & (self.runs[DEPTH] == num_stages)]
 
     @property
     def num_seeds(self) -> int:
@@ -66,7 +66,7 @@ def rungs(experiments: Experiments) -> list[Rung]:
     scale = experiments.scale
     if not scale.budgets:
         raise UserError("the ladder: only at the scale of a laptop: brx sweep configs/sweeps/laptop/ladder.yaml")
-    stages = scale.budget_model["model.blocks"]
+    stages = scale.budget_depth
     complete = []
     for iterations in scale.budgets:
         settings = {**scale.budget_model, "training.iterations": iterations}
@@ -95,7 +95,7 @@ def ladder_savings(ladder: Sequence[Rung]) -> pd.DataFrame:
     """Rows of `brx.runs.comparison.reductions` at P, with the same columns more."""
     frames = []
     for rung in ladder:
-        frame = reductions(rung.runs[rung.runs[STAGES] == rung.num_stages])
+        frame = reductions(rung.runs[rung.runs[DEPTH] == rung.num_stages])
         frames.append(_with_rung(frame, rung))
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import pandas as pd
@@ -63,10 +64,10 @@ class Scale:
         moe_preset: of the mixture-of-experts model.
         huge_preset: of the 3B model; none at the scale of a laptop.
         budget_model: settings of the model that is trained for several numbers of iterations.
+        budget_depth: its largest P.
         budgets: these numbers; none at the paper's scale.
         budget_methods: which methods are.
         budget_sweep: the sweep that does.
-        secondary: settings of all experiments but the main one, which compare among each other.
         earlier: settings in which its runs differ from today's presets, as they were made before these changed.
         earlier_rotation: further ones of its runs of basis rotation.
         curvature: folder of the runs whose Hessians were measured.
@@ -83,10 +84,10 @@ class Scale:
     moe_preset: str
     huge_preset: str | None
     budget_model: Settings
+    budget_depth: int
     budgets: tuple[int, ...]
     budget_methods: tuple[str, ...] = ("basis-rotation", "pipedream-lr")
     budget_sweep: str = "budget"
-    secondary: Settings = field(default_factory=dict)
     earlier: Settings = field(default_factory=dict)
     earlier_rotation: Settings = field(default_factory=dict)
     curvature: Path = CURVATURE
@@ -114,6 +115,7 @@ SCALES = {
         moe_preset="cpu-moe",
         huge_preset=None,
         budget_model={"model.blocks": 8},
+        budget_depth=8,
         budgets=(1000, 4000, 16000),
         earlier={"data.source": "stdlib"},
         earlier_rotation={"optimizer.covariance": "refresh"},
@@ -124,16 +126,16 @@ SCALES = {
         runs=Path("results/laptop"),
         depths=(1, 2, 4, 8, 16, 32),
         blocks=(4, 8, 16, 32),
-        narrow={"model.blocks": 24},
-        wide={"model.blocks": 24, "model.width": 64},
+        narrow={},
+        wide={"model.width": 64},
         wide_preset="laptop",
         moe_preset="laptop-moe",
         huge_preset=None,
-        budget_model={"model.blocks": 32},
-        budgets=(4000, 8000, 16000, 32000, 64000, 128000),
+        budget_model={},
+        budget_depth=32,
+        budgets=(2000, 4000, 8000, 16000, 32000),
         budget_methods=("basis-rotation", "nesterov", "pipedream-lr"),
         budget_sweep="ladder",
-        secondary={"training.iterations": 16000, "training.validation_every": 2000},
     ),
     "paper": Scale(
         name="paper",
@@ -147,10 +149,23 @@ SCALES = {
         moe_preset="paper-moe-100m",
         huge_preset="paper-3b",
         budget_model={},
+        budget_depth=32,
         budgets=(),
         curvature=Path("runs/paper"),
     ),
 }
+
+
+def delays_of(depth: int, blocks: int) -> Settings:
+    """The settings of a pipeline of P stages; more than the model has blocks are made up by their delays."""
+    if depth <= blocks:
+        return {"pipeline.stages": depth}
+    return {"pipeline.stages": blocks, "pipeline.delay.like": depth}
+
+
+@cache
+def _blocks(preset: str) -> int:
+    return preset_with(preset, {}).model.blocks
 
 
 class Experiments:
@@ -174,7 +189,6 @@ class Experiments:
         self.chosen = at_best_rates(runs)
         self._origin = main_origin(self.chosen)
         self._by_experiment = dict(iter(self.chosen.groupby("experiment")))
-        self._base: Settings = {}
         self.used: dict[str, pd.DataFrame] = {}
         self.missing: list[str] = []
 
@@ -189,16 +203,6 @@ class Experiments:
         if not folder.is_dir():
             raise UserError(f"{folder}: no such folder; make the runs with brx sweep {scale.sweep('main')}")
         return cls(scale, load(folder), folder)
-
-    @property
-    def secondary(self) -> Experiments:
-        """The experiments beside the main one, at their length: the main methods among them are those of that length.
-
-        What is asked for there counts as asked for here.
-        """
-        view = copy.copy(self)
-        view._base = self.scale.secondary
-        return view
 
     @property
     def notes(self) -> list[str]:
@@ -227,7 +231,6 @@ class Experiments:
         experiment, seeds = self._look_up(method, stages, preset, settings)
         if seeds is None:
             extra = "".join(f", {key} = {value}" for key, value in settings.items())
-            sweep = "baselines-half" if self._base and sweep == "main" else sweep
             line = f"{method} at P = {stages}{extra}: brx sweep {self.scale.sweep(sweep)}"
             self.missing += [] if line in self.missing else [line]
         else:
@@ -237,7 +240,8 @@ class Experiments:
     def _look_up(
         self, method: str, stages: int, preset: str | None, settings: Settings
     ) -> tuple[str, pd.DataFrame | None]:
-        wanted = {"pipeline.stages": stages, **VARIANTS[method], **self._base, **settings}
+        blocks = settings.get("model.blocks") or _blocks(preset or self.scale.preset)
+        wanted = {**delays_of(stages, blocks), **VARIANTS[method], **settings}
         earlier = {**self.scale.earlier, **wanted}
         if wanted["optimizer.method"] == "basis-rotation":
             earlier = {**self.scale.earlier_rotation, **earlier}

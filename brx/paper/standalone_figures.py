@@ -90,7 +90,7 @@ def _strategy_slowdowns(scale: Scale) -> StrategySlowdowns | None:
     """From the scale's runs, to its target, as far as there are any."""
     if not scale.runs.is_dir():
         return None
-    experiments = Experiments.load(scale).secondary
+    experiments = Experiments.load(scale)
     ends = [experiments.find(name, P, sweep_of(name)) for name in VARIANT_OF_SPACE.values() for P in experiments.ends]
     present = [seeds for seeds in ends if seeds is not None]
     target = experiments.slowdown_target()

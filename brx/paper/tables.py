@@ -50,7 +50,6 @@ class PaperTable:
 
 def paper_slowdowns(methods: Sequence[str], experiments: Experiments) -> pd.DataFrame:
     """Slowdown of methods at the deepest pipeline, to the target of the scale."""
-    experiments = experiments.secondary
     deepest = experiments.scale.deepest
     rows = []
     target = experiments.slowdown_target()
@@ -95,12 +94,11 @@ def chosen_rates(experiments: Experiments) -> pd.DataFrame:
 def _main_and_others(experiments: Experiments) -> dict[str, dict[int, pd.DataFrame | None]]:
     """The plain runs of every method but delay compensation, by number of stages."""
     depths = experiments.scale.depths
-    plain = {}
-    for method in VARIANTS:
-        view = experiments if method in MAIN else experiments.secondary
-        if method != "delay-compensation":
-            plain[method] = {P: view.find(method, P, sweep_of(method)) for P in depths}
-    return plain
+    return {
+        method: {P: experiments.find(method, P, sweep_of(method)) for P in depths}
+        for method in VARIANTS
+        if method != "delay-compensation"
+    }
 
 
 def paper_reductions(experiments: Experiments) -> pd.DataFrame:
@@ -114,8 +112,7 @@ def paper_reductions(experiments: Experiments) -> pd.DataFrame:
     ]
     rows = []
     for model, stages, sweep, preset, settings, printed in cases:
-        view = experiments if model == "main" else experiments.secondary
-        asked = [view.find(method, stages, sweep, preset=preset, settings=settings) for method in MAIN]
+        asked = [experiments.find(method, stages, sweep, preset=preset, settings=settings) for method in MAIN]
         present = [seeds for seeds in asked if seeds is not None]
         for reduction in reductions(pd.concat(present)).to_dict("records") if present else []:
             rows.append(

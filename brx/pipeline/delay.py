@@ -88,6 +88,11 @@ def stage_delays(pipeline: PipelineConfig) -> list[StageDelay]:
     return [StageDelay(tau, pipeline.accumulation) for tau in taus]
 
 
+def depth(pipeline: PipelineConfig) -> int:
+    """P as the paper counts it: the number of stages of the pipeline whose delays a run has, its own unless `like`."""
+    return pipeline.delay.like if isinstance(pipeline.delay, DelayLike) else pipeline.stages
+
+
 def pipeline_delays(num_stages: int) -> list[StageDelay]:
     """The delays of an asynchronous pipeline of P stages with one micro-batch per update: tau_k = P - 1 - k."""
     return stage_delays(PipelineConfig(stages=num_stages))

@@ -10,7 +10,7 @@ import pandas as pd
 
 from brx.errors import UserError
 from brx.plot.style import legend_below, line_style, look_of, new_figure, save
-from brx.runs.frames import STAGES, curves
+from brx.runs.frames import DEPTH, curves
 from brx.runs.reading import SMOOTHING
 
 
@@ -55,4 +55,4 @@ def draw_curves(runs: pd.DataFrame, path: Path, *, target: float | None = None) 
 
 def _label(run: pd.Series) -> str:
     """The method, what of it and of its delay is not as usual, and P."""
-    return f"{look_of(run['method']).label}{run['variant'].removeprefix(run['method'])}, P = {run[STAGES]}"
+    return f"{look_of(run['method']).label}{run['variant'].removeprefix(run['method'])}, P = {run[DEPTH]}"

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from brx.plot.style import legend_below, look_of
 from brx.runs.comparison import slowdowns
-from brx.runs.frames import RATE, STAGES, side_by_side, smoothed_loss, validation_loss
+from brx.runs.frames import DEPTH, RATE, side_by_side, smoothed_loss, validation_loss
 from brx.runs.slowdown import geometric_mean
 from brx.runs.tables import slowdown_text
 
@@ -109,16 +109,16 @@ def draw_final_losses(
     rivals = runs[runs["method"].isin(best_of)]
     runs = runs[~runs["method"].isin(best_of)]
     if len(rivals):
-        best = rivals.groupby(["method", STAGES])["train_loss"].mean().groupby(STAGES).min()
+        best = rivals.groupby(["method", DEPTH])["train_loss"].mean().groupby(DEPTH).min()
         axes.plot(best.index, best, color="black", linestyle="--", marker="o", markersize=3, label="best baseline")
     for method, of_method in runs.groupby("method", sort=False):
         look = look_of(method)
-        finals = of_method.groupby(STAGES)["train_loss"].agg(["mean", "min", "max"])
+        finals = of_method.groupby(DEPTH)["train_loss"].agg(["mean", "min", "max"])
         bars = [finals["mean"] - finals["min"], finals["max"] - finals["mean"]]
         style: dict[str, Any] = {"color": look.color, "marker": look.marker, "markersize": 4, "capsize": 2}
         axes.errorbar(finals.index, finals["mean"], yerr=bars, label=look.label, **style)
     axes.set_xscale("log", base=2)
-    ticks = sorted(runs[STAGES].unique())
+    ticks = sorted(runs[DEPTH].unique())
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
     finish_panel(axes, x_label, "final training loss (nats)", title)
 
@@ -143,7 +143,7 @@ def draw_rates(axes: Axes, scores: pd.DataFrame, **style: Any) -> None:
 def draw_slowdown(axes: Axes, undelayed: pd.DataFrame, delayed: pd.DataFrame, target: float) -> None:
     """A method with and without delay, and the iterations of each to a target loss."""
     look = look_of(delayed["method"].iloc[0])
-    ends = [int(runs[STAGES].iloc[0]) for runs in (undelayed, delayed)]
+    ends = [int(runs[DEPTH].iloc[0]) for runs in (undelayed, delayed)]
     # Labels that begin with an underscore stay out of legends, in which either line is black.
     curves = [curve_of(undelayed, f"_P = {ends[0]}"), curve_of(delayed, f"_P = {ends[1]}", linestyle="--")]
     for stages, style in zip(ends, ("-", "--"), strict=True):

@@ -12,7 +12,7 @@ from brx.plot.panels import finish_panel
 from brx.plot.style import look_of, new_figure, save
 from brx.runs.comparison import common_target, slowdowns, with_reference
 from brx.runs.experiments import by_experiment
-from brx.runs.frames import STAGES, side_by_side
+from brx.runs.frames import DEPTH, side_by_side
 
 NUM_TARGETS = 40
 
@@ -30,11 +30,11 @@ def draw_all_targets(
         reference_stages: what slowdown is relative to.
         marked: a target to mark; by default the loss that all of `chosen` that have a reference reach.
     """
-    most = chosen[STAGES].max()
-    delayed = chosen[chosen[STAGES].isin((most, reference_stages))]
+    most = chosen[DEPTH].max()
+    delayed = chosen[chosen[DEPTH].isin((most, reference_stages))]
     curves = [side_by_side(seeds) for seeds in by_experiment(delayed)]
     highest = max(float(losses.iloc[len(losses) // 20].mean()) for losses in curves)
-    lowest = delayed[delayed[STAGES] == most].groupby("experiment")["train_loss"].mean().min()
+    lowest = delayed[delayed[DEPTH] == most].groupby("experiment")["train_loss"].mean().min()
     targets = np.linspace(highest, lowest, NUM_TARGETS)
     ratios = pd.concat([slowdowns(delayed, float(target), reference_stages) for target in targets])
     ratios = ratios[ratios["ratio"].notna() & ~ratios["is_censored"]]

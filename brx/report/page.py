@@ -12,7 +12,7 @@ from brx.report.drawings import further_drawings, paper_drawings
 from brx.report.page_tables import page_tables
 from brx.report.provenance import provenance
 from brx.report.run_browser import facets_of, run_entries
-from brx.runs.frames import STAGES
+from brx.runs.frames import DEPTH
 
 
 def write_report(experiments: Experiments, figure_folders: list[Path], path: Path) -> None:
@@ -42,7 +42,7 @@ def write_report(experiments: Experiments, figure_folders: list[Path], path: Pat
     environment.policies["json.dumps_kwargs"] = {"sort_keys": False, "separators": (",", ":")}
     page = environment.get_template("page.html").render(
         scale=experiments.scale.name,
-        deepest=str(runs[STAGES].max()),
+        deepest=str(runs[DEPTH].max()),
         drawings=[*drawings, *further_drawings(figure_folders)],
         undrawn=undrawn,
         tables=page_tables(experiments),

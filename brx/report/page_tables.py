@@ -12,7 +12,7 @@ from brx.errors import UserError
 from brx.paper.scales import Experiments
 from brx.paper.tables import TABLES
 from brx.runs.comparison import compare
-from brx.runs.frames import STAGES
+from brx.runs.frames import DEPTH
 from brx.runs.leaderboard import leaderboard_table
 from brx.runs.tables import rate_table, slowdown_table
 from brx.sweep.compare import DELAYS, read_board
@@ -52,7 +52,7 @@ def page_tables(experiments: Experiments) -> list[PageTable]:
         PageTable(
             "all-learning-rates",
             "Learning rates of every experiment",
-            rate_table(experiments.runs, chosen.sort_values(["architecture", "variant", STAGES], kind="stable")),
+            rate_table(experiments.runs, chosen.sort_values(["architecture", "variant", DEPTH], kind="stable")),
             missing=(),
         ),
     ]

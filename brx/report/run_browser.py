@@ -17,7 +17,7 @@ from brx.config.loading import load_config
 from brx.plot.panels import thin
 from brx.plot.style import METHOD_LOOKS, look_of, sequence_color
 from brx.runs.folder import trajectory_of
-from brx.runs.frames import RATE, SEED, STAGES, curves, smoothed_loss
+from brx.runs.frames import DEPTH, RATE, SEED, curves, smoothed_loss
 
 MOST_POINTS = 300
 """Points of a curve: the losses are means over 2 % of a run, which 300 points resolve sixfold."""
@@ -61,7 +61,7 @@ class RunEntry:
     curves: Mapping[str, list[float | None]]
 
 
-ORDERED = {"stages": ("P", STAGES), "lr": ("lr", RATE), "seed": ("seed", SEED)}
+ORDERED = {"stages": ("P", DEPTH), "lr": ("lr", RATE), "seed": ("seed", SEED)}
 """Facets of numbers: by name, their headings and columns."""
 
 
@@ -92,7 +92,7 @@ def _by_method(runs: pd.DataFrame) -> pd.DataFrame:
     """In the order of the figures' legends, variants after the usual form; then by stages, rate and seed."""
     ranks = {method: rank for rank, method in enumerate(METHOD_LOOKS)}
     rank = runs["method"].map(lambda method: ranks.get(method, len(ranks)))
-    return runs.assign(rank=rank).sort_values(["rank", "variant", STAGES, RATE, SEED, "name"])
+    return runs.assign(rank=rank).sort_values(["rank", "variant", DEPTH, RATE, SEED, "name"])
 
 
 def _shades(values: Sequence[str]) -> dict[str, str]:

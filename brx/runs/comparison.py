@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from brx.runs.experiments import at_each_rate, by_experiment
-from brx.runs.frames import RATE, SEED, STAGES, comparable, same_but_for, training_loss
+from brx.runs.frames import DEPTH, RATE, SEED, comparable, has_pipeline_delays, same_but_for, training_loss
 from brx.runs.slowdown import IterationRatio, Reached, geometric_mean, iteration_ratio, iterations_to_target
 
 BASELINES = ("pipedream", "pipedream-lr", "nesterov")
@@ -135,14 +135,14 @@ def with_reference(chosen: pd.DataFrame, reference_stages: int = 1) -> pd.DataFr
 
 
 def is_reference(chosen: pd.DataFrame, reference_stages: int = 1) -> pd.Series:
-    """Which runs are pipelines of so many stages with the delays of one: at P = 1, without any."""
-    return (chosen[STAGES] == reference_stages) & (chosen["pipeline.delay"].map(str) == "pipeline")
+    """Which runs have the delays of a pipeline of so many stages: at P = 1, none."""
+    return (chosen[DEPTH] == reference_stages) & has_pipeline_delays(chosen)
 
 
 def slowdowns(chosen: pd.DataFrame, target: float, reference_stages: int = 1) -> pd.DataFrame:
     """The slowdown of every experiment that has runs at `reference_stages`, by variant and stages.
 
-    Runs under another delay profile than a pipeline's are a variant of their own, with the same reference.
+    Runs under other delays than a pipeline's are a variant of their own, with the same reference.
 
     Columns: `model`, `method` (the variant), `stages`, `ratio` (NaN where a reference run never reached the target, or
     failed), `low` and `high` (of the 95 % interval; NaN for a bound, and with fewer than two seeds in common),
@@ -175,7 +175,7 @@ def _slowdown(delayed: pd.DataFrame, references: pd.DataFrame, target: float) ->
     return {
         "model": first["architecture"],
         "method": first["variant"],
-        "stages": first[STAGES],
+        "stages": first[DEPTH],
         "ratio": estimate and estimate.ratio,
         "low": estimate and estimate.low,
         "high": estimate and estimate.high,
@@ -184,7 +184,7 @@ def _slowdown(delayed: pd.DataFrame, references: pd.DataFrame, target: float) ->
         "iterations": iterations,
         "lr": first[RATE],
         "lr_at_edge": first["lr_at_edge"],
-        "reference_stages": reference[STAGES],
+        "reference_stages": reference[DEPTH],
         "reference_is_censored": not all(run.is_reached for run in reference_reached.values()),
         "reference_iterations": reference_iterations,
         "reference_lr": reference[RATE],
@@ -232,7 +232,7 @@ def reductions(chosen: pd.DataFrame) -> pd.DataFrame:
                 {
                     "model": seeds["architecture"].iloc[0],
                     "method": seeds["variant"].iloc[0],
-                    "stages": seeds[STAGES].iloc[0],
+                    "stages": seeds[DEPTH].iloc[0],
                     "baseline": best["variant"].iloc[0],
                     "baseline_final_loss": common_target(best),
                     "share": 1 - ratio.ratio if ratio and is_reached else None,
@@ -244,4 +244,4 @@ def reductions(chosen: pd.DataFrame) -> pd.DataFrame:
 
 
 def _but_for_delay(chosen: pd.DataFrame) -> pd.Series:
-    return same_but_for(chosen, RATE, SEED, STAGES, "pipeline.delay", "pipeline.delay.like")
+    return same_but_for(chosen, RATE, SEED, "pipeline.stages", "pipeline.delay", "pipeline.delay.like")

@@ -15,13 +15,14 @@ import pandas as pd
 
 from brx.config.schema import RunConfig
 from brx.errors import UserError
+from brx.pipeline.delay import depth
 from brx.runs.folder import RunFolder, decides_trajectory, settings_key
 from brx.runs.reading import Run
 from brx.runs.target_loss import last_quarter_loss
 
 Folders = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
-RATE, SEED, STAGES = "optimizer.lr", "training.seed", "pipeline.stages"
+RATE, SEED, DEPTH = "optimizer.lr", "training.seed", "depth"
 ORIGIN = ("data_fingerprint", "trajectory_version", "last_iteration")
 """What decides a run's losses beside its settings: its data, the version of brx's numbers, and where it ended."""
 
@@ -33,6 +34,7 @@ def load(folders: Folders) -> pd.DataFrame:
     `versions.torch`; NaN where a run has no such key), and:
 
     - `name`: of the run's folder; `architecture`, `method`, `variant`: the settings in a few words.
+    - `depth`: P, the stages of the pipeline whose delays it has: `pipeline.stages`, or `pipeline.delay.like`.
     - `largest_delay`: of its stages, in updates; 0 without delay.
     - `experiment`: equal for runs that differ in nothing but learning rate and seed.
     - `status`: finished, failed, interrupted, or unfinished where there is no summary of the whole run yet.
@@ -114,6 +116,12 @@ def experiment_id(config: RunConfig, data_fingerprint: str | None, trajectory_ve
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
+def has_pipeline_delays(runs: pd.DataFrame) -> pd.Series:
+    """Whether the delays of runs fall along the stages as those of a pipeline: its own, or a deeper one's (`like`)."""
+    is_like = runs.reindex(columns=["pipeline.delay.like"])["pipeline.delay.like"].notna()
+    return is_like | (runs["pipeline.delay"] == "pipeline")
+
+
 def comparable(runs: pd.DataFrame) -> list[pd.DataFrame]:
     """Sort runs by what makes losses comparable: data, trajectory version, model and token budget; most runs first."""
     model = [key for key in runs.columns if key.startswith("model.")]
@@ -189,6 +197,7 @@ def _row(run: Run) -> dict[str, Any]:
         "architecture": run.architecture,
         "method": run.method,
         "variant": run.variant,
+        "depth": depth(run.config.pipeline),
         "largest_delay": run.largest_delay,
         "train_loss": float(run.smoothed[-1]) if has_losses else math.nan,
         "last_quarter_loss": last_quarter_loss(run.train_loss) if has_losses else math.nan,

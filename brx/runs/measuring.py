@@ -10,7 +10,7 @@ import pandas as pd
 
 from brx.runs.comparison import passage
 from brx.runs.experiments import by_experiment
-from brx.runs.frames import RATE
+from brx.runs.frames import RATE, has_pipeline_delays
 from brx.runs.time_to_loss import HIGHEST_LOSS, LOSS_STEP, Experiment, Measurements
 
 
@@ -37,21 +37,12 @@ def measure(chosen: pd.DataFrame, num_rates: Mapping[str, int], source: str) -> 
     )
 
 
-def pipelines_delay(run: pd.Series) -> float | None:
-    """The largest delay of a run's stages, in updates; None if they do not fall along the stages as a pipeline's do."""
-    falls = pd.notna(run.get("pipeline.delay.like")) or run["pipeline.delay"] == "pipeline"
-    return float(run["largest_delay"]) if falls or run["largest_delay"] == 0 else None
-
-
 def _by_method_and_delay(chosen: pd.DataFrame) -> dict[tuple[str, float], pd.DataFrame]:
     """One experiment each: of several (with other moments or decays), that with the lowest final loss."""
     best: dict[tuple[str, float], pd.DataFrame] = {}
-    for seeds in by_experiment(chosen):
+    for seeds in by_experiment(chosen[has_pipeline_delays(chosen) | (chosen["largest_delay"] == 0)]):
         first = seeds.iloc[0]
-        delay = pipelines_delay(first)
-        if delay is None:
-            continue
-        key = (str(first["variant"]).partition(", delay ")[0], delay)
+        key = (str(first["variant"]).partition(", delay ")[0], float(first["largest_delay"]))
         if key not in best or seeds["train_loss"].mean() < best[key]["train_loss"].mean():
             best[key] = seeds
     return dict(sorted(best.items(), key=lambda entry: entry[0]))

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brx.config.loading import load_config
-from brx.config.schema import BasisRotationConfig, DelayCompensationConfig, RunConfig
+from brx.config.schema import BasisRotationConfig, DelayCompensationConfig, DelayLike, RunConfig
 from brx.errors import UserError
 from brx.methods.trajectory_version import recorded_version
 from brx.pipeline.delay import stage_delays
@@ -107,7 +107,8 @@ class Run:
             parts.append({"none": "no stashing", "predict": "weight prediction"}[self.config.pipeline.stash])
         if self.config.pipeline.forecast is not None:
             parts.append(f"forecast by {self.config.pipeline.forecast.replace('-', ' ')}")
-        if self.config.pipeline.delay != "pipeline":
+        delay = self.config.pipeline.delay
+        if delay != "pipeline" and not isinstance(delay, DelayLike):
             parts.append(f"delay {self.config.pipeline.delay_text}")
         return ", ".join(parts)
 

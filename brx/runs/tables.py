@@ -9,7 +9,7 @@ import pandas as pd
 
 from brx.runs.comparison import passage
 from brx.runs.experiments import by_experiment, tried_rates
-from brx.runs.frames import RATE, STAGES
+from brx.runs.frames import DEPTH, RATE
 from brx.runs.slowdown import geometric_mean
 
 
@@ -19,7 +19,7 @@ def loss_table(runs: pd.DataFrame, target: float) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "method": runs["method"],
-            "P": runs[STAGES].astype(str),
+            "P": runs[DEPTH].astype(str),
             "final training loss": runs["train_loss"].map("{:.3f}".format),
             "validation loss": runs["val_loss"].map("{:.3f}".format),
             "iterations/s": (runs["iteration"] / runs["seconds"]).map("{:.1f}".format),
@@ -74,13 +74,13 @@ def reduction_table(reductions: pd.DataFrame) -> pd.DataFrame:
 
 def experiment_table(chosen: pd.DataFrame) -> pd.DataFrame:
     """A row per experiment: its final losses at its best learning rate."""
-    by_size = ["model.blocks", "model.width", "last_iteration", STAGES, "variant"]
+    by_size = ["model.blocks", "model.width", "last_iteration", DEPTH, "variant"]
     return pd.DataFrame(
         {
             "model": first["architecture"],
             "iterations": str(first["last_iteration"]),
             "method": first["variant"],
-            "P": str(first[STAGES]),
+            "P": str(first[DEPTH]),
             "lr": rate_text(first[RATE], at_edge=first["lr_at_edge"]),
             "seeds": str(len(seeds)),
             "final training loss": final_loss_text(seeds),
@@ -103,7 +103,7 @@ def rate_table(runs: pd.DataFrame, chosen: pd.DataFrame) -> pd.DataFrame:
         {
             "model": first["architecture"],
             "method": first["variant"],
-            "P": str(first[STAGES]),
+            "P": str(first[DEPTH]),
             "chosen": f"{first[RATE]:g}",
             "seeds": str(len(seeds)),
             "at the edge": "yes" if first["lr_at_edge"] else "",

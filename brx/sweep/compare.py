@@ -16,7 +16,7 @@ from brx.errors import UserError
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
 from brx.runs.experiments import at_best_rates
 from brx.runs.formats import Format, format_table
-from brx.runs.frames import STAGES, comparable, load
+from brx.runs.frames import DEPTH, comparable, load
 from brx.runs.leaderboard import leaderboard, leaderboard_table
 from brx.sweep.spec import Sweep, SweepSpec
 
@@ -111,10 +111,7 @@ def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
 
 def delay_of(run: pd.Series) -> str:
     """A run's delay by its name in `DELAYS`."""
-    like = run.get("pipeline.delay.like")
-    if pd.notna(like):
-        return f"{like:g} stages"
-    return "none" if run[STAGES] == 1 else f"{run[STAGES]} stages"
+    return "none" if run[DEPTH] == 1 else f"{run[DEPTH]} stages"
 
 
 def read_board(folders: Sequence[Path]) -> pd.DataFrame:

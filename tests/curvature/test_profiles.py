@@ -116,7 +116,7 @@ def test_the_sweep_has_one_mean_delay():
     delays = [cell.config.pipeline.delay for cell in sweep.cells if cell.config.pipeline.stages > 1]
     means = {np.mean(delay if isinstance(delay, list) else [delay]) for delay in delays}
     assert means == {4.0}
-    assert len(sweep.cells) == 28
+    assert len(sweep.cells) == 14
 
 
 def test_equal_neighbours_are_written_together():

@@ -104,11 +104,11 @@ def test_command(complete, capsys):
     assert "unknown claim 'memory'" in capsys.readouterr().err
 
 
-def test_at_the_laptops_scale_secondary_claims_compare_runs_of_half_the_length(tmp_path):
+def test_at_the_laptops_scale_deep_pipelines_are_their_delays_on_fewer_stages(tmp_path):
     scale = SCALES["laptop"]
-    half = {"training.iterations": 16000, "training.validation_every": 2000}
+    deep = {"pipeline.stages": 8, "pipeline.delay.like": 32}
     for method in ("pipedream", "pipedream-lr", "nesterov", "basis-rotation"):
-        settings = {**VARIANTS[method], **half, "pipeline.stash": "none", "pipeline.stages": 32}
+        settings = {**VARIANTS[method], **deep, "pipeline.stash": "none"}
         slowness = 1 if method == "basis-rotation" else 2
         write_experiment(tmp_path, "laptop", settings, slowness=slowness)
     (claim,) = [claim for claim in CLAIMS if claim.name == "no-stashing"]
@@ -119,7 +119,7 @@ def test_at_the_laptops_scale_secondary_claims_compare_runs_of_half_the_length(t
     assert text["command"] == "brx sweep configs/sweeps/laptop/stashing.yaml"
     (robust,) = judge(Experiments.load(scale, tmp_path), [c for c in CLAIMS if c.name == "no-stashing-robust"])
     assert robust.reason == "no runs of pipedream at P = 32 yet"
-    assert "baselines-half.yaml" in claim_table([robust], scale)["command"].item()
+    assert "laptop/main.yaml" in claim_table([robust], scale)["command"].item()
 
 
 def write_oscillation(folder, method, seed, iteration, variance, eigenvalue=5.0):

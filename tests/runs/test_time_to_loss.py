@@ -6,8 +6,8 @@ import pytest
 
 from brx.runs.comparison import passage
 from brx.runs.experiments import at_best_rates
-from brx.runs.frames import comparable, load
-from brx.runs.measuring import measure, pipelines_delay
+from brx.runs.frames import comparable, has_pipeline_delays, load
+from brx.runs.measuring import measure
 from brx.runs.time_to_loss import LOSS_STEP
 from tests.runs.test_slowdown import write_run
 
@@ -15,23 +15,22 @@ DEMO = Path(__file__).parents[2] / "results" / "demo"
 
 
 DELAYS = {
-    "p8": (["pipeline.stages=8"], 7.0),
-    "m4": (["pipeline.stages=8", "pipeline.accumulation=4"], 7 / 4),
-    "like": (["pipeline.stages=4", "pipeline.delay={like: 32}"], 31.0),
-    "2bw": (["pipeline.stages=8", "pipeline.delay=2bw", "pipeline.accumulation=8"], None),
-    "one": (["pipeline.stages=3", "pipeline.delay=[0, 4, 0]"], None),
-    "fresh": (["pipeline.stages=3", "pipeline.delay=0"], 0.0),
+    "p8": (["pipeline.stages=8"], True, 8, 7.0),
+    "m4": (["pipeline.stages=8", "pipeline.accumulation=4"], True, 8, 7 / 4),
+    "like": (["pipeline.stages=4", "pipeline.delay={like: 32}"], True, 32, 31.0),
+    "2bw": (["pipeline.stages=8", "pipeline.delay=2bw", "pipeline.accumulation=8"], False, 8, 1.0),
+    "one": (["pipeline.stages=3", "pipeline.delay=[0, 4, 0]"], False, 3, 4.0),
+    "fresh": (["pipeline.stages=3", "pipeline.delay=0"], False, 3, 0.0),
 }
+"""By run: its settings; whether its delays fall as a pipeline's, its depth, and the largest delay in updates."""
 
 
 def test_delays_are_those_of_pipelines_in_updates(tmp_path):
-    for name, (settings, _) in DELAYS.items():
+    for name, (settings, *_) in DELAYS.items():
         write_run(tmp_path, name, "model.blocks=8", *settings, crosses_3_at=50)
     runs = load(tmp_path / "runs").set_index("name")
-    assert {name: pipelines_delay(runs.loc[name]) for name in DELAYS} == {
-        name: delay for name, (_, delay) in DELAYS.items()
-    }
-    assert runs["largest_delay"].to_dict() == {"p8": 7, "m4": 1.75, "like": 31, "2bw": 1, "one": 4, "fresh": 0}
+    found = zip(has_pipeline_delays(runs), runs["depth"], runs["largest_delay"], strict=True)
+    assert dict(zip(runs.index, found, strict=True)) == {name: tuple(of) for name, (_, *of) in DELAYS.items()}
 
 
 def test_profiles_that_are_no_pipelines_are_left_out(tmp_path):
