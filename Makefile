@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-numerics test-matrix lint bench reproduce reproduce-figures curvature setup
+.PHONY: demo test test-slow test-numerics test-matrix lint bench reproduce reproduce-figures curvature setup
 
 SCALE ?= cpu
 RESULTS := $(if $(filter paper,$(SCALE)),runs/paper,results/$(SCALE))
@@ -14,8 +14,10 @@ test: setup  ## run the tests
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 
 # Another processor takes other kernels. These settings, which are read when torch starts, imitate some on an x86 one.
-KERNELS := "ATEN_CPU_CAPABILITY=default" "ATEN_CPU_CAPABILITY=avx2" "MKL_CBWR=COMPATIBLE" "MKL_CBWR=AVX2" \
-	"ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE"
+KERNELS := "ATEN_CPU_CAPABILITY=avx2" "MKL_CBWR=COMPATIBLE" "ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE"
+
+test-slow: setup  ## the tests that take minutes each
+	$(BIN)/python -m pytest -m slow
 
 test-numerics: setup  ## the tests in which rounding matters most, with other kernels and BLAS code paths
 	for kernels in $(KERNELS); do \

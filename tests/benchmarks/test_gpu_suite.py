@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SUITE = Path(__file__).parents[2] / "benchmarks" / "gpu_suite.sh"
 
 
@@ -20,6 +22,7 @@ def table(folder, name):
     return [dict(zip(content["columns"], row, strict=True)) for row in content["rows"]]
 
 
+@pytest.mark.slow
 def test_tiny_suite_goes_on_where_it_was(tmp_path):
     (tmp_path / "text.txt").write_text("\n".join(f"{number}: the quick brown fox jumps" for number in range(20000)))
     first = run_suite(tmp_path, "--one-piece")

@@ -465,7 +465,7 @@ def test_profile_names_the_actions_and_the_stages(tmp_path):
     assert "0F13" not in names
 
 
-@pytest.mark.parametrize("stash", ["exact", "none"])
+@pytest.mark.parametrize("stash", [pytest.param("exact", marks=pytest.mark.slow), "none"])
 def test_compiled_blocks_give_the_same_losses(stash, tmp_path):
     # In mode `none` the compiled backward pass has to see the overwritten weights as well.
     small = ["model.blocks=2", "pipeline.stages=2", f"pipeline.stash={stash}", "training.iterations=8"]

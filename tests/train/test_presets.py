@@ -111,6 +111,7 @@ def test_twin_trains(preset, overrides, tmp_path):
     assert all(math.isfinite(step["train_loss"]) and step["grad_norm"] > 0 for step in steps)
 
 
+@pytest.mark.slow
 def test_compiled_twin_compiles_one_block_for_all(tmp_path):
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
