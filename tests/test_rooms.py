@@ -55,3 +55,10 @@ def test_the_modules_of_commands_load_nothing_heavy():
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
     heavy = {"torch", "numpy", "pandas", "matplotlib", "scipy", "datasets", "brx.config"}
     assert not heavy & set(found)
+
+
+def test_what_trains_does_not_load_pandas():
+    """Every rank of a pipeline would wait for it."""
+    program = "import brx.cli.train, brx.train.loop, brx.distributed.launch, sys; print('pandas' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout == "False\n"

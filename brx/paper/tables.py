@@ -14,8 +14,8 @@ from brx.paper.claims import CLAIMS, SLOWDOWNS, claim_table, judge, number_text
 from brx.paper.ladder import ladder_slowdowns, rungs
 from brx.paper.llama import DEVICES_GB, LLAMA_3_8B, LLAMAS
 from brx.paper.scales import MAIN, SEVEN, VARIANTS, Experiments, sweep_of
-from brx.planning.optimizer_memory import overhead_texts
 from brx.planning.stage_count import stage_count_table
+from brx.planning.strategy_overhead import overhead_texts
 from brx.runs.comparison import reductions, slowdowns
 from brx.runs.frames import find_runs
 from brx.runs.tables import (

@@ -13,8 +13,8 @@ from brx.errors import UserError
 from brx.model.sizes import stage_shapes
 from brx.model.stage import is_block_matrix
 from brx.pipeline.delay import stage_delays
-from brx.planning.optimizer_memory import overhead_texts
 from brx.planning.plan import RANK_PARTS, STAGE_PARTS, RankMemory
+from brx.planning.strategy_overhead import overhead_texts
 
 UNITS = {"GB": 10**9, "MB": 10**6, "kB": 10**3}
 

@@ -177,7 +177,7 @@ def _Alone():
 if __name__ == "__main__":
     torch.set_num_threads(1)
     world = DistributedWorld(timeout_s=120)
-    {"equality": equality, "probe": probe, "stop": stop, "synchronous": synchronous}[sys.argv[2]](
-        Path(sys.argv[1]), world
-    )
+    jobs = {"equality": equality, "probe": probe, "stop": stop, "synchronous": synchronous}
+    for name in sys.argv[2:]:
+        jobs[name](Path(sys.argv[1]), world)
     world.close()

@@ -95,7 +95,7 @@ def test_a_folder_that_cannot_be_written_to_is_one_line(tmp_path):
         pass
 
 
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_second_train_or_resume_is_refused_while_the_first_goes_on(devices, tmp_path):
     path = tmp_path / "tiny.yaml"
     config = tiny_config(tmp_path, "training.iterations=3000", "training.stop_after=400", "training.log_every=4")
