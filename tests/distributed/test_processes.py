@@ -77,6 +77,9 @@ def test_real_pipeline_uses_the_versions_of_the_semantics_and_is_empty_once_stop
     assert [path.name for path in checkpoint.list_checkpoints(tmp_path / "stopped")] == ["00000040"]
 
 
+@pytest.mark.skipif(
+    torch.__version__.startswith("2.9."), reason="torch 2.9's own pipeline sends 8 bytes into 4 at its start over gloo"
+)
 def test_one_stage_equals_torchs_synchronous_pipeline(tmp_path):
     train(synchronous_config(tmp_path), tmp_path / "ours")
     torchrun(2, ROOT / "tests/distributed/worker.py", tmp_path, "synchronous")
