@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 Format = Literal["table", "markdown", "csv", "json", "latex"]
+MIN_WIDTH = 142
+"""Characters in which a table of the terminal is set at least: the leaderboard's rows just fit."""
 FORMATS: tuple[Format, ...] = ("table", "markdown", "csv", "json", "latex")
 
 
@@ -29,7 +31,7 @@ def format_table(table: pd.DataFrame, form: Format) -> str:
             style = table.style.hide(axis="index").format(escape="latex")
             return str(style.format_index(escape="latex", axis="columns").to_latex(hrules=True)).rstrip("\n")
         case "table":
-            console = Console(width=max(120, Console().width))
+            console = Console(width=max(MIN_WIDTH, Console().width))
             with console.capture() as captured:
                 console.print(terminal_table(table), highlight=False)
             return captured.get().rstrip("\n")
@@ -39,7 +41,8 @@ def terminal_table(table: pd.DataFrame, title: str | None = None) -> Table:
     """The table as `rich` draws it on a terminal."""
     drawn = Table(title=title, title_justify="left")
     for column in table.columns:
-        drawn.add_column(column, no_wrap=column in ("model", "method"))
+        longest_word = max(map(len, column.split()), default=0)
+        drawn.add_column(column, no_wrap=column in ("model", "method", "lr"), min_width=longest_word)
     for row in table.to_numpy().tolist():
         drawn.add_row(*row)
     return drawn

@@ -76,9 +76,9 @@ def leaderboard_table(board: pd.DataFrame, delays: list[str]) -> pd.DataFrame:
             "final loss": _loss(row, reference),
             **{f"with {delay}": _loss(row, delay) for delay in others},
             **{f"slowdown, {delay}": _slowdown(row, delay) for delay in others},
-            "iterations saved": _saved(row, others[-1]) if others else "",
-            "ms / iteration": f"{row['milliseconds']:.1f}",
-            "lr": " / ".join(_rate(row, delay) for delay in (reference, *others)),
+            "saved": _saved(row, others[-1]) if others else "",
+            "ms": f"{row['milliseconds']:.1f}",
+            "lr": "/".join(_rate(row, delay) for delay in (reference, *others)),
             "seeds": str(row["num_seeds"]),
         }
         for row in board.to_dict("records")
