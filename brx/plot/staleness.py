@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from brx.errors import UserError
-from brx.plot.style import new_figure, save, sequence_color
+from brx.pipeline.delay import depth, stage_delays
+from brx.plot.style import look_of, new_figure, save, sequence_color
 from brx.runs.curves_file import read_staleness
 from brx.runs.reading import Run
 
@@ -24,8 +26,25 @@ PANELS = {
 """What each metric is, for the title of its panel."""
 
 
+@dataclass(frozen=True)
+class _Measured:
+    """A run's measures.
+
+    Attributes:
+        method: of the run.
+        label: in the legend.
+        measures: iterations (T,) and numbers (T, stages that have delay) of every measure; NaN for none.
+    """
+
+    method: str
+    label: str
+    measures: dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]
+
+
 def draw_staleness(runs: Sequence[Path], path: Path) -> list[Path]:
-    """A panel per measure against iterations: the mean over a run's stages, and their range as a band.
+    """A panel per measure against iterations: the mean over a run's delayed stages, and their range as a band.
+
+    Stages without delay are left out, where nothing is stale, unless a run has no others.
 
     Args:
         runs: folders of runs.
@@ -37,39 +56,40 @@ def draw_staleness(runs: Sequence[Path], path: Path) -> list[Path]:
     Raises:
         UserError: a run has no measures.
     """
-    measured = {_label(run): _read(run) for run in runs}
+    measured = [_read(run) for run in runs]
+    labels, methods = ([getattr(run, name) for run in measured] for name in ("label", "method"))
     with new_figure(width=2.6, height=4.6, columns=3) as figure:
         for axes, (name, title) in zip(figure.subplots(2, 3).flat, PANELS.items(), strict=True):
-            for index, (label, measures) in enumerate(measured.items()):
-                if name in measures:
-                    iterations, numbers = measures[name]
-                    color = sequence_color(index, len(measured))
+            for index, run in enumerate(measured):
+                if name in run.measures:
+                    iterations, numbers = run.measures[name]
+                    alone = methods.count(run.method) == 1
+                    color = look_of(run.method).color if alone else sequence_color(index, len(measured))
+                    label = run.label if labels.count(run.label) == 1 else f"{run.label} ({runs[index].name})"
                     axes.plot(iterations, np.nanmean(numbers, axis=1), color=color, label=label)
                     low, high = np.nanmin(numbers, axis=1), np.nanmax(numbers, axis=1)
                     axes.fill_between(iterations, low, high, color=color, alpha=0.15, linewidth=0)
             axes.set_title(title)
             axes.set_xlabel("iteration")
-        handles, labels = figure.axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center")
-        caption = "Mean over the stages, and their range. Runs: " + ", ".join(map(str, runs))
+        handles, texts = figure.axes[0].get_legend_handles_labels()
+        figure.legend(handles, texts, loc="outside lower center", ncols=min(4, len(texts)))
+        caption = "Mean over the stages that have delay, and their range. Runs: " + ", ".join(map(str, runs))
         return save(figure, path, f"{caption}\nDrawn by: brx plot staleness")
 
 
-def _label(run: Path) -> str:
-    read = Run.load(run)
-    return f"{read.variant}, P = {read.stages} ({run.name})"
-
-
-def _read(run: Path) -> dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]:
-    """Iterations (T,) and numbers (T, stages) of every measure; NaN for none."""
-    records = read_staleness(run)
+def _read(folder: Path) -> _Measured:
+    run = Run.load(folder)
+    records = read_staleness(folder)
+    delays = np.array([delay.tau for delay in stage_delays(run.config.pipeline)])
+    is_shown = delays > 0 if delays.any() else delays == 0
     measures = {}
     for name in PANELS:
         rows = [(record["iteration"], record[name]) for record in records if name in record]
         rows = [(t, numbers) for t, numbers in rows if any(number is not None for number in numbers)]
         if rows:
             iterations, numbers = zip(*rows, strict=True)
-            measures[name] = (np.array(iterations, dtype=float), np.array(numbers, dtype=float))
+            measures[name] = (np.array(iterations, dtype=float), np.array(numbers, dtype=float)[:, is_shown])
     if not measures:
-        raise UserError(f"{run}: no staleness was measured; train with logging.staleness_every=100")
-    return measures
+        raise UserError(f"{folder}: no staleness was measured; train with logging.staleness_every=100")
+    label = f"{look_of(run.variant).label}, P = {depth(run.config.pipeline)}"
+    return _Measured(run.variant, label, measures)
