@@ -36,14 +36,14 @@ def draw_profiles(points: Sequence[ProfilePoint], path: Path) -> list[Path]:
             _draw_points(axes, points, predictor, markers)
             axes.set_xlabel(title.replace("tau'", "$\\tau'$"))
             correlations = _correlations(points, predictor)
-            axes.set_title(", ".join(correlations), fontsize=6)
+            axes.set_title(f"Spearman: {', '.join(correlations)}", fontsize=6)
             lines.append(f"Spearman correlation with {title}: {', '.join(correlations)}.")
         panels[0].set_ylabel("slowdown in iterations")
         for profile, marker in markers.items():
             panels[1].plot([], [], color="black", marker=marker, markersize=4, linestyle="none", label=profile)
         for method in dict.fromkeys(point.method for point in points):
             panels[1].plot([], [], color=look_of(method).color, label=look_of(method).label)
-        panels[1].legend(fontsize=5, title="delays by stage", title_fontsize=6)
+        figure.legend(loc="outside right center", fontsize=6, title="delays by stage", title_fontsize=6)
         caption = "Slowdown under delay profiles; bars: 95 % intervals, arrows: lower bounds.\n" + "\n".join(lines)
         return save(figure, path, f"{caption}\n{format_table(profile_table(points), 'markdown')}")
 
@@ -71,6 +71,8 @@ def _draw_points(
         )
     axes.axhline(1.0, color="black", linewidth=0.5)
     axes.set_yscale("log")
+    for axis_formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+        axis_formatter("{x:g}")
     axes.set_xlim(left=0)
 
 
