@@ -10,7 +10,8 @@ import pandas as pd
 from brx.runs.experiments import score_values
 from brx.runs.folder import RunFolder, settings_key
 from brx.runs.frames import SEED
-from brx.sweep.spec import Cell, Choice, cell_name, value_at
+from brx.sweep.cell_state import State, state_of
+from brx.sweep.spec import Cell, Choice, Sweep, cell_name, value_at
 
 
 def choose(cells: Sequence[Cell], rule: Choice) -> pd.DataFrame:
@@ -32,6 +33,39 @@ def choose(cells: Sequence[Cell], rule: Choice) -> pd.DataFrame:
     scored = score_values(pd.DataFrame(rows), "group", rule.over)
     names = {row["group"]: _group_name(cell, rule) for row, cell in reversed(list(zip(rows, cells, strict=True)))}
     return scored.assign(cells=scored["group"].map(names))
+
+
+def tried_cells(sweep: Sweep) -> list[Cell]:
+    """The cells of the grid, and those beyond it that `choose.further` asks for after the ones that are done.
+
+    Where the best value of a group is the lowest or highest that was tried, the next one of `further` in that direction
+    is tried, too: the same rule for every group, so that none is tuned more than another.
+    """
+    cells = list(sweep.cells)
+    while more := _beyond(sweep, cells):
+        cells += more
+    return cells
+
+
+def _beyond(sweep: Sweep, cells: Sequence[Cell]) -> list[Cell]:
+    """The next cells beyond those tried; none for a group that still has cells to run."""
+    rule = sweep.spec.choose
+    if rule is None or not rule.further:
+        return []
+    scored = choose(cells, rule)
+    is_open = scored["is_best"] & scored["at_edge"] & scored["score"].map(math.isfinite)
+    best = scored[is_open].set_index("group")[rule.over]
+    more = []
+    for group, value in best.items():
+        members = [cell for cell in cells if settings_key(cell.config, without=(rule.over, SEED)) == group]
+        if all(state_of(cell) in (State.DONE, State.FAILED) for cell in members):
+            tried = [value_at(cell.config.model_dump(mode="json"), rule.over) for cell in members]
+            higher = [further for further in rule.further if further > max(tried)] if value == max(tried) else []
+            lower = [further for further in rule.further if further < min(tried)] if value == min(tried) else []
+            at_best = [cell for cell, tried_value in zip(members, tried, strict=True) if tried_value == value]
+            for next_value in [*sorted(higher)[:1], *sorted(lower)[-1:]]:
+                more += [sweep.varied_further(cell, {rule.over: next_value}) for cell in at_best]
+    return more
 
 
 def chosen_cells(cells: Sequence[Cell], scored: pd.DataFrame, rule: Choice) -> list[Cell]:

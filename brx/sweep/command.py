@@ -12,6 +12,7 @@ from rich.console import Console
 
 from brx.config.schema import CustomConfig
 from brx.sweep.cell_state import state_of
+from brx.sweep.choice import tried_cells
 from brx.sweep.display import SweepDisplay, duration
 from brx.sweep.estimate import remaining_seconds
 from brx.sweep.local import LocalLauncher
@@ -42,12 +43,13 @@ def list_cells(sweep: Sweep, jobs: int | None, *, retry_failed: bool) -> None:
     """Print every cell with its state, and about how long the rest will take with so many jobs at a time."""
     console = Console(highlight=False)
     _, repetitions = choices_and_repetitions(sweep)
-    states = {cell.name: state_of(cell) for cell in sweep.cells}
+    cells = tried_cells(sweep)
+    states = {cell.name: state_of(cell) for cell in cells}
     for name, state in states.items():
         console.print(f"{state.value:12}{name}", soft_wrap=True, markup=False)
     num_jobs = _local(sweep, jobs).num_jobs
     left = remaining_seconds(
-        [*sweep.cells, *repetitions],
+        [*cells, *repetitions],
         num_jobs,
         lambda line: Console(stderr=True).print(line, highlight=False),
         retry_failed=retry_failed,

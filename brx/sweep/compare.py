@@ -18,10 +18,13 @@ from brx.runs.experiments import at_best_rates
 from brx.runs.formats import Format, format_table
 from brx.runs.frames import DEPTH, comparable, load
 from brx.runs.leaderboard import leaderboard, leaderboard_table
+from brx.sweep.choice import tried_cells
 from brx.sweep.spec import Sweep, SweepSpec
 
 PRESET = "compare"
 RATES = (1e-3, 3e-3, 3e-4)
+FURTHER_RATES = (3e-5, 1e-4, 1e-2, 3e-2)
+"""Tried one after another while the best rate is the lowest or the highest of those tried."""
 DELAYS: dict[str, dict[str, Any]] = {
     "none": {"pipeline.stages": 1},
     "8 stages": {"pipeline.stages": 8},
@@ -49,7 +52,7 @@ def protocol(method: str, settings: Mapping[str, Any], num_seeds: int, out: Path
         "base": PRESET,
         "set": {"optimizer.method": method, **settings},
         "grid": {"delay": list(DELAYS.values()), "optimizer.lr": list(RATES)},
-        "choose": {"over": "optimizer.lr", "by": "final_val_loss"},
+        "choose": {"over": "optimizer.lr", "by": "final_val_loss", "further": list(FURTHER_RATES)},
     }
     if num_seeds > 1:
         content["repeat"] = {"set": {"training.seed": list(range(1, num_seeds))}}
@@ -73,15 +76,19 @@ def take_committed(sweeps: Sequence[Sweep], committed: Path) -> int:
     if not committed.is_dir():
         return 0
     kept = {path.name.rpartition("--")[2]: path for path in sorted(committed.iterdir()) if _is_of_this_version(path)}
-    num_copied = 0
+    copied: set[Path] = set()
     for sweep in sweeps:
-        for cell in sweep.cells + sweep.repetitions(sweep.cells):
-            source = kept.get(cell.folder.name.rpartition("--")[2])
-            if source is not None and not cell.folder.exists():
-                cell.folder.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copytree(source, cell.folder)
-                num_copied += 1
-    return num_copied
+        num_before = -1
+        while len(copied) > num_before:  # a kept run may ask for one beyond the grid
+            num_before = len(copied)
+            cells = tried_cells(sweep)
+            for cell in cells + sweep.repetitions(cells):
+                source = kept.get(cell.folder.name.rpartition("--")[2])
+                if source is not None and not cell.folder.exists():
+                    cell.folder.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copytree(source, cell.folder)
+                    copied.add(cell.folder)
+    return len(copied)
 
 
 def _is_of_this_version(run: Path) -> bool:

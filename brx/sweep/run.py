@@ -10,7 +10,7 @@ from typing import Protocol
 import pandas as pd
 
 from brx.sweep.cell_state import FAILURE, State, state_of
-from brx.sweep.choice import choose, chosen_cells
+from brx.sweep.choice import choose, chosen_cells, tried_cells
 from brx.sweep.spec import Cell, Sweep
 
 POLL_S = 0.5
@@ -68,7 +68,7 @@ class Observer(Protocol):
 
 
 def run_sweep(sweep: Sweep, launcher: Launcher, observer: Observer, *, retry_failed: bool = False) -> Outcome:
-    """Run the grid, make the choice, run the repetitions.
+    """Run the grid and what lies beyond it where the choice falls on an end, make the choice, run the repetitions.
 
     Raises:
         KeyboardInterrupt: after every running cell has saved; the same call continues.
@@ -76,6 +76,9 @@ def run_sweep(sweep: Sweep, launcher: Launcher, observer: Observer, *, retry_fai
     sweep.out.mkdir(parents=True, exist_ok=True)
     outcome = Outcome(list(sweep.cells))
     _run_cells(sweep.cells, launcher, observer, outcome, retry_failed)
+    while len(cells := tried_cells(sweep)) > len(outcome.cells):
+        more, outcome.cells = cells[len(outcome.cells) :], cells
+        _run_cells(more, launcher, observer, outcome, retry_failed)
     outcome.choices, repetitions = choices_and_repetitions(sweep)
     outcome.cells += repetitions
     _run_cells(repetitions, launcher, observer, outcome, retry_failed)
@@ -89,8 +92,9 @@ def choices_and_repetitions(sweep: Sweep) -> tuple[pd.DataFrame | None, list[Cel
     """
     if sweep.spec.choose is None:
         return None, sweep.repetitions(sweep.cells)
-    choices = choose(sweep.cells, sweep.spec.choose)
-    return choices, sweep.repetitions(chosen_cells(sweep.cells, choices, sweep.spec.choose))
+    cells = tried_cells(sweep)
+    choices = choose(cells, sweep.spec.choose)
+    return choices, sweep.repetitions(chosen_cells(cells, choices, sweep.spec.choose))
 
 
 def _run_cells(

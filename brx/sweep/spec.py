@@ -55,6 +55,8 @@ class Choice(Section):
     """The key whose best value is taken, separately for each combination of the others (seeds aside)."""
     by: Literal["final_val_loss", "best_val_loss"] = "final_val_loss"
     """What is lowest for the best value (averaged over seeds)."""
+    further: list[float] = Field(default_factory=list)
+    """Values beyond the grid, tried one after another where the best value is the lowest or highest of those tried."""
 
 
 class Repeat(Section):
@@ -152,14 +154,18 @@ class Sweep:
         distinct = {identity(cell.config): cell for cell in reversed(included)}  # of equal cells, the first one's name
         return cls(path, spec, folder, list(reversed(distinct.values())))
 
+    def varied_further(self, cell: Cell, settings: Settings) -> Cell:
+        """A cell's neighbour beyond the grid: the same but for some dotted keys."""
+        base = read_mapping(find_config(self.spec.base))
+        return _cell(self.path, self.spec, base, self.out, {**cell.varied, **settings})
+
     def repetitions(self, chosen: list[Cell]) -> list[Cell]:
         """The further cells that `repeat` asks for, of those chosen."""
         repeat = self.spec.repeat
         if repeat is None:
             return []
-        base = read_mapping(find_config(self.spec.base))
         return [
-            _cell(self.path, self.spec, base, self.out, {**cell.varied, **dict(zip(repeat.set, values, strict=True))})
+            self.varied_further(cell, dict(zip(repeat.set, values, strict=True)))
             for cell in chosen
             if matches(cell.config, repeat.where)
             for values in itertools.product(*repeat.set.values())

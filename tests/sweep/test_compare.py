@@ -21,16 +21,17 @@ from tests.train.helpers import tiny_config
 STALENESS = f"{Path(__file__).parents[2]}/examples/methods/staleness_aware_rate.py:StalenessAware"
 
 
-def write_runs(folder, method, rates=(1e-3,), seeds=(0,)):
+def write_runs(folder, method, rates=(1e-3,), seeds=(0,), best=1e-3):
+    """Runs of a method, as if the rate `best` led to the lowest loss."""
     for settings in DELAYS.values():
         for rate in rates:
             settings = {**settings, "optimizer.method": method, "optimizer.lr": rate}
-            write_experiment(folder, "compare", settings, seeds=seeds, val_loss=2.0 + rate)
+            write_experiment(folder, "compare", settings, seeds=seeds, val_loss=2.0 + abs(rate - best))
     for run in folder.iterdir():
         if "--" not in run.name:
             run = run.rename(folder / f"{run.name}--{run.name}")
         rate = load_config(run / "config.yaml").optimizer.lr
-        ended = {"iteration": 4000, "final_val_loss": 2.0 + rate, "trajectory_version": TRAJECTORY_VERSION}
+        ended = {"iteration": 4000, "final_val_loss": 2.0 + abs(rate - best), "trajectory_version": TRAJECTORY_VERSION}
         write_json(run / "summary.json", RunFolder(run).read_summary() | ended)
 
 
@@ -111,11 +112,12 @@ def test_without_a_method_it_shows_what_is_there(tmp_path, capsys):
     assert "|  |" in pipedream[0]  # a baseline is not compared with itself
 
 
-def test_dry_run_lists_and_trains_nothing(tmp_path, capsys):
+@pytest.mark.parametrize(("best", "num_cells"), [(1e-3, 9), (3e-3, 12)])
+def test_dry_run_lists_what_the_best_rates_ask_for_and_trains_nothing(best, num_cells, tmp_path, capsys):
     kept, out = tmp_path / "kept", tmp_path / "runs"
-    write_runs(kept, "pipedream", RATES)
+    write_runs(kept, "pipedream", RATES, best=best)
     assert main(["compare", "pipedream", "--out", str(out), "--committed", str(kept), "--dry-run"]) == 0
-    assert "9 cells" in " ".join(capsys.readouterr().out.split())
+    assert f"{num_cells} cells" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(
@@ -171,6 +173,7 @@ def test_own_method_gets_its_place_and_twice_costs_nothing(tmp_path, monkeypatch
     base.write_text(yaml.safe_dump({**content, "pipeline": {"stages": 1}}))
     monkeypatch.setattr("brx.sweep.compare.PRESET", str(base))
     monkeypatch.setattr("brx.sweep.compare.RATES", (1e-3,))
+    monkeypatch.setattr("brx.sweep.compare.FURTHER_RATES", ())
     delays = {"none": {"pipeline.stages": 1}, "32 stages": {"pipeline.stages": 4, "pipeline.delay.like": 32}}
     monkeypatch.setattr("brx.sweep.compare.DELAYS", delays)
     arguments = ["compare", STALENESS, "--out", str(tmp_path / "runs"), "--committed", str(tmp_path / "none")]

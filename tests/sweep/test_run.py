@@ -10,7 +10,7 @@ from brx.cli.main import main
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
 from brx.runs.lock import lock
 from brx.sweep.cell_state import State, state_of
-from brx.sweep.choice import choose
+from brx.sweep.choice import choose, tried_cells
 from brx.sweep.spec import Sweep
 from brx.train.loop import train
 from tests.sweep.helpers import write_sweep
@@ -149,6 +149,24 @@ def test_a_choice_at_the_edge_is_flagged(tmp_path, capsys):
     assert main(["sweep", str(path), "--jobs", "2"]) == 0
     assert "at the edge: widen the grid" in (tmp_path / "cells" / "choice-sweep.csv").read_text()
     assert "at the edge" in capsys.readouterr().out.replace("\n", " ")
+
+
+def test_a_choice_at_the_edge_goes_on_beyond_the_grid_until_it_is_none(tmp_path, capsys):
+    choice = {"over": "optimizer.lr", "further": [1e-5, 0.01, 1e20, 1e30]}
+    path = write_sweep(tmp_path, grid={"pipeline.stages": [4, 1], "optimizer.lr": [1e-4, 1e-3]}, choose=choice)
+    assert main(["sweep", str(path), "--jobs", "2"]) == 1  # 1e20 diverges
+    sweep = Sweep.load(path)
+    tried = tried_cells(sweep)
+    assert [cell.name for cell in tried[len(sweep.cells) :]] == [
+        "p4-lr0.01-s0", "p1-lr0.01-s0", "p4-lr1e+20-s0", "p1-lr1e+20-s0",
+    ]  # fmt: skip
+    assert [state_of(cell) for cell in tried] == [State.DONE] * 6 + [State.FAILED] * 2
+    choices = choose(tried, sweep.spec.choose)
+    assert choices.loc[choices["is_best"], "optimizer.lr"].tolist() == [0.01, 0.01]
+    assert not choices["at_edge"].any()
+    capsys.readouterr()
+    assert main(["sweep", str(path), "--dry-run"]) == 0
+    assert "8 cells" in capsys.readouterr().out
 
 
 def test_dry_run_lists_cells_and_time_and_runs_nothing(tmp_path, capsys):
