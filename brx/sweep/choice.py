@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import pandas as pd
 
@@ -23,8 +24,8 @@ def choose(cells: Sequence[Cell], rule: Choice) -> pd.DataFrame:
     """
     rows = [
         {
-            "group": settings_key(cell.config, without=(rule.over, SEED)),
-            rule.over: value_at(cell.config.model_dump(mode="json"), rule.over),
+            "group": _group(cell, rule),
+            rule.over: _value(cell, rule),
             SEED: cell.config.training.seed,
             "score": score(cell, rule.by),
         }
@@ -53,27 +54,33 @@ def _beyond(sweep: Sweep, cells: Sequence[Cell]) -> list[Cell]:
     if rule is None or not rule.further:
         return []
     scored = choose(cells, rule)
-    is_open = scored["is_best"] & scored["at_edge"] & scored["score"].map(math.isfinite)
-    best = scored[is_open].set_index("group")[rule.over]
-    more = []
-    for group, value in best.items():
-        members = [cell for cell in cells if settings_key(cell.config, without=(rule.over, SEED)) == group]
-        if all(state_of(cell) in (State.DONE, State.FAILED) for cell in members):
-            tried = [value_at(cell.config.model_dump(mode="json"), rule.over) for cell in members]
-            higher = [further for further in rule.further if further > max(tried)] if value == max(tried) else []
-            lower = [further for further in rule.further if further < min(tried)] if value == min(tried) else []
-            at_best = [cell for cell, tried_value in zip(members, tried, strict=True) if tried_value == value]
-            for next_value in [*sorted(higher)[:1], *sorted(lower)[-1:]]:
-                more += [sweep.varied_further(cell, {rule.over: next_value}) for cell in at_best]
-    return more
+    is_open = scored["at_edge"] & scored["is_best"] & scored["score"].map(math.isfinite)
+    waiting = {_group(cell, rule) for cell in cells if state_of(cell) not in (State.DONE, State.FAILED)}
+    tried = scored.groupby("group")[rule.over].agg(["min", "max"]).loc[list(set(scored["group"][is_open]) - waiting)]
+    variations = []
+    for cell in chosen_cells(cells, scored, rule):
+        if _group(cell, rule) in tried.index:
+            low, high = tried.loc[_group(cell, rule)]
+            higher = [value for value in rule.further if value > high] if _value(cell, rule) == high else []
+            lower = [value for value in rule.further if value < low] if _value(cell, rule) == low else []
+            nearest = [*sorted(higher)[:1], *sorted(lower)[-1:]]
+            variations += [(cell, {rule.over: value}) for value in nearest]
+    return sweep.varied_further(variations)
 
 
 def chosen_cells(cells: Sequence[Cell], scored: pd.DataFrame, rule: Choice) -> list[Cell]:
     """The cells with the best value of their group, from `choose`."""
     best = scored[scored["is_best"]].set_index("group")[rule.over]
-    groups = (settings_key(cell.config, without=(rule.over, SEED)) for cell in cells)
-    values = (value_at(cell.config.model_dump(mode="json"), rule.over) for cell in cells)
-    return [cell for cell, group, value in zip(cells, groups, values, strict=True) if best[group] == value]
+    return [cell for cell in cells if best[_group(cell, rule)] == _value(cell, rule)]
+
+
+def _group(cell: Cell, rule: Choice) -> str:
+    """What cells share that are compared with one another: all settings but the chosen one and the seed."""
+    return settings_key(cell.config, without=(rule.over, SEED))
+
+
+def _value(cell: Cell, rule: Choice) -> Any:
+    return value_at(cell.config.model_dump(mode="json"), rule.over)
 
 
 def _group_name(cell: Cell, rule: Choice) -> str:

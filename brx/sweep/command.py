@@ -42,8 +42,8 @@ def check_own_methods(sweeps: Sequence[Sweep]) -> None:
 def list_cells(sweep: Sweep, jobs: int | None, *, retry_failed: bool) -> None:
     """Print every cell with its state, and about how long the rest will take with so many jobs at a time."""
     console = Console(highlight=False)
-    _, repetitions = choices_and_repetitions(sweep)
     cells = tried_cells(sweep)
+    _, repetitions = choices_and_repetitions(sweep, cells)
     states = {cell.name: state_of(cell) for cell in cells}
     for name, state in states.items():
         console.print(f"{state.value:12}{name}", soft_wrap=True, markup=False)

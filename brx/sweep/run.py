@@ -79,22 +79,21 @@ def run_sweep(sweep: Sweep, launcher: Launcher, observer: Observer, *, retry_fai
     while len(cells := tried_cells(sweep)) > len(outcome.cells):
         more, outcome.cells = cells[len(outcome.cells) :], cells
         _run_cells(more, launcher, observer, outcome, retry_failed)
-    outcome.choices, repetitions = choices_and_repetitions(sweep)
+    outcome.choices, repetitions = choices_and_repetitions(sweep, outcome.cells)
     outcome.cells += repetitions
     _run_cells(repetitions, launcher, observer, outcome, retry_failed)
     return outcome
 
 
-def choices_and_repetitions(sweep: Sweep) -> tuple[pd.DataFrame | None, list[Cell]]:
-    """The choices, if the sweep makes any, and the further cells that they ask for.
+def choices_and_repetitions(sweep: Sweep, tried: Sequence[Cell]) -> tuple[pd.DataFrame | None, list[Cell]]:
+    """The choices among the cells tried, if the sweep makes any, and the repetitions that they ask for.
 
     Before all cells of the grid are done, both are those that the finished ones would lead to.
     """
     if sweep.spec.choose is None:
-        return None, sweep.repetitions(sweep.cells)
-    cells = tried_cells(sweep)
-    choices = choose(cells, sweep.spec.choose)
-    return choices, sweep.repetitions(chosen_cells(cells, choices, sweep.spec.choose))
+        return None, sweep.repetitions(tried)
+    choices = choose(tried, sweep.spec.choose)
+    return choices, sweep.repetitions(chosen_cells(tried, choices, sweep.spec.choose))
 
 
 def _run_cells(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -154,22 +154,24 @@ class Sweep:
         distinct = {identity(cell.config): cell for cell in reversed(included)}  # of equal cells, the first one's name
         return cls(path, spec, folder, list(reversed(distinct.values())))
 
-    def varied_further(self, cell: Cell, settings: Settings) -> Cell:
-        """A cell's neighbour beyond the grid: the same but for some dotted keys."""
+    def varied_further(self, variations: Iterable[tuple[Cell, Settings]]) -> list[Cell]:
+        """Cells beyond the grid: each the same as one of it but for some dotted keys."""
         base = read_mapping(find_config(self.spec.base))
-        return _cell(self.path, self.spec, base, self.out, {**cell.varied, **settings})
+        return [
+            _cell(self.path, self.spec, base, self.out, {**cell.varied, **settings}) for cell, settings in variations
+        ]
 
-    def repetitions(self, chosen: list[Cell]) -> list[Cell]:
+    def repetitions(self, chosen: Sequence[Cell]) -> list[Cell]:
         """The further cells that `repeat` asks for, of those chosen."""
         repeat = self.spec.repeat
         if repeat is None:
             return []
-        return [
-            self.varied_further(cell, dict(zip(repeat.set, values, strict=True)))
+        return self.varied_further(
+            (cell, dict(zip(repeat.set, values, strict=True)))
             for cell in chosen
             if matches(cell.config, repeat.where)
             for values in itertools.product(*repeat.set.values())
-        ]
+        )
 
 
 def matches(config: RunConfig, condition: Mapping[str, Any]) -> bool:

@@ -33,7 +33,7 @@ def test_repetitions_count_and_follow_the_choice(tmp_path):
     sweep = Sweep.load(write_sweep(tmp_path, grid=GRID, choose={"over": "optimizer.lr"}, repeat=REPEAT))
     finish(sweep.cells[0], 40.0, val_loss=2.0)
     finish(sweep.cells[1], 60.0, val_loss=1.0)
-    _, repetitions = choices_and_repetitions(sweep)
+    _, repetitions = choices_and_repetitions(sweep, sweep.cells)
     assert [cell.name for cell in repetitions] == ["p4-lr0.01-s1", "p4-lr0.01-s2"]
     cells = [*sweep.cells, *repetitions]
     # Two cells of the grid and two repetitions, 50 s each, two at a time; nothing needs to be calibrated.
