@@ -118,8 +118,9 @@ def experiment_id(config: RunConfig, data_fingerprint: str | None, trajectory_ve
 
 def has_pipeline_delays(runs: pd.DataFrame) -> pd.Series:
     """Whether the delays of runs fall along the stages as those of a pipeline: its own, or a deeper one's (`like`)."""
-    is_like = runs.reindex(columns=["pipeline.delay.like"])["pipeline.delay.like"].notna()
-    return is_like | (runs["pipeline.delay"] == "pipeline")
+    named, like = "pipeline.delay", "pipeline.delay.like"  # a column is there if some run has such a setting
+    settings = runs.reindex(columns=[named, like])
+    return settings[like].notna() | (settings[named] == "pipeline")
 
 
 def comparable(runs: pd.DataFrame) -> list[pd.DataFrame]:

@@ -11,7 +11,7 @@ from brx.config.loading import dump_config
 from brx.errors import UserError
 from brx.files import write_json
 from brx.runs.formats import format_table
-from brx.runs.frames import differences, same_but_for
+from brx.runs.frames import differences, has_pipeline_delays, same_but_for
 from tests.train.helpers import tiny_config
 
 
@@ -73,6 +73,15 @@ def test_runs_are_alike_but_for_what_is_named_and_what_decides_no_number(write_r
     assert same_but_for(runs, "training.seed", "pipeline.stages").tolist() == [0, 0, 0, 1]
     assert same_but_for(runs, "training.seed", "optimizer").tolist() == [0, 0, 1, 0]
     assert runs["experiment"].duplicated().tolist() == [False, True, False, False]
+
+
+def test_delays_along_a_pipeline_are_told_from_others_whichever_there_are(write_run):
+    own, like, constant = (
+        brx.runs.load(write_run(name, delay))
+        for name, delay in (("a", "pipeline.stages=4"), ("b", "pipeline.delay.like=8"), ("c", "pipeline.delay=3"))
+    )
+    for runs, expected in ((own, [True]), (like, [True]), (constant, [False]), (pd.concat([like, own]), [True, True])):
+        assert has_pipeline_delays(runs).tolist() == expected
 
 
 def test_differences_name_the_aspect(write_run, tmp_path):
