@@ -61,7 +61,7 @@ def memory(
         names = {shape: name for name, shape in LLAMA_3_8B.items()}
         console.print(overhead_table(dict.fromkeys(names, 1), names))
         return
-    run_config = load_config(config, overrides)
+    run_config = load_config(config, overrides, is_new=True)
     ranks = plan_memory(run_config, planned_device_type(run_config))
     console.print(overhead_table(matrices_of(run_config), {}))
     console.print(stage_table(run_config, ranks), rank_table(run_config, ranks))

@@ -45,7 +45,9 @@ def plan(
     from brx.planning.plan import plan_memory, planned_device_type
     from brx.planning.prospects import fit_line, parse_throughput, time_lines
 
-    run_config = load_config(config, overrides if devices is None else [*overrides, f"pipeline.devices={devices}"])
+    run_config = load_config(
+        config, overrides if devices is None else [*overrides, f"pipeline.devices={devices}"], is_new=True
+    )
     memory = None if device_memory is None else parse_bytes(device_memory, "--device-memory")
     speed = None if throughput is None else parse_throughput(throughput, run_config.runtime.precision)
     device_type = planned_device_type(run_config)

@@ -50,7 +50,7 @@ def train(
     is_rank = started_as_one_of_many()
     num_ranks = os.environ["WORLD_SIZE"] if is_rank else devices
     settings = overrides if num_ranks is None else [*overrides, f"pipeline.devices={num_ranks}"]
-    run_config = load_config(source / "config.yaml" if is_run else config, settings)
+    run_config = load_config(source / "config.yaml" if is_run else config, settings, is_new=not resume)
     # Wrong settings are told at once; torch takes seconds to load.
     from brx.distributed.processes import DistributedWorld
     from brx.pipeline.world import SingleDevice, World

@@ -31,6 +31,9 @@ Settings = Mapping[str, Any]
 RENAMED = {"optimizer.allocation": "optimizer.refresh_schedule"}
 """Dotted keys of earlier versions, which run folders and sweep files still hold, and what they are called today."""
 
+_EITHER = {"delay"}
+"""Keys that hold a value or a section of their own (`pipeline.delay.like`)."""
+
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -59,8 +62,13 @@ def load_yaml_as(path: Path, model: type[Model]) -> Model:
     return validate(read_mapping(path), model, str(path))
 
 
-def load_config(name: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+def load_config(name: str | Path, overrides: Sequence[str] = (), *, is_new: bool = False) -> RunConfig:
     """Load a run's configuration from a file, or from a preset by name, and apply `a.b=value` overrides.
+
+    Args:
+        name: of the file, the run's folder or the preset.
+        overrides: they win over what the file says.
+        is_new: a run that is to begin, with the file of the user's own method as it is now, whatever an old run's was.
 
     Raises:
         UserError: the file is missing or wrong, or an override is; names the key and what would be right.
@@ -69,6 +77,8 @@ def load_config(name: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     content = read_mapping(path)
     if not content:  # a default run is a long one: it is asked for with {}, not by an emptied file
         raise UserError(f"{path}: is empty; restore it, or name a preset ({', '.join(preset_names())})")
+    if is_new and isinstance(content.get("optimizer"), dict):
+        content["optimizer"].pop("code_sha256", None)
     return apply_overrides(content, overrides, str(path))
 
 
@@ -145,12 +155,15 @@ def set_values(content: Mapping[str, Any], settings: Settings, where: str) -> di
     copy = with_current_keys(content)
     if "optimizer.method" in settings and isinstance(copy.get("optimizer"), dict):
         known = _known_keys(RunConfig, ["optimizer", method_tag(settings["optimizer.method"])])
-        copy["optimizer"] = {key: value for key, value in copy["optimizer"].items() if key in known}
+        kept = set(known) - {"code_sha256"}  # which is the file's of the method before
+        copy["optimizer"] = {key: value for key, value in copy["optimizer"].items() if key in kept}
     for key, value in settings.items():
         *sections, last = current_key(key).split(".")
         section = copy
         for part in sections:
             if section.get(part) is None:
+                section[part] = {}
+            if not isinstance(section[part], dict) and part in _EITHER:
                 section[part] = {}
             section = section[part]
             if not isinstance(section, dict):

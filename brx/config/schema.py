@@ -5,9 +5,10 @@ Defaults are those of the paper (appendix "Experimental Details") where the pape
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
 from brx.config.user_code import code_sha256
 
@@ -115,15 +116,13 @@ def check_delay(value: Any) -> Any:
         return value
     if value in ("pipeline", "2bw") or isinstance(value, DelayLike):
         return value
-    if isinstance(value, dict) and list(value) == ["like"] and isinstance(value["like"], int) and value["like"] >= 1:
+    like = value.get("like") if isinstance(value, dict) and len(value) == 1 else None
+    if isinstance(like, int) and not isinstance(like, bool) and like >= 1:
         return value
     raise ValueError(
         "delay must be pipeline, 2bw, a whole number from 0, a list of them with one per stage, or {like: P}, got"
         f" {value!r}"
     )
-
-
-Delay = Annotated[Literal["pipeline", "2bw"] | int | list[int] | DelayLike, BeforeValidator(check_delay)]
 
 
 class PipelineConfig(Section):
@@ -318,6 +317,12 @@ class CustomConfig(Section):
                     f"arguments must not hold {key}: " + ("set optimizer.lr" if key == "lr" else "brx does")
                 )
         return self
+
+    @field_validator("method")
+    @classmethod
+    def _one_name_for_one_file(cls, method: str) -> str:
+        file, _, name = method.rpartition(":")
+        return f"{os.path.normpath(file)}:{name}" if file.endswith(".py") else method
 
     @model_validator(mode="after")
     def _code_has_a_fingerprint(self) -> Self:

@@ -19,7 +19,7 @@ def code_file(name: str) -> Path | None:
         return Path(module)
     try:
         spec = importlib.util.find_spec(module)
-    except (ImportError, ValueError):  # told when it is loaded
+    except (Exception, SystemExit):  # it imports the packages around the module; told when it is loaded
         return None
     if spec is None or spec.origin is None or not Path(spec.origin).is_file():
         return None

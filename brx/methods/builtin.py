@@ -23,6 +23,7 @@ from brx.model.stage import is_block_matrix
 from brx.optim.basis_rotation import BasisRotation
 from brx.optim.options import Group
 from brx.pipeline.delay import stage_delays
+from brx.pipeline.forecast import ParameterStates
 
 MATRICES = "weight matrices of attention and MLP (each expert's by itself)"
 REST = "embeddings, head, router, biases, norms"
@@ -77,7 +78,9 @@ class DelayCompensation(AdamWEverywhere):
     why = "the correction and AdamW work coordinate by coordinate"
     section = schema.DelayCompensationConfig
 
-    def correct_gradients(self, gradients: list[Tensor], newest: list[Tensor], used: list[Tensor]) -> None:
+    def correct_gradients(
+        self, gradients: list[Tensor], newest: list[Tensor], used: list[Tensor], state: ParameterStates
+    ) -> None:
         """g <- g + lambda g*g*(w_now - w_used)."""
         assert isinstance(self.config.optimizer, schema.DelayCompensationConfig)
         correction = torch._foreach_sub(newest, used)

@@ -9,11 +9,11 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from torch.optim import Optimizer
 
@@ -59,7 +59,7 @@ def load_method(settings: CustomConfig) -> Method:
     chosen = load_class(settings.method)
     if issubclass(chosen, Optimizer):
         return AnyOptimizer()
-    with _refused_in_one_line(settings.method, f"optimizer.arguments: {settings.method} refuses them"):
+    with _refused_in_one_line(settings):
         _check_arguments(settings, chosen)
         return chosen(**settings.arguments)
 
@@ -92,14 +92,28 @@ def load_class(name: str) -> type[Method] | type[Optimizer]:
     return chosen
 
 
+Rule = Literal["optimizers", "lr_divisor", "correct_gradients", "forecast", "step"]
+"""What a method is asked for."""
+
+WRITTEN_AS: dict[Rule, tuple[str, ...]] = {
+    "optimizers": ("optimizers", "matrices", "rest"),
+    "step": ("optimizers", "matrices", "rest"),
+}
+"""The methods of its class that answer, where these have other names."""
+
+
 @contextlib.contextmanager
-def user_code(config: RunConfig, doing: str, kind: type[UserError | RunError]) -> Iterator[None]:
+def user_code(
+    config: RunConfig, method: Method, rule: Rule, kind: type[UserError | RunError], iteration: int | None = None
+) -> Iterator[None]:
     """Turn what a user's own method raises into one line with file and line number; built-in methods raise as they do.
 
     Args:
         config: the run.
-        doing: what failed, for the message.
+        method: that is asked.
+        rule: for what.
         kind: of the error.
+        iteration: t, if the rule is asked while training.
     """
     try:
         yield
@@ -109,15 +123,18 @@ def user_code(config: RunConfig, doing: str, kind: type[UserError | RunError]) -
         if not isinstance(config.optimizer, CustomConfig):
             raise
         name = config.optimizer.method
-        raise kind(f"optimizer.method {name}: {doing}: {fault(error, name)}") from error
+        when = "" if iteration is None else f"iteration {iteration}: "
+        what = fault(error, name, _first_line(method, WRITTEN_AS.get(rule, (rule,)), code_file(name)))
+        raise kind(f"optimizer.method {name}: {when}its {rule}: {what}") from error
 
 
-def fault(error: BaseException, name: str) -> str:
-    """What went wrong, in one line, and where in the user's file if it came from there.
+def fault(error: BaseException, name: str, line: int | None = None) -> str:
+    """What went wrong, in one line, and where in the user's file.
 
     Args:
         error: that was raised.
         name: of the method, `FILE.py:NAME` or `package.module:NAME`.
+        line: to name where the error was not raised in the file itself.
     """
     file = code_file(name)
     if file is None:
@@ -125,8 +142,21 @@ def fault(error: BaseException, name: str) -> str:
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}"
     own = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).resolve() == file.resolve()]
-    location = f"{file}:{own[-1].lineno}: " if own else ""
+    line = own[-1].lineno if own else line
+    location = "" if line is None else f"{file}:{line}: "
     return f"{location}{type(error).__name__}: {one_line(error)}"
+
+
+def _first_line(method: Method, rules: Sequence[str], file: Path | None) -> int | None:
+    """Of the first of these rules that the user's file has its own version of, or else of the class."""
+    chosen = type(method)
+    for written in [*(getattr(chosen, rule, None) for rule in rules), chosen]:
+        try:
+            if written is not None and Path(inspect.getfile(written)).resolve() == (file and file.resolve()):
+                return inspect.getsourcelines(written)[1]
+        except (OSError, TypeError):  # no Python source
+            continue
+    return None
 
 
 def one_line(error: BaseException) -> str:
@@ -144,7 +174,7 @@ def _import(module_name: str, where: str) -> ModuleType:
         if module_name.endswith(".py"):
             return _import_file(Path(module_name).resolve())
         return importlib.import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         advice = "" if module_name.endswith(".py") else " (install it, or put its folder on PYTHONPATH)"
         what = fault(error, f"{module_name}:")
         raise UserError(f"{where}: {module_name} cannot be imported: {what}{advice}") from None
@@ -152,12 +182,12 @@ def _import(module_name: str, where: str) -> ModuleType:
 
 @cache
 def _import_file(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    # Not its plain name, which may be an installed module's.
+    spec = importlib.util.spec_from_file_location(f"brx_user_code.{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    # Where pickle and dataclasses look for it; not under its plain name, which may be an installed module's.
-    sys.modules[f"brx_user_code.{path.stem}"] = module
+    sys.modules[module.__name__] = module  # where pickle and dataclasses look for it
     spec.loader.exec_module(module)
     return module
 
@@ -169,7 +199,7 @@ def _make_optimizer(settings: CustomConfig, groups: list[Group]) -> Optimizer:
         UserError: an argument is unknown or wrong.
     """
     optimizer_class = load_class(settings.method)
-    with _refused_in_one_line(settings.method, f"optimizer.arguments: {settings.method} refuses them"):
+    with _refused_in_one_line(settings):
         _check_arguments(settings, optimizer_class)
         optimizer: Optimizer = optimizer_class(groups, lr=settings.lr, **settings.arguments)  # type: ignore[call-arg,assignment]
         return optimizer
@@ -186,7 +216,13 @@ def _check_arguments(settings: CustomConfig, chosen: type[Any]) -> None:
 
 
 @contextlib.contextmanager
-def _refused_in_one_line(name: str, doing: str) -> Iterator[None]:
+def _refused_in_one_line(settings: CustomConfig) -> Iterator[None]:
+    name = settings.method
+    doing = (
+        f"optimizer.arguments: {name} refuses them"
+        if settings.arguments
+        else f"optimizer.method {name}: its constructor"
+    )
     try:
         yield
     except UserError:

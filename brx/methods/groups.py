@@ -87,7 +87,7 @@ def check_each_parameter_once(optimizers: Sequence[Optimizer], stages: Sequence[
     """Every parameter belongs to exactly one optimizer, whole or as all members of its stack.
 
     Raises:
-        ValueError: it does not, or a group is not one of those that `stage_groups` made.
+        ValueError: it does not, a group is not one of those that `stage_groups` made, or holds a copy of a parameter.
     """
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     if not all({"stage", "delay", "param_names"} <= set(group) for group in groups):
@@ -102,8 +102,20 @@ def check_each_parameter_once(optimizers: Sequence[Optimizer], stages: Sequence[
     missing = sorted(set(live) - {_INDEX_IN_STACK.sub("", name) for name in names})
     if missing:
         raise ValueError(f"{_some(missing)} given to no optimizer; every parameter belongs to exactly one")
+    copied = [
+        name
+        for group in groups
+        for name, parameter in zip(group["param_names"], group["params"], strict=True)
+        if not _shares_memory(parameter, live[_INDEX_IN_STACK.sub("", name)])
+    ]
+    if copied:
+        raise ValueError(f"{_some(copied)} given to an optimizer as a copy, which moves no weight of the model")
     num_given = sum(parameter.numel() for group in groups for parameter in group["params"])
     assert num_given == sum(parameter.numel() for parameter in live.values()), "a stack is not given whole"
+
+
+def _shares_memory(given: Tensor, live: Tensor) -> bool:
+    return given.untyped_storage().data_ptr() == live.untyped_storage().data_ptr()
 
 
 def _some(names: Sequence[str]) -> str:

@@ -18,7 +18,7 @@ from brx.config.schema import RunConfig
 from brx.methods.groups import StackViews, is_rest, stage_groups
 from brx.model.stage import is_block_matrix
 from brx.optim.options import Group as Group  # which the methods of users import from here
-from brx.pipeline.forecast import ForecastState
+from brx.pipeline.forecast import ParameterStates
 from brx.pipeline.versions import StageVersions
 
 Stages = Sequence[StageVersions]
@@ -77,7 +77,8 @@ class Method:
 
         Args:
             groups: one per stage, with the named parameters of the stage (m, n), or (experts, m, n) in a mixture, and
-                the keys `stage` and `delay`; handed on to the optimizer as they are, or with further options in them.
+                the keys `stage` and `delay`; handed on to the optimizer as they are, with further options in
+                them, or a stage's parameters divided among several groups.
         """
         return self.adamw(groups)
 
@@ -109,15 +110,19 @@ class Method:
         """
         return 1.0
 
-    def correct_gradients(self, gradients: list[Tensor], newest: list[Tensor], used: list[Tensor]) -> None:
+    def correct_gradients(
+        self, gradients: list[Tensor], newest: list[Tensor], used: list[Tensor], state: ParameterStates
+    ) -> None:
         """Change a micro-batch's gradients of a stage in place, before they are averaged over the update and clipped.
 
-        Called for stages whose weights have moved on.
+        Called for stages whose weights have moved on: not where tau is 0, nor with `stash: none`, where the backward
+        pass saw the newest weights.
 
         Args:
             gradients: of the stage's parameters.
             newest: the weights that the update will change.
             used: the weights that the backward pass used, tau updates older (or as predicted).
+            state: a dict per parameter for tensors and numbers of the rule's own; saved with the run.
         """
 
     @property
@@ -125,7 +130,7 @@ class Method:
         """Whether it has a rule for them."""
         return type(self).correct_gradients is not Method.correct_gradients
 
-    def forecast(self, newest: list[Tensor], update: list[Tensor], tau: float, state: ForecastState) -> list[Tensor]:
+    def forecast(self, newest: list[Tensor], update: list[Tensor], tau: float, state: ParameterStates) -> list[Tensor]:
         """A prediction: the weights with which a later micro-batch computes, forward and backward, instead of `newest`.
 
         Called after each update for each stage with a delay, without gradients; with `stash: exact` only.

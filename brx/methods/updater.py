@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,11 +17,14 @@ from brx.methods.groups import check_each_parameter_once
 from brx.methods.learning_rate import lr_factor
 from brx.methods.table import find_method
 from brx.optim.basis_rotation import BasisRotation
-from brx.pipeline.forecast import ForecastState
+from brx.pipeline.forecast import ParameterStates
 from brx.pipeline.versions import StageVersions
 
 StageOptimizerState = list[dict[str, Any]]
-"""For each of the method's optimizers: `state` by parameter name, and `groups` with the groups' own values by kind."""
+"""For each of the method's optimizers: `state` by parameter name, and `groups` with the groups' own values by name."""
+
+CorrectionState = dict[str, dict[str, Any]]
+"""What a gradient rule keeps for each parameter of a stage, by name."""
 
 
 class MethodUpdater:
@@ -29,17 +33,16 @@ class MethodUpdater:
     def __init__(self, config: RunConfig, stages: Sequence[StageVersions]) -> None:
         self.config = config
         self.method = find_method(config)
-        with user_code(config, "its optimizers", UserError):
+        with user_code(config, self.method, "optimizers", UserError):
             self.optimizers = self.method.optimizers(stages)
             check_each_parameter_once(self.optimizers, stages)
         if self.method.forecasts:
             self._check_forecast()
             for stage in stages:
                 stage.forecast_by(self._forecast)
-        self._peak_lr = {
-            (index, group["stage"], _kind(group)): group["lr"]
-            for index, optimizer in enumerate(self.optimizers)
-            for group in optimizer.param_groups
+        self._peak_lrs = [[group["lr"] for group in optimizer.param_groups] for optimizer in self.optimizers]
+        self._corrections: dict[int, CorrectionState] = {
+            stage.index: {name: {} for name in stage.live} for stage in stages
         }
 
     def lr(self, iteration: int) -> float:
@@ -51,15 +54,15 @@ class MethodUpdater:
         """Apply the method's gradient rule, if it has one, to a micro-batch's gradients of a stage."""
         if not self.method.corrects_gradients or stage.delay.tau == 0 or stage.stash == "none":
             return  # without delay or stash the backward pass saw the newest weights: there is nothing to correct
+        kept = self._corrections[stage.index]
         with_gradient = [
-            (live.grad, live, used)
-            for live, used in zip(stage.live.values(), stage.used(micro_batch), strict=True)
+            (live.grad, live, used, kept[name])
+            for (name, live), used in zip(stage.live.items(), stage.used(micro_batch), strict=True)
             if live.grad is not None
         ]
-        gradients, newest, used_weights = (list(column) for column in zip(*with_gradient, strict=True))
-        iteration = stage.delay.update_of(micro_batch)
-        with user_code(self.config, f"iteration {iteration}: its gradient rule", RunError):
-            self.method.correct_gradients(gradients, newest, used_weights)
+        gradients, newest, used_weights, state = (list(column) for column in zip(*with_gradient, strict=True))
+        with user_code(self.config, self.method, "correct_gradients", RunError, stage.delay.update_of(micro_batch)):
+            self.method.correct_gradients(gradients, newest, used_weights, state)
 
     def step(self, iteration: int) -> None:
         """Set the stages' learning rates for this iteration and take the optimizers' steps.
@@ -68,11 +71,10 @@ class MethodUpdater:
             RunError: an optimizer refuses a gradient; no weight of its parameters was changed.
         """
         factor = lr_factor(iteration, self.config.training)
-        for index, optimizer in enumerate(self.optimizers):
-            for group in optimizer.param_groups:
-                divisor = self._lr_divisor(group["delay"], iteration)
-                group["lr"] = self._peak_lr[index, group["stage"], _kind(group)] * factor / divisor
-            with user_code(self.config, f"iteration {iteration}: its step failed", RunError):
+        for optimizer, peak_lrs in zip(self.optimizers, self._peak_lrs, strict=True):
+            for group, peak_lr in zip(optimizer.param_groups, peak_lrs, strict=True):
+                group["lr"] = peak_lr * factor / self.lr_divisor(group["delay"], iteration)
+            with user_code(self.config, self.method, "step", RunError, iteration):
                 try:
                     optimizer.step()
                 except ValueError as error:
@@ -80,9 +82,13 @@ class MethodUpdater:
                         raise
                     raise RunError(f"iteration {iteration}: {error}") from None
 
-    def _lr_divisor(self, tau: float, iteration: int) -> float:
-        """The method's, which has to be a number above 0."""
-        with user_code(self.config, f"iteration {iteration}: its lr_divisor", RunError):
+    def lr_divisor(self, tau: float, iteration: int) -> float:
+        """The method's, which has to be a number above 0.
+
+        Raises:
+            RunError: it is none.
+        """
+        with user_code(self.config, self.method, "lr_divisor", RunError, iteration):
             divisor = float(self.method.lr_divisor(tau, iteration, self.config.training.iterations))
             if not 0 < divisor < math.inf:
                 raise ValueError(f"must be a number above 0, got {divisor:g} (tau {tau:g}, t {iteration})")
@@ -95,9 +101,9 @@ class MethodUpdater:
         if pipeline.stash != "exact":
             raise UserError(f"pipeline.stash: the prediction of {name} needs exact (got {pipeline.stash})")
 
-    def _forecast(self, newest: list[Tensor], update: list[Tensor], tau: float, state: ForecastState) -> list[Tensor]:
+    def _forecast(self, newest: list[Tensor], update: list[Tensor], tau: float, state: ParameterStates) -> list[Tensor]:
         """The method's, which has to have the weights' shapes."""
-        with user_code(self.config, "its forecast", RunError):
+        with user_code(self.config, self.method, "forecast", RunError):
             forecast = list(self.method.forecast(newest, update, tau, state))
             if [weight.shape for weight in forecast] != [weight.shape for weight in newest]:
                 raise ValueError("must return one tensor for each parameter, of the parameter's shape")
@@ -118,10 +124,10 @@ class MethodUpdater:
         saved = []
         for optimizer in self.optimizers:
             entry: dict[str, Any] = {"state": {}, "groups": {}}
-            for group in optimizer.param_groups:
+            for name_in_stage, group in _named_groups(optimizer.param_groups):
                 if group["stage"] == stage.index:
                     own = {key: value for key, value in group.items() if key not in _NOT_SAVED}
-                    entry["groups"][_kind(group)] = own
+                    entry["groups"][name_in_stage] = own
                     entry["state"] |= {
                         name: {key: _on_cpu(value) for key, value in optimizer.state[parameter].items()}
                         for name, parameter in zip(group["param_names"], group["params"], strict=True)
@@ -139,13 +145,25 @@ class MethodUpdater:
         for index, optimizer in enumerate(self.optimizers):
             packed = optimizer.state_dict()
             packed["state"] = {}
-            for group in packed["param_groups"]:
+            for name_in_stage, group in _named_groups(packed["param_groups"]):
                 entry = states[group["stage"]][index]
-                group.update(entry["groups"][_kind(group)])
+                group.update(entry["groups"][name_in_stage])
                 for name, number in zip(group["param_names"], group["params"], strict=True):
                     if name in entry["state"]:
                         packed["state"][number] = entry["state"][name]
             optimizer.load_state_dict(packed)
+
+    def correction_state(self, stage: StageVersions) -> CorrectionState:
+        """What the gradient rule has kept for a stage; on the CPU, empty without such a rule."""
+        kept = self._corrections[stage.index]
+        return {name: {key: _on_cpu(value) for key, value in own.items()} for name, own in kept.items() if own}
+
+    def load_correction_state(self, stage: StageVersions, state: CorrectionState) -> None:
+        """Restore what `correction_state` gave."""
+        for name, own in state.items():
+            self._corrections[stage.index][name] = {
+                key: value.to(stage.device) if isinstance(value, Tensor) else value for key, value in own.items()
+            }
 
 
 def _on_cpu(value: Any) -> Any:
@@ -157,6 +175,10 @@ def _on_cpu(value: Any) -> Any:
 _NOT_SAVED = ("params", "param_names", "stage", "delay", "kind")
 
 
-def _kind(group: dict[str, Any]) -> str:
-    """What tells a group from the others of its stage in the same optimizer."""
-    return str(group.get("kind", "all"))
+def _named_groups(groups: Sequence[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """An optimizer's groups, each with a name of its own in its stage: its `kind`, numbered where that occurs again."""
+    seen: Counter[tuple[int, str]] = Counter()
+    for group in groups:
+        kind = str(group.get("kind", "all"))
+        number = seen[group["stage"], kind] = seen[group["stage"], kind] + 1
+        yield kind if number == 1 else f"{kind} {number}", group

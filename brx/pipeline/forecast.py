@@ -13,10 +13,10 @@ from torch import Tensor
 
 Forecast = Literal["last-update", "momentum"]
 
-ForecastState = list[dict[str, Any]]
+ParameterStates = list[dict[str, Any]]
 """What a rule keeps: for each weight of a stage, tensors and numbers by name. It is part of checkpoints."""
 
-ForecastRule = Callable[[list[Tensor], list[Tensor], float, ForecastState], list[Tensor]]
+ForecastRule = Callable[[list[Tensor], list[Tensor], float, ParameterStates], list[Tensor]]
 """From the newest weights of a stage, the update that they have just had, tau in updates, and the rule's own state:
 the weights with which a later micro-batch computes. Called after every update, without gradients."""
 
@@ -24,12 +24,12 @@ MOMENTUM_DECAY = 0.9
 """Of the average of the updates along which `momentum` looks ahead."""
 
 
-def along_last_update(newest: list[Tensor], update: list[Tensor], tau: float, state: ForecastState) -> list[Tensor]:
+def along_last_update(newest: list[Tensor], update: list[Tensor], tau: float, state: ParameterStates) -> list[Tensor]:
     """w + tau (w(t) - w(t-1))."""
     return list(torch._foreach_add(newest, update, alpha=tau))
 
 
-def along_momentum(newest: list[Tensor], update: list[Tensor], tau: float, state: ForecastState) -> list[Tensor]:
+def along_momentum(newest: list[Tensor], update: list[Tensor], tau: float, state: ParameterStates) -> list[Tensor]:
     """w + tau d, d <- gamma d + (1 - gamma) (w(t) - w(t-1)) from zero (SpecTrain, arXiv:1809.02839, whose step is -lr
     times the momentum)."""
     average = [
@@ -57,7 +57,7 @@ class Forecaster:
             weights: of the stage, at version 0.
             tau: in updates, above 0.
         """
-        self.state: ForecastState = [{} for _ in weights]
+        self.state: ParameterStates = [{} for _ in weights]
         self._rule = rule
         self._tau = tau
         self._previous = [weight.detach().clone() for weight in weights]
@@ -70,7 +70,7 @@ class Forecaster:
         return self._rule(newest, update, self._tau, self.state)
 
     @torch.no_grad()
-    def restore(self, newest: list[Tensor], state: ForecastState) -> None:
+    def restore(self, newest: list[Tensor], state: ParameterStates) -> None:
         """Continue from a saved state, with the weights saved at the same time."""
         torch._foreach_copy_(self._previous, newest)
         device = newest[0].device

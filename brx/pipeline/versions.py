@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from brx.model.stage import Stage, is_block_matrix
 from brx.pipeline.delay import StageDelay
-from brx.pipeline.forecast import Forecaster, ForecastRule, ForecastState
+from brx.pipeline.forecast import Forecaster, ForecastRule, ParameterStates
 from brx.pipeline.host_ring import HostRing
 
 StashMode = Literal["exact", "none", "predict"]
@@ -21,7 +21,7 @@ class VersionsState(TypedDict):
     weights: dict[str, Tensor]
     ring: list[list[Tensor]]
     average_step: list[Tensor] | None
-    forecast: NotRequired[ForecastState]
+    forecast: NotRequired[ParameterStates]
 
 
 class StageVersions:

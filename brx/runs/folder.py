@@ -122,11 +122,17 @@ def decides_trajectory(key: str) -> bool:
 
 
 def trajectory_of(config: RunConfig, *, with_defaults: bool = True) -> dict[str, dict[str, Any]]:
-    """The settings, by section and key, that decide a run's trajectory; on request only those that are no defaults."""
-    return {
+    """The settings, by section and key, that decide a run's trajectory; on request only those that are no defaults.
+
+    Of a user's own method the file's name and content count, not where it is.
+    """
+    trajectory = {
         section: {key: value for key, value in values.items() if key not in _MAY_CHANGE.get(section, set())}
         for section, values in config.model_dump(mode="json", exclude_defaults=not with_defaults).items()
     }
+    if ".py:" in config.optimizer.method:
+        trajectory["optimizer"]["method"] = Path(config.optimizer.method).name
+    return trajectory
 
 
 def settings_key(config: RunConfig, *, without: Iterable[str] = ()) -> str:

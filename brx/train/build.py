@@ -57,6 +57,8 @@ class Assembly:
             "optimizer": self.updater.stage_state(stage),
             "rng": torch.get_rng_state(),
         }
+        if kept := self.updater.correction_state(stage):
+            state["correction"] = kept
         return state if self.probe is None else state | {"staleness": self.probe.stage_state(stage)}
 
     def restore(self, checkpoint: Path) -> None:
@@ -73,6 +75,7 @@ class Assembly:
             if self.probe is not None:
                 self.probe.load_stage_state(stage, state.get("staleness", {}))
             optimizer_states[stage.index] = state["optimizer"]
+            self.updater.load_correction_state(stage, state.get("correction", {}))
             torch.set_rng_state(state["rng"])
         self.updater.load_stage_states(optimizer_states)
 

@@ -20,7 +20,9 @@ class DriftCorrector(Method):
     def __init__(self, strength: float = 0.5) -> None:
         self.strength = strength
 
-    def correct_gradients(self, gradients: list[Tensor], newest: list[Tensor], used: list[Tensor]) -> None:
+    def correct_gradients(
+        self, gradients: list[Tensor], newest: list[Tensor], used: list[Tensor], state: list[dict]
+    ) -> None:
         for gradient, now, then in zip(gradients, newest, used, strict=True):
             followed = torch.relu((then - now) * gradient.sign())
             largest = followed.amax().clamp_min(1e-12)

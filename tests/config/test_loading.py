@@ -176,3 +176,13 @@ def test_any_text_as_override_is_taken_or_refused_in_one_line(text):
     except UserError as error:
         message = str(error)
     assert "\n" not in message
+
+
+def test_a_delay_that_is_a_value_becomes_a_section():
+    config = apply_overrides({"pipeline": {"stages": 4, "delay": "pipeline"}}, ["pipeline.delay.like=8"], "file")
+    assert config.pipeline.delay_text == "like 8"
+
+
+def test_like_is_a_number():
+    with pytest.raises(UserError, match=r"delay must be pipeline, 2bw, .* or \{like: P\}, got \{'like': True\}"):
+        apply_overrides({"pipeline": {"stages": 4}}, ["pipeline.delay={like: true}"], "file")

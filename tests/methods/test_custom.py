@@ -151,9 +151,12 @@ def test_one_prediction_at_a_time(extra, message):
         check_method(make_config(XPIPE, 2, "exact", 24, extra))
 
 
-def write(folder, body, name="mine.py"):
+IMPORT = "from brx.methods.method import Method\n\n\n"
+
+
+def write(folder, body, name="mine.py", first=IMPORT):
     path = folder / name
-    path.write_text("from brx.methods.method import Method\n\n\n" + body)
+    path.write_text(first + body)
     return f"{path}:Mine"
 
 
@@ -185,6 +188,53 @@ def test_a_users_method_trains_validates_and_resumes_exactly(tmp_path):
     assert losses(tmp_path / "run") == losses(tmp_path / "whole")
 
 
+TWO_GROUPS = """import torch
+
+class Mine(Method):
+    def rest(self, groups):
+        halves = []
+        for group in groups:
+            for part, options in ((slice(0, None, 2), {}), (slice(1, None, 2), {"lr": 1e-5, "weight_decay": 0.5})):
+                halves.append({**group, **options, "params": group["params"][part]})
+        return self.adamw(halves)
+"""
+MOMENTUM = """import torch
+
+class Mine(Method):
+    def correct_gradients(self, gradients, newest, used, state):
+        for gradient, kept in zip(gradients, state, strict=True):
+            kept["count"] = kept.get("count", 0) + 1
+            kept["average"] = 0.9 * kept.get("average", torch.zeros_like(gradient)) + 0.1 * gradient
+            gradient.add_(kept["average"])
+"""
+
+
+@pytest.mark.parametrize("body", [TWO_GROUPS, MOMENTUM])
+def test_several_groups_in_a_stage_and_a_gradient_rule_with_memory_resume_exactly(body, tmp_path):
+    settings = (f"optimizer.method={write(tmp_path, body)}", "training.iterations=14")
+    train(tiny_config(tmp_path, *settings), tmp_path / "whole")
+    train(tiny_config(tmp_path, *settings, "training.stop_after=12"), tmp_path / "run")
+    train(tiny_config(tmp_path, *settings), tmp_path / "run", resume=True)
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+
+
+def test_every_group_of_a_stage_keeps_its_own_rate_and_options(tmp_path):
+    config = make_config(write(tmp_path, TWO_GROUPS), 2, "exact", 24, "optimizer.lr=0.001")
+    (one, other), copies = (make_versions(config) for _ in range(2)), []
+    for versions in (one, other):
+        updater = MethodUpdater(config, versions)
+        for stage in versions:
+            for weight in stage.live.values():
+                weight.grad = torch.ones_like(weight)
+        updater.step(5)
+        copies.append(updater)
+    copies[1].load_stage_states({stage.index: copies[0].stage_state(stage) for stage in one})
+    for updater in copies:
+        groups = updater.optimizers[1].param_groups
+        assert [group["weight_decay"] for group in groups] == [0.01, 0.5] * 2
+        assert [group["lr"] for group in groups[1::2]] == [pytest.approx(1e-2 * groups[0]["lr"])] * 2
+
+
 OPTIMIZERS = "class Mine(Method):\n    def optimizers(self, stages):\n"
 
 
@@ -197,7 +247,7 @@ OPTIMIZERS = "class Mine(Method):\n    def optimizers(self, stages):\n"
         ("class Mine:\n    pass\n", r"Mine is no Method and no torch\.optim\.Optimizer .*\(there: none\)"),
         (
             "class Mine(Method):\n    def __init__(self):\n        1 / 0\n",
-            r"optimizer\.arguments: .*mine\.py:Mine refuses them: .*mine\.py:6: ZeroDivisionError",
+            r"optimizer\.method .*mine\.py:Mine: its constructor: .*mine\.py:6: ZeroDivisionError",
         ),
         (
             "class Mine(Method):\n    def matrices(self, groups):\n        return self.none(groups)\n",
@@ -205,17 +255,36 @@ OPTIMIZERS = "class Mine(Method):\n    def optimizers(self, stages):\n"
         ),
         (
             OPTIMIZERS + "        return super().optimizers(stages)[:1]\n",
-            r"its optimizers: .*ValueError: .* and \d+ more are given to no optimizer; every parameter belongs to",
+            r"its optimizers: .*mine\.py:5: ValueError: .* and \d+ more are given to no optimizer; every parameter",
         ),
         (
             OPTIMIZERS + "        return [*super().optimizers(stages), super().optimizers(stages)[1]]\n",
-            r"its optimizers: .*ValueError: .* are given to two optimizers; every parameter belongs to exactly one",
+            r"its optimizers: .*mine\.py:5: ValueError: .* are given to two optimizers; every parameter belongs to",
         ),
         (
             "import torch\n\nclass Mine(Method):\n    def rest(self, groups):\n"
             "        return torch.optim.SGD([p for group in groups for _, p in group['params']], lr=1.0)\n",
-            r"its optimizers: .*an optimizer's parameter groups are not those that brx gave",
+            r"its optimizers: .*mine\.py:7: ValueError: an optimizer's parameter groups are not those that brx gave",
         ),
+        (
+            "class Mine(Method):\n    def matrices(self, groups):\n        for group in groups:\n"
+            "            group['params'] = [(n, p.detach().clone()) for n, p in group['params']]\n"
+            "        return self.adamw(groups)\n",
+            r"its optimizers: .*mine\.py:5: ValueError: .* given to an optimizer as a copy, which moves no weight",
+        ),
+        (
+            "class Mine(Method):\n    def optimizers(self, stages):\n        return super().optimizers(stages)[0]\n",
+            r"its optimizers: .*mine\.py:5: TypeError: 'AdamW' object is not iterable",
+        ),
+        (
+            "class Mine(Method):\n    def lr_divisor(self, tau, t, T):\n        return tau\n",
+            r"iteration 1: its lr_divisor: .*mine\.py:5: ValueError: must be a number above 0, .* \(in a trial on a",
+        ),
+        (
+            "class Mine(Method):\n    def correct_gradients(self, gradients, newest, used):\n        pass\n",
+            r"iteration 1: its correct_gradients: .*mine\.py:5: TypeError: .* takes 4 positional arguments but 5 were",
+        ),
+        ("import sys\nsys.exit(3)\n", r"mine\.py cannot be imported: .*mine\.py:5: SystemExit: 3"),
     ],
 )
 def test_faults_are_one_line_before_any_data_are_prepared(body, message, tmp_path):
@@ -223,6 +292,37 @@ def test_faults_are_one_line_before_any_data_are_prepared(body, message, tmp_pat
     with pytest.raises(UserError, match=message) as caught:
         check_method(config)
     assert "\n" not in str(caught.value)
+
+
+def test_a_package_that_does_not_import_is_one_line(tmp_path, monkeypatch):
+    (tmp_path / "broken_for_brx").mkdir()
+    (tmp_path / "broken_for_brx" / "__init__.py").write_text("nothing_of_this_name\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match=r"broken_for_brx\.mine cannot be imported: name 'nothing_of_this_name' is not"):
+        check_method(make_config("broken_for_brx.mine:Mine", 2, "exact"))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        # A low-rank method needs matrices that have a rank.
+        "class Mine(Method):\n    def matrices(self, groups):\n"
+        "        assert all(min(p.shape) >= 4 for group in groups for _, p in group['params'])\n"
+        "        return super().matrices(groups)\n",
+        "import dataclasses\n\n@dataclasses.dataclass\nclass Mine(Method):\n    power: float = 1.0\n",
+    ],
+)
+def test_what_has_to_pass_the_trial(body, tmp_path):
+    check_method(
+        make_config(write(tmp_path, body, first=f"from __future__ import annotations\n\n{IMPORT}"), 4, "exact")
+    )
+
+
+def test_the_trial_keeps_few_versions_however_long_the_delay(tmp_path):
+    body = "class Mine(Method):\n    def lr_divisor(self, tau, t, T):\n        return 1 if tau < 10**9 else 1 / 0\n"
+    config = make_config(write(tmp_path, body), 2, "exact", 24, "pipeline.delay=1000000000")
+    with pytest.raises(UserError, match=r"its lr_divisor: .*ZeroDivisionError"):  # asked at the run's own delays
+        check_method(config)
 
 
 def test_a_missing_file_is_one_line(tmp_path):
@@ -245,11 +345,11 @@ def test_unknown_arguments_are_told_with_the_known_ones():
         ),
         (
             "class Mine(Method):\n    def lr_divisor(self, tau, t, T):\n        return -1.0\n",
-            r"iteration 1: its lr_divisor: ValueError: must be a number above 0, got -1 \(tau \d, t 1\)",
+            r"iteration 1: its lr_divisor: .*mine\.py:5: ValueError: must be a number above 0, got -1 \(tau \d, t 1\)",
         ),
         (
-            "class Mine(Method):\n    def correct_gradients(self, gradients, newest, used):\n        gradients[99]\n",
-            r"iteration \d: its gradient rule: .*mine\.py:6: IndexError",
+            "class Mine(Method):\n    def correct_gradients(self, gradients, *others):\n        gradients[99]\n",
+            r"iteration \d: its correct_gradients: .*mine\.py:6: IndexError",
         ),
         (
             "class Mine(Method):\n    def forecast(self, newest, update, tau, state):\n        return state[99]\n",
@@ -257,7 +357,7 @@ def test_unknown_arguments_are_told_with_the_known_ones():
         ),
         (
             "class Mine(Method):\n    def forecast(self, newest, update, tau, state):\n        return newest[1:]\n",
-            r"its forecast: ValueError: must return one tensor for each parameter, of the parameter's shape",
+            r"its forecast: .*mine\.py:5: ValueError: must return one tensor for each parameter, of the parameter's",
         ),
     ],
 )
@@ -283,3 +383,28 @@ def test_brx_methods_describes_it(capsys):
     text = capsys.readouterr().out
     assert f"{STALENESS}: AdamW at lr / tau^power" in text
     assert "  power: 'float' = 1.0" in text or "  power: float = 1.0" in text
+
+
+def test_a_new_run_from_an_old_ones_settings_takes_the_file_as_it_is(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, "class Mine(Method):\n    pass\n")
+    write(tmp_path, "class Mine(Method):\n    pass  # other\n", "other.py")
+    settings = ("optimizer.method=mine.py:Mine", "training.iterations=4")
+    train(tiny_config(tmp_path, *settings, "training.stop_after=2"), tmp_path / "run")
+    for out, extra in (("as-it-is", []), ("another", ["--set", "optimizer.method=other.py:Mine"])):
+        write(tmp_path, "class Mine(Method):\n    pass  # edited\n")
+        assert main(["train", "run", "--out", out, *extra]) == 0
+    assert main(["plan", "run"]) == 0
+    assert main(["train", "run", "--resume"]) == 2
+    assert "its file has changed since this run was set up" in capsys.readouterr().err
+
+
+def test_a_method_is_its_files_name_and_content_wherever_it_is(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, "class Mine(Method):\n    pass\n")
+    (tmp_path / "sub").mkdir()
+    write(tmp_path / "sub", "class Mine(Method):\n    pass\n")
+    names = ("mine.py:Mine", "./mine.py:Mine", f"{tmp_path}/mine.py:Mine", "sub/../sub/mine.py:Mine")
+    assert len({settings_key(tiny_config(tmp_path, f"optimizer.method={name}")) for name in names}) == 1
+    write(tmp_path / "sub", "class Mine(Method):\n    pass  # edited\n")
+    assert len({settings_key(tiny_config(tmp_path, f"optimizer.method={name}")) for name in names}) == 2

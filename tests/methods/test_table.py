@@ -123,7 +123,7 @@ def test_missing_package_is_one_line_that_names_the_extra(method, monkeypatch):
             "{method: 'torch.optim:SGD', arguments: {momentum: -1.0}}",
             "optimizer.arguments: torch.optim:SGD refuses them: Invalid momentum value: -1.0",
         ),
-        ("{method: 'torch.optim:Muon'}", "torch.optim:Muon refuses them: Muon only supports 2D parameters"),
+        ("{method: 'torch.optim:Muon'}", "torch.optim:Muon: its constructor: Muon only supports 2D parameters"),
     ],
 )
 def test_wrong_custom_optimizer_is_one_line(optimizer, message):

@@ -432,9 +432,9 @@ def test_delay_compensation_takes_no_difference_of_rounded_weights(stash, tmp_pa
     dtypes = set()
     rule = DelayCompensation.correct_gradients
 
-    def watched(method, gradients, newest, used):
+    def watched(method, gradients, newest, used, state):
         dtypes.update(weight.dtype for weight in used)
-        rule(method, gradients, newest, used)
+        rule(method, gradients, newest, used, state)
 
     monkeypatch.setattr(DelayCompensation, "correct_gradients", watched)
     train(config, tmp_path / "run")
@@ -478,8 +478,18 @@ def test_compiled_blocks_give_the_same_losses(stash, tmp_path):
     assert compiled == pytest.approx(eager, rel=1e-5)
 
 
-def test_a_custom_optimizer_whose_step_fails_is_one_line_and_a_failed_run(tmp_path):
+def test_a_custom_optimizer_whose_step_fails_is_one_line_before_the_run_or_a_failed_run(tmp_path):
     config = tiny_config(tmp_path, "optimizer={method: 'torch.optim:SparseAdam'}")
-    with pytest.raises(RunError, match=r"optimizer.method torch.optim:SparseAdam: iteration 1: its step failed: \w+"):
+    with pytest.raises(
+        UserError, match=r"torch.optim:SparseAdam: iteration 1: its step: \w+.* \(in a trial on a small"
+    ):
+        train(config, tmp_path / "run", resume=False)
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "late.py").write_text(
+        "import torch\n\nclass Late(torch.optim.AdamW):\n    calls = 0\n\n    def step(self, closure=None):\n"
+        "        self.calls += 1\n        assert self.calls < 4, 'too late'\n        super().step()\n"
+    )
+    config = tiny_config(tmp_path, f"optimizer={{method: '{tmp_path}/late.py:Late'}}")
+    with pytest.raises(RunError, match=r"late.py:Late: iteration 4: its step: .*late.py:8: AssertionError: too late"):
         train(config, tmp_path / "run", resume=False)
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
