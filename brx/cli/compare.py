@@ -47,6 +47,7 @@ def compare(
     figure: FigurePath = None,
 ) -> None:
     """Exit code 0 when all runs are done, 1 when some failed, 130 when interrupted (the same command continues)."""
+    from brx.data.prepare import prepare
     from brx.methods.table import CUSTOM, METHODS
     from brx.sweep.command import check_own_methods, list_cells, make_launcher, run_and_print
     from brx.sweep.compare import DELAYS, board_text, parse_settings, protocols, read_board, take_committed
@@ -60,15 +61,19 @@ def compare(
     asked = [name for name in METHODS if name != CUSTOM] if all_builtin else list(methods or [])
     sweeps = protocols(asked, parse_settings(overrides or []), seeds, out)
     check_own_methods(sweeps)
-    take_committed(sweeps, committed)
+    # Prepared first: kept runs of another corpus do not count.
+    corpus = prepare(sweeps[0].cells[0].config.data).fingerprint if sweeps and not dry_run else None
+    take_committed(sweeps, committed, corpus)
     if dry_run:
         for sweep in sweeps:
             list_cells(sweep, jobs, retry_failed=retry_failed)
         return
     launches = [(sweep, make_launcher("local", sweep, jobs, None)) for sweep in sweeps]
     succeeded = [run_and_print(sweep, launching, retry_failed=retry_failed) for sweep, launching in launches]
-    board = read_board([out, committed])
+    board, notes = read_board([out, committed], [sweep.cells[0].config.optimizer.method for sweep in sweeps])
     print(board_text(board, format))
+    for note in notes:
+        print(f"brx: note: {note}", file=sys.stderr)
     if figure is not None:
         from brx.plot.leaderboard import draw_leaderboard  # loads matplotlib
 

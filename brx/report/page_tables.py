@@ -57,7 +57,7 @@ def page_tables(experiments: Experiments) -> list[PageTable]:
         ),
     ]
     if KEPT_COMPARISON.is_dir():
-        board = leaderboard_table(read_board([KEPT_COMPARISON]), list(DELAYS))
+        board = leaderboard_table(read_board([KEPT_COMPARISON]).rows, list(DELAYS))
         tables.append(PageTable("leaderboard", "How robust methods are against delay (brx compare)", board, missing=()))
     return [table for table in tables if len(table.texts)]
 

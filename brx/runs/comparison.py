@@ -210,17 +210,18 @@ def saved_ratio(ours: pd.DataFrame, baseline: pd.DataFrame) -> IterationRatio | 
 def reductions(chosen: pd.DataFrame) -> pd.DataFrame:
     """How many fewer iterations a method needs to end where the best baseline ends, as the paper's headlines put it.
 
-    A row per experiment that is no baseline and has one: settings but the optimizer's equal. Columns: `model`,
-    `method` (the variant), `stages`, `baseline` (the one with the lowest final loss), `baseline_final_loss` (the mean
-    over its last quarter, which is the loss to reach), and `share`: 1 - iterations needed / those of the baseline to
-    that loss, with `low` and `high` of its interval; NaN if the method never gets there.
+    A row per experiment that is no baseline and has one: settings but the optimizer's equal. (A baseline with other
+    than its usual settings is none.) Columns: `model`, `method` (the variant), `experiment`, `stages`, `baseline` (the
+    one with the lowest final loss), `baseline_final_loss` (the mean over its last quarter: the loss to reach), and
+    `share`: 1 - iterations needed / those of the baseline to that loss, with `low` and `high` of its interval; NaN if
+    the method never gets there.
 
     Args:
         chosen: rows of `at_best_rates`.
     """
     rows = []
     for _, alike in chosen.groupby(same_but_for(chosen, "optimizer", SEED), sort=False):
-        is_baseline = alike["method"].isin(BASELINES)
+        is_baseline = alike["method"].isin(BASELINES) & alike["is_usual"]
         if not is_baseline.any():
             continue
         finals = alike[is_baseline].groupby("experiment", sort=False)["train_loss"].mean()
@@ -232,6 +233,7 @@ def reductions(chosen: pd.DataFrame) -> pd.DataFrame:
                 {
                     "model": seeds["architecture"].iloc[0],
                     "method": seeds["variant"].iloc[0],
+                    "experiment": seeds["experiment"].iloc[0],
                     "stages": seeds[DEPTH].iloc[0],
                     "baseline": best["variant"].iloc[0],
                     "baseline_final_loss": common_target(best),

@@ -198,6 +198,7 @@ def _row(run: Run) -> dict[str, Any]:
         "architecture": run.architecture,
         "method": run.method,
         "variant": run.variant,
+        "is_usual": not run.unusual_settings,
         "depth": depth(run.config.pipeline),
         "largest_delay": run.largest_delay,
         "train_loss": float(run.smoothed[-1]) if has_losses else math.nan,

@@ -13,6 +13,7 @@ from brx.runs.frames import RATE, SEED, same_but_for
 from brx.runs.slowdown import iteration_ratio
 from brx.runs.tables import rate_text, saved_text, slowdown_text
 
+CODE = "optimizer.code_sha256"
 SAVING = ("baseline", "share", "low", "high")
 """Columns of `reductions`: the best baseline, the iterations saved over it, and their interval."""
 
@@ -34,32 +35,38 @@ def leaderboard(
         reference: the name of no delay.
         target_method: slowdowns are at the loss that this one reaches under every delay.
     """
-    chosen = chosen.assign(delay=[delay_of(run) for _, run in chosen.iterrows()])
-    of_target = chosen[chosen["method"] == target_method]
+    chosen = chosen.assign(delay=[delay_of(run) for _, run in chosen.iterrows()], label=_labels(chosen))
+    of_target = chosen[chosen["variant"] == target_method]
     target = common_target(of_target) if len(of_target) else float("nan")
     saved = {
-        (delay, row["method"]): row
-        for delay, alike in chosen.groupby("delay")
-        for row in reductions(alike).to_dict("records")
+        row["experiment"]: row for _, alike in chosen.groupby("delay") for row in reductions(alike).to_dict("records")
     }
     rows = []
     for _, alike in chosen.groupby(same_but_for(chosen, RATE, SEED, "pipeline"), sort=False):
         by_delay = {seeds["delay"].iloc[0]: seeds for seeds in by_experiment(alike)}
         row: dict[str, Any] = {
-            "method": alike["variant"].iloc[0],
+            "method": alike["label"].iloc[0],
             "num_seeds": min(len(seeds) for seeds in by_delay.values()),
             "milliseconds": 1e3 * alike["seconds_per_iteration"].min(),
             "target": target,
         }
         for delay, seeds in by_delay.items():
             row |= _under_delay(delay, seeds, by_delay.get(reference), target)
-            saving = saved.get((delay, row["method"]), {})
+            saving = saved.get(seeds["experiment"].iloc[0], {})
             row |= {f"saved {name} {delay}": saving[name] for name in SAVING if name in saving}
         rows.append(row)
     losses = [f"loss {delay}" for delay in chosen["delay"].unique() if delay != reference]
     board = pd.DataFrame(rows)
     hardest = max(losses, key=lambda name: board[name].mean()) if losses else f"loss {reference}"
     return board.sort_values(hardest, ignore_index=True)
+
+
+def _labels(runs: pd.DataFrame) -> pd.Series:
+    """The variants; where a user's file made several of one name, with the beginning of its SHA-256."""
+    if CODE not in runs:
+        return runs["variant"]
+    is_ambiguous = runs.groupby("variant")[CODE].transform("nunique") > 1
+    return runs["variant"].where(~is_ambiguous, runs["variant"] + " (" + runs[CODE].str[:6] + ")")
 
 
 def leaderboard_table(board: pd.DataFrame, delays: list[str]) -> pd.DataFrame:

@@ -24,6 +24,9 @@ Series = NDArray[np.float64]
 # The share of a run's iterations over which its training loss is averaged before anything is read off it.
 SMOOTHING = 0.02
 
+NAMED = {"method", "lr", "code_sha256", "source", "geometry", "refresh_schedule", "compensation"}
+"""Settings of optimizers that `Run.unusual_settings` leaves out."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -96,9 +99,27 @@ class Run:
         return name
 
     @property
+    def unusual_settings(self) -> list[str]:
+        """The optimizer's settings that are not its defaults, as `key value`; not those that `method` or `variant` name
+        otherwise."""
+        optimizer = self.config.optimizer
+        unusual = {
+            key: getattr(optimizer, key)
+            for key, field in type(optimizer).model_fields.items()
+            if getattr(optimizer, key) != field.get_default(call_default_factory=True)
+        }
+        unusual |= unusual.pop("arguments", {})
+        named = NAMED | ({"frequency"} if isinstance(optimizer, BasisRotationConfig) else set())
+        return [
+            f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}"
+            for key, value in unusual.items()
+            if key not in named
+        ]
+
+    @property
     def variant(self) -> str:
         """The method, and what else about it differs from its usual form."""
-        optimizer, parts = self.config.optimizer, [self.method]
+        optimizer, parts = self.config.optimizer, [self.method, *self.unusual_settings]
         if isinstance(optimizer, BasisRotationConfig) and optimizer.frequency != 10:
             parts.append(f"refresh every {optimizer.frequency}")
         if isinstance(optimizer, DelayCompensationConfig):

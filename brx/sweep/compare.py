@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -15,6 +14,7 @@ from brx.config.yaml_text import parse_yaml
 from brx.errors import UserError
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
 from brx.runs.experiments import at_best_rates
+from brx.runs.folder import RunFolder
 from brx.runs.formats import Format, format_table
 from brx.runs.frames import DEPTH, comparable, load
 from brx.runs.leaderboard import leaderboard, leaderboard_table
@@ -68,14 +68,20 @@ def protocols(methods: Sequence[str], settings: Mapping[str, Any], num_seeds: in
     return sweeps
 
 
-def take_committed(sweeps: Sequence[Sweep], committed: Path) -> int:
+def take_committed(sweeps: Sequence[Sweep], committed: Path, data_fingerprint: str | None = None) -> int:
     """Copy the kept runs that a sweep asks for to where it looks for them; returns how many.
 
-    Runs that another version of brx's numbers made are left: their losses would not compare.
+    Runs that another version of brx's numbers or another corpus made are left: their losses would not compare.
+
+    Args:
+        sweeps: of `protocols`.
+        committed: folder of the kept runs.
+        data_fingerprint: of the corpus here; None for any.
     """
     if not committed.is_dir():
         return 0
-    kept = {path.name.rpartition("--")[2]: path for path in sorted(committed.iterdir()) if _is_of_this_version(path)}
+    candidates = {path.name.rpartition("--")[2]: path for path in sorted(committed.iterdir())}
+    kept = {key: path for key, path in candidates.items() if _compares(path, data_fingerprint)}
     copied: set[Path] = set()
     for sweep in sweeps:
         num_before = -1
@@ -91,12 +97,10 @@ def take_committed(sweeps: Sequence[Sweep], committed: Path) -> int:
     return len(copied)
 
 
-def _is_of_this_version(run: Path) -> bool:
-    try:
-        summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return bool(summary.get("trajectory_version") == TRAJECTORY_VERSION)
+def _compares(run: Path, data_fingerprint: str | None) -> bool:
+    summary = RunFolder(run).read_summary()
+    is_of_this_corpus = data_fingerprint in (None, summary.get("data_fingerprint"))
+    return summary.get("trajectory_version") == TRAJECTORY_VERSION and is_of_this_corpus
 
 
 def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
@@ -121,8 +125,20 @@ def delay_of(run: pd.Series) -> str:
     return "none" if run[DEPTH] == 1 else f"{run[DEPTH]} stages"
 
 
-def read_board(folders: Sequence[Path]) -> pd.DataFrame:
-    """The leaderboard (`brx.runs.leaderboard`) of the runs that are there.
+class Board(NamedTuple):
+    """The leaderboard (`brx.runs.leaderboard`), and what was left out of it, a line each."""
+
+    rows: pd.DataFrame
+    notes: list[str]
+
+
+def read_board(folders: Sequence[Path], asked: Collection[str] = ()) -> Board:
+    """The leaderboard of the runs that are there, as far as they compare.
+
+    Args:
+        folders: of runs.
+        asked: `optimizer.method`s that are to be on it; of several sets of runs that compare with one another it is
+            the one with most of these, then with most runs.
 
     Raises:
         UserError: there are none.
@@ -135,7 +151,15 @@ def read_board(folders: Sequence[Path]) -> pd.DataFrame:
     chosen = at_best_rates(runs)
     if chosen.empty:
         raise UserError(f"{', '.join(map(str, there))}: no run is finished")
-    return leaderboard(comparable(chosen)[0], delay_of, "none", TARGET_METHOD)
+    sets = comparable(chosen)
+    shown = max(sets, key=lambda alike: (alike["optimizer.method"].isin(asked).sum(), len(alike)))
+    notes = [
+        f"left out, since they do not compare with the rest (another corpus or version of brx): {len(others)} runs of"
+        f" {', '.join(sorted(others['variant'].unique()))}"
+        for others in sets
+        if others is not shown
+    ]
+    return Board(leaderboard(shown, delay_of, "none", TARGET_METHOD), notes)
 
 
 def board_text(board: pd.DataFrame, form: Format) -> str:

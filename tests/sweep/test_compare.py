@@ -1,5 +1,6 @@
 """`brx compare`: the same runs for every method, nothing twice, and a leaderboard that is plain arithmetic."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -21,12 +22,14 @@ from tests.train.helpers import tiny_config
 STALENESS = f"{Path(__file__).parents[2]}/examples/methods/staleness_aware_rate.py:StalenessAware"
 
 
-def write_runs(folder, method, rates=(1e-3,), seeds=(0,), best=1e-3):
-    """Runs of a method, as if the rate `best` led to the lowest loss."""
-    for settings in DELAYS.values():
+def write_runs(folder, method, rates=(1e-3,), seeds=(0,), best=1e-3, settings=(), slowness=None):
+    """Runs of a method, as if the rate `best` led to the lowest loss; `slowness` under delay."""
+    for delay in DELAYS.values():
         for rate in rates:
-            settings = {**settings, "optimizer.method": method, "optimizer.lr": rate}
-            write_experiment(folder, "compare", settings, seeds=seeds, val_loss=2.0 + abs(rate - best))
+            all_settings = {**delay, "optimizer.method": method, "optimizer.lr": rate, **dict(settings)}
+            slower = slowness if delay["pipeline.stages"] > 1 else None
+            val_loss = 2.0 + abs(rate - best)
+            write_experiment(folder, "compare", all_settings, seeds=seeds, val_loss=val_loss, slowness=slower)
     for run in folder.iterdir():
         if "--" not in run.name:
             run = run.rename(folder / f"{run.name}--{run.name}")
@@ -67,7 +70,7 @@ def test_kept_runs_count_as_done_unless_their_numbers_are_another_versions(tmp_p
 def test_board_has_losses_slowdowns_and_savings(tmp_path):
     write_runs(tmp_path, "pipedream", (1e-3, 3e-3, 1e-2), seeds=(0, 1))
     write_runs(tmp_path, "basis-rotation", (1e-3,))
-    board = read_board([tmp_path]).set_index("method")
+    board = read_board([tmp_path]).rows.set_index("method")
     # write_experiment's losses are 3 / (1 + t / (100 P)), whatever the method: P times the iterations under delay.
     assert board.loc["pipedream", "ratio 8 stages"] == pytest.approx(8, rel=0.01)
     assert board.loc["pipedream", "ratio 32 stages"] == pytest.approx(8, rel=0.01)
@@ -77,6 +80,49 @@ def test_board_has_losses_slowdowns_and_savings(tmp_path):
     assert board.loc["basis-rotation", "num_seeds"] == 1
     assert board.loc["basis-rotation", "saved share 8 stages"] == pytest.approx(0.0, abs=0.05)
     assert board.loc["basis-rotation", "milliseconds"] == pytest.approx(25.0, rel=0.05)
+
+
+def test_variants_have_rows_and_savings_of_their_own_and_move_nobody_elses(tmp_path):
+    write_runs(tmp_path, "pipedream")
+    write_runs(tmp_path, "muon")
+    before = read_board([tmp_path]).rows.set_index("method")
+    write_runs(tmp_path, "muon", settings={"optimizer.momentum": 0.5}, slowness=2)
+    write_runs(tmp_path, "pipedream", settings={"optimizer.weight_decay": 0.0}, slowness=40)
+    after = read_board([tmp_path]).rows.set_index("method")
+    assert sorted(after.index) == ["muon", "muon, momentum 0.5", "pipedream", "pipedream, weight_decay 0"]
+    columns = ["target", "ratio 8 stages", "saved share 8 stages", "saved baseline 8 stages"]
+    for method in before.index:
+        assert after.loc[method, columns].fillna(0).tolist() == before.loc[method, columns].fillna(0).tolist()
+    assert after.loc["muon, momentum 0.5", "saved share 8 stages"] == pytest.approx(0.75, abs=0.05)
+
+
+def test_two_contents_of_one_file_are_told_apart(tmp_path):
+    write_runs(tmp_path / "runs", "pipedream")
+    for text in ("class Mine(Method):\n    pass\n", "class Mine(Method):\n    pass  # edited\n"):
+        (tmp_path / "mine.py").write_text(f"from brx.methods.method import Method\n\n\n{text}")
+        write_runs(tmp_path / "runs", f"{tmp_path}/mine.py:Mine")
+    labels = [name for name in read_board([tmp_path / "runs"]).rows["method"] if "mine" in name]
+    assert len(set(labels)) == 2
+    assert all(re.search(r"mine\.py:Mine \([0-9a-f]{6}\)$", label) for label in labels)
+
+
+def test_what_was_asked_for_is_shown_whatever_the_corpus_of_the_kept_runs(tmp_path):
+    kept, own = tmp_path / "kept", tmp_path / "own"
+    write_runs(kept, "pipedream")
+    write_runs(kept, "nesterov")
+    write_runs(own, "muon")
+    for run in own.iterdir():
+        write_json(run / "summary.json", RunFolder(run).read_summary() | {"data_fingerprint": "another"})
+    sweep = protocol("pipedream", {}, 1, tmp_path / "runs")
+    assert take_committed([sweep], kept, "another") == 0
+    assert take_committed([sweep], kept, "f") == 3
+    board, notes = read_board([own, kept], ["muon", "pipedream-lr"])
+    assert board["method"].tolist() == ["muon"]
+    assert notes == [
+        "left out, since they do not compare with the rest (another corpus or version of brx): 6 runs of nesterov,"
+        " pipedream"
+    ]
+    assert sorted(read_board([own, kept]).rows["method"]) == ["nesterov", "pipedream"]
 
 
 def test_kept_runs_are_a_table_of_the_report(tmp_path, monkeypatch):
