@@ -155,7 +155,7 @@ def read_board(folders: Sequence[Path], asked: Collection[str] = ()) -> Board:
     shown = max(sets, key=lambda alike: (alike["optimizer.method"].isin(asked).sum(), len(alike)))
     notes = [
         f"left out, since they do not compare with the rest (another corpus or version of brx): {len(others)} runs of"
-        f" {', '.join(sorted(others['variant'].unique()))}"
+        f" {', '.join(sorted(set(others.variant)))}"
         for others in sets
         if others is not shown
     ]
