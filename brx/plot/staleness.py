@@ -17,7 +17,7 @@ from brx.runs.reading import Run
 
 PANELS = {
     "stage_gradient_cosine": "cosine of the applied\nand the fresh gradient",
-    "stage_update_cosine": "cosine of the updates\n$t$ and $t - \\tau$",
+    "stage_update_cosine": "cosine of the updates\n$t$ and $t - \\lceil\\tau / M\\rceil$",
     "stage_weight_distance": "distance of used from newest weights\n/ norm of the newest",
     "stage_sign_changes": "share of sign changes of the update\nin original coordinates",
     "stage_rotated_sign_changes": "share of sign changes of the update\nin the eigenbasis",
