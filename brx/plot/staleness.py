@@ -73,7 +73,10 @@ def draw_staleness(runs: Sequence[Path], path: Path) -> list[Path]:
             axes.set_xlabel("iteration")
         handles, texts = figure.axes[0].get_legend_handles_labels()
         figure.legend(handles, texts, loc="outside lower center", ncols=min(4, len(texts)))
-        caption = "Mean over the stages that have delay, and their range. Runs: " + ", ".join(map(str, runs))
+        caption = (
+            "Mean over the stages that have delay, and their range; sign changes of the attention and MLP matrices."
+        )
+        caption += " Runs: " + ", ".join(map(str, runs))
         return save(figure, path, f"{caption}\nDrawn by: brx plot staleness")
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from brx.model.stage import is_block_matrix
 from brx.optim.basis_rotation import BasisRotation
 from brx.pipeline.versions import StageVersions
 
@@ -39,8 +40,9 @@ class StalenessProbe:
     - `stage_weight_distance`: norm of (newest - used weights) over that of the newest, the mean over the update's
       micro-batches. Used are the weights of the forward pass, whatever the backward pass sees (`none`, `predict`); with
       a forecast, those forecast.
-    - `stage_sign_changes`: the share of a matrix's entries whose update changes its sign from t - 1 to t, in the
-      original coordinates; `stage_rotated_sign_changes` in those of the basis (BasisRotation only).
+    - `stage_sign_changes`: of the entries of the attention and MLP matrices, with every method, the share whose update
+      changes its sign from t - 1 to t, in the original coordinates; `stage_rotated_sign_changes` in those of the basis,
+      of the matrices that have one (BasisRotation only).
     - `stage_basis_angle`: mean angle in degrees that the basis vectors turned in the refresh of this iteration; None if
       it had none, so N is best a multiple of `optimizer.frequency`.
     """
@@ -152,13 +154,13 @@ class StalenessProbe:
         return self._changes(index, t, self._rotate) if self._rotating else None
 
     def _changes(self, index: int, t: int, in_basis: Callable[[Tensor, Tensor], Tensor | None]) -> float | None:
-        """The share of entries whose sign differs between the updates t - 1 and t, of the rotated matrices if any."""
-        updates, weights = self._updates[index], list(self._stages[index].live.values())
+        """The share of the block matrices' entries whose sign differs between the updates t - 1 and t."""
+        updates, live = self._updates[index], self._stages[index].live
         if t - 1 not in updates:
             return None
         changed = total = 0
-        for weight, before, now in zip(weights, updates[t - 1], updates[t], strict=True):
-            if weight.ndim < 2 or (self._rotating and weight not in self._rotating):
+        for (name, weight), before, now in zip(live.items(), updates[t - 1], updates[t], strict=True):
+            if not is_block_matrix(name):  # embedding rows hardly move, and not all methods rotate the same matrices
                 continue
             earlier, later = in_basis(weight, before), in_basis(weight, now)
             if earlier is not None and later is not None:

@@ -90,6 +90,24 @@ def fresh_gradients(config, weights, micro_batches):
     return {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
+MATRICES = ("query", "key", "value", "attention.projection", "up", "down")
+
+
+@pytest.mark.parametrize("method", ["pipedream", "basis-rotation", "muon"])
+@pytest.mark.parametrize("mixture", ["null", "{experts: 2}"])
+def test_sign_changes_are_of_the_same_matrices_for_all_methods(method, mixture):
+    config = make_config(method, 4, "exact", 24, "logging.staleness_every=4", f"model.moe={mixture}")
+    versions, measures = run_with_snapshots(config, 8)
+    of_matrices = tuple(f".{matrix}.weight" for matrix in MATRICES)
+    for k in range(4):
+        earlier, before, now = (versions[t][k] for t in (6, 7, 8))
+        names = [name for name in now if name.endswith(of_matrices)]
+        assert len(names) == 2 * len(MATRICES)  # two blocks per stage, neither embeddings nor head
+        changes = [(now[name] - before[name]).sign() != (before[name] - earlier[name]).sign() for name in names]
+        share = float(torch.cat([each.flatten() for each in changes]).double().mean())
+        assert measures[8]["stage_sign_changes"][k] == pytest.approx(share, rel=1e-6)
+
+
 def test_distance_is_to_the_forecast_weights():
     settings = ["logging.staleness_every=4", "pipeline.forecast=last-update", *PLAIN_SGD]
     versions, measures = run_with_snapshots(make_config("torch.optim:SGD", 4, "exact", 24, *settings), 8)
