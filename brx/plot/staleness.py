@@ -73,10 +73,8 @@ def draw_staleness(runs: Sequence[Path], path: Path) -> list[Path]:
             axes.set_xlabel("iteration")
         handles, texts = figure.axes[0].get_legend_handles_labels()
         figure.legend(handles, texts, loc="outside lower center", ncols=min(4, len(texts)))
-        caption = (
-            "Mean over the stages that have delay, and their range; sign changes of the attention and MLP matrices."
-        )
-        caption += " Runs: " + ", ".join(map(str, runs))
+        caption = "Mean over the delayed stages, and their range; signs of the attention and MLP matrices. Runs: "
+        caption += ", ".join(map(str, runs))
         return save(figure, path, f"{caption}\nDrawn by: brx plot staleness")
 
 
