@@ -48,9 +48,14 @@ class StageDelay:
         return self.tau / self.accumulation
 
     @property
+    def most_in_updates(self) -> int:
+        """ceil(tau / M): how many updates old the weights of an update's first micro-batch are, the oldest of its M."""
+        return math.ceil(self.tau / self.accumulation)
+
+    @property
     def num_slots(self) -> int:
-        """Versions that are in use at one time, the newest among them: ceil(tau / M) + 1."""
-        return math.ceil(self.tau / self.accumulation) + 1
+        """Versions that are in use at one time, the newest among them."""
+        return self.most_in_updates + 1
 
     def slot_used(self, micro_batch: int) -> int:
         """The slot that holds `version_used(micro_batch)`.

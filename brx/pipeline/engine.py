@@ -71,7 +71,10 @@ class Updater(Protocol):
 
 
 class Watcher(Protocol):
-    """Looks at the stages just before and after each update, and changes nothing."""
+    """Looks at the stages before each forward pass and just before and after each update, and changes nothing."""
+
+    def before_forward(self, micro_batch: int) -> None:
+        """The stages are bound to the weights of this micro-batch."""
 
     def before_step(self, t: int) -> None:
         """The gradients of update t are in the live weights."""
@@ -120,7 +123,7 @@ class Engine:
     """Runs one device's stages.
 
     Attributes:
-        watcher: is shown every update; None for nobody.
+        watcher: is shown every forward pass and update; None for nobody.
     """
 
     def __init__(
@@ -255,6 +258,8 @@ class Engine:
             self._neighbours.activations.post_receive()
         for stage in self.stages:
             stage.bind(n)  # to weights that will be tau micro-batches old when the gradient is applied
+        if self.watcher is not None:
+            self.watcher.before_forward(n)
         output = self._through_stages(inputs if received is None else received, targets)
         # Of a last stage, only the loss leads into the backward pass.
         root = output.stream if output.loss is None else output.loss

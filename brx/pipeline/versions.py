@@ -151,6 +151,13 @@ class StageVersions:
                 live.grad = mean
             self._gradient_sum = None
 
+    def forward_weights(self, micro_batch: int) -> list[Tensor]:
+        """What the forward pass of a micro-batch computes with, in the order of `live`; valid until `prepare_backward`.
+
+        The ring's dtype; with a forecast, where the weights were expected to be.
+        """
+        return self._weights(micro_batch)
+
     def used(self, micro_batch: int) -> list[Tensor]:
         """The weights that the backward pass of a micro-batch sees, in the order of `live`; valid until its update.
 

@@ -17,7 +17,7 @@ from brx.runs.reading import Run
 
 PANELS = {
     "stage_gradient_cosine": "cosine of the applied\nand the fresh gradient",
-    "stage_update_cosine": "cosine of the updates\n$t$ and $t - \\tau$",
+    "stage_update_cosine": "cosine of the updates\n$t$ and $t - \\lceil\\tau / M\\rceil$",
     "stage_weight_distance": "distance of used from newest weights\n/ norm of the newest",
     "stage_sign_changes": "share of sign changes of the update\nin original coordinates",
     "stage_rotated_sign_changes": "share of sign changes of the update\nin the eigenbasis",
@@ -73,7 +73,8 @@ def draw_staleness(runs: Sequence[Path], path: Path) -> list[Path]:
             axes.set_xlabel("iteration")
         handles, texts = figure.axes[0].get_legend_handles_labels()
         figure.legend(handles, texts, loc="outside lower center", ncols=min(4, len(texts)))
-        caption = "Mean over the stages that have delay, and their range. Runs: " + ", ".join(map(str, runs))
+        caption = "Mean over the delayed stages, and their range; signs of the attention and MLP matrices. Runs: "
+        caption += ", ".join(map(str, runs))
         return save(figure, path, f"{caption}\nDrawn by: brx plot staleness")
 
 

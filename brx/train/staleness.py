@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from brx.model.stage import is_block_matrix
 from brx.optim.basis_rotation import BasisRotation
 from brx.pipeline.versions import StageVersions
 
@@ -27,16 +28,21 @@ class StalenessProbe:
     """Measures around the updates that are multiples of N; on one device, which holds all stages.
 
     Every measured iteration takes one more forward and backward pass of its micro-batches and copies of weights and
-    bases; the update before it and the one tau updates before it are kept. Nothing of it changes the trajectory.
+    bases; the update before it and the one a lag before it are kept. Nothing of it changes the trajectory.
 
-    `take(t)` gives, per stage:
+    `take(t)` gives, per stage, with tau in micro-batches and M of them per update:
 
-    - `stage_gradient_cosine`: of the gradient that is applied and of the fresh one, of the same micro-batches at the
+    - `stage_gradient_cosine`: of the gradient that is applied (the mean over the update's micro-batches, as the stash
+      mode and the method's gradient rule make it) and of the fresh one, the mean over the same micro-batches at the
       newest weights of all stages.
-    - `stage_update_cosine`: of the updates t and t - tau.
-    - `stage_weight_distance`: norm of (newest - used weights) over that of the newest.
-    - `stage_sign_changes`: the share of a matrix's entries whose update changes its sign from t - 1 to t, in the
-      original coordinates; `stage_rotated_sign_changes` in those of the basis (BasisRotation only).
+    - `stage_update_cosine`: of the updates t and t - ceil(tau / M), the lag: the oldest update that a gradient of
+      update t knows nothing of. None where tau = 0.
+    - `stage_weight_distance`: norm of (newest - used weights) over that of the newest, the mean over the update's
+      micro-batches. Used are the weights of the forward pass, whatever the backward pass sees (`none`, `predict`); with
+      a forecast, those forecast.
+    - `stage_sign_changes`: of the entries of the attention and MLP matrices, with every method, the share whose update
+      changes its sign from t - 1 to t, in the original coordinates; `stage_rotated_sign_changes` in those of the basis,
+      of the matrices that have one (BasisRotation only).
     - `stage_basis_angle`: mean angle in degrees that the basis vectors turned in the refresh of this iteration; None if
       it had none, so N is best a multiple of `optimizer.frequency`.
     """
@@ -67,8 +73,14 @@ class StalenessProbe:
         self._fresh_gradients = fresh_gradients
         self._updates: list[dict[int, list[Tensor]]] = [{} for _ in stages]  # by stage and iteration, while needed
         self._measures: dict[int, Measures] = {}
+        self._distances: list[list[float]] = []  # of the update's micro-batches so far, by stage
         self._before: list[list[Tensor] | None] = []
         self._bases: list[list[Bases]] = []
+
+    def before_forward(self, micro_batch: int) -> None:
+        """Take in how far the weights of a micro-batch are from the newest, which its update is going to change."""
+        if self._stages[0].delay.update_of(micro_batch) % self.every == 0:
+            self._distances.append([_weight_distance(stage, micro_batch) for stage in self._stages])
 
     def before_step(self, t: int) -> None:
         """Take in the gradients of update t, and the weights and bases that it is about to change."""
@@ -80,9 +92,10 @@ class StalenessProbe:
             "stage_gradient_cosine": [
                 _cosine(used, fresh) for used, fresh in zip(delayed, self._fresh_gradients(t), strict=True)
             ],
-            "stage_weight_distance": [self._weight_distance(stage, t) for stage in self._stages],
+            "stage_weight_distance": [sum(stage) / len(stage) for stage in zip(*self._distances, strict=True)],
         }
         self._measures[t] = measures
+        self._distances = []
         self._bases = [[self._bases_of(weight) for weight in stage.live.values()] for stage in self._stages]
 
     def after_step(self, t: int) -> None:
@@ -121,27 +134,18 @@ class StalenessProbe:
             int(t): [tensor.to(stage.device) for tensor in update] for t, update in state.items()
         }
 
-    def _lag(self, stage: StageVersions) -> int:
-        """tau in whole updates."""
-        return round(stage.delay.in_updates)
-
     def _is_needed(self, stage: StageVersions, t: int) -> bool:
-        """Whether an update is one to measure, the one before it, or the one tau before it."""
-        return any((t + later) % self.every == 0 for later in (0, 1, self._lag(stage)))
+        """Whether an update is one to measure, the one before it, or the one a lag before it."""
+        return any((t + later) % self.every == 0 for later in (0, 1, stage.delay.most_in_updates))
 
     def _is_still_needed(self, stage: StageVersions, past: int, now: int) -> bool:
-        return any((past + later) % self.every == 0 and past + later > now for later in (1, self._lag(stage)))
-
-    def _weight_distance(self, stage: StageVersions, t: int) -> float:
-        newest = [weight.detach() for weight in stage.live.values()]
-        of_last = stage.used(t * stage.delay.accumulation)
-        used = [weight.detach().to(live.dtype) for weight, live in zip(of_last, newest, strict=True)]
-        difference = torch._foreach_sub(newest, used)
-        return _norm(difference) / max(_norm(newest), 1e-30)
+        return any(
+            (past + later) % self.every == 0 and past + later > now for later in (1, stage.delay.most_in_updates)
+        )
 
     def _update_cosine(self, index: int, t: int) -> float | None:
-        updates, lag = self._updates[index], self._lag(self._stages[index])
-        return _cosine(updates[t], updates[t - lag]) if t - lag in updates else None
+        updates, lag = self._updates[index], self._stages[index].delay.most_in_updates
+        return _cosine(updates[t], updates[t - lag]) if lag and t - lag in updates else None
 
     def _sign_changes(self, index: int, t: int) -> float | None:
         return self._changes(index, t, lambda weight, update: update)
@@ -150,13 +154,13 @@ class StalenessProbe:
         return self._changes(index, t, self._rotate) if self._rotating else None
 
     def _changes(self, index: int, t: int, in_basis: Callable[[Tensor, Tensor], Tensor | None]) -> float | None:
-        """The share of entries whose sign differs between the updates t - 1 and t, of the rotated matrices if any."""
-        updates, weights = self._updates[index], list(self._stages[index].live.values())
+        """The share of the block matrices' entries whose sign differs between the updates t - 1 and t."""
+        updates, live = self._updates[index], self._stages[index].live
         if t - 1 not in updates:
             return None
         changed = total = 0
-        for weight, before, now in zip(weights, updates[t - 1], updates[t], strict=True):
-            if weight.ndim < 2 or (self._rotating and weight not in self._rotating):
+        for (name, weight), before, now in zip(live.items(), updates[t - 1], updates[t], strict=True):
+            if not is_block_matrix(name):  # embedding rows hardly move, and not all methods rotate the same matrices
                 continue
             earlier, later = in_basis(weight, before), in_basis(weight, now)
             if earlier is not None and later is not None:
@@ -191,6 +195,16 @@ def mean_angle_degrees(old: Tensor, new: Tensor) -> float:
     """Between each column of one orthogonal basis (..., m, m) and the nearest, up to sign, of another: 0 to 90."""
     cosines = (old.mT.double() @ new.double()).abs().amax(-1).clamp(max=1.0)
     return float(torch.rad2deg(torch.arccos(cosines)).mean())
+
+
+def _weight_distance(stage: StageVersions, micro_batch: int) -> float:
+    """Norm of (newest weights - those of the micro-batch's forward pass), over that of the newest."""
+    if stage.delay.tau == 0:
+        return 0.0
+    newest = [weight.detach() for weight in stage.live.values()]
+    forward = stage.forward_weights(micro_batch)
+    used = [weight.detach().to(live.dtype) for weight, live in zip(forward, newest, strict=True)]
+    return _norm(torch._foreach_sub(newest, used)) / max(_norm(newest), 1e-30)
 
 
 def _copies(weights: Any) -> list[Tensor]:

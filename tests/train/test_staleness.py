@@ -39,39 +39,83 @@ def run_with_snapshots(config, iterations):
     return snapshots, measures
 
 
-@pytest.mark.parametrize("accumulation", [1, 2])
-def test_measures_are_those_of_the_weights_themselves(accumulation):
-    extra = ["logging.staleness_every=4", f"pipeline.accumulation={accumulation}", *PLAIN_SGD]
-    config = make_config("torch.optim:SGD", 4, "stash", 24, *extra)
-    snapshots, measures = run_with_snapshots(config, 12)
+AGES = {
+    (1, "pipeline"): ([3], [2], [1], [0]),
+    (1, "[2, 0, 1, 0]"): ([2], [0], [1], [0]),
+    (2, "pipeline"): ([2, 1], [1, 1], [1, 0], [0, 0]),
+    (2, "[5, 3, 2, 1]"): ([3, 2], [2, 1], [1, 1], [1, 0]),
+    (2, "2bw"): ([1, 1], [1, 1], [1, 1], [1, 1]),
+    (4, "pipeline"): ([1, 1, 1, 0], [1, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]),
+}
+"""By M and delays, and by stage: how many updates behind the newest weights those of each of an update's micro-batches
+are, counted in the tables of docs/semantics.md (M = 4) and in ones written out by hand."""
+
+
+@pytest.mark.parametrize("mode", ["stash=exact", "stash=none", "stash=predict", "rings=host"])
+@pytest.mark.parametrize(("accumulation", "delay"), AGES)
+def test_measures_are_those_of_all_versions(accumulation, delay, mode):
+    settings = [f"pipeline.accumulation={accumulation}", f"pipeline.delay={delay}", f"pipeline.{mode}", *PLAIN_SGD]
+    config = make_config("torch.optim:SGD", 4, "exact", 24, "logging.staleness_every=4", *settings)
+    versions, measures = run_with_snapshots(config, 12)
     assert [t for t, measure in enumerate(measures) if measure] == [4, 8, 12]
     t = 8
-    before, after = snapshots[t - 1], snapshots[t]
+    newest = versions[t - 1]
+    fresh = fresh_gradients(config, newest, range((t - 1) * accumulation + 1, t * accumulation + 1))
+    for k, ages in enumerate(AGES[accumulation, delay]):
+        update, oldest = update_of(versions, k, t), max(ages)
+        # Without momentum, decay and clipping, the update is the delayed gradient times -lr.
+        gradient_cosine = cosine(-update, flat(fresh[name] for name in newest[k]))
+        assert measures[t]["stage_gradient_cosine"][k] == pytest.approx(gradient_cosine, abs=1e-4)
+        update_cosine = cosine(update, update_of(versions, k, t - oldest)) if oldest else None
+        assert measures[t]["stage_update_cosine"][k] == pytest.approx(update_cosine, abs=1e-4)
+        used = [flat(versions[t - 1 - age][k].values()) for age in ages]
+        at = flat(newest[k].values())
+        distances = [float((at - weights).norm() / at.norm()) for weights in used]
+        assert measures[t]["stage_weight_distance"][k] == pytest.approx(sum(distances) / len(ages), rel=1e-3, abs=1e-9)
+        assert (measures[t]["stage_weight_distance"][k] > 0) == (oldest > 0)
+
+
+def update_of(versions, k, t):
+    """Update t of stage k."""
+    return flat(versions[t][k].values()) - flat(versions[t - 1][k].values())
+
+
+def fresh_gradients(config, weights, micro_batches):
+    """By name: the mean over micro-batches of the whole model's gradients, at weights given by stage."""
     model = whole_model(config.model, VOCABULARY)
     for name, parameter in model.named_parameters():
-        parameter.data.copy_(next(stage[name] for stage in before if name in stage))
-    for n in range((t - 1) * accumulation + 1, t * accumulation + 1):
-        (model(*micro_batch(n)).loss / accumulation).backward()
-    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+        parameter.data.copy_(next(stage[name] for stage in weights if name in stage))
+    for n in micro_batches:
+        (model(*micro_batch(n)).loss / len(micro_batches)).backward()
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+MATRICES = ("query", "key", "value", "attention.projection", "up", "down")
+
+
+@pytest.mark.parametrize("method", ["pipedream", "basis-rotation", "muon"])
+@pytest.mark.parametrize("mixture", ["null", "{experts: 2}"])
+def test_sign_changes_are_of_the_same_matrices_for_all_methods(method, mixture):
+    config = make_config(method, 4, "exact", 24, "logging.staleness_every=4", f"model.moe={mixture}")
+    versions, measures = run_with_snapshots(config, 8)
+    of_matrices = tuple(f".{matrix}.weight" for matrix in MATRICES)
     for k in range(4):
-        lag = round((3 - k) / accumulation)
-        updates = {s: flat(snapshots[s][k].values()) - flat(snapshots[s - 1][k].values()) for s in (t, t - 1, t - lag)}
-        fresh = flat(gradients[name] for name in before[k])
-        # Without momentum, decay and clipping, the update is the delayed gradient times -lr.
-        assert measures[t]["stage_gradient_cosine"][k] == pytest.approx(cosine(-updates[t], fresh), abs=1e-4)
-        assert measures[t]["stage_update_cosine"][k] == pytest.approx(cosine(updates[t], updates[t - lag]), abs=1e-4)
-        used = flat(snapshots[max(0, (t * accumulation - 1 - (3 - k)) // accumulation)][k].values())
-        newest = flat(before[k].values())
-        assert measures[t]["stage_weight_distance"][k] == pytest.approx(
-            float((newest - used).norm() / newest.norm()), abs=1e-6
-        )
-        signs = [
-            (after[k][name] - before[k][name]).sign() != (before[k][name] - snapshots[t - 2][k][name]).sign()
-            for name in before[k]
-            if before[k][name].ndim >= 2
-        ]
-        share = float(torch.cat([one.flatten() for one in signs]).double().mean())
-        assert measures[t]["stage_sign_changes"][k] == pytest.approx(share, abs=0.02)
+        earlier, before, now = (versions[t][k] for t in (6, 7, 8))
+        names = [name for name in now if name.endswith(of_matrices)]
+        assert len(names) == 2 * len(MATRICES)  # two blocks per stage, neither embeddings nor head
+        changes = [(now[name] - before[name]).sign() != (before[name] - earlier[name]).sign() for name in names]
+        share = float(torch.cat([each.flatten() for each in changes]).double().mean())
+        assert measures[8]["stage_sign_changes"][k] == pytest.approx(share, rel=1e-6)
+
+
+def test_distance_is_to_the_forecast_weights():
+    settings = ["logging.staleness_every=4", "pipeline.forecast=last-update", *PLAIN_SGD]
+    versions, measures = run_with_snapshots(make_config("torch.optim:SGD", 4, "exact", 24, *settings), 8)
+    for k, tau in enumerate([3, 2, 1]):
+        newest, last, before = (flat(versions[v][k].values()) for v in (7, 7 - tau, 6 - tau))
+        forecast = last + tau * (last - before)
+        expected = float((newest - forecast).norm() / newest.norm())
+        assert measures[8]["stage_weight_distance"][k] == pytest.approx(expected, rel=1e-3)
 
 
 def test_without_delay_gradients_are_fresh():
