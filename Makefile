@@ -4,7 +4,7 @@ BIN := .venv/bin
 
 .PHONY: demo test test-slow test-numerics test-matrix lint bench reproduce reproduce-figures curvature setup
 
-SCALE ?= cpu
+SCALE ?= laptop
 RESULTS := $(if $(filter paper,$(SCALE)),runs/paper,results/$(SCALE))
 
 demo: setup  ## train the quick preset with and without delay, draw the curves (minutes)
@@ -40,7 +40,7 @@ bench: setup  ## speed, as ratios measured side by side; tables go to benchmarks
 	$(BIN)/python -m benchmarks.lab
 	$(BIN)/python -m benchmarks.sharded
 
-reproduce: setup  ## run all sweeps of a scale (SCALE=cpu or paper; long, continues where it was left), then draw
+reproduce: setup  ## run all sweeps of a scale (SCALE=laptop or paper; long, continues where it was left), then draw
 	$(BIN)/brx sweep $(wildcard configs/sweeps/$(SCALE)/*.yaml) || test $$? -eq 1  # cells may fail: rates that diverge
 	$(if $(filter paper,$(SCALE)),,$(BIN)/brx export runs/$(SCALE) --to results/$(SCALE))
 	$(MAKE) reproduce-figures SCALE=$(SCALE)

@@ -29,7 +29,7 @@ from brx.model.stage import initialize, whole_model
 VOCABULARY = 256
 SHAPES = {
     "quick": (load_config("quick").model, 8),
-    "cpu-small": (load_config("cpu-small").model, 8),
+    "32 blocks, d 32, sequence 64": (ModelConfig(blocks=32, width=32, heads=2, sequence_length=64), 8),
     "4 blocks, d 256, sequence 256": (ModelConfig(blocks=4, width=256, heads=4, sequence_length=256), 8),
 }
 

@@ -12,9 +12,9 @@ from brx.cli.usage import Application, Command
 from brx.errors import UserError
 
 EXAMPLES = """\
-  brx claims                                  all of them, from results/cpu
+  brx claims                                  all of them, from results/laptop
   brx claims main-reduction                   one, with the runs that it is from
-  brx claims --runs runs/cpu --format csv     from runs under way
+  brx claims --runs runs/laptop --format csv     from runs under way
 """
 
 app = Application()
@@ -24,7 +24,7 @@ app = Application()
 def claims(
     claim: Annotated[str | None, typer.Argument(metavar="CLAIM", help="one, by name (default: all)")] = None,
     *,
-    scale: ScaleName = "cpu",
+    scale: ScaleName = "laptop",
     runs: ScaleRuns = None,
     format: Format = "table",
 ) -> None:

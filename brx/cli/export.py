@@ -11,7 +11,7 @@ from brx.cli.options import RunsOrFolders
 from brx.cli.usage import Application, Command
 
 EXAMPLES = """\
-  brx export runs/cpu --to results/cpu
+  brx export runs/laptop --to results/laptop
   brx export runs/a runs/b --to results/mine
 """
 

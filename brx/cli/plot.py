@@ -16,7 +16,7 @@ EXAMPLES = """\
   brx plot curves runs/quick-*                          training loss of any runs
   brx plot staleness runs/mine                          what delay did to it (logging.staleness_every), into staleness
   brx plot profiles runs/profiles                       slowdown under delay profiles, beside tau' and the (1,1)-norm
-  brx plot main                                         a figure of the paper, from results/cpu into figures/cpu
+  brx plot main                                         a figure of the paper, from results/laptop into figures/laptop
   brx plot all --scale paper --runs runs/paper --out figures/paper
   brx plot list                                         which figures there are
 """
@@ -47,7 +47,7 @@ def plot(
             " (default: figures/SCALE; of figures that need no sweep: figures)"
         ),
     ] = None,
-    scale: ScaleName = "cpu",
+    scale: ScaleName = "laptop",
     runs: ScaleRuns = None,
 ) -> None:
     """Draw, and say what was written and what was missing."""

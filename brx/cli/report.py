@@ -12,8 +12,8 @@ from brx.cli.usage import Application, Command
 from brx.errors import UserError
 
 EXAMPLES = """\
-  brx report                                          report.html from the runs in results/cpu
-  brx report --runs runs/cpu --out today.html         from runs under way
+  brx report                                          report.html from the runs in results/laptop
+  brx report --runs runs/laptop --out today.html         from runs under way
   brx report --scale paper --runs runs/paper --figures figures/paper
 """
 
@@ -23,7 +23,7 @@ app = Application()
 @app.command(cls=Command, epilog=EXAMPLES)
 def report(
     *,
-    scale: ScaleName = "cpu",
+    scale: ScaleName = "laptop",
     runs: ScaleRuns = None,
     figures: Annotated[
         list[Path] | None,

@@ -11,8 +11,8 @@ from brx.cli.usage import Application, Command
 from brx.errors import UserError
 
 EXAMPLES = """\
-  brx sweep configs/sweeps/cpu/main.yaml --dry-run      list the cells and how long they will take
-  brx sweep cpu/main --jobs 2                           the same file, by its name
+  brx sweep configs/sweeps/laptop/main.yaml --dry-run      list the cells and how long they will take
+  brx sweep laptop/main --jobs 2                           the same file, by its name
   brx sweep configs/sweeps/paper/main.yaml --launcher ray --address auto     on the Ray cluster of this node
 """
 
@@ -25,7 +25,7 @@ def sweep(
         list[Path],
         typer.Argument(
             metavar="SWEEP.yaml",
-            help="sweep files, or names of those that come with brx (cpu/main), run in this order",
+            help="sweep files, or names of those that come with brx (laptop/main), run in this order",
             show_default=False,
         ),
     ],

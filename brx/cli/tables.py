@@ -12,7 +12,7 @@ from brx.cli.usage import Application, Command, print_note
 
 EXAMPLES = """\
   brx tables slowdown                         print one
-  brx tables all --out results/cpu/tables     write all of them as Markdown and CSV
+  brx tables all --out results/laptop/tables     write all of them as Markdown and CSV
   brx tables all --scale paper --runs runs/paper --out tables
   brx tables list                             which tables there are
 """
@@ -24,7 +24,7 @@ app = Application()
 def tables(
     table: Annotated[str, typer.Argument(metavar="TABLE", help="all, list, or the name of one", show_default=False)],
     *,
-    scale: ScaleName = "cpu",
+    scale: ScaleName = "laptop",
     runs: ScaleRuns = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="write TABLE.md and TABLE.csv there")] = None,
 ) -> None:

@@ -122,7 +122,7 @@ class Sweep:
 
     @classmethod
     def load(cls, path: Path, out: Path | None = None) -> Sweep:
-        """Read a sweep file, or the one of that name that comes with brx (`cpu/main`), and expand its grid.
+        """Read a sweep file, or the one of that name that comes with brx (`laptop/main`), and expand its grid.
 
         Raises:
             UserError: the file or a cell of it is not right; names the file, the key, and the cell.

@@ -76,7 +76,7 @@ def test_mistakes_exit_2_with_one_line(arguments, expected, capsys, tmp_path, mo
             "brx toy: LANDSCAPE: 'circle' is not one of 'quadratic', 'spiral', 'sweep'; see",
         ),
         (["schedule"], "brx schedule: --stages is missing: virtual stages"),
-        (["tables", "main", "--scale", "huge"], "--scale: 'huge' is not one of 'cpu', "),
+        (["tables", "main", "--scale", "huge"], "--scale: 'huge' is not one of 'laptop', "),
     ],
 )
 def test_wrong_usage_exits_2_with_one_line(arguments, expected, capsys):

@@ -74,7 +74,8 @@ def test_memory_of_a_model_counts_every_matrix_and_expert(capsys):
 
 
 def test_memory_of_a_run_is_shown_by_stage_and_by_device(capsys):
-    text = printed(capsys, "memory", "cpu-small", "--set", "pipeline.devices=2", "optimizer.method=basis-rotation")
+    deep = ["model.blocks=32", "pipeline.stages=32", "pipeline.devices=2"]
+    text = printed(capsys, "memory", "laptop", "--set", *deep, "optimizer.method=basis-rotation")
     _, by_stage, by_rank = text.split("P = 32, R = 2")[0], *text.split("P = 32, R = 2")[1:]
     rows = [line.split("│")[1:-1] for line in by_stage.splitlines() if line.startswith("│")]
     assert [tuple(int(cell) for cell in row[:3]) for row in rows] == [(k, k // 16, 31 - k) for k in range(32)]

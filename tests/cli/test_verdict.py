@@ -79,9 +79,12 @@ def test_a_model_gives_memory_and_transfers(capsys, monkeypatch):
         (["--stages", "8", "--micro-batches", "8", "--device-memory", "8GB"], "need a --config"),
         (["--stages", "8", "--micro-batches", "8", "--config", "quick", "--bandwidth", "8GB"], "give both"),
         (["--stages", "8", "--micro-batches", "3", "--config", "quick"], "training.batch_size"),
-        ([*ASKED, "--cost-from", "results/tables/cpu/time-to-loss.json"], "no table of milliseconds per iteration by"),
+        (
+            [*ASKED, "--cost-from", "results/tables/laptop/time-to-loss.json"],
+            "no table of milliseconds per iteration by",
+        ),
         ([*ASKED, "--cost-from", "results/demo/basis-rotation-p1"], "has no pipedream (AdamW), which costs are"),
-        ([*ASKED, "--cost-from", "results/cpu"], "runs of one model and batch are needed, these"),
+        ([*ASKED, "--cost-from", "results/laptop"], "runs of one model and batch are needed, these"),
         (["nowhere.json", "--stages", "8", "--micro-batches", "8"], "nowhere.json: not readable"),
     ],
 )

@@ -147,7 +147,7 @@ def test_slowdowns_stand_beside_the_norms_as_far_as_there_are_runs(run, tmp_path
         for stages in (1, 4, 32):
             slowness = 1 if stages == 1 else {"basis-rotation": 2, "pipedream-lr": 9}.get(method, 5)
             settings = {"pipeline.stages": stages, **VARIANTS[method]}
-            write_experiment(runs, "cpu-small", settings, slowness=slowness, seeds=(0, 1))
+            write_experiment(runs, "laptop", settings, slowness=slowness, seeds=(0, 1))
     delays = StrategySlowdowns.of(load([runs]))
     assert delays.num_stages == 32
     assert set(delays.by_space) == {"original", "1st-unilateral", "2nd-bilateral"}
@@ -163,7 +163,7 @@ def test_slowdowns_stand_beside_the_norms_as_far_as_there_are_runs(run, tmp_path
 
 
 def test_runs_that_have_no_slowdown_are_refused(tmp_path):
-    write_experiment(tmp_path, "cpu-small", {"pipeline.stages": 32, **VARIANTS["basis-rotation"]})
+    write_experiment(tmp_path, "laptop", {"pipeline.stages": 32, **VARIANTS["basis-rotation"]})
     with pytest.raises(UserError, match="no strategy has runs there at P = 1 and at another P"):
         StrategySlowdowns.of(load([tmp_path]))
 

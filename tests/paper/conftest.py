@@ -5,7 +5,8 @@ import pytest
 from brx.paper.scales import COMPENSATIONS, FREQUENCIES, MAIN, SCALES, SEVEN, VARIANTS
 from tests.paper.helpers import write_experiment
 
-CPU = SCALES["cpu"]
+LAPTOP = SCALES["laptop"]
+DEEP = {"pipeline.stages": 32}
 
 
 @pytest.fixture(scope="package")
@@ -13,32 +14,32 @@ def complete(tmp_path_factory):
     """Made-up runs of every experiment at the scale of a laptop but for the mixture; slower with more delay."""
     folder = tmp_path_factory.mktemp("results")
     for method in VARIANTS:
-        for stages in CPU.depths if method in SEVEN else (1, 32):
+        for stages in LAPTOP.depths if method in SEVEN else (1, 32):
             if method != "delay-compensation":
                 seeds = (0, 1, 2) if stages in (1, 32) else (0,)
-                write_experiment(folder, CPU.preset, {"pipeline.stages": stages, **VARIANTS[method]}, seeds=seeds)
+                write_experiment(folder, LAPTOP.preset, {"pipeline.stages": stages, **VARIANTS[method]}, seeds=seeds)
         if method in SEVEN:
-            for blocks in CPU.blocks[:-1]:
+            for blocks in LAPTOP.blocks:
                 settings = {"pipeline.stages": blocks, "model.blocks": blocks, **VARIANTS[method]}
-                write_experiment(folder, CPU.preset, settings)
+                write_experiment(folder, LAPTOP.preset, settings)
     for method in MAIN:
-        for model in (CPU.narrow, CPU.wide):
-            write_experiment(folder, CPU.preset, {"pipeline.stages": 24, **model, **VARIANTS[method]})
+        for model in (LAPTOP.narrow, LAPTOP.wide):
+            write_experiment(folder, LAPTOP.preset, {"pipeline.stages": 24, **model, **VARIANTS[method]})
         for stash in ("none", "predict"):
-            write_experiment(folder, CPU.preset, {"pipeline.stash": stash, **VARIANTS[method]})
+            write_experiment(folder, LAPTOP.preset, {**DEEP, "pipeline.stash": stash, **VARIANTS[method]})
     for frequency in FREQUENCIES:
-        write_experiment(folder, CPU.preset, {"optimizer.frequency": frequency, **VARIANTS["basis-rotation"]})
+        settings = {**DEEP, "optimizer.frequency": frequency, **VARIANTS["basis-rotation"]}
+        write_experiment(folder, LAPTOP.preset, settings)
     for refresh_schedule in ("stage-aware", "reversed"):
-        write_experiment(
-            folder, CPU.preset, {"optimizer.refresh_schedule": refresh_schedule, **VARIANTS["basis-rotation"]}
-        )
-    for iterations in CPU.budgets:
-        for method in ("pipedream-lr", "basis-rotation"):
-            for stages in (1, 8):
-                settings = {**CPU.budget_model, "training.iterations": iterations, "pipeline.stages": stages}
-                write_experiment(folder, CPU.preset, {**settings, **VARIANTS[method]})
+        settings = {**DEEP, "optimizer.refresh_schedule": refresh_schedule, **VARIANTS["basis-rotation"]}
+        write_experiment(folder, LAPTOP.preset, settings)
+    for iterations in LAPTOP.budgets:
+        for method in LAPTOP.budget_methods:
+            for stages in (1, 32):
+                settings = {"training.iterations": iterations, "pipeline.stages": stages}
+                write_experiment(folder, LAPTOP.preset, {**settings, **VARIANTS[method]})
     for strength in COMPENSATIONS:
         for stages in (8, 16, 32):
             settings = {"optimizer.compensation": strength, "pipeline.stages": stages}
-            write_experiment(folder, CPU.preset, {**settings, **VARIANTS["delay-compensation"]})
+            write_experiment(folder, LAPTOP.preset, {**settings, **VARIANTS["delay-compensation"]})
     return folder

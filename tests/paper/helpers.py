@@ -4,11 +4,18 @@ import numpy as np
 
 from brx.config.loading import dump_config, preset_with
 from brx.files import write_json
+from brx.paper.scales import delays_of
+from brx.pipeline.delay import depth
 from brx.sweep.spec import identity
 
 
 def write_experiment(folder, preset, settings, *, seeds=(0,), val_loss=None, slowness=None):
-    """Runs whose loss falls as 3 / (1 + t / (100 slowness)); slowness: P unless given."""
+    """Runs whose loss falls as 3 / (1 + t / (100 slowness)); slowness: P unless given.
+
+    More stages than the model has blocks are made up by their delays, as in the sweeps.
+    """
+    stages, blocks = (settings.get(key) for key in ("pipeline.stages", "model.blocks"))
+    settings = settings | delays_of(stages or 1, blocks or preset_with(preset, {}).model.blocks)
     for seed in seeds:
         config = preset_with(preset, {**settings, "training.seed": seed})
         path = folder / identity(config)
@@ -16,7 +23,7 @@ def write_experiment(folder, preset, settings, *, seeds=(0,), val_loss=None, slo
         (path / "config.yaml").write_text(dump_config(config))
         last = config.training.last_iteration
         iterations = np.arange(1, last + 1)
-        loss = 3.0 / (1.0 + iterations / (100.0 * (slowness or config.pipeline.stages))) + 0.001 * seed
+        loss = 3.0 / (1.0 + iterations / (100.0 * (slowness or depth(config.pipeline)))) + 0.001 * seed
         np.savez(
             path / "curves.npz",
             iterations=iterations,

@@ -17,20 +17,20 @@ from brx.paper.scales import CURVATURE, SCALES, VARIANTS, Experiments
 from brx.sweep.spec import identity
 from tests.paper.helpers import write_experiment
 
-CPU = SCALES["cpu"]
+LAPTOP = SCALES["laptop"]
 
 
 def row(folder, name):
     (claim,) = [claim for claim in CLAIMS if claim.name == name]
-    return judge(Experiments.load(CPU, folder), [claim])[0]
+    return judge(Experiments.load(LAPTOP, folder), [claim])[0]
 
 
 def test_every_claim_is_judged_and_those_without_runs_say_why(complete):
-    outcomes = judge(Experiments.load(CPU, complete), CLAIMS)
+    outcomes = judge(Experiments.load(LAPTOP, complete), CLAIMS)
     untried = {outcome.claim.name: outcome.reason for outcome in outcomes if outcome.verdict == "not tried"}
     assert set(untried) == {"3b", "mixture", "gpu-hours", "theorem-order"}
     assert all(untried.values())
-    table = claim_table(outcomes, CPU)
+    table = claim_table(outcomes, LAPTOP)
     assert table["claim"].is_unique
     assert (table.loc[table["reproduced"] != "not tried", "here"] != "").all()
     assert table["command"].str.match("brx |make ").all()
@@ -49,7 +49,7 @@ def test_a_changed_run_changes_its_row(complete, tmp_path):
     assert row(folder, "slowdown-order").verdict == "no"  # all methods are as slow there
     for seed in (0, 1, 2):
         settings = {"pipeline.stages": 32, **VARIANTS["basis-rotation"]}
-        write_experiment(folder, CPU.preset, settings, seeds=(seed,), slowness=1.3)
+        write_experiment(folder, LAPTOP.preset, settings, seeds=(seed,), slowness=1.3)
     assert row(folder, "slowdown-order").verdict == "yes"
     outcome = row(folder, "slowdown-basis-rotation")
     assert outcome.evidence.value == pytest.approx(1.3, rel=0.05)
@@ -58,7 +58,7 @@ def test_a_changed_run_changes_its_row(complete, tmp_path):
 
 
 def test_a_claim_without_runs_is_not_tried_and_names_what_is_missing(tmp_path):
-    write_experiment(tmp_path, CPU.preset, {"pipeline.stages": 32})
+    write_experiment(tmp_path, LAPTOP.preset, {"pipeline.stages": 32})
     outcome = row(tmp_path, "main-reduction")
     assert (outcome.verdict, outcome.reason) == ("not tried", "no runs of basis-rotation at P = 32 yet")
 
@@ -136,7 +136,7 @@ def write_oscillation(folder, method, seed, iteration, variance, eigenvalue=5.0)
 @pytest.fixture
 def measured(complete, tmp_path):
     """The complete runs, with runs in tmp_path as those whose curvature was measured."""
-    return Experiments.load(replace(CPU, curvature=tmp_path), complete)
+    return Experiments.load(replace(LAPTOP, curvature=tmp_path), complete)
 
 
 def test_oscillation_is_judged_over_seeds_and_checkpoints(tmp_path, measured):

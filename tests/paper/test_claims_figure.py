@@ -12,7 +12,7 @@ from brx.paper.evidence import Evidence
 from brx.paper.scales import SCALES, Experiments
 from brx.plot.style import VERDICT_COLORS, new_figure
 
-CPU = SCALES["cpu"]
+LAPTOP = SCALES["laptop"]
 
 
 def outcome(evidence, paper=2.0, unit="times", rule="number", num_seeds=3):
@@ -69,7 +69,7 @@ def test_figure_has_a_row_per_claim_and_its_caption_what_is_missing(complete, tm
     assert main(["plot", "claims", "--runs", str(complete), "--out", str(tmp_path)]) == 0
     caption = (tmp_path / "claims.txt").read_text()
     assert "ours over the paper's number" in caption
-    assert "not there: basis-rotation at P = 32: brx sweep configs/sweeps/cpu/moe.yaml" in caption
+    assert "not there: basis-rotation at P = 32: brx sweep configs/sweeps/laptop/moe.yaml" in caption
     with new_figure() as figure:
-        fill_claims(figure, judge(Experiments.load(CPU, complete), CLAIMS))
+        fill_claims(figure, judge(Experiments.load(LAPTOP, complete), CLAIMS))
         assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == [claim.name for claim in CLAIMS]

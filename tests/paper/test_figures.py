@@ -13,12 +13,12 @@ from brx.paper.tables import TABLES
 from brx.runs.formats import format_table
 from tests.paper.helpers import write_experiment
 
-CPU = SCALES["cpu"]
+LAPTOP = SCALES["laptop"]
 
 
 @pytest.mark.parametrize("name", [name for name in FIGURES if name not in ("3b", "moe", "claims")])
 def test_every_figure_draws_from_complete_results(complete, tmp_path, name):
-    written, found = draw_paper_figure(name, Experiments.load(CPU, complete), tmp_path)
+    written, found = draw_paper_figure(name, Experiments.load(LAPTOP, complete), tmp_path)
     assert found.missing == []
     assert [path.suffix for path in written] == [".png", ".pdf", ".txt"]
     assert all(path.stat().st_size > 200 for path in written)
@@ -30,7 +30,7 @@ def test_every_figure_draws_from_complete_results(complete, tmp_path, name):
 
 def test_same_runs_give_the_same_bytes(complete, tmp_path):
     for folder in ("a", "b"):
-        draw_paper_figure("main", Experiments.load(CPU, complete), tmp_path / folder)
+        draw_paper_figure("main", Experiments.load(LAPTOP, complete), tmp_path / folder)
     for name in ("main.png", "main.pdf", "main.txt"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
@@ -38,20 +38,20 @@ def test_same_runs_give_the_same_bytes(complete, tmp_path):
 def test_all_draws_what_there_is_and_names_the_sweep_of_the_rest(tmp_path, capsys, monkeypatch):
     quick = {name: figure for name, figure in STANDALONE.items() if not name.startswith("toy-")}
     monkeypatch.setattr("brx.paper.publishing.STANDALONE", quick)
-    write_experiment(tmp_path / "runs", CPU.preset, {"pipeline.stages": 32})
+    write_experiment(tmp_path / "runs", LAPTOP.preset, {"pipeline.stages": 32})
     assert main(["plot", "all", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "figures")]) == 0
     out, error = capsys.readouterr()
     assert "teaser.png" in out
     assert "figure weight-prediction: none of its runs" in error
-    assert "brx sweep configs/sweeps/cpu/prediction.yaml" in error
+    assert "brx sweep configs/sweeps/laptop/prediction.yaml" in error
 
 
 def test_a_figure_without_runs_is_one_line_that_names_the_sweep(tmp_path, capsys):
-    write_experiment(tmp_path / "runs", CPU.preset, {"pipeline.stages": 32})
+    write_experiment(tmp_path / "runs", LAPTOP.preset, {"pipeline.stages": 32})
     assert main(["plot", "moe", "--runs", str(tmp_path / "runs")]) == 2
     error = capsys.readouterr().err
     assert "figure moe: none of its runs are in" in error
-    assert "brx sweep configs/sweeps/cpu/moe.yaml" in error
+    assert "brx sweep configs/sweeps/laptop/moe.yaml" in error
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_tables_from_complete_results(complete, tmp_path):
 
 
 def test_tables_without_runs_are_those_of_their_commands(complete, capsys):
-    experiments = Experiments.load(CPU, complete)
+    experiments = Experiments.load(LAPTOP, complete)
     assert main(["stages", "--format", "csv"]) == 0
     assert capsys.readouterr().out == format_table(TABLES["stages"].make(experiments), "csv") + "\n"
     sizes = TABLES["memory"].make(experiments).iloc[:, 4:6].to_numpy().tolist()
@@ -90,7 +90,7 @@ def test_tables_without_runs_are_those_of_their_commands(complete, capsys):
 
 
 def test_table_that_was_not_measured_is_refused_alone_and_noted_among_others(complete, tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(SCALES, "cpu", replace(CPU, curvature=tmp_path / "nothing"))
+    monkeypatch.setitem(SCALES, "laptop", replace(LAPTOP, curvature=tmp_path / "nothing"))
     assert main(["tables", "hessian-norm", "--runs", str(complete)]) == 2
     assert "nothing: no such folder" in capsys.readouterr().err
     assert main(["tables", "all", "--runs", str(complete), "--out", str(tmp_path / "tables")]) == 0
@@ -100,35 +100,36 @@ def test_table_that_was_not_measured_is_refused_alone_and_noted_among_others(com
 
 def test_slowdown_table_agrees_with_the_made_up_curves(complete, tmp_path):
     # Every curve falls as 1 / (1 + t / (100 P)), so P = 32 takes 32 times as long (means of a convex curve aside).
-    table = TABLES["slowdown"].make(Experiments.load(CPU, complete))
+    table = TABLES["slowdown"].make(Experiments.load(LAPTOP, complete))
     for text in table["slowdown at P = 32"]:
         assert float(text.split()[0]) == pytest.approx(32, rel=0.05)
     assert set(table["seeds"]) == {"3"}
 
 
-def test_budget_table_has_a_target_for_each_length(complete):
-    table = TABLES["budget"].make(Experiments.load(CPU, complete))
+def test_ladder_table_has_a_target_for_each_length(complete):
+    table = TABLES["budget"].make(Experiments.load(LAPTOP, complete))
     assert list(zip(table["method"], table["iterations"], strict=True)) == [
         (method, iterations)
-        for iterations in ("1000", "4000", "16000")
-        for method in ("basis-rotation", "pipedream-lr")
+        for iterations in ("2000", "4000", "8000", "16000", "32000")
+        for method in ("basis-rotation", "nesterov", "pipedream-lr")
     ]
-    assert table["slowdown"].astype(float).tolist() == pytest.approx([8] * 6, rel=0.05)
-    assert table["target loss"].nunique() == 3
+    slowdowns = [float(text.split()[0]) for text in table["slowdown"]]
+    assert slowdowns == pytest.approx([32] * 15, rel=0.05)
+    assert table["target loss"].nunique() == 5
     with pytest.raises(UserError, match="only at the scale of a laptop"):
         TABLES["budget"].make(Experiments.load(SCALES["paper"], complete))
 
 
 def test_looking_up_an_experiment_takes_all_seeds_and_the_best_rate(tmp_path):
     settings = {"pipeline.stages": 32, **VARIANTS["nesterov"]}
-    write_experiment(tmp_path, CPU.preset, {**settings, "optimizer.lr": 0.003}, seeds=(0, 1), val_loss=1.0)
-    write_experiment(tmp_path, CPU.preset, {**settings, "optimizer.lr": 0.001}, seeds=(0,), val_loss=2.0)
-    seeds = Experiments.load(CPU, tmp_path).find("nesterov", 32, "main")
+    write_experiment(tmp_path, LAPTOP.preset, {**settings, "optimizer.lr": 0.003}, seeds=(0, 1), val_loss=1.0)
+    write_experiment(tmp_path, LAPTOP.preset, {**settings, "optimizer.lr": 0.001}, seeds=(0,), val_loss=2.0)
+    seeds = Experiments.load(LAPTOP, tmp_path).find("nesterov", 32, "main")
     assert seeds["optimizer.lr"].tolist() == [0.003, 0.003]
 
 
 def test_tables_and_figures_share_one_target_that_pipedream_does_not_set(complete):
-    experiments = Experiments.load(CPU, complete)
+    experiments = Experiments.load(LAPTOP, complete)
     tables = [TABLES[name].make(experiments.fresh()) for name in ("slowdown", "preconditioned")]
     slowest = experiments.find("nesterov", 32, "main")["last_quarter_loss"].max()
     assert {target for table in tables for target in table["target loss"]} == {f"{slowest:.3f}"}

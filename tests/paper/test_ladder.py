@@ -14,49 +14,44 @@ from brx.paper.scales import SCALES, VARIANTS, Experiments
 from brx.plot.style import new_figure
 from tests.paper.helpers import write_experiment
 
-CPU = SCALES["cpu"]
+LAPTOP = SCALES["laptop"]
 
 
 def write_ladder(folder, iterations, slowness_by_method, seeds=(0,)):
     for method, slowness in slowness_by_method.items():
-        for stages in (1, 8):
-            settings = {**CPU.budget_model, "training.iterations": iterations, "pipeline.stages": stages}
-            write_experiment(
-                folder,
-                CPU.preset,
-                {**settings, **VARIANTS[method]},
-                seeds=seeds,
-                slowness=slowness if stages > 1 else 1,
-            )
+        for stages in (1, 32):
+            settings = {"training.iterations": iterations, "pipeline.stages": stages, **VARIANTS[method]}
+            slower = slowness if stages > 1 else 1
+            write_experiment(folder, LAPTOP.preset, settings, seeds=seeds, slowness=slower)
 
 
 @pytest.fixture
 def runs(tmp_path):
-    """Slowdowns of 1 + 1000 tau / T (basis rotation) and 1 + 2000 tau / T; the longest lacks a method."""
-    for iterations in (1000, 4000, 16000):
-        delay = 7 / iterations
-        methods = {"basis-rotation": 1 + 1000 * delay, "pipedream-lr": 1 + 2000 * delay}
-        write_ladder(tmp_path / "runs", iterations, methods, seeds=(0, 1) if iterations == 1000 else (0,))
+    """Slowdowns of 1 + 200 tau / T (basis rotation), twice and three times as much; there are no others."""
+    for iterations in (2000, 4000, 16000):
+        cost = 200 * 31 / iterations
+        methods = {"basis-rotation": 1 + cost, "pipedream-lr": 1 + 2 * cost, "nesterov": 1 + 3 * cost}
+        write_ladder(tmp_path / "runs", iterations, methods, seeds=(0, 1) if iterations == 2000 else (0,))
     return tmp_path / "runs"
 
 
 def test_slowdowns_and_savings_of_every_complete_length(runs):
-    ladder = rungs(Experiments.load(CPU, runs))
+    ladder = rungs(Experiments.load(LAPTOP, runs))
     assert [(rung.iterations, rung.num_stages, rung.num_seeds) for rung in ladder] == [
-        (1000, 8, 2),
-        (4000, 8, 1),
-        (16000, 8, 1),
+        (2000, 32, 2),
+        (4000, 32, 1),
+        (16000, 32, 1),
     ]
     rows = ladder_slowdowns(ladder)
     for row in rows.to_dict("records"):
-        assert row["relative_delay"] == 7 / row["iterations_of_training"]
-        factor = 1000 if row["method"] == "basis-rotation" else 2000
+        assert row["relative_delay"] == 31 / row["iterations_of_training"]
+        factor = {"basis-rotation": 200, "pipedream-lr": 400, "nesterov": 600}[row["method"]]
         if not row["is_censored"]:
             assert row["ratio"] == pytest.approx(1 + factor * row["relative_delay"], rel=0.05)
     savings = ladder_savings(ladder)
     assert list(savings["method"]) == ["basis-rotation"] * 3
     # Both lose the same share of their slowness, so that the iterations to a loss are as slowness.
-    expected = [1 - (1 + 1000 * 7 / T) / (1 + 2000 * 7 / T) for T in (1000, 4000, 16000)]
+    expected = [1 - (1 + 200 * 31 / T) / (1 + 400 * 31 / T) for T in (2000, 4000, 16000)]
     assert savings["share"].to_numpy() == pytest.approx(expected, abs=0.05)
 
 
@@ -66,9 +61,9 @@ def test_a_length_that_lacks_a_run_is_left_out(runs, tmp_path):
         text = (path / "config.yaml").read_text()
         if "iterations: 4000" in text and "method: pipedream-lr" in text:
             shutil.rmtree(path)
-    experiments = Experiments.load(CPU, folder)
-    assert [rung.iterations for rung in rungs(experiments)] == [1000, 16000]
-    assert all("budget.yaml" in line for line in experiments.missing)
+    experiments = Experiments.load(LAPTOP, folder)
+    assert [rung.iterations for rung in rungs(experiments)] == [2000, 16000]
+    assert all("ladder.yaml" in line for line in experiments.missing)
     assert experiments.missing
 
 
@@ -108,7 +103,7 @@ def test_there_is_no_law_through_too_few_points_or_where_delay_costs_nothing():
 
 def test_figure_states_the_extrapolation_with_its_interval_beside_the_papers_number(runs):
     with new_figure() as figure:
-        fill_ladder(figure, rungs(Experiments.load(CPU, runs)))
+        fill_ladder(figure, rungs(Experiments.load(LAPTOP, runs)))
         labels = [text.get_text() for axes in figure.axes for text in axes.get_legend().get_texts()]
         scales = [axes.get_xscale() for axes in figure.axes]
         left, right = (axes.get_xlim() for axes in figure.axes)
@@ -121,7 +116,7 @@ def test_figure_states_the_extrapolation_with_its_interval_beside_the_papers_num
 
 
 def test_figure_without_complete_lengths_says_so(tmp_path):
-    write_ladder(tmp_path / "runs", 1000, {"basis-rotation": 2.0})
-    written, asked = draw_paper_figure("ladder", Experiments.load(CPU, tmp_path / "runs"), tmp_path)
+    write_ladder(tmp_path / "runs", 2000, {"basis-rotation": 2.0})
+    written, asked = draw_paper_figure("ladder", Experiments.load(LAPTOP, tmp_path / "runs"), tmp_path)
     assert asked.used
-    assert "not there: pipedream-lr at P = 8" in written[2].read_text()
+    assert "not there: nesterov at P = 1" in written[2].read_text()

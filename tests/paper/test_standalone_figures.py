@@ -42,7 +42,7 @@ def test_toy_figures_are_drawn_from_the_papers_settings(tmp_path):
 def test_norms_by_strategy_stand_beside_the_slowdowns_of_the_scale_as_far_as_there_are_any(tmp_path):
     (tmp_path / "curvature").mkdir()
     run = finished_run(tmp_path / "curvature", "run")
-    scale = replace(SCALES["cpu"], curvature=run.parent, runs=tmp_path / "runs")
+    scale = replace(SCALES["laptop"], curvature=run.parent, runs=tmp_path / "runs")
     with pytest.raises(UserError, match="no checkpoint was measured in all coordinates"):
         STANDALONE["strategy-norms"].draw(tmp_path / "figure", scale)
     measure_runs([run], STRATEGY_SPACES, NormSettings(vectors=4, batches_per_vector=1, basis_batches=3))
@@ -65,6 +65,6 @@ def test_what_a_scale_has_measured_of_its_own_runs_is_drawn_into_its_own_folder(
 
 
 def test_without_measurements_a_figure_is_refused_in_one_line(tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(SCALES, "cpu", replace(SCALES["cpu"], curvature=tmp_path / "nothing"))
+    monkeypatch.setitem(SCALES, "laptop", replace(SCALES["laptop"], curvature=tmp_path / "nothing"))
     assert main(["plot", "oscillation", "--out", str(tmp_path)]) == 2
     assert capsys.readouterr().err == f"brx: {tmp_path / 'nothing'}: no such folder\n"

@@ -20,7 +20,7 @@ def axes():
 def experiment(folder, method, stages=32, rates=(1e-3,), **options):
     for rate in rates:
         settings = {"pipeline.stages": stages, "optimizer.lr": rate, **VARIANTS[method]}
-        write_experiment(folder, "cpu-small", settings, **options)
+        write_experiment(folder, "laptop", settings, **options)
     chosen = at_best_rates(load([folder]))
     return chosen[chosen["variant"] == method]
 
@@ -49,7 +49,7 @@ def test_spikes_do_not_set_the_range(axes, tmp_path):
     (path,) = spiked.index
     with np.load(f"{path}/curves.npz") as file:
         arrays = dict(file)
-    arrays["train_loss"][300:900] += 50.0  # of 4,000
+    arrays["train_loss"][300:900] += 50.0  # of 8,000
     np.savez(f"{path}/curves.npz", **arrays)
     draw_training_losses(axes, [curve_of(spiked)])
     low, high = axes.get_ylim()
@@ -72,7 +72,7 @@ def test_best_baseline_is_one_line_that_takes_the_lowest_at_each_number_of_stage
     runs = at_best_rates(load([tmp_path]))
     draw_final_losses(axes, runs, best_of=("pipedream", "nesterov"))
     (best,) = [line for line in axes.lines if line.get_label() == "best baseline"]
-    expected = runs[runs["method"] != "basis-rotation"].groupby("pipeline.stages")["train_loss"].min()
+    expected = runs[runs["method"] != "basis-rotation"].groupby("depth")["train_loss"].min()
     assert best.get_ydata().tolist() == expected.tolist()
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["best baseline", "Basis rotation"]
 

@@ -96,4 +96,4 @@ def test_ticking_a_box_filters_and_marking_a_run_shows_its_settings(opened):
     ((pressed, name),) = elements.named("button", aria_pressed="true")
     assert (name, pressed["title"]) == ("pipedream-32", "pipedream-32")
     (settings,) = [text for _, text in elements.named("pre")]
-    assert "stages: 32" in settings
+    assert "like: 32" in settings

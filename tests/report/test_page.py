@@ -31,8 +31,8 @@ def test_curves_are_thinned_and_end_where_the_run_ends(run_data):
     run = next(run for run in run_data["runs"] if run["name"] == "basis-rotation-32")
     curves = run["curves"]
     assert len(curves["train"]) == len(curves["iterations"]) == len(curves["minutes"]) == 300
-    # Middles of windows of 79 iterations.
-    assert (curves["iterations"][0], curves["iterations"][-1], curves["minutes"][-1]) == (40, 961, 1.922)
+    # Middles of windows of 159 iterations.
+    assert (curves["iterations"][0], curves["iterations"][-1], curves["minutes"][-1]) == (80, 921, 1.842)
     assert curves["train"][-1] == pytest.approx(2.1, abs=1e-3)
     assert curves["val_iterations"] == list(range(100, 1001, 100))
     assert curves["val"][-1] == pytest.approx(2.2, abs=1e-3)
@@ -58,7 +58,7 @@ def test_each_filter_offers_the_values_that_occur(elements):
         "stages": ["1", "32"],
         "lr": ["0.0003", "0.001", "0.01"],
         "seed": ["0", "3"],
-        "model": ["32 blocks, d 32"],
+        "model": ["8 blocks, d 32"],
         "chosen": ["yes"],
     }
 
@@ -67,7 +67,7 @@ def test_figures_with_runs_are_there_and_the_others_named(elements):
     figures = {attributes["id"] for attributes, _ in elements.named("figure")}
     assert figures == {"figure-teaser", "figure-validation"}
     (missing,) = [text for _, text in elements.named("li") if text.startswith("figure width: ")]
-    assert "brx sweep configs/sweeps/cpu/width.yaml" in missing
+    assert "brx sweep configs/sweeps/laptop/width.yaml" in missing
     assert all(attributes["alt"] for attributes, _ in elements.named("img"))
 
 

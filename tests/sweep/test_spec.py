@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from brx.config.loading import load_config
 from brx.errors import UserError
 from brx.sweep.spec import Sweep, identity, matches
 from tests.sweep.helpers import write_sweep
@@ -115,22 +114,23 @@ def test_mistakes_are_one_line_that_names_the_file_and_the_key(tmp_path, content
 
 def test_sweeps_that_come_with_brx_are_found_by_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert len(Sweep.load(Path("cpu/main")).cells) == 72
+    assert len(Sweep.load(Path("laptop/main")).cells) == 24
 
 
-@pytest.mark.parametrize("scale", ["cpu", "paper"])
-def test_the_sweeps_that_come_with_brx_expand(scale):
+@pytest.mark.parametrize(
+    ("scale", "usual_length", "usual_rates", "other_rates"),
+    [
+        ("laptop", 8000, 1, {"main": 3, "preconditioned": 2, "rates": 2}),
+        ("paper", 250_000, 3, {"1b": 1, "3b": 2}),
+    ],
+)
+def test_the_sweeps_that_come_with_brx_expand(scale, usual_length, usual_rates, other_rates):
     from brx.config.loading import PRESETS
 
     files = sorted((PRESETS / "sweeps" / scale).glob("*.yaml"))
     assert len(files) >= 11
     for file in files:
-        sweep = Sweep.load(file)
-        rates = {cell.config.optimizer.lr for cell in sweep.cells}
-        few = {"1b": 1, "3b": 2, "main-edges": 2, "budget-edges": 2, "refreshes": 2, "block-scaling-long": 1}
-        assert len(rates) == few.get(file.stem, 3)
-        usual = {4000 if scale == "cpu" else 250_000}
-        of_tests = {1000, 4000, 16000}
-        lengths = {"budget": of_tests, "budget-edges": of_tests, "refreshes": of_tests, "block-scaling-long": {16000}}
-        assert {cell.config.training.iterations for cell in sweep.cells} == lengths.get(file.stem, usual)
-    assert load_config("cpu-small").model.blocks == 32
+        configs = [cell.config for cell in Sweep.load(file).cells]
+        assert len({config.optimizer.lr for config in configs}) == other_rates.get(file.stem, usual_rates)
+        lengths = {2000, 4000, 16000, 32000} if file.stem == "ladder" else {usual_length}
+        assert {config.training.iterations for config in configs} == lengths
