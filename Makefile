@@ -55,13 +55,14 @@ reproduce-figures: setup  ## draw every figure and table from the results at han
 	$(if $(wildcard results/lab/staleness),$(BIN)/brx plot staleness results/lab/staleness/* --out figures/lab/staleness)
 	$(if $(wildcard results/compare),$(BIN)/brx compare --figure figures/compare --format markdown > results/tables/compare.md)
 
-KEPT := runs/$(if $(filter paper,$(SCALE)),paper/*/checkpoints/00125000,laptop-curvature/*/checkpoints/00008000)
+MIDWAY := $(if $(filter paper,$(SCALE)),runs/paper/*/checkpoints/00125000,runs/laptop-curvature/*-s0*/checkpoints/00004000)
+TRACED := $(if $(filter paper,$(SCALE)),$(MIDWAY),runs/laptop-curvature/*/checkpoints/0000[246]000)
 
 curvature: setup  ## train with checkpoints midway, measure norms and oscillation there (SCALE=laptop or paper; hours)
 	$(BIN)/brx sweep configs/sweeps/$(SCALE)/curvature.yaml
-	$(BIN)/brx hessian-norm $(KEPT)
-	$(BIN)/brx hessian-norm $(KEPT) --strategies
-	$(BIN)/brx oscillation $(KEPT)
+	$(BIN)/brx hessian-norm $(MIDWAY)
+	$(BIN)/brx hessian-norm $(MIDWAY) --strategies
+	$(BIN)/brx oscillation $(TRACED)
 
 setup: .venv/ready
 
