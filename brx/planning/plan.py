@@ -313,11 +313,6 @@ def rank_flops(config: RunConfig, own: range) -> float:
     return passes * forward + method_flops(config, shapes)
 
 
-def synchronous_bubble(num_ranks: int, num_micro_batches: int) -> float:
-    """The share of time in which the ranks of a synchronous pipeline wait: (R - 1) / (M + R - 1), GPipe or 1F1B."""
-    return (num_ranks - 1) / (num_micro_batches + num_ranks - 1)
-
-
 def _ring_bytes(config: RunConfig, delay: StageDelay, shapes: Shapes, device_type: str, in_flight: int) -> int:
     if delay.tau == 0:
         return 0
