@@ -1,18 +1,15 @@
-"""What a model makes of the schedules: memory of the busiest device, from the plan of the asynchronous pipeline, and
-the time of a transfer."""
+"""What a model makes of the schedules: memory of the busiest device, as `brx plan` says, and the time of a transfer."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 from brx.config.schema import RunConfig
 from brx.errors import UserError
 from brx.model.sizes import stage_forward_flops
 from brx.model.stage import partition
-from brx.pipeline.delay import pipeline_delays
 from brx.planning.idle import SYNCHRONOUS, synchronous_idle
-from brx.planning.plan import RankMemory, plan_memory, planned_device_type
+from brx.planning.plan import plan_memory, planned_device_type
 from brx.planning.verdict import ASYNCHRONOUS
 
 
@@ -29,9 +26,8 @@ def micro_batch_config(config: RunConfig, num_stages: int, num_micro_batches: in
         )
     if num_stages > config.model.blocks:
         raise UserError(f"--stages {num_stages}: the model has only {config.model.blocks} blocks")
-    pipeline = config.pipeline.model_copy(
-        update={"stages": num_stages, "devices": num_stages, "delay": "pipeline", "accumulation": 1}
-    )
+    changes = {"stages": num_stages, "devices": num_stages, "delay": "pipeline", "accumulation": num_micro_batches}
+    pipeline = config.pipeline.model_copy(update=changes)
     training = config.training.model_copy(update={"batch_size": batch // num_micro_batches})
     return config.model_copy(update={"pipeline": pipeline, "training": training})
 
@@ -39,21 +35,27 @@ def micro_batch_config(config: RunConfig, num_stages: int, num_micro_batches: in
 def memory_by_schedule(config: RunConfig, num_stages: int, num_micro_batches: int) -> dict[str, float]:
     """Bytes of the busiest device, by schedule.
 
-    A synchronous pipeline keeps no older weights, and the activations of as many micro-batches as its schedule has in
-    flight. An asynchronous one keeps ceil(tau_k / M) + 1 versions of the weights.
+    A synchronous pipeline keeps no older weights and predicts none, whatever the run's stash and forecast are; it keeps
+    the activations of as many micro-batches as its schedule has in flight, and logits of one.
 
     Args:
         config: the run; its micro-batches of an update together are the examples per update.
         num_stages: P, a device each.
         num_micro_batches: M.
+
+    Raises:
+        UserError: the batch does not divide, or the model has fewer blocks than stages.
     """
     config = micro_batch_config(config, num_stages, num_micro_batches)
-    ranks = plan_memory(config, planned_device_type(config))
-    peaks = {ASYNCHRONOUS: max(_asynchronous(rank, num_stages, num_micro_batches) for rank in ranks)}
+    device_type = planned_device_type(config)
+    peaks: dict[str, float] = {ASYNCHRONOUS: max(rank.peak for rank in plan_memory(config, device_type))}
+    without_delay = config.pipeline.model_copy(update={"delay": 0, "stash": "exact", "forecast": None})
+    synchronous = config.model_copy(update={"pipeline": without_delay})
     for name in SYNCHRONOUS:
         idle = synchronous_idle(name, num_stages, num_micro_batches)
         if idle is not None:
-            peaks[name] = max(_synchronous(rank, num_stages, idle.in_flight[rank.rank]) for rank in ranks)
+            ranks = plan_memory(synchronous, device_type, in_flight=idle.in_flight)
+            peaks[name] = max(rank.peak for rank in ranks)
     return peaks
 
 
@@ -83,14 +85,3 @@ def too_large(memory: Mapping[str, float], device_memory: float | None) -> tuple
     if device_memory is None:
         return ()
     return tuple(schedule for schedule, needed in memory.items() if needed > device_memory)
-
-
-def _asynchronous(rank: RankMemory, num_stages: int, num_micro_batches: int) -> float:
-    delay = pipeline_delays(num_stages)[rank.rank].tau
-    return rank.peak - rank.rings * (1.0 - (math.ceil(delay / num_micro_batches) + 1) / (delay + 1))
-
-
-def _synchronous(rank: RankMemory, num_stages: int, in_flight: float) -> float:
-    (stage,) = rank.by_stage
-    planned = num_stages - rank.rank
-    return rank.peak - rank.rings + (in_flight - planned) * stage.activations / planned
