@@ -13,11 +13,11 @@ passes, and iterations to the loss as measured at the same delay in updates, tau
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import pairwise, product
 
-from brx.planning.idle import SYNCHRONOUS, asynchronous_idle, synchronous_idle
+from brx.planning.idle import SYNCHRONOUS, Idle, asynchronous_idle, synchronous_idle
 from brx.runs.time_to_loss import Experiment, Measurements
 
 ASYNCHRONOUS = "asynchronous"
@@ -52,6 +52,18 @@ class Question:
     def delay(self) -> float:
         """The largest delay of a stage, in updates."""
         return (self.num_stages - 1) / self.num_micro_batches
+
+    @property
+    def synchronous_schedules(self) -> dict[str, Idle]:
+        """Those that exist for P and M and fit into memory, with their idle time."""
+        candidates = [name for name in SYNCHRONOUS if name not in self.excluded]
+        shape = (self.num_stages, self.num_micro_batches, self.transfer_time)
+        return {name: idle for name in candidates if (idle := synchronous_idle(name, *shape)) is not None}
+
+    @property
+    def is_memory_short(self) -> bool:
+        """Whether memory leaves no synchronous schedule, or not the asynchronous one: nothing is to be compared."""
+        return ASYNCHRONOUS in self.excluded or not self.synchronous_schedules
 
 
 @dataclass(frozen=True)
@@ -140,15 +152,17 @@ class Verdict:
         return option.iterations.count / self.synchronous[0].iterations.count
 
 
+Grid = dict[tuple[int, int], Verdict | None]
+"""Answers by P and M; None where the question cannot be asked."""
+
+
 def answer(measurements: Measurements, question: Question) -> Verdict:
     """Compare every synchronous schedule and every method without delay with every method under this delay."""
     by_method = _by_method(measurements.experiments)
     costs = {**update_costs(measurements.experiments), **question.costs}
     synchronous = [
         _option(name, method, iterations, idle.share, costs)
-        for name in SYNCHRONOUS
-        if name not in question.excluded
-        if (idle := synchronous_idle(name, question.num_stages, question.num_micro_batches, question.transfer_time))
+        for name, idle in question.synchronous_schedules.items()
         for method, experiments in by_method.items()
         if (iterations := iterations_at(measurements, experiments, 0.0, question.loss))
         # A method that never gets there is no synchronous option: its lower bound would win by never arriving.
@@ -210,13 +224,27 @@ def default_loss(measurements: Measurements) -> float:
 
 
 def grid(
-    measurements: Measurements, question: Question, stages: Iterable[int], micro_batches: Sequence[int]
-) -> Iterator[Verdict]:
-    """The same question for every P and M."""
-    for num_stages in stages:
-        for num_micro_batches in micro_batches:
-            asked = replace(question, num_stages=num_stages, num_micro_batches=num_micro_batches)
-            yield answer(measurements, asked)
+    measurements: Measurements,
+    question: Question,
+    stages: Iterable[int],
+    micro_batches: Sequence[int],
+    fitted: Callable[[Question], Question | None] | None = None,
+) -> Grid:
+    """The same question for every P and M.
+
+    Args:
+        measurements: what the answers are from.
+        question: the loss and the costs.
+        stages: the P.
+        micro_batches: the M.
+        fitted: what a model makes of the question at a P and M; None if it cannot be split up so. By default, nothing.
+    """
+    cells: Grid = {}
+    for num_stages, num_micro_batches in product(stages, micro_batches):
+        asked = replace(question, num_stages=num_stages, num_micro_batches=num_micro_batches)
+        own = asked if fitted is None else fitted(asked)
+        cells[num_stages, num_micro_batches] = None if own is None else answer(measurements, own)
+    return cells
 
 
 def _by_method(experiments: Iterable[Experiment]) -> dict[str, list[Experiment]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import pandas as pd
 
@@ -123,14 +123,9 @@ def unmeasured_lines(verdict: Verdict) -> list[str]:
 
 def assumption_lines(verdict: Verdict) -> list[str]:
     """What the answer rests on."""
-    transfer = verdict.question.transfer_time
-    transfers = (
-        f"transfers of {transfer:.2g} forward passes, beside the computation" if transfer else "transfers take no time"
-    )
     few = sorted({option.method for option in verdict.asynchronous[:MOST_METHODS] if option.iterations.num_rates == 1})
     lines = [
-        "Time is in units of the forward and backward passes of an update. Assumed: equal examples per update, equal"
-        f" stages, one per device, updates not overlapped with passes; {transfers}.",
+        units_line([verdict.question.transfer_time]),
         "A method's update costs beyond AdamW's, as a share of an iteration: "
         + ", ".join(f"{method} {cost:.0%}" for method, cost in _costs(verdict).items())
         + " (from the pace of these runs, unless --cost or --cost-from say otherwise).",
@@ -138,6 +133,21 @@ def assumption_lines(verdict: Verdict) -> list[str]:
     if few:
         lines.append(f"At some of these delays only one learning rate was tried: {', '.join(few)}: upper estimates.")
     return lines
+
+
+def units_line(transfer_times: Collection[float]) -> str:
+    """What time is measured in, and what is assumed.
+
+    Args:
+        transfer_times: of the questions, in units of a micro-batch's forward pass.
+    """
+    shortest, longest = f"{min(transfer_times):.2g}", f"{max(transfer_times):.2g}"
+    times = shortest if shortest == longest else f"{shortest} to {longest}"
+    transfers = "take no time" if longest == "0" else f"of {times} forward passes, beside the computation"
+    return (
+        "Time is in units of the forward and backward passes of an update. Assumed: equal examples per update, equal"
+        f" stages, one per device, updates not overlapped with passes; transfers {transfers}."
+    )
 
 
 def _costs(verdict: Verdict) -> dict[str, float]:

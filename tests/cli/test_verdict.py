@@ -68,6 +68,17 @@ def test_a_model_gives_memory_and_transfers(capsys, monkeypatch):
     assert "transfers of " in text
 
 
+def test_the_figure_has_the_transfers_of_each_cell(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    model = ["--config", "paper-95m", "--bandwidth", "5GB", "--throughput", "A100"]
+    figure = ["--figure", str(tmp_path / "figure")]
+    assert main(["verdict", "--stages", "32", "--micro-batches", "8", *model, *figure]) == 0
+    capsys.readouterr()
+    caption = (tmp_path / "figure.txt").read_text()
+    assert "transfers of 0.18 to 4.4 forward passes" in caption
+    assert "Blank: " in caption  # the batch of 8 is no multiple of 16 micro-batches
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -1,5 +1,7 @@
 """Memory of the schedules: against the plan of the run that the verdict is about, and against measured peaks."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,7 +11,8 @@ from brx.errors import UserError
 from brx.model.stage import Stage, partition
 from brx.planning.idle import SYNCHRONOUS
 from brx.planning.plan import plan_memory
-from brx.planning.schedule_memory import memory_by_schedule
+from brx.planning.schedule_memory import Fitting, memory_by_schedule
+from brx.planning.verdict import Question
 from brx.train.build import assemble
 from tests.planning.test_plan import FirstOfFour, small
 
@@ -99,6 +102,23 @@ def train_naively(config, rank, name):
                 optimizer.step()
                 optimizer.zero_grad()
                 torch.clear_autocast_cache()
+
+
+def test_every_cell_of_the_figure_has_its_own_transfers_and_memory():
+    config = load_config("paper-95m")
+    fitting = Fitting(config, device_memory=1e9, bandwidth=5e9, throughput=1e14)
+    asked = fitting.fitted(Question(2.12, 32, 8))
+    for stages, micro_batches, expected in ((4, 8, 5), (16, 8, 0), (16, 1, 1)):
+        cell = fitting.fitted_if_possible(replace(asked, num_stages=stages, num_micro_batches=micro_batches))
+        # A transfer is as long whatever P is; its micro-batch's forward pass is P times as short.
+        assert cell.transfer_time == pytest.approx(asked.transfer_time * stages / 32)
+        memory = memory_by_schedule(config, stages, micro_batches)
+        assert set(cell.excluded) == {name for name, needed in memory.items() if needed > 1e9}
+        assert len(cell.excluded) == expected
+    assert fitting.fitted_if_possible(replace(asked, num_stages=33)) is None
+    assert fitting.fitted_if_possible(replace(asked, num_micro_batches=16)) is None
+    with pytest.raises(UserError, match="--stages 33: the model has only 32"):
+        fitting.fitted(replace(asked, num_stages=33))
 
 
 @pytest.mark.parametrize(

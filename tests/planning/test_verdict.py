@@ -1,5 +1,7 @@
 """The verdict on made-up measurements whose answers are plain arithmetic."""
 
+from dataclasses import replace
+
 import pytest
 
 from brx.errors import UserError
@@ -131,10 +133,30 @@ def test_file_round_trip_and_what_is_none(tmp_path):
 
 
 def test_figure_over_a_grid(tmp_path):
-    verdicts = list(grid(MEASURED, Question(3.0, 1, 1), [4, 64], [1, 4]))
-    assert [verdict.advantage is None for verdict in verdicts] == [False, False, True, True]
-    files = draw_verdict(verdicts, tmp_path / "verdict", MEASURED)
+    cells = grid(MEASURED, Question(3.0, 1, 1), [4, 64], [1, 4])
+    assert [verdict.advantage is None for verdict in cells.values()] == [False, False, True, True]
+    files = draw_verdict(cells, tmp_path / "verdict", MEASURED)
     assert all(file.stat().st_size > 0 for file in files)
+
+
+def test_a_cell_is_asked_with_its_own_transfers_and_memory(tmp_path):
+    def fitted(question):
+        if question.num_stages == 32:
+            return None
+        excluded = ["asynchronous"] if question.num_micro_batches == 4 else []
+        return replace(question, transfer_time=question.num_stages / 100, excluded=excluded)
+
+    asked = Question(3.0, 8, 8, transfer_time=9.0, excluded=("1F1B",))
+    cells = grid(MEASURED, asked, [4, 16, 32], [1, 4], fitted)
+    assert cells[4, 1].advantage == answer(MEASURED, Question(3.0, 4, 1, transfer_time=0.04)).advantage
+    assert cells[16, 1].advantage == answer(MEASURED, Question(3.0, 16, 1, transfer_time=0.16)).advantage
+    assert cells[16, 4].question.is_memory_short
+    assert cells[32, 1] is None
+    draw_verdict(cells, tmp_path / "verdict", MEASURED)
+    caption = (tmp_path / "verdict.txt").read_text()
+    assert "transfers of 0.04 to 0.16 forward passes" in caption
+    assert "Blank: the model has fewer than P blocks" in caption
+    assert "Without the schedules that need more memory" in caption
 
 
 def test_it_says_who_wins_and_what_is_not_measured():
