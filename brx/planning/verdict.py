@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise, product
 
+from brx.errors import UserError
 from brx.planning.idle import SYNCHRONOUS, Idle, asynchronous_idle, synchronous_idle
 from brx.runs.time_to_loss import Experiment, Measurements
 
@@ -118,12 +119,14 @@ class Verdict:
         synchronous: the options, fastest first.
         asynchronous: the options, fastest first.
         unmeasured: methods that no run measures at this delay, with the delays at which runs do.
+        has_runs_without_delay: whether there are any, which synchronous options are from.
     """
 
     question: Question
     synchronous: Sequence[Option]
     asynchronous: Sequence[Option]
     unmeasured: Mapping[str, tuple[float, ...]]
+    has_runs_without_delay: bool
 
     @property
     def advantage(self) -> float | None:
@@ -176,7 +179,14 @@ def answer(measurements: Measurements, question: Question) -> Verdict:
             unmeasured[method] = tuple(sorted(experiment.delay for experiment in experiments))
         else:
             asynchronous.append(_option(ASYNCHRONOUS, method, iterations, idle.share, costs))
-    return Verdict(question, sorted(synchronous, key=_rank), sorted(asynchronous, key=_rank), unmeasured)
+    has_runs_without_delay = any(experiment.delay == 0.0 for experiment in measurements.experiments)
+    return Verdict(
+        question,
+        sorted(synchronous, key=_rank),
+        sorted(asynchronous, key=_rank),
+        unmeasured,
+        has_runs_without_delay,
+    )
 
 
 def iterations_at(
@@ -217,10 +227,20 @@ def update_costs(experiments: Iterable[Experiment]) -> dict[str, float]:
 
 
 def default_loss(measurements: Measurements) -> float:
-    """The lowest loss that some method still reaches under the longest delay: there, the verdict is no bound."""
+    """The lowest loss that some method still reaches under the longest delay: there, the verdict is no bound.
+
+    Raises:
+        UserError: none reaches any loss that was measured.
+    """
     longest = max(experiment.delay for experiment in measurements.experiments)
     delayed = [experiment for experiment in measurements.experiments if experiment.delay == longest]
-    return min(measurements.lowest_loss(experiment) for experiment in delayed)
+    lowest = min(measurements.lowest_loss(experiment) for experiment in delayed)
+    if lowest == math.inf:
+        raise UserError(
+            f"--loss: needed, since no run falls to {measurements.losses[0]:g} nats under the longest delay,"
+            f" {longest:g} updates"
+        )
+    return lowest
 
 
 def grid(

@@ -21,7 +21,7 @@ def read_measurements(runs: Sequence[Path]) -> Measurements:
         runs: one JSON file, or folders of runs; none for the committed ones.
 
     Raises:
-        UserError: there are none.
+        UserError: there are none, or they say nothing (see `measure`).
     """
     if not runs:
         kept = [path for path in COMMITTED if path.is_file()]
@@ -37,7 +37,9 @@ def read_measurements(runs: Sequence[Path]) -> Measurements:
 
     all_runs = load(runs)
     num_rates = tried_rates(all_runs).groupby("experiment").size().to_dict()
-    return measure(comparable(at_best_rates(all_runs))[0], num_rates, ", ".join(map(str, runs)))
+    chosen = at_best_rates(all_runs)
+    largest_set = chosen if chosen.empty else comparable(chosen)[0]
+    return measure(largest_set, num_rates, ", ".join(map(str, runs)))
 
 
 def parse_costs(texts: Sequence[str], measurements: Measurements) -> dict[str, float]:

@@ -88,13 +88,9 @@ def asynchronous_table(verdict: Verdict, memory: Mapping[str, float]) -> pd.Data
 
 def sentence(verdict: Verdict) -> str:
     """Who wins, and by how much."""
-    if not verdict.synchronous:
-        return "No verdict: no run without delay reaches this loss; ask for a higher --loss."
-    if not verdict.asynchronous:
-        return (
-            f"No verdict: no run measures a slowdown at delays up to {verdict.question.delay:.3g} updates."
-            f" {_best(verdict)} wins unless a slowdown is below {1.0 / (1.0 - verdict.synchronous[0].idle_share):.2f}."
-        )
+    missing = _missing(verdict)
+    if missing is not None:
+        return f"No verdict: {missing}"
     best, advantage = verdict.asynchronous[0], verdict.advantage
     assert advantage is not None
     numbers = f"slowdown {verdict.slowdown(best):.2f}, break-even {verdict.break_even(best):.2f}"
@@ -133,6 +129,27 @@ def assumption_lines(verdict: Verdict) -> list[str]:
     if few:
         lines.append(f"At some of these delays only one learning rate was tried: {', '.join(few)}: upper estimates.")
     return lines
+
+
+def _missing(verdict: Verdict) -> str | None:
+    """What keeps the two sides from being compared, if anything does."""
+    question = verdict.question
+    if not question.synchronous_schedules:
+        if ASYNCHRONOUS in question.excluded:
+            return "no schedule fits into the memory of a device."
+        return "no synchronous schedule fits into the memory of a device, the asynchronous one does."
+    if not verdict.has_runs_without_delay:
+        return "none of the runs is without delay; runs with pipeline.stages=1 would measure it."
+    if not verdict.synchronous:
+        return "no run without delay reaches this loss; ask for a higher --loss."
+    if ASYNCHRONOUS in question.excluded:
+        return f"the asynchronous schedule does not fit into the memory of a device, {_best(verdict)} does."
+    if not verdict.asynchronous:
+        return (
+            f"no run measures a slowdown at delays up to {question.delay:.3g} updates."
+            f" {_best(verdict)} wins unless a slowdown is below {1.0 / (1.0 - verdict.synchronous[0].idle_share):.2f}."
+        )
+    return None
 
 
 def units_line(transfer_times: Collection[float]) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
+from brx.errors import UserError
 from brx.runs.comparison import passage
 from brx.runs.experiments import by_experiment
 from brx.runs.frames import RATE, has_pipeline_delays
@@ -21,9 +22,24 @@ def measure(chosen: pd.DataFrame, num_rates: Mapping[str, int], source: str) -> 
         chosen: rows of `at_best_rates`, of one of the sets of `comparable`.
         num_rates: learning rates tried, by experiment.
         source: where the runs are.
+
+    Raises:
+        UserError: they say nothing: none is there, none has a pipeline's delays, or none falls to `HIGHEST_LOSS`.
     """
-    first = chosen.iloc[0]
-    steps = range(round(HIGHEST_LOSS / LOSS_STEP), math.floor(chosen["train_loss"].min() / LOSS_STEP), -1)
+    if chosen.empty:
+        raise UserError(f"{source}: no run is finished")
+    chosen = chosen[has_pipeline_delays(chosen) | (chosen["largest_delay"] == 0)]
+    if chosen.empty:
+        raise UserError(
+            f"{source}: no run has a pipeline's delays (pipeline.delay: pipeline or like) or is without any"
+        )
+    first, lowest = chosen.iloc[0], chosen["train_loss"].min()
+    steps = range(round(HIGHEST_LOSS / LOSS_STEP), math.floor(lowest / LOSS_STEP), -1)
+    if not steps:
+        raise UserError(
+            f"{source}: no run falls to a training loss of {HIGHEST_LOSS:g} nats, where measurements begin (the lowest"
+            f" ends at {lowest:.2f})"
+        )
     losses = [round(step * LOSS_STEP, 4) for step in steps]
     return Measurements(
         source=source,
@@ -40,7 +56,7 @@ def measure(chosen: pd.DataFrame, num_rates: Mapping[str, int], source: str) -> 
 def _by_method_and_delay(chosen: pd.DataFrame) -> dict[tuple[str, float], pd.DataFrame]:
     """One experiment each: of several (with other moments or decays), that with the lowest final loss."""
     best: dict[tuple[str, float], pd.DataFrame] = {}
-    for seeds in by_experiment(chosen[has_pipeline_delays(chosen) | (chosen["largest_delay"] == 0)]):
+    for seeds in by_experiment(chosen):
         first = seeds.iloc[0]
         key = (str(first["variant"]).partition(", delay ")[0], float(first["largest_delay"]))
         if key not in best or seeds["train_loss"].mean() < best[key]["train_loss"].mean():

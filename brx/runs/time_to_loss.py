@@ -10,7 +10,7 @@ import math
 from pathlib import Path
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from brx.config.loading import validate
 from brx.errors import UserError
@@ -52,9 +52,9 @@ class Measurements(_Frozen):
     """The model in a few words."""
     last_iteration: int
     """The iteration at which the runs end."""
-    losses: list[float]
+    losses: list[float] = Field(min_length=1)
     """Losses in nats, descending by `LOSS_STEP`."""
-    experiments: list[Experiment]
+    experiments: list[Experiment] = Field(min_length=1)
 
     @classmethod
     def read(cls, path: Path) -> Self:

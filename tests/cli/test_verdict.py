@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from brx.cli.main import main
+from tests.runs.test_slowdown import write_run
 
 ROOT = Path(__file__).parents[2]
 ASKED = ["--stages", "8", "--micro-batches", "8"]
@@ -101,6 +102,23 @@ def test_mistakes_are_one_line(arguments, message, capsys, monkeypatch):
     assert main(["verdict", *arguments]) == 2
     error = capsys.readouterr().err
     assert message in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("setting", "crosses_3_at", "status", "message"),
+    [
+        ("pipeline.stages=4", -500, "finished", "no run falls to a training loss of 4 nats, where measurements begin"),
+        ("pipeline.delay=3", 100, "finished", "no run has a pipeline's delays (pipeline.delay: pipeline or like)"),
+        ("pipeline.stages=4", 100, "interrupted", "no run is finished"),
+    ],
+    ids=["high losses", "another profile", "interrupted"],
+)
+def test_runs_that_say_nothing_are_refused(setting, crosses_3_at, status, message, capsys, tmp_path):
+    write_run(tmp_path, "run", setting, crosses_3_at=crosses_3_at, status=status)
+    assert main(["verdict", str(tmp_path / "runs"), *ASKED]) == 2
+    error = capsys.readouterr().err
+    assert f"{tmp_path / 'runs'}: {message}" in error
     assert error.count("\n") == 1
 
 

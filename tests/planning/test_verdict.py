@@ -130,6 +130,9 @@ def test_file_round_trip_and_what_is_none(tmp_path):
     (tmp_path / "wrong.json").write_text('{"source": 1}')
     with pytest.raises(UserError, match=r"wrong\.json: source: "):
         Measurements.read(tmp_path / "wrong.json")
+    MEASURED.model_copy(update={"losses": []}).write(tmp_path / "empty.json")
+    with pytest.raises(UserError, match=r"empty\.json: losses: "):
+        Measurements.read(tmp_path / "empty.json")
 
 
 def test_figure_over_a_grid(tmp_path):
@@ -159,6 +162,35 @@ def test_a_cell_is_asked_with_its_own_transfers_and_memory(tmp_path):
     assert "Without the schedules that need more memory" in caption
 
 
+ONLY_DELAYED = MEASURED.model_copy(update={"experiments": [one for one in MEASURED.experiments if one.delay]})
+NEVER_THERE = MEASURED.model_copy(update={"experiments": [experiment("pipedream", 0, [90, None, None])]})
+
+
+@pytest.mark.parametrize(
+    ("measurements", "excluded", "reason"),
+    [
+        (MEASURED, [*SYNCHRONOUS, "asynchronous"], "no schedule fits into the memory of a device."),
+        (MEASURED, SYNCHRONOUS, "no synchronous schedule fits into the memory of a device, the asynchronous one does."),
+        (MEASURED, ["asynchronous"], "the asynchronous schedule does not fit into the memory of a device, zero-bubble"),
+        (ONLY_DELAYED, [], "none of the runs is without delay; runs with pipeline.stages=1 would measure it."),
+        (NEVER_THERE, [], "no run without delay reaches this loss; ask for a higher --loss."),
+        (NEVER_THERE, SYNCHRONOUS, "no synchronous schedule fits into the memory of a device, the asynchronous one"),
+    ],
+)
+def test_without_a_verdict_it_says_why(measurements, excluded, reason):
+    said = sentence(answer(measurements, Question(3.0, 4, 1, excluded=excluded)))
+    assert said.startswith(f"No verdict: {reason}")
+
+
+def test_a_default_loss_that_nobody_reaches_is_asked_for():
+    experiments = [experiment("pipedream", 0, [90, 100, 110]), experiment("pipedream", 3, [None, None, None])]
+    too_slow = MEASURED.model_copy(update={"experiments": experiments})
+    with pytest.raises(
+        UserError, match=r"^--loss: needed, since no run falls to 3\.02 nats under the longest delay, 3 "
+    ):
+        default_loss(too_slow)
+
+
 def test_it_says_who_wins_and_what_is_not_measured():
     verdict = answer(MEASURED, Question(3.0, 4, 1))
     assert sentence(verdict) == (
@@ -172,8 +204,6 @@ def test_it_says_who_wins_and_what_is_not_measured():
         "Synchronous wins: zero-bubble H2 with pipedream"
     )
     assert "no run measures a slowdown at delays up to 63 updates" in sentence(answer(MEASURED, Question(3.0, 64, 1)))
-    never = answer(MEASURED, Question(2.98, 16, 1, excluded=SYNCHRONOUS))
-    assert "no run without delay" in sentence(never)
     bound = answer(MEASURED, Question(2.98, 16, 1))
     assert sentence(bound).startswith("No verdict: no asynchronous method reached the loss; so far slowdown")
     first = asynchronous_table(bound, {"asynchronous": 2e9}).iloc[0]
