@@ -120,12 +120,9 @@ def unmeasured_lines(verdict: Verdict) -> list[str]:
 def assumption_lines(verdict: Verdict) -> list[str]:
     """What the answer rests on."""
     few = sorted({option.method for option in verdict.asynchronous[:MOST_METHODS] if option.iterations.num_rates == 1})
-    lines = [
-        units_line([verdict.question.transfer_time]),
-        "A method's update costs beyond AdamW's, as a share of an iteration: "
-        + ", ".join(f"{method} {cost:.0%}" for method, cost in _costs(verdict).items())
-        + " (from the pace of these runs, unless --cost or --cost-from say otherwise).",
-    ]
+    lines = [units_line([verdict.question.transfer_time])]
+    if verdict.synchronous or verdict.asynchronous:
+        lines.append(_costs_line(verdict))
     if few:
         lines.append(f"At some of these delays only one learning rate was tried: {', '.join(few)}: upper estimates.")
     return lines
@@ -167,9 +164,16 @@ def units_line(transfer_times: Collection[float]) -> str:
     )
 
 
-def _costs(verdict: Verdict) -> dict[str, float]:
+def _costs_line(verdict: Verdict) -> str:
+    """The costs of the methods that are shown, and where each is from."""
     shown = [*verdict.synchronous[:1], *verdict.asynchronous[:MOST_METHODS]]
-    return {option.method: option.cost for option in shown}
+    costs = {option.method: f"{option.method} {option.cost:.0%}" for option in shown}
+    told = [text for method, text in costs.items() if method in verdict.question.costs]
+    paced = [text for method, text in costs.items() if method not in verdict.question.costs]
+    silent = ": --cost and --cost-from do not name them" if verdict.question.costs else ""
+    parts = [f"{', '.join(told)} (by --cost or --cost-from)"] if told else []
+    parts += [f"{', '.join(paced)} (from the pace of these runs{silent})"] if paced else []
+    return f"A method's update costs beyond AdamW's, as a share of an iteration: {'; '.join(parts)}."
 
 
 def _best(verdict: Verdict) -> str:

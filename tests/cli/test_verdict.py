@@ -50,7 +50,10 @@ def test_costs_come_from_own_runs_or_a_benchmark(capsys, tmp_path, monkeypatch):
     assert main([*question, "--cost-from", "results/demo"]) == 0
     from_runs = capsys.readouterr().out
     assert main(question) == 0
-    assert from_runs == capsys.readouterr().out  # the same runs say the same
+    own_pace = capsys.readouterr().out
+    assert "% (from the pace of these runs)" in own_pace
+    given = own_pace.replace("(from the pace of these runs)", "(by --cost or --cost-from)")
+    assert from_runs == given  # the same runs say the same
     table = tmp_path / "methods.json"
     rows = [["pipedream", "20.0"], ["basis-rotation", "35.0"], ["muon", "90.0"]]
     table.write_text(json.dumps({"columns": ["method", "ms / iteration (median)"], "rows": rows}))
@@ -58,6 +61,17 @@ def test_costs_come_from_own_runs_or_a_benchmark(capsys, tmp_path, monkeypatch):
     assert "basis-rotation 75%" in capsys.readouterr().out
     assert main([*question, "--cost-from", str(table), "--cost", "basis-rotation=0.5"]) == 0
     assert "basis-rotation 50%" in capsys.readouterr().out
+
+
+def test_costs_that_the_given_runs_do_not_say_are_named(capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    question = ["verdict", "--stages", "8", "--micro-batches", "1", "results/demo"]
+    assert main([*question, "--cost-from", "results/demo/pipedream-p1"]) == 0
+    text = capsys.readouterr().out
+    assert "pipedream 0% (by --cost or --cost-from); basis-rotation " in text
+    assert "(from the pace of these runs: --cost and --cost-from do not name them)" in text
+    assert main([*question, "--cost", "basis-rotation=0.5"]) == 0
+    assert "basis-rotation 50% (by --cost or --cost-from); pipedream 0% (from the pace" in capsys.readouterr().out
 
 
 def test_a_model_gives_memory_and_transfers(capsys, monkeypatch):

@@ -182,6 +182,16 @@ def test_without_a_verdict_it_says_why(measurements, excluded, reason):
     assert said.startswith(f"No verdict: {reason}")
 
 
+def test_costs_are_told_of_the_methods_that_are_shown():
+    (_, line, *_) = assumption_lines(answer(MEASURED, Question(3.0, 4, 1, costs={"muon": 0.25})))
+    assert line.endswith(
+        "muon 25% (by --cost or --cost-from); pipedream 0% (from the pace of these runs: --cost and --cost-from do not"
+        " name them)."
+    )
+    nothing_fits = Question(3.0, 4, 1, excluded=[*SYNCHRONOUS, "asynchronous"])
+    assert len(assumption_lines(answer(MEASURED, nothing_fits))) == 1
+
+
 def test_a_default_loss_that_nobody_reaches_is_asked_for():
     experiments = [experiment("pipedream", 0, [90, 100, 110]), experiment("pipedream", 3, [None, None, None])]
     too_slow = MEASURED.model_copy(update={"experiments": experiments})
