@@ -98,7 +98,7 @@ def verdict(
         )
     if (bandwidth is None) != (throughput is None):
         raise UserError("--bandwidth and --throughput: give both, since transfers are compared with passes")
-    measurements = read_measurements(runs or [])
+    measurements, notes = read_measurements(runs or [])
     question = Question(
         loss=default_loss(measurements) if loss is None else loss,
         num_stages=stages,
@@ -109,7 +109,7 @@ def verdict(
     if config is not None:
         fitting = _fitting(config, overrides, device_memory, bandwidth, throughput)
         question, memory = fitting.fitted(question), fitting.memory(question)
-    print(verdict_text(answer(measurements, question), measurements, memory))
+    print(verdict_text(answer(measurements, question), measurements, memory), *notes, sep="\n")
     if save is not None:
         measurements.write(save)
         print(save)

@@ -216,14 +216,20 @@ def iterations_at(
 def update_costs(experiments: Iterable[Experiment]) -> dict[str, float]:
     """What each method's update takes beyond AdamW's, as a share of AdamW's iteration, from the fastest run of each.
 
-    The delay does not change the work of an iteration, so that the fastest of all delays counts. Without AdamW's runs,
-    the fastest method stands for it.
+    The delay does not change the work of an iteration, so that the fastest of all delays counts. The number of
+    micro-batches does, so that only runs of equal M compare: of several M, that at which AdamW is fastest. Without
+    AdamW's runs of an M, the fastest method stands for it.
     """
-    fastest: dict[str, float] = {}
+    fastest: dict[int, dict[str, float]] = {}
     for experiment in experiments:
-        fastest[experiment.method] = min(experiment.seconds, fastest.get(experiment.method, math.inf))
-    reference = fastest.get(COST_REFERENCE, min(fastest.values()))
-    return {method: max(0.0, seconds / reference - 1.0) for method, seconds in fastest.items()}
+        alike = fastest.setdefault(experiment.micro_batches, {})
+        alike[experiment.method] = min(experiment.seconds, alike.get(experiment.method, math.inf))
+    costs: dict[str, float] = {}
+    # The last that has a method decides its cost.
+    for alike in sorted(fastest.values(), key=lambda alike: alike.get(COST_REFERENCE, math.inf), reverse=True):
+        reference = alike.get(COST_REFERENCE, min(alike.values()))
+        costs |= {method: max(0.0, seconds / reference - 1.0) for method, seconds in alike.items()}
+    return costs
 
 
 def default_loss(measurements: Measurements) -> float:

@@ -119,6 +119,17 @@ def test_mistakes_are_one_line(arguments, message, capsys, monkeypatch):
     assert error.count("\n") == 1
 
 
+def test_the_run_of_the_question_itself_answers(capsys, tmp_path):
+    write_run(tmp_path, "p1", "pipeline.stages=1", "training.batch_size=4", crosses_3_at=50.5)
+    split = ["pipeline.stages=4", "pipeline.accumulation=4", "training.batch_size=1"]
+    write_run(tmp_path, "p4", *split, crosses_3_at=80.5)
+    write_run(tmp_path, "another", "pipeline.stages=4", "training.batch_size=2", crosses_3_at=80.5)
+    assert main(["verdict", str(tmp_path / "runs"), "--stages", "4", "--micro-batches", "4", "--loss", "3"]) == 0
+    text = capsys.readouterr().out
+    assert "(slowdown 1.59, break-even " in text
+    assert text.splitlines()[-1] == "Left out: 1 run(s) that differ in examples per update: another."
+
+
 @pytest.mark.parametrize(
     ("setting", "crosses_3_at", "status", "message"),
     [

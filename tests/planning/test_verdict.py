@@ -18,10 +18,11 @@ from brx.plot.verdict import draw_verdict
 from brx.runs.time_to_loss import Experiment, Measurements
 
 
-def experiment(method, delay, to_losses, seconds=1.0, num_rates=3):
+def experiment(method, delay, to_losses, seconds=1.0, num_rates=3, micro_batches=1):
     """Iterations to the losses 3.02, 3.0, 2.98, of one seed or several."""
     rows = [row if isinstance(row, list) else [row] for row in to_losses]
-    return Experiment(method=method, delay=delay, lr=0.1, num_rates=num_rates, seconds=seconds, iterations=rows)
+    pace = {"seconds": seconds, "micro_batches": micro_batches}
+    return Experiment(method=method, delay=delay, lr=0.1, num_rates=num_rates, iterations=rows, **pace)
 
 
 MEASURED = Measurements(
@@ -109,6 +110,20 @@ def test_default_loss_is_the_lowest_that_somebody_reaches_under_the_longest_dela
 def test_costs_are_relative_to_adamw():
     assert update_costs(MEASURED.experiments) == {"pipedream": 0.0, "muon": 0.5}
     assert update_costs(MEASURED.experiments[3:]) == {"muon": 0.0}
+
+
+def test_costs_compare_only_runs_of_as_many_micro_batches():
+    reached = [90, 100, 110]
+    experiments = [
+        experiment("pipedream", 1, reached, seconds=4.0, micro_batches=4),
+        experiment("muon", 1, reached, seconds=4.2, micro_batches=4),
+        experiment("soap", 1, reached, seconds=5.0, micro_batches=4),
+        experiment("pipedream", 0, reached, seconds=1.0),
+        experiment("muon", 0, reached, seconds=1.5),
+        experiment("scion", 2, reached, seconds=9.0, micro_batches=8),
+    ]
+    for ordered in (experiments, experiments[::-1]):
+        assert update_costs(ordered) == {"pipedream": 0.0, "muon": 0.5, "soap": 0.25, "scion": 0.0}
 
 
 def test_transfers_cost_the_synchronous_pipeline_more():
