@@ -62,6 +62,11 @@ class Question:
         return {name: idle for name in candidates if (idle := synchronous_idle(name, *shape)) is not None}
 
     @property
+    def asynchronous_idle(self) -> Idle:
+        """Of the asynchronous schedule: none where transfers take no time."""
+        return asynchronous_idle(self.num_stages, self.transfer_time)
+
+    @property
     def is_memory_short(self) -> bool:
         """Whether memory leaves no synchronous schedule, or not the asynchronous one: nothing is to be compared."""
         return ASYNCHRONOUS in self.excluded or not self.synchronous_schedules
@@ -146,9 +151,16 @@ class Verdict:
     def break_even(self, option: Option) -> float:
         """The slowdown in iterations, against the best synchronous option, at which an asynchronous one is as fast.
 
-        1 / (1 - idle share) where neither method's update costs more than AdamW's.
+        `schedule_break_even` where neither method's update costs more than AdamW's.
         """
         return self.synchronous[0].time_per_update / option.time_per_update
+
+    def schedule_break_even(self, option: Option) -> float:
+        """The slowdown in iterations at which a synchronous option is as fast as an asynchronous one of equal costs.
+
+        1 / (1 - idle share), times the share of time in which the asynchronous pipeline does not wait for transfers.
+        """
+        return (1.0 - self.question.asynchronous_idle.share) / (1.0 - option.idle_share)
 
     def slowdown(self, option: Option) -> float:
         """The iterations of an asynchronous option over those of the best synchronous one."""
@@ -171,7 +183,7 @@ def answer(measurements: Measurements, question: Question) -> Verdict:
         # A method that never gets there is no synchronous option: its lower bound would win by never arriving.
         and not iterations.is_lower_bound
     ]
-    idle = asynchronous_idle(question.num_stages, question.transfer_time)
+    idle = question.asynchronous_idle
     asynchronous, unmeasured = [], {}
     for method, experiments in by_method.items() if ASYNCHRONOUS not in question.excluded else ():
         iterations = iterations_at(measurements, experiments, question.delay, question.loss)

@@ -47,7 +47,7 @@ def headline(verdict: Verdict, measurements: Measurements) -> str:
 
 def synchronous_table(verdict: Verdict, memory: Mapping[str, float]) -> pd.DataFrame:
     """A row per schedule, each with the method that is fastest without delay."""
-    columns = ["synchronous schedule", "idle", "break-even 1/(1-idle)", "best method", "iterations", "time"]
+    columns = ["synchronous schedule", "idle", "break-even", "best method", "iterations", "time"]
     best: dict[str, Option] = {}
     for option in verdict.synchronous:
         best.setdefault(option.schedule, option)
@@ -55,7 +55,7 @@ def synchronous_table(verdict: Verdict, memory: Mapping[str, float]) -> pd.DataF
         [
             schedule,
             f"{option.idle_share:.1%}",
-            f"{1.0 / (1.0 - option.idle_share):.2f}",
+            f"{verdict.schedule_break_even(option):.2f}",
             option.method,
             _count(option),
             f"{option.time:.0f}",
@@ -142,9 +142,10 @@ def _missing(verdict: Verdict) -> str | None:
     if ASYNCHRONOUS in question.excluded:
         return f"the asynchronous schedule does not fit into the memory of a device, {_best(verdict)} does."
     if not verdict.asynchronous:
+        break_even = verdict.schedule_break_even(verdict.synchronous[0])
         return (
             f"no run measures a slowdown at delays up to {question.delay:.3g} updates."
-            f" {_best(verdict)} wins unless a slowdown is below {1.0 / (1.0 - verdict.synchronous[0].idle_share):.2f}."
+            f" {_best(verdict)} wins unless a slowdown is below {break_even:.2f}."
         )
     return None
 

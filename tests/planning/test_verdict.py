@@ -133,6 +133,16 @@ def test_transfers_cost_the_synchronous_pipeline_more():
     assert one.time == pytest.approx(100 * (12 + 6 * 0.1) / 3)
 
 
+def test_at_the_break_even_of_a_schedule_both_are_as_fast_whatever_transfers_take():
+    equal = {"pipedream": 0.0, "muon": 0.0}
+    for transfer_time in (0.0, 0.1, 3.0):  # of 3, the asynchronous pipeline hides only a part
+        verdict = answer(MEASURED, Question(3.0, 4, 1, transfer_time=transfer_time, costs=equal))
+        (delayed,) = verdict.asynchronous
+        for option in verdict.synchronous:
+            per_update = verdict.schedule_break_even(option) * delayed.time_per_update
+            assert per_update == pytest.approx(option.time_per_update)
+
+
 def test_excluded_schedules_are_no_options():
     verdict = answer(MEASURED, Question(3.0, 4, 1, excluded=("zero-bubble H1", "zero-bubble H2", "asynchronous")))
     assert {option.schedule for option in verdict.synchronous} == {"GPipe", "1F1B", "interleaved 1F1B"}
