@@ -12,7 +12,7 @@ from brx.cli.usage import Application, Command
 from brx.errors import UserError
 
 if TYPE_CHECKING:
-    from brx.config.schema import RunConfig
+    from brx.planning.schedule_memory import Fitting
 
 EXAMPLES = """\
   brx verdict --stages 32 --micro-batches 8                         from the committed runs
@@ -86,7 +86,6 @@ def verdict(
     save: Save = None,
 ) -> None:
     """Print the schedules, the methods, and who is faster."""
-    from brx.config.loading import load_config
     from brx.planning.verdict import Question, answer, default_loss, grid
     from brx.planning.verdict_inputs import parse_costs, read_costs, read_measurements
     from brx.planning.verdict_text import verdict_text
@@ -99,56 +98,43 @@ def verdict(
         )
     if (bandwidth is None) != (throughput is None):
         raise UserError("--bandwidth and --throughput: give both, since transfers are compared with passes")
-    measurements = read_measurements(runs or [])
-    memory: dict[str, float] = {}
-    excluded: tuple[str, ...] = ()
-    transfer = 0.0
-    if config is not None:
-        run_config = load_config(config, overrides)
-        memory, excluded = _memory(run_config, stages, micro_batches, device_memory)
-        if bandwidth is not None and throughput is not None:
-            transfer = _transfer_time(run_config, stages, micro_batches, bandwidth, throughput)
+    measurements, notes = read_measurements(runs or [])
     question = Question(
         loss=default_loss(measurements) if loss is None else loss,
         num_stages=stages,
         num_micro_batches=micro_batches,
-        transfer_time=transfer,
         costs=read_costs(cost_from or []) | parse_costs(cost or [], measurements),
-        excluded=excluded,
     )
-    print(verdict_text(answer(measurements, question), measurements, memory))
+    fitting, memory = None, {}
+    if config is not None:
+        fitting = _fitting(config, overrides, device_memory, bandwidth, throughput)
+        question, memory = fitting.fitted(question), fitting.memory(question)
+    print(verdict_text(answer(measurements, question), measurements, memory), *notes, sep="\n")
     if save is not None:
         measurements.write(save)
         print(save)
     if figure is not None:
         from brx.plot.verdict import draw_verdict  # loads matplotlib
 
-        verdicts = list(grid(measurements, question, GRID_STAGES, GRID_MICRO_BATCHES))
-        for path in draw_verdict(verdicts, figure, measurements):
+        fitted = None if fitting is None else fitting.fitted_if_possible
+        cells = grid(measurements, question, GRID_STAGES, GRID_MICRO_BATCHES, fitted)
+        for path in draw_verdict(cells, figure, measurements):
             print(path)
 
 
-def _memory(
-    config: RunConfig, stages: int, micro_batches: int, device_memory: str | None
-) -> tuple[dict[str, float], tuple[str, ...]]:
-    """Bytes of the busiest device by schedule, and the schedules that need more than a device has."""
-    from brx.config.quantities import parse_bytes
-    from brx.planning.schedule_memory import memory_by_schedule, too_large
-
-    memory = memory_by_schedule(config, stages, micro_batches)
-    return memory, too_large(memory, None if device_memory is None else parse_bytes(device_memory, "--device-memory"))
-
-
-def _transfer_time(config: RunConfig, stages: int, micro_batches: int, bandwidth: str, throughput: str) -> float:
-    """Of a micro-batch's activations, in units of its forward pass."""
+def _fitting(
+    config: str, overrides: list[str], device_memory: str | None, bandwidth: str | None, throughput: str | None
+) -> Fitting:
+    """The model and its devices, from texts."""
+    from brx.config.loading import load_config
     from brx.config.quantities import parse_bytes
     from brx.planning.prospects import parse_throughput  # loads torch
-    from brx.planning.schedule_memory import transfer_time
+    from brx.planning.schedule_memory import Fitting
 
-    return transfer_time(
-        config,
-        stages,
-        micro_batches,
-        bandwidth=parse_bytes(bandwidth, "--bandwidth"),
-        throughput=parse_throughput(throughput, config.runtime.precision),
+    run_config = load_config(config, overrides)
+    return Fitting(
+        run_config,
+        device_memory=None if device_memory is None else parse_bytes(device_memory, "--device-memory"),
+        bandwidth=None if bandwidth is None else parse_bytes(bandwidth, "--bandwidth"),
+        throughput=None if throughput is None else parse_throughput(throughput, run_config.runtime.precision),
     )

@@ -52,7 +52,8 @@ def timeline(actions: Sequence[Sequence[Action]], transfer_time: float = 0.0) ->
         progress = False
         for rank in range(num_ranks):
             free = done[rank][-1].end if done[rank] else 0.0
-            for action in actions[rank][len(done[rank]) :]:
+            while len(done[rank]) < len(actions[rank]):
+                action = actions[rank][len(done[rank])]
                 needed = _needed(action, num_stages)
                 if needed is not None and needed not in arrivals:
                     break

@@ -97,20 +97,32 @@ class RankMemory(Memory):
     peak: int
 
 
-def plan_memory(config: RunConfig, device_type: str, ranges: Sequence[range] | None = None) -> list[RankMemory]:
+def plan_memory(
+    config: RunConfig,
+    device_type: str,
+    ranges: Sequence[range] | None = None,
+    *,
+    in_flight: Sequence[float] | None = None,
+) -> list[RankMemory]:
     """The memory of every rank.
 
     Args:
         config: the run.
         device_type: `cuda`, `cpu` or `mps`: autocast keeps other activations on CUDA, and optimizers other batches.
         ranges: the stages of each rank; by default an even cut into `pipeline.devices` runs.
+        in_flight: the most micro-batches whose activations each rank keeps at one time, for a schedule that is not the
+            engine's: a synchronous one (of a run without delays). By default R - r, those of asynchronous 1F1B.
 
     Raises:
         UserError: so many devices cannot run the configured delays.
     """
     ranges = ranges or partition(config.pipeline.stages, config.pipeline.devices)
-    check_devices(stage_delays(config.pipeline), ranges)
-    return [_rank_memory(config, device_type, rank, own, len(ranges)) for rank, own in enumerate(ranges)]
+    if in_flight is None:
+        check_devices(stage_delays(config.pipeline), ranges)
+        in_flight = range(len(ranges), 0, -1)
+    return [
+        _rank_memory(config, device_type, rank, own, len(ranges), in_flight[rank]) for rank, own in enumerate(ranges)
+    ]
 
 
 def planned_device_type(config: RunConfig) -> str:
@@ -172,7 +184,9 @@ def _changes(config: RunConfig) -> Iterator[list[tuple[str, str, Any]]]:
         yield [*savings, ("training", "batch_size", config.training.batch_size >> halvings)]
 
 
-def _rank_memory(config: RunConfig, device_type: str, rank: int, own: range, num_ranks: int) -> RankMemory:
+def _rank_memory(
+    config: RunConfig, device_type: str, rank: int, own: range, num_ranks: int, in_flight: float
+) -> RankMemory:
     model, batch, bf16 = config.model, config.training.batch_size, config.runtime.precision == "bf16"
     vocabulary = config.data.vocabulary_size
     blocks = partition(model.blocks, config.pipeline.stages)
@@ -180,15 +194,17 @@ def _rank_memory(config: RunConfig, device_type: str, rank: int, own: range, num
     is_last = rank == num_ranks - 1
     boundary = _boundary_bytes(config)
 
-    in_flight = num_ranks - rank
     by_stage = tuple(
         _stage_memory(config, device_type, index, blocks[index], stage, in_flight) for index, stage in shapes.items()
     )
     total = {part: sum(getattr(stage, part) for stage in by_stage) for part in ("num_parameters", *STAGE_PARTS)}
-    others = total["activations"] // in_flight * (in_flight - 1)  # once the backward pass has used up its own
+    # In flight across an update, once the backward pass has used up its own: without delay there are none.
+    delays = stage_delays(config.pipeline)
+    delayed = sum(stage.activations for stage in by_stage if delays[stage.stage].tau)
+    others = int(delayed / in_flight * (in_flight - 1))
     buffers = 0
     if num_ranks > 1:  # received activations and gradients, and what is being sent
-        buffers = ((in_flight + 1) * (rank > 0) + 2 * (not is_last) + 2) * boundary
+        buffers = ((math.ceil(in_flight) + 1) * (rank > 0) + 2 * (not is_last) + 2) * boundary
 
     logits = head_bytes(model, vocabulary, batch, bf16=bf16) if is_last else 0
     update = _update_bytes(config, shapes, device_type)
@@ -223,7 +239,7 @@ def _rank_memory(config: RunConfig, device_type: str, rank: int, own: range, num
 
 
 def _stage_memory(
-    config: RunConfig, device_type: str, index: int, blocks: range, shapes: Shapes, in_flight: int
+    config: RunConfig, device_type: str, index: int, blocks: range, shapes: Shapes, in_flight: float
 ) -> StageMemory:
     delay = stage_delays(config.pipeline)[index]
     ring_dtype = ring_matrix_dtype(config)
@@ -244,8 +260,9 @@ def _stage_memory(
         gradients=FP32 * num_parameters,
         moments=moments,
         rotation=rotation,
-        rings=_ring_bytes(config, delay, shapes, device_type, in_flight),
-        activations=in_flight * (kept + casts),
+        rings=_ring_bytes(config, delay, shapes, device_type, math.ceil(in_flight)),
+        # Without delay, all micro-batches in flight see the same weights, and one copy of them.
+        activations=int(in_flight * kept + (in_flight if delay.tau else 1) * casts),
     )
 
 
@@ -313,11 +330,6 @@ def rank_flops(config: RunConfig, own: range) -> float:
     return passes * forward + method_flops(config, shapes)
 
 
-def synchronous_bubble(num_ranks: int, num_micro_batches: int) -> float:
-    """The share of time in which the ranks of a synchronous pipeline wait: (R - 1) / (M + R - 1), GPipe or 1F1B."""
-    return (num_ranks - 1) / (num_micro_batches + num_ranks - 1)
-
-
 def _ring_bytes(config: RunConfig, delay: StageDelay, shapes: Shapes, device_type: str, in_flight: int) -> int:
     if delay.tau == 0:
         return 0
@@ -335,16 +347,18 @@ def _ring_bytes(config: RunConfig, delay: StageDelay, shapes: Shapes, device_typ
 
 def _update_bytes(config: RunConfig, by_stage: dict[int, Shapes], device_type: str) -> int:
     """Temporary tensors of an update: of the largest batch of equal matrices, or of the largest stage."""
-    largest_stage = max(FP32 * num_elements(stage) for stage in by_stage.values())
+    sizes = {index: FP32 * num_elements(stage) for index, stage in by_stage.items()}
+    delays = stage_delays(config.pipeline)
     # For the norms of the updates, the weights before.
-    before = sum(FP32 * num_elements(stage) for stage in by_stage.values()) if config.logging.update_norms else 0
+    before = sum(sizes.values()) if config.logging.update_norms else 0
     if isinstance(config.optimizer, schema.BasisRotationConfig):
         return before + _rotation_update_bytes(config.optimizer, by_stage, device_type)
     if isinstance(config.optimizer, schema.NesterovConfig):
-        return before + 2 * largest_stage
+        return before + 2 * max(sizes.values())
+    largest_delayed = max((size for index, size in sizes.items() if delays[index].tau), default=0)
     predicted = 2 if _forecasts(config) else int(config.pipeline.stash == "predict")  # the update, and the forecast
     correction = isinstance(config.optimizer, schema.DelayCompensationConfig) and config.pipeline.stash != "none"
-    return max(before, (predicted + correction) * largest_stage)
+    return max(before, (predicted + correction) * largest_delayed)
 
 
 def _num_predictors_copies(config: RunConfig) -> int:

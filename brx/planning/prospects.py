@@ -8,6 +8,7 @@ from brx.errors import UserError
 from brx.model.sizes import training_flops
 from brx.model.stage import partition
 from brx.planning.device_peaks import PEAKS, peak_flops
+from brx.planning.idle import Idle, synchronous_idle
 from brx.planning.plan import (
     RankMemory,
     fits,
@@ -15,7 +16,6 @@ from brx.planning.plan import (
     plan_memory,
     rank_flops,
     smallest_num_ranks,
-    synchronous_bubble,
     what_would_fit,
 )
 
@@ -65,21 +65,27 @@ def time_lines(config: RunConfig, throughput: float | None) -> list[str]:
         f"FLOPs per iteration: {model / 1e12:.3g} T for the model, {(sum(by_rank) - model) / 1e12:.3g} T for"
         f" recomputation and the method's matrix products; the busiest rank does {max(by_rank) / sum(by_rank):.0%}."
     ]
-    # The run's own micro-batches per update have this trajectory's data; more of them are smaller, or a larger batch.
-    own = config.pipeline.accumulation
-    counts = sorted({own, 1, 2, 4, training.batch_size})
-    bubbles = {count: synchronous_bubble(num_ranks, count) for count in counts}
     if num_ranks > 1:
-        shares = ", ".join(f"{share:.0%} with {count}" for count, share in bubbles.items())
+        # Its own micro-batches per update have this trajectory's data; more of them are smaller, or a larger batch.
+        counts = sorted({config.pipeline.accumulation, 1, 2, 4, training.batch_size})
+        shares = ", ".join(f"{_flushed(num_ranks, count).share:.0%} with {count}" for count in counts)
         lines.append(f"A synchronous pipeline would idle {shares} micro-batches per update; this one does not.")
     if throughput is None:
         lines.append("For the time, give --throughput (FLOP/s per device as measured, or a device's name).")
         return lines
     seconds = max(by_rank) / throughput
     hours = seconds * training.last_iteration / 3600
+    factor = _flushed(num_ranks, config.pipeline.accumulation).time_factor
     lines.append(
         f"At {throughput / 1e12:.4g} TFLOP/s per device: {seconds:.3g} s per iteration,"
         f" {training.last_iteration:,} iterations in {hours:.3g} h on {num_ranks} device(s)"
-        + (f"; synchronously {hours / (1 - bubbles[own]):.3g} h." if num_ranks > 1 else ".")
+        + (f"; synchronously {hours * factor:.3g} h." if num_ranks > 1 else ".")
     )
     return lines
+
+
+def _flushed(num_ranks: int, num_micro_batches: int) -> Idle:
+    """Of GPipe and 1F1B, which wait equally long and exist for any number of micro-batches."""
+    idle = synchronous_idle("1F1B", num_ranks, num_micro_batches)
+    assert idle is not None
+    return idle

@@ -13,11 +13,12 @@ passes, and iterations to the loss as measured at the same delay in updates, tau
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import pairwise, product
 
-from brx.planning.idle import SYNCHRONOUS, asynchronous_idle, synchronous_idle
+from brx.errors import UserError
+from brx.planning.idle import SYNCHRONOUS, Idle, asynchronous_idle, synchronous_idle
 from brx.runs.time_to_loss import Experiment, Measurements
 
 ASYNCHRONOUS = "asynchronous"
@@ -52,6 +53,23 @@ class Question:
     def delay(self) -> float:
         """The largest delay of a stage, in updates."""
         return (self.num_stages - 1) / self.num_micro_batches
+
+    @property
+    def synchronous_schedules(self) -> dict[str, Idle]:
+        """Those that exist for P and M and fit into memory, with their idle time."""
+        candidates = [name for name in SYNCHRONOUS if name not in self.excluded]
+        shape = (self.num_stages, self.num_micro_batches, self.transfer_time)
+        return {name: idle for name in candidates if (idle := synchronous_idle(name, *shape)) is not None}
+
+    @property
+    def asynchronous_idle(self) -> Idle:
+        """Of the asynchronous schedule: none where transfers take no time."""
+        return asynchronous_idle(self.num_stages, self.transfer_time)
+
+    @property
+    def is_memory_short(self) -> bool:
+        """Whether memory leaves no synchronous schedule, or not the asynchronous one: nothing is to be compared."""
+        return ASYNCHRONOUS in self.excluded or not self.synchronous_schedules
 
 
 @dataclass(frozen=True)
@@ -106,12 +124,14 @@ class Verdict:
         synchronous: the options, fastest first.
         asynchronous: the options, fastest first.
         unmeasured: methods that no run measures at this delay, with the delays at which runs do.
+        has_runs_without_delay: whether there are any, which synchronous options are from.
     """
 
     question: Question
     synchronous: Sequence[Option]
     asynchronous: Sequence[Option]
     unmeasured: Mapping[str, tuple[float, ...]]
+    has_runs_without_delay: bool
 
     @property
     def advantage(self) -> float | None:
@@ -131,13 +151,24 @@ class Verdict:
     def break_even(self, option: Option) -> float:
         """The slowdown in iterations, against the best synchronous option, at which an asynchronous one is as fast.
 
-        1 / (1 - idle share) where neither method's update costs more than AdamW's.
+        `schedule_break_even` where neither method's update costs more than AdamW's.
         """
         return self.synchronous[0].time_per_update / option.time_per_update
+
+    def schedule_break_even(self, option: Option) -> float:
+        """The slowdown in iterations at which a synchronous option is as fast as an asynchronous one of equal costs.
+
+        1 / (1 - idle share), times the share of time in which the asynchronous pipeline does not wait for transfers.
+        """
+        return (1.0 - self.question.asynchronous_idle.share) / (1.0 - option.idle_share)
 
     def slowdown(self, option: Option) -> float:
         """The iterations of an asynchronous option over those of the best synchronous one."""
         return option.iterations.count / self.synchronous[0].iterations.count
+
+
+Grid = dict[tuple[int, int], Verdict | None]
+"""Answers by P and M; None where the question cannot be asked."""
 
 
 def answer(measurements: Measurements, question: Question) -> Verdict:
@@ -146,15 +177,13 @@ def answer(measurements: Measurements, question: Question) -> Verdict:
     costs = {**update_costs(measurements.experiments), **question.costs}
     synchronous = [
         _option(name, method, iterations, idle.share, costs)
-        for name in SYNCHRONOUS
-        if name not in question.excluded
-        if (idle := synchronous_idle(name, question.num_stages, question.num_micro_batches, question.transfer_time))
+        for name, idle in question.synchronous_schedules.items()
         for method, experiments in by_method.items()
         if (iterations := iterations_at(measurements, experiments, 0.0, question.loss))
         # A method that never gets there is no synchronous option: its lower bound would win by never arriving.
         and not iterations.is_lower_bound
     ]
-    idle = asynchronous_idle(question.num_stages, question.transfer_time)
+    idle = question.asynchronous_idle
     asynchronous, unmeasured = [], {}
     for method, experiments in by_method.items() if ASYNCHRONOUS not in question.excluded else ():
         iterations = iterations_at(measurements, experiments, question.delay, question.loss)
@@ -162,7 +191,14 @@ def answer(measurements: Measurements, question: Question) -> Verdict:
             unmeasured[method] = tuple(sorted(experiment.delay for experiment in experiments))
         else:
             asynchronous.append(_option(ASYNCHRONOUS, method, iterations, idle.share, costs))
-    return Verdict(question, sorted(synchronous, key=_rank), sorted(asynchronous, key=_rank), unmeasured)
+    has_runs_without_delay = any(experiment.delay == 0.0 for experiment in measurements.experiments)
+    return Verdict(
+        question,
+        sorted(synchronous, key=_rank),
+        sorted(asynchronous, key=_rank),
+        unmeasured,
+        has_runs_without_delay,
+    )
 
 
 def iterations_at(
@@ -192,31 +228,61 @@ def iterations_at(
 def update_costs(experiments: Iterable[Experiment]) -> dict[str, float]:
     """What each method's update takes beyond AdamW's, as a share of AdamW's iteration, from the fastest run of each.
 
-    The delay does not change the work of an iteration, so that the fastest of all delays counts. Without AdamW's runs,
-    the fastest method stands for it.
+    The delay does not change the work of an iteration, so that the fastest of all delays counts. The number of
+    micro-batches does, so that only runs of equal M compare: of several M, that at which AdamW is fastest. Without
+    AdamW's runs of an M, the fastest method stands for it.
     """
-    fastest: dict[str, float] = {}
+    fastest: dict[int, dict[str, float]] = {}
     for experiment in experiments:
-        fastest[experiment.method] = min(experiment.seconds, fastest.get(experiment.method, math.inf))
-    reference = fastest.get(COST_REFERENCE, min(fastest.values()))
-    return {method: max(0.0, seconds / reference - 1.0) for method, seconds in fastest.items()}
+        alike = fastest.setdefault(experiment.micro_batches, {})
+        alike[experiment.method] = min(experiment.seconds, alike.get(experiment.method, math.inf))
+    costs: dict[str, float] = {}
+    # The last that has a method decides its cost.
+    for alike in sorted(fastest.values(), key=lambda alike: alike.get(COST_REFERENCE, math.inf), reverse=True):
+        reference = alike.get(COST_REFERENCE, min(alike.values()))
+        costs |= {method: max(0.0, seconds / reference - 1.0) for method, seconds in alike.items()}
+    return costs
 
 
 def default_loss(measurements: Measurements) -> float:
-    """The lowest loss that some method still reaches under the longest delay: there, the verdict is no bound."""
+    """The lowest loss that some method still reaches under the longest delay: there, the verdict is no bound.
+
+    Raises:
+        UserError: none reaches any loss that was measured.
+    """
     longest = max(experiment.delay for experiment in measurements.experiments)
     delayed = [experiment for experiment in measurements.experiments if experiment.delay == longest]
-    return min(measurements.lowest_loss(experiment) for experiment in delayed)
+    lowest = min(measurements.lowest_loss(experiment) for experiment in delayed)
+    if lowest == math.inf:
+        raise UserError(
+            f"--loss: needed, since no run falls to {measurements.losses[0]:g} nats under the longest delay,"
+            f" {longest:g} updates"
+        )
+    return lowest
 
 
 def grid(
-    measurements: Measurements, question: Question, stages: Iterable[int], micro_batches: Sequence[int]
-) -> Iterator[Verdict]:
-    """The same question for every P and M."""
-    for num_stages in stages:
-        for num_micro_batches in micro_batches:
-            asked = replace(question, num_stages=num_stages, num_micro_batches=num_micro_batches)
-            yield answer(measurements, asked)
+    measurements: Measurements,
+    question: Question,
+    stages: Iterable[int],
+    micro_batches: Sequence[int],
+    fitted: Callable[[Question], Question | None] | None = None,
+) -> Grid:
+    """The same question for every P and M.
+
+    Args:
+        measurements: what the answers are from.
+        question: the loss and the costs.
+        stages: the P.
+        micro_batches: the M.
+        fitted: what a model makes of the question at a P and M; None if it cannot be split up so. By default, nothing.
+    """
+    cells: Grid = {}
+    for num_stages, num_micro_batches in product(stages, micro_batches):
+        asked = replace(question, num_stages=num_stages, num_micro_batches=num_micro_batches)
+        own = asked if fitted is None else fitted(asked)
+        cells[num_stages, num_micro_batches] = None if own is None else answer(measurements, own)
+    return cells
 
 
 def _by_method(experiments: Iterable[Experiment]) -> dict[str, list[Experiment]]:

@@ -14,30 +14,27 @@ COMMITTED = tuple(Path("results") / "tables" / scale / "time-to-loss.json" for s
 """What the committed runs of a scale say, the longest runs first; `make reproduce-figures` writes it."""
 
 
-def read_measurements(runs: Sequence[Path]) -> Measurements:
-    """From a file of measurements, or from runs: the largest set of them that compares.
+def read_measurements(runs: Sequence[Path]) -> tuple[Measurements, list[str]]:
+    """From a file of measurements, or from runs: the largest set of them that compares, and a line for each left out.
 
     Args:
         runs: one JSON file, or folders of runs; none for the committed ones.
 
     Raises:
-        UserError: there are none.
+        UserError: there are none, or they say nothing (see `measure_largest_set`).
     """
     if not runs:
         kept = [path for path in COMMITTED if path.is_file()]
         if not kept:
             raise UserError(f"RUNS: needed, since {COMMITTED[-1]} is not there (it is in a checkout of brx)")
-        return Measurements.read(kept[0])
+        return Measurements.read(kept[0]), []
     if len(runs) == 1 and runs[0].suffix == ".json":
-        return Measurements.read(runs[0])
+        return Measurements.read(runs[0]), []
     # The committed answer is to come at once: these load scipy.
-    from brx.runs.experiments import at_best_rates, tried_rates
-    from brx.runs.frames import comparable, load
-    from brx.runs.measuring import measure
+    from brx.runs.frames import load
+    from brx.runs.measuring import measure_largest_set
 
-    all_runs = load(runs)
-    num_rates = tried_rates(all_runs).groupby("experiment").size().to_dict()
-    return measure(comparable(at_best_rates(all_runs))[0], num_rates, ", ".join(map(str, runs)))
+    return measure_largest_set(load(runs), ", ".join(map(str, runs)))
 
 
 def parse_costs(texts: Sequence[str], measurements: Measurements) -> dict[str, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import pandas as pd
 
@@ -47,7 +47,7 @@ def headline(verdict: Verdict, measurements: Measurements) -> str:
 
 def synchronous_table(verdict: Verdict, memory: Mapping[str, float]) -> pd.DataFrame:
     """A row per schedule, each with the method that is fastest without delay."""
-    columns = ["synchronous schedule", "idle", "break-even 1/(1-idle)", "best method", "iterations", "time"]
+    columns = ["synchronous schedule", "idle", "break-even", "best method", "iterations", "time"]
     best: dict[str, Option] = {}
     for option in verdict.synchronous:
         best.setdefault(option.schedule, option)
@@ -55,7 +55,7 @@ def synchronous_table(verdict: Verdict, memory: Mapping[str, float]) -> pd.DataF
         [
             schedule,
             f"{option.idle_share:.1%}",
-            f"{1.0 / (1.0 - option.idle_share):.2f}",
+            f"{verdict.schedule_break_even(option):.2f}",
             option.method,
             _count(option),
             f"{option.time:.0f}",
@@ -88,13 +88,9 @@ def asynchronous_table(verdict: Verdict, memory: Mapping[str, float]) -> pd.Data
 
 def sentence(verdict: Verdict) -> str:
     """Who wins, and by how much."""
-    if not verdict.synchronous:
-        return "No verdict: no run without delay reaches this loss; ask for a higher --loss."
-    if not verdict.asynchronous:
-        return (
-            f"No verdict: no run measures a slowdown at delays up to {verdict.question.delay:.3g} updates."
-            f" {_best(verdict)} wins unless a slowdown is below {1.0 / (1.0 - verdict.synchronous[0].idle_share):.2f}."
-        )
+    missing = _missing(verdict)
+    if missing is not None:
+        return f"No verdict: {missing}"
     best, advantage = verdict.asynchronous[0], verdict.advantage
     assert advantage is not None
     numbers = f"slowdown {verdict.slowdown(best):.2f}, break-even {verdict.break_even(best):.2f}"
@@ -123,26 +119,62 @@ def unmeasured_lines(verdict: Verdict) -> list[str]:
 
 def assumption_lines(verdict: Verdict) -> list[str]:
     """What the answer rests on."""
-    transfer = verdict.question.transfer_time
-    transfers = (
-        f"transfers of {transfer:.2g} forward passes, beside the computation" if transfer else "transfers take no time"
-    )
     few = sorted({option.method for option in verdict.asynchronous[:MOST_METHODS] if option.iterations.num_rates == 1})
-    lines = [
-        "Time is in units of the forward and backward passes of an update. Assumed: equal examples per update, equal"
-        f" stages, one per device, updates not overlapped with passes; {transfers}.",
-        "A method's update costs beyond AdamW's, as a share of an iteration: "
-        + ", ".join(f"{method} {cost:.0%}" for method, cost in _costs(verdict).items())
-        + " (from the pace of these runs, unless --cost or --cost-from say otherwise).",
-    ]
+    lines = [units_line([verdict.question.transfer_time])]
+    if verdict.synchronous or verdict.asynchronous:
+        lines.append(_costs_line(verdict))
     if few:
         lines.append(f"At some of these delays only one learning rate was tried: {', '.join(few)}: upper estimates.")
     return lines
 
 
-def _costs(verdict: Verdict) -> dict[str, float]:
+def _missing(verdict: Verdict) -> str | None:
+    """What keeps the two sides from being compared, if anything does."""
+    question = verdict.question
+    if not question.synchronous_schedules:
+        if ASYNCHRONOUS in question.excluded:
+            return "no schedule fits into the memory of a device."
+        return "no synchronous schedule fits into the memory of a device, the asynchronous one does."
+    if not verdict.has_runs_without_delay:
+        return "none of the runs is without delay; runs with pipeline.stages=1 would measure it."
+    if not verdict.synchronous:
+        return "no run without delay reaches this loss; ask for a higher --loss."
+    if ASYNCHRONOUS in question.excluded:
+        return f"the asynchronous schedule does not fit into the memory of a device, {_best(verdict)} does."
+    if not verdict.asynchronous:
+        break_even = verdict.schedule_break_even(verdict.synchronous[0])
+        return (
+            f"no run measures a slowdown at delays up to {question.delay:.3g} updates."
+            f" {_best(verdict)} wins unless a slowdown is below {break_even:.2f}."
+        )
+    return None
+
+
+def units_line(transfer_times: Collection[float]) -> str:
+    """What time is measured in, and what is assumed.
+
+    Args:
+        transfer_times: of the questions, in units of a micro-batch's forward pass.
+    """
+    shortest, longest = f"{min(transfer_times):.2g}", f"{max(transfer_times):.2g}"
+    times = shortest if shortest == longest else f"{shortest} to {longest}"
+    transfers = "take no time" if longest == "0" else f"of {times} forward passes, beside the computation"
+    return (
+        "Time is in units of the forward and backward passes of an update. Assumed: equal examples per update, equal"
+        f" stages, one per device, updates not overlapped with passes; transfers {transfers}."
+    )
+
+
+def _costs_line(verdict: Verdict) -> str:
+    """The costs of the methods that are shown, and where each is from."""
     shown = [*verdict.synchronous[:1], *verdict.asynchronous[:MOST_METHODS]]
-    return {option.method: option.cost for option in shown}
+    costs = {option.method: f"{option.method} {option.cost:.0%}" for option in shown}
+    told = [text for method, text in costs.items() if method in verdict.question.costs]
+    paced = [text for method, text in costs.items() if method not in verdict.question.costs]
+    silent = ": --cost and --cost-from do not name them" if verdict.question.costs else ""
+    parts = [f"{', '.join(told)} (by --cost or --cost-from)"] if told else []
+    parts += [f"{', '.join(paced)} (from the pace of these runs{silent})"] if paced else []
+    return f"A method's update costs beyond AdamW's, as a share of an iteration: {'; '.join(parts)}."
 
 
 def _best(verdict: Verdict) -> str:

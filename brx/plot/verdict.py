@@ -11,8 +11,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import TwoSlopeNorm
 
-from brx.planning.verdict import Verdict
-from brx.planning.verdict_text import assumption_lines
+from brx.planning.verdict import Grid, Verdict
+from brx.planning.verdict_text import units_line
 from brx.plot.style import look_of, new_figure, save
 from brx.runs.time_to_loss import Measurements
 
@@ -26,36 +26,39 @@ SCHEDULE_STYLES: dict[str, Any] = {
     "zero-bubble H1": "-.",
     "zero-bubble H2": ":",
 }
-"""Lines of the schedules; GPipe waits as long as 1F1B."""
+"""Lines of the schedules; GPipe waits as long as 1F1B, with transfers a little less."""
 
 
-def draw_verdict(verdicts: Sequence[Verdict], path: Path, measurements: Measurements) -> list[Path]:
+def draw_verdict(cells: Grid, path: Path, measurements: Measurements) -> list[Path]:
     """Left: times against each other, P by M; right: at the largest P, measured slowdowns and the break-even.
 
     Args:
-        verdicts: of the same loss, for every pair of some P and some M.
+        cells: the answers of the same loss, by P and M; one of them at least.
         path: of the figure, without suffix.
         measurements: what they are from.
 
     Returns:
         The files written.
     """
-    stages = sorted({verdict.question.num_stages for verdict in verdicts})
+    verdicts = [verdict for verdict in cells.values() if verdict is not None]
+    deepest = max(verdict.question.num_stages for verdict in verdicts)
     with new_figure(width=3.6, height=3.4, columns=2) as panels:
         grid, curves = panels.subplots(1, 2)
-        _draw_grid(grid, verdicts, stages)
-        _draw_break_even(curves, [verdict for verdict in verdicts if verdict.question.num_stages == stages[-1]])
-        return save(panels, path, _caption(verdicts[0], measurements))
+        _draw_grid(grid, cells)
+        _draw_break_even(curves, [verdict for verdict in verdicts if verdict.question.num_stages == deepest])
+        return save(panels, path, "\n".join(_caption(cells, verdicts, measurements)))
 
 
-def _draw_grid(axes: Axes, verdicts: Sequence[Verdict], stages: Sequence[int]) -> None:
-    micro_batches = sorted({verdict.question.num_micro_batches for verdict in verdicts})
+def _draw_grid(axes: Axes, cells: Grid) -> None:
+    stages, micro_batches = (sorted(set(numbers)) for numbers in zip(*cells, strict=True))
     ratios = np.full((len(stages), len(micro_batches)), np.nan)
-    for verdict in verdicts:
-        row = stages.index(verdict.question.num_stages)
-        column = micro_batches.index(verdict.question.num_micro_batches)
+    for (num_stages, num_micro_batches), verdict in cells.items():
+        row, column = stages.index(num_stages), micro_batches.index(num_micro_batches)
+        if verdict is None:
+            continue
         if verdict.advantage is None:
-            axes.text(column, row, "not\nmeasured", ha="center", va="center", fontsize=5, color="grey")
+            reason = "too little\nmemory" if verdict.question.is_memory_short else "not\nmeasured"
+            axes.text(column, row, reason, ha="center", va="center", fontsize=5, color="grey")
             continue
         ratios[row, column] = math.log2(verdict.advantage)
         bound = "< " if verdict.is_upper_bound else ""
@@ -91,25 +94,30 @@ def _draw_break_even(axes: Axes, verdicts: Sequence[Verdict]) -> None:
     axes.set_yscale("log", base=2)
     axes.set_xticks(counts, [str(count) for count in counts])
     axes.set(xlabel="micro-batches per update M", ylabel="slowdown in iterations")
-    axes.set_title(
-        f"P = {verdicts[0].question.num_stages}: slowdown measured at (P - 1) / M\nbreak-even 1 / (1 - idle)"
-    )
+    has_transfers = any(verdict.question.transfer_time for verdict in verdicts)
+    formula = "(1 - asynchronous idle) / (1 - idle)" if has_transfers else "1 / (1 - idle)"
+    axes.set_title(f"P = {verdicts[0].question.num_stages}: slowdown measured at (P - 1) / M\nbreak-even {formula}")
     if methods:
         axes.legend(fontsize=5)
 
 
 def _break_even_factor(verdict: Verdict, schedule: str) -> float:
-    """1 / (1 - idle share); NaN where the schedule is no option."""
-    shares = [option.idle_share for option in verdict.synchronous if option.schedule == schedule]
-    return 1.0 / (1.0 - shares[0]) if shares else math.nan
+    """The slowdown at which the schedule is as fast as the asynchronous one; NaN where it is no option."""
+    options = (option for option in verdict.synchronous if option.schedule == schedule)
+    return next((verdict.schedule_break_even(option) for option in options), math.nan)
 
 
-def _caption(verdict: Verdict, measurements: Measurements) -> str:
+def _caption(cells: Grid, verdicts: Sequence[Verdict], measurements: Measurements) -> list[str]:
+    questions = [verdict.question for verdict in verdicts]
     lines = [
-        f"Time to a training loss of {verdict.question.loss:g} nats: the best synchronous schedule and method over the"
+        f"Time to a training loss of {questions[0].loss:g} nats: the best synchronous schedule and method over the"
         " best asynchronous method, whose iterations were measured at (or between) the same delays in updates,"
         " (P - 1) / M. <: the asynchronous run had not reached the loss.",
         f"Runs: {measurements.source} ({measurements.model}).",
-        *assumption_lines(verdict)[:1],
+        units_line([question.transfer_time for question in questions]),
     ]
-    return "\n".join(lines)
+    if len(verdicts) < len(cells):
+        lines.append("Blank: the model has fewer than P blocks, or its batch is no multiple of M.")
+    if any(question.excluded for question in questions):
+        lines.append("Without the schedules that need more memory, at that P and M, than a device has.")
+    return lines

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ def load(folders: Folders) -> pd.DataFrame:
     - `name`: of the run's folder; `architecture`, `method`, `variant`: the settings in a few words.
     - `depth`: P, the stages of the pipeline whose delays it has: `pipeline.stages`, or `pipeline.delay.like`.
     - `largest_delay`: of its stages, in updates; 0 without delay.
+    - `examples_per_update`: of all its micro-batches together.
     - `experiment`: equal for runs that differ in nothing but learning rate and seed.
     - `status`: finished, failed, interrupted, or unfinished where there is no summary of the whole run yet.
     - `iteration`: the newest one.
@@ -123,31 +124,49 @@ def has_pipeline_delays(runs: pd.DataFrame) -> pd.Series:
     return settings[like].notna() | (settings[named] == "pipeline")
 
 
-def comparable(runs: pd.DataFrame) -> list[pd.DataFrame]:
-    """Sort runs by what makes losses comparable: data, trajectory version, model and token budget; most runs first."""
-    model = [key for key in runs.columns if key.startswith("model.")]
-    budget = ["training.iterations", "training.batch_size", "pipeline.accumulation"]
-    sets = [alike for _, alike in runs.groupby([*ORIGIN, *budget, *model], dropna=False, sort=False)]
+def comparable(runs: pd.DataFrame, *, however_split: bool = False) -> list[pd.DataFrame]:
+    """Sort runs by what makes losses comparable: data, trajectory version, model and token budget; most runs first.
+
+    Args:
+        runs: rows of `load`.
+        however_split: let runs compare that split up the examples of an update into other micro-batches.
+    """
+    keys = [key for aspect in _aspects(runs, however_split=however_split).values() for key in aspect]
+    sets = [alike for _, alike in runs.groupby(keys, dropna=False, sort=False)]
     return sorted(sets, key=len, reverse=True)
 
 
 def differences(runs: pd.DataFrame) -> list[str]:
     """What makes runs incomparable with the first of them: a line per run, none if they compare."""
-    aspects: Mapping[str, list[str]] = {
+    lines = []
+    first = runs.iloc[0]
+    for path, differing in differing_aspects(runs).items():
+        if differing:
+            lines.append(f"{path} and {first.name} differ in {', '.join(differing)}: their losses do not compare")
+    return lines
+
+
+def differing_aspects(runs: pd.DataFrame, *, however_split: bool = False) -> dict[str, list[str]]:
+    """What makes each run incomparable with the first of them, in words; see `comparable`."""
+    aspects = _aspects(runs, however_split=however_split)
+    first = runs.iloc[0]
+    return {
+        str(path): [name for name, keys in aspects.items() if not run[keys].equals(first[keys])]
+        for path, run in runs.iloc[1:].iterrows()
+    }
+
+
+def _aspects(runs: pd.DataFrame, *, however_split: bool) -> dict[str, list[str]]:
+    """The columns that must be equal for losses to compare, by what they are about."""
+    whole = {"examples per update": ["examples_per_update"]}
+    split = {"batch size": ["training.batch_size"], "micro-batches per update": ["pipeline.accumulation"]}
+    return {
         "data fingerprint": ["data_fingerprint"],
         "trajectory version": ["trajectory_version"],
         "model": [key for key in runs.columns if key.startswith("model.")],
         "iterations": ["training.iterations", "last_iteration"],
-        "batch size": ["training.batch_size"],
-        "micro-batches per update": ["pipeline.accumulation"],
+        **(whole if however_split else split),
     }
-    lines = []
-    first = runs.iloc[0]
-    for path, run in runs.iloc[1:].iterrows():
-        differing = [name for name, keys in aspects.items() if not run[keys].equals(first[keys])]
-        if differing:
-            lines.append(f"{path} and {first.name} differ in {', '.join(differing)}: their losses do not compare")
-    return lines
 
 
 def find_runs(folders: Iterable[str | os.PathLike[str]]) -> list[Path]:
@@ -201,6 +220,7 @@ def _row(run: Run) -> dict[str, Any]:
         "is_usual": not run.unusual_settings,
         "depth": depth(run.config.pipeline),
         "largest_delay": run.largest_delay,
+        "examples_per_update": run.config.training.batch_size * run.config.pipeline.accumulation,
         "train_loss": float(run.smoothed[-1]) if has_losses else math.nan,
         "last_quarter_loss": last_quarter_loss(run.train_loss) if has_losses else math.nan,
         "val_loss": run.final_val_loss,

@@ -8,22 +8,62 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
+from brx.errors import UserError
 from brx.runs.comparison import passage
-from brx.runs.experiments import by_experiment
-from brx.runs.frames import RATE, has_pipeline_delays
+from brx.runs.experiments import at_best_rates, by_experiment, tried_rates
+from brx.runs.frames import RATE, comparable, differing_aspects, has_pipeline_delays
 from brx.runs.time_to_loss import HIGHEST_LOSS, LOSS_STEP, Experiment, Measurements
+
+MOST_NAMES = 3
+"""Of the runs that are left out."""
+
+
+def measure_largest_set(runs: pd.DataFrame, source: str) -> tuple[Measurements, list[str]]:
+    """What the largest set of runs that compare says about delay, and lines on those that are left out.
+
+    Runs compare whatever the micro-batches are into which they split up an update's examples.
+
+    Args:
+        runs: rows of `load`.
+        source: where the runs are.
+
+    Raises:
+        UserError: they say nothing: none is finished, none has a pipeline's delays, or none falls to `HIGHEST_LOSS`.
+    """
+    finished = at_best_rates(runs)
+    if finished.empty:
+        raise UserError(f"{source}: no run is finished")
+    is_pipeline = has_pipeline_delays(finished) | (finished["largest_delay"] == 0)
+    if not is_pipeline.any():
+        raise UserError(
+            f"{source}: no run has a pipeline's delays (pipeline.delay: pipeline or like) or is without any"
+        )
+    measured, *others = comparable(finished[is_pipeline], however_split=True)
+    notes = [_left_out(f"differ in {aspects}", names) for aspects, names in _by_aspects(measured, others).items()]
+    if not is_pipeline.all():
+        notes.append(_left_out("have delays that are no pipeline's", list(finished.loc[~is_pipeline, "name"])))
+    num_rates = tried_rates(runs).groupby("experiment").size().to_dict()
+    return measure(measured, num_rates, source), notes
 
 
 def measure(chosen: pd.DataFrame, num_rates: Mapping[str, int], source: str) -> Measurements:
     """What comparable runs say about delay.
 
     Args:
-        chosen: rows of `at_best_rates`, of one of the sets of `comparable`.
+        chosen: rows of `at_best_rates`, of one of the sets of `comparable`; their delays are those of pipelines.
         num_rates: learning rates tried, by experiment.
         source: where the runs are.
+
+    Raises:
+        UserError: none falls to `HIGHEST_LOSS`.
     """
-    first = chosen.iloc[0]
-    steps = range(round(HIGHEST_LOSS / LOSS_STEP), math.floor(chosen["train_loss"].min() / LOSS_STEP), -1)
+    first, lowest = chosen.iloc[0], chosen["train_loss"].min()
+    steps = range(round(HIGHEST_LOSS / LOSS_STEP), math.floor(lowest / LOSS_STEP), -1)
+    if not steps:
+        raise UserError(
+            f"{source}: no run falls to a training loss of {HIGHEST_LOSS:g} nats, where measurements begin (the lowest"
+            f" ends at {lowest:.2f})"
+        )
     losses = [round(step * LOSS_STEP, 4) for step in steps]
     return Measurements(
         source=source,
@@ -40,7 +80,7 @@ def measure(chosen: pd.DataFrame, num_rates: Mapping[str, int], source: str) -> 
 def _by_method_and_delay(chosen: pd.DataFrame) -> dict[tuple[str, float], pd.DataFrame]:
     """One experiment each: of several (with other moments or decays), that with the lowest final loss."""
     best: dict[tuple[str, float], pd.DataFrame] = {}
-    for seeds in by_experiment(chosen[has_pipeline_delays(chosen) | (chosen["largest_delay"] == 0)]):
+    for seeds in by_experiment(chosen):
         first = seeds.iloc[0]
         key = (str(first["variant"]).partition(", delay ")[0], float(first["largest_delay"]))
         if key not in best or seeds["train_loss"].mean() < best[key]["train_loss"].mean():
@@ -56,5 +96,22 @@ def _experiment(method: str, delay: float, seeds: pd.DataFrame, num_rates: int, 
         lr=seeds[RATE].iloc[0],
         num_rates=num_rates,
         seconds=float(np.round(seeds["seconds_per_iteration"].min(), 6)),
+        micro_batches=int(seeds["pipeline.accumulation"].iloc[0]),
         iterations=[[None if iteration is None else round(iteration, 1) for iteration in row] for row in by_loss],
     )
+
+
+def _by_aspects(measured: pd.DataFrame, others: Sequence[pd.DataFrame]) -> dict[str, list[str]]:
+    """Names of runs by what makes them incomparable with those measured."""
+    names: dict[str, list[str]] = {}
+    for other in others:
+        pair = pd.concat([measured.iloc[:1], other.iloc[:1]])
+        (aspects,) = differing_aspects(pair, however_split=True).values()
+        names.setdefault(", ".join(aspects), []).extend(other["name"])
+    return names
+
+
+def _left_out(why: str, names: Sequence[str]) -> str:
+    """How many finished runs take no part, and the names of the first few."""
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return f"Left out: {len(names)} run(s) that {why}: {', '.join(names[:MOST_NAMES])}{more}."

@@ -10,7 +10,7 @@ import math
 from pathlib import Path
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from brx.config.loading import validate
 from brx.errors import UserError
@@ -39,6 +39,8 @@ class Experiment(_Frozen):
     """How many learning rates were tried."""
     seconds: float
     """Seconds per iteration of the fastest seed while nothing else used the machine."""
+    micro_batches: int = 1
+    """M of these runs: the pace of runs compares among equal M."""
     iterations: list[list[float | None]]
     """Iterations to each loss (rows, as `Measurements.losses`) by each seed (columns); None: it never got there."""
 
@@ -52,9 +54,9 @@ class Measurements(_Frozen):
     """The model in a few words."""
     last_iteration: int
     """The iteration at which the runs end."""
-    losses: list[float]
+    losses: list[float] = Field(min_length=1)
     """Losses in nats, descending by `LOSS_STEP`."""
-    experiments: list[Experiment]
+    experiments: list[Experiment] = Field(min_length=1)
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -72,7 +74,7 @@ class Measurements(_Frozen):
     def write(self, path: Path) -> None:
         """Write the measurements as JSON, which `read` reads again."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, self.model_dump_json() + "\n")
+        write_text(path, self.model_dump_json(exclude_defaults=True) + "\n")
 
     def reached(self, experiment: Experiment, loss: float) -> tuple[float, bool]:
         """Iterations to a loss, the mean over seeds, and whether that is a lower bound since a seed never got there."""

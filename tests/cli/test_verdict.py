@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from brx.cli.main import main
+from tests.runs.test_slowdown import write_run
 
 ROOT = Path(__file__).parents[2]
 ASKED = ["--stages", "8", "--micro-batches", "8"]
@@ -49,7 +50,10 @@ def test_costs_come_from_own_runs_or_a_benchmark(capsys, tmp_path, monkeypatch):
     assert main([*question, "--cost-from", "results/demo"]) == 0
     from_runs = capsys.readouterr().out
     assert main(question) == 0
-    assert from_runs == capsys.readouterr().out  # the same runs say the same
+    own_pace = capsys.readouterr().out
+    assert "% (from the pace of these runs)" in own_pace
+    given = own_pace.replace("(from the pace of these runs)", "(by --cost or --cost-from)")
+    assert from_runs == given  # the same runs say the same
     table = tmp_path / "methods.json"
     rows = [["pipedream", "20.0"], ["basis-rotation", "35.0"], ["muon", "90.0"]]
     table.write_text(json.dumps({"columns": ["method", "ms / iteration (median)"], "rows": rows}))
@@ -59,6 +63,17 @@ def test_costs_come_from_own_runs_or_a_benchmark(capsys, tmp_path, monkeypatch):
     assert "basis-rotation 50%" in capsys.readouterr().out
 
 
+def test_costs_that_the_given_runs_do_not_say_are_named(capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    question = ["verdict", "--stages", "8", "--micro-batches", "1", "results/demo"]
+    assert main([*question, "--cost-from", "results/demo/pipedream-p1"]) == 0
+    text = capsys.readouterr().out
+    assert "pipedream 0% (by --cost or --cost-from); basis-rotation " in text
+    assert "(from the pace of these runs: --cost and --cost-from do not name them)" in text
+    assert main([*question, "--cost", "basis-rotation=0.5"]) == 0
+    assert "basis-rotation 50% (by --cost or --cost-from); pipedream 0% (from the pace" in capsys.readouterr().out
+
+
 def test_a_model_gives_memory_and_transfers(capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
     model = ["--config", "paper-95m", "--device-memory", "0.8GB", "--bandwidth", "1GB", "--throughput", "100T"]
@@ -66,6 +81,17 @@ def test_a_model_gives_memory_and_transfers(capsys, monkeypatch):
     text = " ".join(capsys.readouterr().out.split())
     assert "Left out, for want of memory: asynchronous, GPipe," in text
     assert "transfers of " in text
+
+
+def test_the_figure_has_the_transfers_of_each_cell(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    model = ["--config", "paper-95m", "--bandwidth", "5GB", "--throughput", "A100"]
+    figure = ["--figure", str(tmp_path / "figure")]
+    assert main(["verdict", "--stages", "32", "--micro-batches", "8", *model, *figure]) == 0
+    capsys.readouterr()
+    caption = (tmp_path / "figure.txt").read_text()
+    assert "transfers of 0.18 to 4.4 forward passes" in caption
+    assert "Blank: " in caption  # the batch of 8 is no multiple of 16 micro-batches
 
 
 @pytest.mark.parametrize(
@@ -93,6 +119,34 @@ def test_mistakes_are_one_line(arguments, message, capsys, monkeypatch):
     assert main(["verdict", *arguments]) == 2
     error = capsys.readouterr().err
     assert message in error
+    assert error.count("\n") == 1
+
+
+def test_the_run_of_the_question_itself_answers(capsys, tmp_path):
+    write_run(tmp_path, "p1", "pipeline.stages=1", "training.batch_size=4", crosses_3_at=50.5)
+    split = ["pipeline.stages=4", "pipeline.accumulation=4", "training.batch_size=1"]
+    write_run(tmp_path, "p4", *split, crosses_3_at=80.5)
+    write_run(tmp_path, "another", "pipeline.stages=4", "training.batch_size=2", crosses_3_at=80.5)
+    assert main(["verdict", str(tmp_path / "runs"), "--stages", "4", "--micro-batches", "4", "--loss", "3"]) == 0
+    text = capsys.readouterr().out
+    assert "(slowdown 1.59, break-even " in text
+    assert text.splitlines()[-1] == "Left out: 1 run(s) that differ in examples per update: another."
+
+
+@pytest.mark.parametrize(
+    ("setting", "crosses_3_at", "status", "message"),
+    [
+        ("pipeline.stages=4", -500, "finished", "no run falls to a training loss of 4 nats, where measurements begin"),
+        ("pipeline.delay=3", 100, "finished", "no run has a pipeline's delays (pipeline.delay: pipeline or like)"),
+        ("pipeline.stages=4", 100, "interrupted", "no run is finished"),
+    ],
+    ids=["high losses", "another profile", "interrupted"],
+)
+def test_runs_that_say_nothing_are_refused(setting, crosses_3_at, status, message, capsys, tmp_path):
+    write_run(tmp_path, "run", setting, crosses_3_at=crosses_3_at, status=status)
+    assert main(["verdict", str(tmp_path / "runs"), *ASKED]) == 2
+    error = capsys.readouterr().err
+    assert f"{tmp_path / 'runs'}: {message}" in error
     assert error.count("\n") == 1
 
 

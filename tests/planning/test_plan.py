@@ -1,5 +1,7 @@
 """The planner: its sizes are those of real models, its peaks those of real runs, its refusal is one line."""
 
+import re
+
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -15,8 +17,6 @@ from brx.model.sizes import stage_forward_flops, stage_shapes
 from brx.model.stage import Stage, partition, whole_model
 from brx.pipeline.delay import pipeline_delays
 from brx.pipeline.engine import Neighbours
-from brx.pipeline.schedule import synchronous_1f1b
-from brx.pipeline.timeline import bubble_share, timeline
 from brx.pipeline.versions import StageVersions
 from brx.pipeline.world import SingleDevice
 from brx.planning import fit as memory_check
@@ -27,9 +27,9 @@ from brx.planning.plan import (
     plan_memory,
     rank_flops,
     smallest_num_ranks,
-    synchronous_bubble,
     what_would_fit,
 )
+from brx.planning.prospects import time_lines
 from brx.train import loop
 from brx.train.build import assemble, build_stages
 from brx.train.loop import train
@@ -254,10 +254,14 @@ def test_ranks_share_all_of_the_work():
     assert parts[-1] == max(parts)  # it has the head
 
 
-@pytest.mark.parametrize(("num_ranks", "count"), [(2, 1), (4, 1), (4, 8), (8, 3)])
-def test_bubble_is_the_schedules(num_ranks, count):
-    actions = [list(synchronous_1f1b(rank, num_ranks, count, 1)) for rank in range(num_ranks)]
-    assert synchronous_bubble(num_ranks, count) == pytest.approx(bubble_share(timeline(actions)))
+@pytest.mark.parametrize(("num_ranks", "accumulation"), [(2, 1), (6, 1), (6, 3)])
+def test_a_synchronous_pipeline_takes_as_long_as_its_idle_time_makes_it(num_ranks, accumulation):
+    settings = [f"pipeline.devices={num_ranks}", f"pipeline.accumulation={accumulation}"]
+    printed = " ".join(time_lines(load_config("paper-1b", settings), 1e14))
+    idle = (num_ranks - 1) / (accumulation + num_ranks - 1)  # arXiv:1811.06965
+    assert f"{idle:.0%} with {accumulation}" in printed
+    ours, synchronous = (float(hours) for hours in re.findall(r"([\d.e+]+) h", printed))
+    assert synchronous == pytest.approx(ours / (1 - idle), rel=0.01)
 
 
 def test_smallest_number_of_ranks_is_the_smallest():

@@ -1,5 +1,7 @@
 """The verdict on made-up measurements whose answers are plain arithmetic."""
 
+from dataclasses import replace
+
 import pytest
 
 from brx.errors import UserError
@@ -16,10 +18,11 @@ from brx.plot.verdict import draw_verdict
 from brx.runs.time_to_loss import Experiment, Measurements
 
 
-def experiment(method, delay, to_losses, seconds=1.0, num_rates=3):
+def experiment(method, delay, to_losses, seconds=1.0, num_rates=3, micro_batches=1):
     """Iterations to the losses 3.02, 3.0, 2.98, of one seed or several."""
     rows = [row if isinstance(row, list) else [row] for row in to_losses]
-    return Experiment(method=method, delay=delay, lr=0.1, num_rates=num_rates, seconds=seconds, iterations=rows)
+    pace = {"seconds": seconds, "micro_batches": micro_batches}
+    return Experiment(method=method, delay=delay, lr=0.1, num_rates=num_rates, iterations=rows, **pace)
 
 
 MEASURED = Measurements(
@@ -109,11 +112,35 @@ def test_costs_are_relative_to_adamw():
     assert update_costs(MEASURED.experiments[3:]) == {"muon": 0.0}
 
 
+def test_costs_compare_only_runs_of_as_many_micro_batches():
+    reached = [90, 100, 110]
+    experiments = [
+        experiment("pipedream", 1, reached, seconds=4.0, micro_batches=4),
+        experiment("muon", 1, reached, seconds=4.2, micro_batches=4),
+        experiment("soap", 1, reached, seconds=5.0, micro_batches=4),
+        experiment("pipedream", 0, reached, seconds=1.0),
+        experiment("muon", 0, reached, seconds=1.5),
+        experiment("scion", 2, reached, seconds=9.0, micro_batches=8),
+    ]
+    for ordered in (experiments, experiments[::-1]):
+        assert update_costs(ordered) == {"pipedream": 0.0, "muon": 0.5, "soap": 0.25, "scion": 0.0}
+
+
 def test_transfers_cost_the_synchronous_pipeline_more():
     free, slow = (answer(MEASURED, Question(3.0, 4, 1, transfer_time=t)) for t in (0.0, 0.1))
     assert slow.synchronous[0].time > free.synchronous[0].time
     one = next(option for option in slow.synchronous if (option.schedule, option.method) == ("1F1B", "pipedream"))
     assert one.time == pytest.approx(100 * (12 + 6 * 0.1) / 3)
+
+
+def test_at_the_break_even_of_a_schedule_both_are_as_fast_whatever_transfers_take():
+    equal = {"pipedream": 0.0, "muon": 0.0}
+    for transfer_time in (0.0, 0.1, 3.0):  # of 3, the asynchronous pipeline hides only a part
+        verdict = answer(MEASURED, Question(3.0, 4, 1, transfer_time=transfer_time, costs=equal))
+        (delayed,) = verdict.asynchronous
+        for option in verdict.synchronous:
+            per_update = verdict.schedule_break_even(option) * delayed.time_per_update
+            assert per_update == pytest.approx(option.time_per_update)
 
 
 def test_excluded_schedules_are_no_options():
@@ -128,13 +155,75 @@ def test_file_round_trip_and_what_is_none(tmp_path):
     (tmp_path / "wrong.json").write_text('{"source": 1}')
     with pytest.raises(UserError, match=r"wrong\.json: source: "):
         Measurements.read(tmp_path / "wrong.json")
+    MEASURED.model_copy(update={"losses": []}).write(tmp_path / "empty.json")
+    with pytest.raises(UserError, match=r"empty\.json: losses: "):
+        Measurements.read(tmp_path / "empty.json")
 
 
 def test_figure_over_a_grid(tmp_path):
-    verdicts = list(grid(MEASURED, Question(3.0, 1, 1), [4, 64], [1, 4]))
-    assert [verdict.advantage is None for verdict in verdicts] == [False, False, True, True]
-    files = draw_verdict(verdicts, tmp_path / "verdict", MEASURED)
+    cells = grid(MEASURED, Question(3.0, 1, 1), [4, 64], [1, 4])
+    assert [verdict.advantage is None for verdict in cells.values()] == [False, False, True, True]
+    files = draw_verdict(cells, tmp_path / "verdict", MEASURED)
     assert all(file.stat().st_size > 0 for file in files)
+
+
+def test_a_cell_is_asked_with_its_own_transfers_and_memory(tmp_path):
+    def fitted(question):
+        if question.num_stages == 32:
+            return None
+        excluded = ["asynchronous"] if question.num_micro_batches == 4 else []
+        return replace(question, transfer_time=question.num_stages / 100, excluded=excluded)
+
+    asked = Question(3.0, 8, 8, transfer_time=9.0, excluded=("1F1B",))
+    cells = grid(MEASURED, asked, [4, 16, 32], [1, 4], fitted)
+    assert cells[4, 1].advantage == answer(MEASURED, Question(3.0, 4, 1, transfer_time=0.04)).advantage
+    assert cells[16, 1].advantage == answer(MEASURED, Question(3.0, 16, 1, transfer_time=0.16)).advantage
+    assert cells[16, 4].question.is_memory_short
+    assert cells[32, 1] is None
+    draw_verdict(cells, tmp_path / "verdict", MEASURED)
+    caption = (tmp_path / "verdict.txt").read_text()
+    assert "transfers of 0.04 to 0.16 forward passes" in caption
+    assert "Blank: the model has fewer than P blocks" in caption
+    assert "Without the schedules that need more memory" in caption
+
+
+ONLY_DELAYED = MEASURED.model_copy(update={"experiments": [one for one in MEASURED.experiments if one.delay]})
+NEVER_THERE = MEASURED.model_copy(update={"experiments": [experiment("pipedream", 0, [90, None, None])]})
+
+
+@pytest.mark.parametrize(
+    ("measurements", "excluded", "reason"),
+    [
+        (MEASURED, [*SYNCHRONOUS, "asynchronous"], "no schedule fits into the memory of a device."),
+        (MEASURED, SYNCHRONOUS, "no synchronous schedule fits into the memory of a device, the asynchronous one does."),
+        (MEASURED, ["asynchronous"], "the asynchronous schedule does not fit into the memory of a device, zero-bubble"),
+        (ONLY_DELAYED, [], "none of the runs is without delay; runs with pipeline.stages=1 would measure it."),
+        (NEVER_THERE, [], "no run without delay reaches this loss; ask for a higher --loss."),
+        (NEVER_THERE, SYNCHRONOUS, "no synchronous schedule fits into the memory of a device, the asynchronous one"),
+    ],
+)
+def test_without_a_verdict_it_says_why(measurements, excluded, reason):
+    said = sentence(answer(measurements, Question(3.0, 4, 1, excluded=excluded)))
+    assert said.startswith(f"No verdict: {reason}")
+
+
+def test_costs_are_told_of_the_methods_that_are_shown():
+    (_, line, *_) = assumption_lines(answer(MEASURED, Question(3.0, 4, 1, costs={"muon": 0.25})))
+    assert line.endswith(
+        "muon 25% (by --cost or --cost-from); pipedream 0% (from the pace of these runs: --cost and --cost-from do not"
+        " name them)."
+    )
+    nothing_fits = Question(3.0, 4, 1, excluded=[*SYNCHRONOUS, "asynchronous"])
+    assert len(assumption_lines(answer(MEASURED, nothing_fits))) == 1
+
+
+def test_a_default_loss_that_nobody_reaches_is_asked_for():
+    experiments = [experiment("pipedream", 0, [90, 100, 110]), experiment("pipedream", 3, [None, None, None])]
+    too_slow = MEASURED.model_copy(update={"experiments": experiments})
+    with pytest.raises(
+        UserError, match=r"^--loss: needed, since no run falls to 3\.02 nats under the longest delay, 3 "
+    ):
+        default_loss(too_slow)
 
 
 def test_it_says_who_wins_and_what_is_not_measured():
@@ -150,8 +239,6 @@ def test_it_says_who_wins_and_what_is_not_measured():
         "Synchronous wins: zero-bubble H2 with pipedream"
     )
     assert "no run measures a slowdown at delays up to 63 updates" in sentence(answer(MEASURED, Question(3.0, 64, 1)))
-    never = answer(MEASURED, Question(2.98, 16, 1, excluded=SYNCHRONOUS))
-    assert "no run without delay" in sentence(never)
     bound = answer(MEASURED, Question(2.98, 16, 1))
     assert sentence(bound).startswith("No verdict: no asynchronous method reached the loss; so far slowdown")
     first = asynchronous_table(bound, {"asynchronous": 2e9}).iloc[0]

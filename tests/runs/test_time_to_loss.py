@@ -7,8 +7,8 @@ import pytest
 from brx.runs.comparison import passage
 from brx.runs.experiments import at_best_rates
 from brx.runs.frames import comparable, has_pipeline_delays, load
-from brx.runs.measuring import measure
-from brx.runs.time_to_loss import LOSS_STEP
+from brx.runs.measuring import measure, measure_largest_set
+from brx.runs.time_to_loss import LOSS_STEP, Measurements
 from tests.runs.test_slowdown import write_run
 
 DEMO = Path(__file__).parents[2] / "results" / "demo"
@@ -37,9 +37,28 @@ def test_profiles_that_are_no_pipelines_are_left_out(tmp_path):
     settings = {"p1": ["pipeline.stages=1"], "late": ["pipeline.delay=[0, 0, 0, 9]"], "like": ["pipeline.delay.like=9"]}
     for name, overrides in settings.items():
         write_run(tmp_path, name, *overrides, crosses_3_at=150)
-    chosen = at_best_rates(load(tmp_path / "runs"))
-    measured = measure(chosen, dict.fromkeys(chosen["experiment"], 1), "runs")
+    measured, notes = measure_largest_set(load(tmp_path / "runs"), "runs")
     assert {(one.method, one.delay) for one in measured.experiments} == {("pipedream", 0.0), ("pipedream", 8.0)}
+    assert notes == ["Left out: 1 run(s) that have delays that are no pipeline's: late."]
+
+
+def test_runs_compare_by_the_examples_of_an_update_and_others_are_named(tmp_path):
+    runs = {
+        "a-smaller": ["pipeline.stages=4", "training.batch_size=2"],
+        "b-whole": ["pipeline.stages=1", "training.batch_size=4"],
+        "c-split": ["pipeline.stages=4", "training.batch_size=1", "pipeline.accumulation=4"],
+        "d-wider": ["pipeline.stages=4", "training.batch_size=4", "model.width=16"],
+    }
+    for name, settings in runs.items():
+        write_run(tmp_path, name, *settings, crosses_3_at=150)
+    measured, notes = measure_largest_set(load(tmp_path / "runs"), "runs")
+    assert {(one.delay, one.micro_batches) for one in measured.experiments} == {(0.0, 1), (3 / 4, 4)}
+    assert notes == [
+        "Left out: 1 run(s) that differ in examples per update: a-smaller.",
+        "Left out: 1 run(s) that differ in model: d-wider.",
+    ]
+    measured.write(tmp_path / "kept.json")
+    assert Measurements.read(tmp_path / "kept.json") == measured
 
 
 def test_what_is_kept_is_what_the_runs_say():
