@@ -68,6 +68,7 @@ class Scale:
         budgets: these numbers; none at the paper's scale.
         budget_methods: which methods are.
         budget_sweep: the sweep that does.
+        between_sweep: the sweep that makes the main comparison's runs between its ends.
         earlier: settings in which its runs differ from today's presets, as they were made before these changed.
         earlier_rotation: further ones of its runs of basis rotation.
         curvature: folder of the runs whose Hessians were measured.
@@ -88,6 +89,7 @@ class Scale:
     budgets: tuple[int, ...]
     budget_methods: tuple[str, ...] = ("basis-rotation", "pipedream-lr")
     budget_sweep: str = "budget"
+    between_sweep: str = "main"
     earlier: Settings = field(default_factory=dict)
     earlier_rotation: Settings = field(default_factory=dict)
     curvature: Path = CURVATURE
@@ -136,6 +138,7 @@ SCALES = {
         budgets=(2000, 4000, 8000, 16000, 32000),
         budget_methods=("basis-rotation", "nesterov", "pipedream-lr"),
         budget_sweep="ladder",
+        between_sweep="depths",
     ),
     "paper": Scale(
         name="paper",
@@ -231,7 +234,9 @@ class Experiments:
         experiment, seeds = self._look_up(method, stages, preset, settings)
         if seeds is None:
             extra = "".join(f", {key} = {value}" for key, value in settings.items())
-            line = f"{method} at P = {stages}{extra}: brx sweep {self.scale.sweep(sweep)}"
+            is_between = sweep == "main" and stages not in self.ends
+            maker = self.scale.sweep(self.scale.between_sweep if is_between else sweep)
+            line = f"{method} at P = {stages}{extra}: brx sweep {maker}"
             self.missing += [] if line in self.missing else [line]
         else:
             self.used[experiment] = seeds
