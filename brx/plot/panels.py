@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 from brx.plot.style import legend_below, look_of
 from brx.runs.comparison import slowdowns
@@ -153,6 +154,14 @@ def draw_slowdown(axes: Axes, undelayed: pd.DataFrame, delayed: pd.DataFrame, ta
     draw_training_losses(axes, curves, title=f"{look.label}{ratio}", target=target)
     for iterations in (slowdown["iterations"], slowdown["reference_iterations"]):
         axes.axvline(geometric_mean(iterations), color=look.color, linewidth=0.6, linestyle=":")
+
+
+def factor_axis(axes: Axes) -> None:
+    """A logarithmic y axis of factors near 1, with plain numbers at 1, 2, 3, 5 and their multiples of 10."""
+    axes.set_yscale("log")
+    axes.yaxis.set_minor_locator(LogLocator(subs=(2, 3, 5)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("{x:g}")
 
 
 def finish_panel(axes: Axes, x_label: str, y_label: str, title: str) -> None:

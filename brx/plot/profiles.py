@@ -8,6 +8,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 
 from brx.curvature.profiles import ProfilePoint, profile_table, rank_correlation
+from brx.plot.panels import factor_axis
 from brx.plot.style import look_of, new_figure, save
 from brx.runs.formats import format_table
 
@@ -70,9 +71,7 @@ def _draw_points(
             linestyle="none",
         )
     axes.axhline(1.0, color="black", linewidth=0.5)
-    axes.set_yscale("log")
-    for axis_formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-        axis_formatter("{x:g}")
+    factor_axis(axes)
     axes.set_xlim(left=0)
 
 

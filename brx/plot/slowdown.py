@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from brx.plot.panels import finish_panel
+from brx.plot.panels import factor_axis, finish_panel
 from brx.plot.style import look_of, new_figure, save
 from brx.runs.comparison import common_target, slowdowns, with_reference
 from brx.runs.experiments import by_experiment
@@ -48,7 +48,7 @@ def draw_all_targets(
         line = common_target(with_reference(chosen, reference_stages)) if marked is None else marked
         axes.axvline(line, color="black", linewidth=0.6, linestyle=":", label=label)
         axes.invert_xaxis()
-        axes.set_yscale("log")
+        factor_axis(axes)
         finish_panel(axes, "target training loss (nats)", f"slowdown at P = {most}", "")
         sources = "\n".join(delayed.index)
         return save(
