@@ -88,9 +88,12 @@ class Run:
 
     @property
     def method(self) -> str:
-        """The method with what tells its variants apart, for example `basis-rotation 1st/unilateral`."""
+        """The method with what tells its variants apart, for example `basis-rotation 1st/unilateral`.
+
+        Of a user's own one the file's name, without its folder.
+        """
         optimizer = self.config.optimizer
-        name = optimizer.method
+        name = Path(optimizer.method).name if ".py:" in optimizer.method else optimizer.method
         if isinstance(optimizer, BasisRotationConfig):
             if (optimizer.source, optimizer.geometry) != ("2nd", "bilateral"):
                 name += f" {optimizer.source}/{optimizer.geometry}"
