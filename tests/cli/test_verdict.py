@@ -110,7 +110,10 @@ def test_the_figure_has_the_transfers_of_each_cell(capsys, tmp_path, monkeypatch
             "no table of milliseconds per iteration by",
         ),
         ([*ASKED, "--cost-from", "results/demo/basis-rotation-p1"], "has no pipedream (AdamW), which costs are"),
-        ([*ASKED, "--cost-from", "results/demo", "--cost-from", "results/laptop"], "runs of one model and batch are needed, these"),
+        (
+            [*ASKED, "--cost-from", "results/demo", "--cost-from", "results/laptop"],
+            "runs of one model and batch are needed, these",
+        ),
         (["nowhere.json", "--stages", "8", "--micro-batches", "8"], "nowhere.json: not readable"),
     ],
 )
