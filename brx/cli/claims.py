@@ -12,9 +12,9 @@ from brx.cli.usage import Application, Command
 from brx.errors import UserError
 
 EXAMPLES = """\
-  brx claims                                  all of them, from results/laptop
-  brx claims main-reduction                   one, with the runs that it is from
-  brx claims --runs runs/laptop --format csv     from runs under way
+  brx claims                                    all of them, from results/laptop
+  brx claims main-reduction                     one, with the runs that it is from
+  brx claims --runs runs/laptop --format csv    from runs under way
 """
 
 app = Application()

@@ -103,10 +103,10 @@ app = Application(
     _Brx,
     add_completion=True,
     epilog="""\
-  brx demo                                      what delay costs, and what basis rotation saves, in minutes
-  brx train quick --set pipeline.stages=8       train one run
-  brx slowdown results/laptop                      compare many
-  brx train --help                              options and examples of a command
+  brx demo                                   what delay costs, and what basis rotation saves, in minutes
+  brx train quick --set pipeline.stages=8    train one run
+  brx slowdown results/laptop                compare many
+  brx train --help                           options and examples of a command
 """,
 )
 

@@ -12,8 +12,8 @@ from brx.cli.usage import Application, Command
 from brx.errors import UserError
 
 EXAMPLES = """\
-  brx report                                          report.html from the runs in results/laptop
-  brx report --runs runs/laptop --out today.html         from runs under way
+  brx report                                        report.html from the runs in results/laptop
+  brx report --runs runs/laptop --out today.html    from runs under way
   brx report --scale paper --runs runs/paper --figures figures/paper
 """
 

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from brx.runs.comparison import Comparison
 
 EXAMPLES = """\
-  brx slowdown results/laptop                                  every method and P found there, relative to P = 1
+  brx slowdown results/laptop                      every method and P found there, relative to P = 1
   brx slowdown runs/a runs/b --target 2.5 --format csv
-  brx slowdown results/laptop --rates 3e-4,1e-3            each side at the better one of these learning rates
-  brx slowdown results/laptop --same-rate                      both sides at one learning rate, a row for each
+  brx slowdown results/laptop --rates 3e-4,1e-3    each side at the better one of these learning rates
+  brx slowdown results/laptop --same-rate          both sides at one learning rate, a row for each
   brx slowdown results/laptop --all-targets figures/slowdown-all-targets
 """
 LAST_QUARTER = "the highest mean training loss over the last quarter of a run"

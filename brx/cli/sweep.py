@@ -11,9 +11,9 @@ from brx.cli.usage import Application, Command
 from brx.errors import UserError
 
 EXAMPLES = """\
-  brx sweep configs/sweeps/laptop/main.yaml --dry-run      list the cells and how long they will take
-  brx sweep laptop/main --jobs 2                           the same file, by its name
-  brx sweep configs/sweeps/paper/main.yaml --launcher ray --address auto     on the Ray cluster of this node
+  brx sweep configs/sweeps/laptop/main.yaml --dry-run    list the cells and how long they will take
+  brx sweep laptop/main --jobs 2                         the same file, by its name
+  brx sweep configs/sweeps/paper/main.yaml --launcher ray --address auto    on the Ray cluster of this node
 """
 
 app = Application()

@@ -28,6 +28,11 @@ def code_file(name: str) -> Path | None:
     return None if any(folder in file.parents for folder in installed) else file
 
 
+def name_without_folder(name: str) -> str:
+    """`my_method.py:MyMethod` of `folder/my_method.py:MyMethod`; other names as they are."""
+    return Path(name).name
+
+
 def code_sha256(name: str) -> str | None:
     """The SHA-256 of `code_file`; None for an installed package.
 

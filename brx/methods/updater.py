@@ -17,7 +17,7 @@ from brx.methods.groups import check_each_parameter_once
 from brx.methods.learning_rate import lr_factor
 from brx.methods.table import find_method
 from brx.optim.basis_rotation import BasisRotation
-from brx.pipeline.forecast import ParameterStates
+from brx.pipeline.forecast import ParameterStates, on_device
 from brx.pipeline.versions import StageVersions
 
 StageOptimizerState = list[dict[str, Any]]
@@ -161,9 +161,7 @@ class MethodUpdater:
     def load_correction_state(self, stage: StageVersions, state: CorrectionState) -> None:
         """Restore what `correction_state` gave."""
         for name, own in state.items():
-            self._corrections[stage.index][name] = {
-                key: value.to(stage.device) if isinstance(value, Tensor) else value for key, value in own.items()
-            }
+            self._corrections[stage.index][name] = on_device(own, stage.device)
 
 
 def _on_cpu(value: Any) -> Any:

@@ -73,8 +73,9 @@ class Forecaster:
     def restore(self, newest: list[Tensor], state: ParameterStates) -> None:
         """Continue from a saved state, with the weights saved at the same time."""
         torch._foreach_copy_(self._previous, newest)
-        device = newest[0].device
-        self.state = [
-            {key: value.to(device) if isinstance(value, Tensor) else value for key, value in kept.items()}
-            for kept in state
-        ]
+        self.state = [on_device(kept, newest[0].device) for kept in state]
+
+
+def on_device(kept: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """What a rule keeps for a parameter, as it was saved, with its tensors where they are needed."""
+    return {key: value.to(device) if isinstance(value, Tensor) else value for key, value in kept.items()}

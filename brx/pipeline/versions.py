@@ -106,7 +106,7 @@ class StageVersions:
 
     def bind(self, micro_batch: int) -> None:
         """Let the module compute with the weights of a micro-batch: version `delay.version_used(micro_batch)`."""
-        self._point_to(self._weights(micro_batch))
+        self._point_to(self.forward_weights(micro_batch))
         if self._host_ring is not None:
             self._host_ring.prefetch(micro_batch + 1)
 
@@ -120,11 +120,11 @@ class StageVersions:
         if not self.ring or self.stash == "exact":
             return
         # Through .data: autograd saved these very tensors and would (rightly) object to what is done here on purpose.
-        torch._foreach_copy_([weight.data for weight in self._weights(micro_batch)], self.used(micro_batch))
+        torch._foreach_copy_([weight.data for weight in self.forward_weights(micro_batch)], self.used(micro_batch))
 
     def collect_gradients(self, micro_batch: int) -> None:
         """Move a micro-batch's gradients to the live weights, in the live weights' dtype."""
-        for live, weight in zip(self.live.values(), self._weights(micro_batch), strict=True):
+        for live, weight in zip(self.live.values(), self.forward_weights(micro_batch), strict=True):
             gradient = weight.grad
             weight.grad = None
             live.grad = gradient.to(live.dtype) if gradient is not None else None
@@ -156,7 +156,11 @@ class StageVersions:
 
         The ring's dtype; with a forecast, where the weights were expected to be.
         """
-        return self._weights(micro_batch)
+        if self._host_ring is not None:
+            return self._host_ring.weights(micro_batch)
+        if self._copies:
+            return self._copy_of_slot(micro_batch)
+        return self.ring[self.delay.slot_used(micro_batch)] if self.ring else self._newest
 
     def used(self, micro_batch: int) -> list[Tensor]:
         """The weights that the backward pass of a micro-batch sees, in the order of `live`; valid until its update.
@@ -165,7 +169,7 @@ class StageVersions:
         unrounded.
         """
         if not self.ring or self.stash == "exact":
-            return self._weights(micro_batch)
+            return self.forward_weights(micro_batch)
         return self._newest if self._extrapolation is None else self._extrapolation.from_weights(self._newest)
 
     @torch.no_grad()
@@ -227,14 +231,6 @@ class StageVersions:
     def ring_bytes(self) -> int:
         """Memory of the ring in bytes, with the copies of micro-batches in flight: nothing at tau = 0."""
         return sum(parameter.nbytes for slot in (*self.ring, *self._copies) for parameter in slot)
-
-    def _weights(self, micro_batch: int) -> list[Tensor]:
-        """What the passes of a micro-batch compute with."""
-        if self._host_ring is not None:
-            return self._host_ring.weights(micro_batch)
-        if self._copies:
-            return self._copy_of_slot(micro_batch)
-        return self.ring[self.delay.slot_used(micro_batch)] if self.ring else self._newest
 
     @torch.no_grad()
     def _copy_of_slot(self, micro_batch: int) -> list[Tensor]:

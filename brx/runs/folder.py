@@ -10,6 +10,7 @@ from typing import Any
 
 from brx.config.loading import dump_config, load_config
 from brx.config.schema import RunConfig
+from brx.config.user_code import name_without_folder
 from brx.errors import UserError
 from brx.files import cannot_write, write_text
 
@@ -130,8 +131,8 @@ def trajectory_of(config: RunConfig, *, with_defaults: bool = True) -> dict[str,
         section: {key: value for key, value in values.items() if key not in _MAY_CHANGE.get(section, set())}
         for section, values in config.model_dump(mode="json", exclude_defaults=not with_defaults).items()
     }
-    if ".py:" in config.optimizer.method:
-        trajectory["optimizer"]["method"] = Path(config.optimizer.method).name
+    if "method" in trajectory.get("optimizer", {}):
+        trajectory["optimizer"]["method"] = name_without_folder(config.optimizer.method)
     return trajectory
 
 
@@ -153,5 +154,5 @@ def settings_key(config: RunConfig, *, without: Iterable[str] = ()) -> str:
 
 def default_folder(config: RunConfig, name: str) -> Path:
     """runs/<preset>-<method>-p<stages>-s<seed>; of a file's method, without the file's folder."""
-    method = Path(config.optimizer.method).name.replace(".py:", ".").replace(":", ".")
+    method = name_without_folder(config.optimizer.method).replace(".py:", ".").replace(":", ".")
     return Path("runs") / f"{name}-{method}-p{config.pipeline.stages}-s{config.training.seed}"

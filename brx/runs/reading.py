@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from brx.config.loading import load_config
 from brx.config.schema import BasisRotationConfig, DelayCompensationConfig, DelayLike, RunConfig
+from brx.config.user_code import name_without_folder
 from brx.errors import UserError
 from brx.methods.trajectory_version import recorded_version
 from brx.pipeline.delay import stage_delays
@@ -93,7 +94,7 @@ class Run:
         Of a user's own one the file's name, without its folder.
         """
         optimizer = self.config.optimizer
-        name = Path(optimizer.method).name if ".py:" in optimizer.method else optimizer.method
+        name = name_without_folder(optimizer.method)
         if isinstance(optimizer, BasisRotationConfig):
             if (optimizer.source, optimizer.geometry) != ("2nd", "bilateral"):
                 name += f" {optimizer.source}/{optimizer.geometry}"
