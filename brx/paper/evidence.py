@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -10,7 +11,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats import t
 
-from brx.config.loading import Settings
+from brx.config.loading import Settings, preset_with
 from brx.curvature.norm_result import STRATEGY_SPACES, measured_norms, results_of
 from brx.curvature.oscillation import Oscillation, measured_oscillations, with_oscillation
 from brx.curvature.strategies import complete_measurements
@@ -384,11 +385,33 @@ def stage_counts(_: Experiments) -> Evidence:
     return Evidence(holds=set(differing) <= {"Llama 3.1 405B"}, text=text)
 
 
-def not_here(reason: str) -> Ask:
-    def ask(_: Experiments) -> Evidence:
-        raise NotTriedError(reason)
+def hours_saved(experiments: Experiments) -> Evidence:
+    """The share of the best baseline's time that basis rotation saves to its final loss.
 
-    return ask
+    Iterations times the measured milliseconds of one, not the clocks of runs that shared a machine.
+    """
+    saved = saved_over_baselines()(experiments)
+    P = experiments.scale.deepest
+    best = _best([_need(experiments, baseline, P) for baseline in BASELINES])["method"].iloc[0]
+    ours, theirs = (_milliseconds(experiments, method) for method in ("basis-rotation", best))
+    of_time = [1 - (1 - share) * ours / theirs for share in (saved.value, saved.low, saved.high)]
+    value, low, high = of_time
+    interval = "" if np.isnan(low) else f" [{low:.1%}, {high:.1%}]"
+    text = f"{value:.1%}{interval} over {best}: {ours:.1f} against {theirs:.1f} ms per iteration"
+    return Evidence(value, low, high, holds=(value if np.isnan(low) else low) > 0, text=text)
+
+
+def _milliseconds(experiments: Experiments, method: str) -> float:
+    """Of an iteration of the scale's main model, from the table of the benchmark."""
+    path, blocks = experiments.scale.times, preset_with(experiments.scale.preset, {}).model.blocks
+    if path is None or not path.is_file():
+        raise NotTriedError("an iteration's milliseconds have not been measured at this scale yet")
+    content = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        table = pd.DataFrame(content["rows"], columns=content["columns"]).set_index(["blocks", "stages", "method"])
+        return float(table.loc[(str(blocks), str(blocks), method), "ms / iteration (median)"])
+    except KeyError:
+        raise NotTriedError(f"{path} has no row of {method} at {blocks} blocks, one per stage") from None
 
 
 def mixture(experiments: Experiments) -> tuple[str | None, Settings]:

@@ -72,6 +72,7 @@ class Scale:
         earlier: settings in which its runs differ from today's presets, as they were made before these changed.
         earlier_rotation: further ones of its runs of basis rotation.
         curvature: folder of the runs whose Hessians were measured.
+        times: the benchmark's table of milliseconds per iteration at the main model's size, by method.
     """
 
     name: str
@@ -93,6 +94,7 @@ class Scale:
     earlier: Settings = field(default_factory=dict)
     earlier_rotation: Settings = field(default_factory=dict)
     curvature: Path = CURVATURE
+    times: Path | None = None
 
     @property
     def deepest(self) -> int:
@@ -139,6 +141,7 @@ SCALES = {
         budget_methods=("basis-rotation", "nesterov", "pipedream-lr"),
         budget_sweep="ladder",
         between_sweep="depths",
+        times=Path("benchmarks/results/small_models.json"),
     ),
     "paper": Scale(
         name="paper",

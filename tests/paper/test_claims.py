@@ -1,5 +1,6 @@
 """The paper's claims beside made-up runs: each is judged, and a changed run changes its row."""
 
+import json
 import shutil
 from dataclasses import replace
 
@@ -55,6 +56,26 @@ def test_a_changed_run_changes_its_row(complete, tmp_path):
     assert outcome.evidence.value == pytest.approx(1.3, rel=0.05)
     assert outcome.verdict == "yes"
     assert row(folder, "main-reduction").evidence.value > 0.9
+
+
+@pytest.mark.parametrize(("milliseconds", "verdict"), [(10, "yes"), (1e4, "no")])
+def test_hours_are_iterations_times_measured_milliseconds(milliseconds, verdict, complete, tmp_path):
+    folder = shutil.copytree(complete, tmp_path / "runs")
+    for seed in (0, 1, 2):
+        settings = {"pipeline.stages": 32, **VARIANTS["basis-rotation"]}
+        write_experiment(folder, LAPTOP.preset, settings, seeds=(seed,), slowness=1.3)
+    saved = row(folder, "main-reduction").evidence.value
+    rows = [["8", "8", method, "10", "1"] for method in ("pipedream", "pipedream-lr", "nesterov")]
+    rows += [["8", "8", "basis-rotation", str(milliseconds), "1"], ["8", "1", "basis-rotation", "1", "1"]]
+    columns = ["blocks", "stages", "method", "ms / iteration (median)", "ratio to AdamW"]
+    table = tmp_path / "times.json"
+    table.write_text(json.dumps({"columns": columns, "rows": rows}))
+    (claim,) = [claim for claim in CLAIMS if claim.name == "gpu-hours"]
+    (outcome,) = judge(Experiments.load(replace(LAPTOP, times=table), folder), [claim])
+    assert outcome.evidence.value == pytest.approx(1 - (1 - saved) * milliseconds / 10)
+    assert outcome.verdict == verdict
+    (untimed,) = judge(Experiments.load(replace(LAPTOP, times=tmp_path / "none.json"), folder), [claim])
+    assert untimed.verdict == "not tried"
 
 
 def test_a_claim_without_runs_is_not_tried_and_names_what_is_missing(tmp_path):
