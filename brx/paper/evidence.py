@@ -388,28 +388,28 @@ def stage_counts(_: Experiments) -> Evidence:
 def hours_saved(experiments: Experiments) -> Evidence:
     """The share of the best baseline's time that basis rotation saves to its final loss.
 
-    Iterations times the measured milliseconds of one, not the clocks of runs that shared a machine.
+    Iterations times the measured time of one, not the clocks of runs that shared a machine.
     """
     saved = saved_over_baselines()(experiments)
     P = experiments.scale.deepest
     best = _best([_need(experiments, baseline, P) for baseline in BASELINES])["method"].iloc[0]
-    ours, theirs = (_milliseconds(experiments, method) for method in ("basis-rotation", best))
+    ours, theirs = (_relative_time(experiments, method) for method in ("basis-rotation", best))
     of_time = [1 - (1 - share) * ours / theirs for share in (saved.value, saved.low, saved.high)]
     value, low, high = of_time
     interval = "" if np.isnan(low) else f" [{low:.1%}, {high:.1%}]"
-    text = f"{value:.1%}{interval} over {best}: {ours:.1f} against {theirs:.1f} ms per iteration"
+    text = f"{value:.1%}{interval} over {best}; per iteration {ours:.2f} against {theirs:.2f} x AdamW's time"
     return Evidence(value, low, high, holds=(value if np.isnan(low) else low) > 0, text=text)
 
 
-def _milliseconds(experiments: Experiments, method: str) -> float:
-    """Of an iteration of the scale's main model, from the table of the benchmark."""
+def _relative_time(experiments: Experiments, method: str) -> float:
+    """An iteration of the scale's main model over AdamW's, from the benchmark's table."""
     path, blocks = experiments.scale.times, preset_with(experiments.scale.preset, {}).model.blocks
     if path is None or not path.is_file():
-        raise NotTriedError("an iteration's milliseconds have not been measured at this scale yet")
+        raise NotTriedError("the time of an iteration has not been measured at this scale yet")
     content = json.loads(path.read_text(encoding="utf-8"))
     try:
         table = pd.DataFrame(content["rows"], columns=content["columns"]).set_index(["blocks", "stages", "method"])
-        return float(table.loc[(str(blocks), str(blocks), method), "ms / iteration (median)"])
+        return float(table.loc[(str(blocks), str(blocks), method), "ratio to AdamW"])
     except KeyError:
         raise NotTriedError(f"{path} has no row of {method} at {blocks} blocks, one per stage") from None
 

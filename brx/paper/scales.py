@@ -72,7 +72,7 @@ class Scale:
         earlier: settings in which its runs differ from today's presets, as they were made before these changed.
         earlier_rotation: further ones of its runs of basis rotation.
         curvature: folder of the runs whose Hessians were measured.
-        times: the benchmark's table of milliseconds per iteration at the main model's size, by method.
+        times: the benchmark's table of the time of an iteration at the main model's size, by method.
     """
 
     name: str

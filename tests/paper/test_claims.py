@@ -29,7 +29,7 @@ def row(folder, name):
 def test_every_claim_is_judged_and_those_without_runs_say_why(complete):
     outcomes = judge(Experiments.load(LAPTOP, complete), CLAIMS)
     untried = {outcome.claim.name: outcome.reason for outcome in outcomes if outcome.verdict == "not tried"}
-    assert set(untried) == {"3b", "mixture", "gpu-hours", "theorem-order"}
+    assert set(untried) == {"3b", "mixture", "theorem-order"}
     assert all(untried.values())
     table = claim_table(outcomes, LAPTOP)
     assert table["claim"].is_unique
@@ -58,21 +58,21 @@ def test_a_changed_run_changes_its_row(complete, tmp_path):
     assert row(folder, "main-reduction").evidence.value > 0.9
 
 
-@pytest.mark.parametrize(("milliseconds", "verdict"), [(10, "yes"), (1e4, "no")])
-def test_hours_are_iterations_times_measured_milliseconds(milliseconds, verdict, complete, tmp_path):
+@pytest.mark.parametrize(("slower", "verdict"), [(1.0, "yes"), (1e3, "no")])
+def test_hours_are_iterations_times_the_measured_time_of_one(slower, verdict, complete, tmp_path):
     folder = shutil.copytree(complete, tmp_path / "runs")
     for seed in (0, 1, 2):
         settings = {"pipeline.stages": 32, **VARIANTS["basis-rotation"]}
         write_experiment(folder, LAPTOP.preset, settings, seeds=(seed,), slowness=1.3)
     saved = row(folder, "main-reduction").evidence.value
-    rows = [["8", "8", method, "10", "1"] for method in ("pipedream", "pipedream-lr", "nesterov")]
-    rows += [["8", "8", "basis-rotation", str(milliseconds), "1"], ["8", "1", "basis-rotation", "1", "1"]]
-    columns = ["blocks", "stages", "method", "ms / iteration (median)", "ratio to AdamW"]
+    rows = [["8", "8", method, "2.0"] for method in ("pipedream", "pipedream-lr", "nesterov")]
+    rows += [["8", "8", "basis-rotation", str(2.0 * slower)], ["8", "1", "basis-rotation", "1"]]
+    columns = ["blocks", "stages", "method", "ratio to AdamW"]
     table = tmp_path / "times.json"
     table.write_text(json.dumps({"columns": columns, "rows": rows}))
     (claim,) = [claim for claim in CLAIMS if claim.name == "gpu-hours"]
     (outcome,) = judge(Experiments.load(replace(LAPTOP, times=table), folder), [claim])
-    assert outcome.evidence.value == pytest.approx(1 - (1 - saved) * milliseconds / 10)
+    assert outcome.evidence.value == pytest.approx(1 - (1 - saved) * slower)
     assert outcome.verdict == verdict
     (untimed,) = judge(Experiments.load(replace(LAPTOP, times=tmp_path / "none.json"), folder), [claim])
     assert untimed.verdict == "not tried"
