@@ -93,7 +93,8 @@ def test_resumes_on_another_number_of_devices(tmp_path):
     config = tiny_config(tmp_path)
     path.write_text(dump_config(config))
     train(config, tmp_path / "straight")
-    for devices, stop in ((2, 8), (1, 15), (4, 30)):
+    train(tiny_config(tmp_path, "training.stop_after=8"), tmp_path / "run")
+    for devices, stop in ((3, 15), (2, 30)):
         process = start_brx(
             "train", path, "--devices", devices, "--out", tmp_path / "run", "--resume",
             "--set", f"training.stop_after={stop}", f"pipeline.balance={'time' if devices == 2 else 'count'}",

@@ -40,17 +40,17 @@ OVERRIDES_OF_MIXTURES = {
 def equality_configs(folder):
     """All combinations that must not depend on the number of devices, by name."""
     configs = {}
-    for stages in (4, 8):
-        for stash in ("exact", "none", "predict"):
-            for name, method in OVERRIDES.items():
-                overrides = [
-                    "model.blocks=8",
-                    f"pipeline.stages={stages}",
-                    f"pipeline.stash={stash}",
-                    f"training.iterations={4 * stages + 3}",
-                    *method,
-                ]
-                configs[f"{name}-p{stages}-{stash}"] = tiny_config(folder, *overrides)
+    one_stage_each = [(4, stash, name) for stash in ("exact", "none", "predict") for name in OVERRIDES]
+    two_each = zip([8] * 3, ("exact", "none", "predict"), OVERRIDES, strict=True)
+    for stages, stash, name in (*one_stage_each, *two_each):
+        overrides = [
+            "model.blocks=8",
+            f"pipeline.stages={stages}",
+            f"pipeline.stash={stash}",
+            f"training.iterations={4 * stages + 3}",
+            *OVERRIDES[name],
+        ]
+        configs[f"{name}-p{stages}-{stash}"] = tiny_config(folder, *overrides)
     for stash in ("exact", "none", "predict"):
         common = ["model.blocks=8", f"pipeline.stash={stash}", "training.iterations=9", "pipeline.accumulation=3"]
         configs[f"pipedream-2bw-{stash}"] = tiny_config(folder, *common, "pipeline.delay=2bw")

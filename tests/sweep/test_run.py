@@ -84,7 +84,7 @@ def test_a_failed_cell_is_recorded_and_the_rest_goes_on(tmp_path, capsys):
 
 def test_interrupted_and_killed_sweeps_continue_to_the_same_numbers(tmp_path):
     grid = {"pipeline.stages": [4, 2]}
-    path = write_sweep(tmp_path, grid=grid, set={"training.iterations": 400, "training.checkpoint_every": 20})
+    path = write_sweep(tmp_path, grid=grid, set={"training.iterations": 200, "training.checkpoint_every": 10})
     cells = Sweep.load(path).cells
 
     process = start_brx("sweep", path, "--jobs", "1")
@@ -94,7 +94,7 @@ def test_interrupted_and_killed_sweeps_continue_to_the_same_numbers(tmp_path):
     assert states(path) == [State.INTERRUPTED, State.WAITING]
 
     process = start_brx("sweep", path, "--jobs", "1")
-    wait_for_lines(cells[0].folder / "metrics.jsonl", 120, process)
+    wait_for_lines(cells[0].folder / "metrics.jsonl", 60, process)
     os.killpg(process.pid, signal.SIGKILL)  # the sweep alone: its cell is in a session of its own and goes on
     process.wait(300)
     assert state_of(cells[0]) in (State.RUNNING, State.DONE)
@@ -153,20 +153,18 @@ def test_a_choice_at_the_edge_is_flagged(tmp_path, capsys):
 
 def test_a_choice_at_the_edge_goes_on_beyond_the_grid_until_it_is_none(tmp_path, capsys):
     choice = {"over": "optimizer.lr", "further": [1e-5, 0.01, 1e20, 1e30]}
-    path = write_sweep(tmp_path, grid={"pipeline.stages": [4, 1], "optimizer.lr": [1e-4, 1e-3]}, choose=choice)
+    path = write_sweep(tmp_path, grid={"pipeline.stages": [4], "optimizer.lr": [1e-4, 1e-3]}, choose=choice)
     assert main(["sweep", str(path), "--jobs", "2"]) == 1  # 1e20 diverges
     sweep = Sweep.load(path)
     tried = tried_cells(sweep)
-    assert [cell.name for cell in tried[len(sweep.cells) :]] == [
-        "p4-lr0.01-s0", "p1-lr0.01-s0", "p4-lr1e+20-s0", "p1-lr1e+20-s0",
-    ]  # fmt: skip
-    assert [state_of(cell) for cell in tried] == [State.DONE] * 6 + [State.FAILED] * 2
+    assert [cell.name for cell in tried[len(sweep.cells) :]] == ["p4-lr0.01-s0", "p4-lr1e+20-s0"]
+    assert [state_of(cell) for cell in tried] == [State.DONE] * 3 + [State.FAILED]
     choices = choose(tried, sweep.spec.choose)
-    assert choices.loc[choices["is_best"], "optimizer.lr"].tolist() == [0.01, 0.01]
+    assert choices.loc[choices["is_best"], "optimizer.lr"].tolist() == [0.01]
     assert not choices["at_edge"].any()
     capsys.readouterr()
     assert main(["sweep", str(path), "--dry-run"]) == 0
-    assert "8 cells" in capsys.readouterr().out
+    assert "4 cells" in capsys.readouterr().out
 
 
 def test_dry_run_lists_cells_and_time_and_runs_nothing(tmp_path, capsys):
