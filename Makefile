@@ -4,7 +4,7 @@ BIN := .venv/bin
 
 .PHONY: demo test test-slow test-numerics test-matrix lint bench reproduce reproduce-figures curvature setup
 
-SCALE ?= cpu
+SCALE ?= laptop
 RESULTS := $(if $(filter paper,$(SCALE)),runs/paper,results/$(SCALE))
 
 demo: setup  ## train the quick preset with and without delay, draw the curves (minutes)

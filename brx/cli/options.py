@@ -47,7 +47,7 @@ RunsOrFolders = Annotated[
 TableFormat = Literal["table", "markdown", "csv", "json", "latex"]
 Format = Annotated[TableFormat, typer.Option(help="of the table")]
 
-ScaleName = Annotated[Literal["laptop", "paper", "cpu"], typer.Option(help="which experiments")]
+ScaleName = Annotated[Literal["laptop", "paper"], typer.Option(help="which experiments")]
 
 ScaleRuns = Annotated[
     Path | None, typer.Option("--runs", metavar="DIR", help="folder of the runs (default: the scale's)")

@@ -16,7 +16,7 @@ import pandas as pd
 from scipy.special import stdtrit
 
 from brx.errors import UserError
-from brx.paper.scales import Experiments
+from brx.paper.scales import LADDER_METHODS, Experiments
 from brx.runs.comparison import common_target, reductions, slowdowns
 from brx.runs.frames import DEPTH, SEED
 from brx.runs.slowdown import CONFIDENCE
@@ -64,20 +64,18 @@ def rungs(experiments: Experiments) -> list[Rung]:
         UserError: the scale has one length only.
     """
     scale = experiments.scale
-    if not scale.budgets:
+    if not scale.lengths:
         raise UserError("the ladder: only at the scale of a laptop: brx sweep configs/sweeps/laptop/ladder.yaml")
-    stages = scale.budget_depth
     complete = []
-    for iterations in scale.budgets:
-        settings = {**scale.budget_model, "training.iterations": iterations}
+    for iterations in scale.lengths:
         experiments_of = [
-            experiments.find(method, P, scale.budget_sweep, settings=settings)
-            for method in scale.budget_methods
-            for P in (1, stages)
+            experiments.find(method, P, "ladder", settings={"training.iterations": iterations})
+            for method in LADDER_METHODS
+            for P in experiments.ends
         ]
         present = [seeds for seeds in experiments_of if seeds is not None]
         if len(present) == len(experiments_of):
-            complete.append(Rung(iterations, stages, pd.concat(present)))
+            complete.append(Rung(iterations, scale.deepest, pd.concat(present)))
     return complete
 
 

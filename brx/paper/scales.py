@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -42,6 +42,8 @@ STRATEGY_NAMES = (
 SEVEN = (*MAIN[:3], *reversed(STRATEGY_NAMES))
 TARGET_METHODS = SEVEN[1:]
 """Those that the paper compares by their slowdown in more than one place: without plain PipeDream."""
+LADDER_METHODS = ("basis-rotation", "nesterov", "pipedream-lr")
+"""Those that are trained for several numbers of iterations."""
 CURVATURE = Path("results/curvature")
 """Runs whose Hessians were measured (of the preset `quick`), for the scales of a laptop: see its README."""
 COMPENSATIONS = (0.04, 0.1, 0.5, 1.0)
@@ -53,7 +55,7 @@ class Scale:
     """Where the runs of a scale are and what they are made of.
 
     Attributes:
-        name: `cpu`, `laptop` or `paper`.
+        name: `laptop` or `paper`.
         preset: of the main model.
         runs: folder of its results.
         depths: numbers of stages of the main comparison.
@@ -63,14 +65,8 @@ class Scale:
         wide_preset: which preset that is over.
         moe_preset: of the mixture-of-experts model.
         huge_preset: of the 3B model; none at the scale of a laptop.
-        budget_model: settings of the model that is trained for several numbers of iterations.
-        budget_depth: its largest P.
-        budgets: these numbers; none at the paper's scale.
-        budget_methods: which methods are.
-        budget_sweep: the sweep that does.
+        lengths: of the trainings of the ladder, in iterations; none at the paper's scale.
         between_sweep: the sweep that makes the main comparison's runs between its ends.
-        earlier: settings in which its runs differ from today's presets, as they were made before these changed.
-        earlier_rotation: further ones of its runs of basis rotation.
         curvature: folder of the runs whose Hessians were measured.
         times: the benchmark's table of the time of an iteration at the main model's size, by method.
     """
@@ -85,14 +81,8 @@ class Scale:
     wide_preset: str
     moe_preset: str
     huge_preset: str | None
-    budget_model: Settings
-    budget_depth: int
-    budgets: tuple[int, ...]
-    budget_methods: tuple[str, ...] = ("basis-rotation", "pipedream-lr")
-    budget_sweep: str = "budget"
+    lengths: tuple[int, ...] = ()
     between_sweep: str = "main"
-    earlier: Settings = field(default_factory=dict)
-    earlier_rotation: Settings = field(default_factory=dict)
     curvature: Path = CURVATURE
     times: Path | None = None
 
@@ -107,23 +97,6 @@ class Scale:
 
 
 SCALES = {
-    "cpu": Scale(
-        name="cpu",
-        preset="cpu-small",
-        runs=Path("results/cpu"),
-        depths=(1, 2, 4, 8, 16, 32),
-        blocks=(4, 8, 16, 32),
-        narrow={"model.blocks": 24},
-        wide={"model.blocks": 24, "model.width": 64},
-        wide_preset="cpu-small",
-        moe_preset="cpu-moe",
-        huge_preset=None,
-        budget_model={"model.blocks": 8},
-        budget_depth=8,
-        budgets=(1000, 4000, 16000),
-        earlier={"data.source": "stdlib"},
-        earlier_rotation={"optimizer.covariance": "refresh"},
-    ),
     "laptop": Scale(
         name="laptop",
         preset="laptop",
@@ -135,11 +108,7 @@ SCALES = {
         wide_preset="laptop",
         moe_preset="laptop-moe",
         huge_preset=None,
-        budget_model={},
-        budget_depth=32,
-        budgets=(2000, 4000, 8000, 16000, 32000),
-        budget_methods=("basis-rotation", "nesterov", "pipedream-lr"),
-        budget_sweep="ladder",
+        lengths=(2000, 4000, 8000, 16000, 32000),
         between_sweep="depths",
         times=Path("benchmarks/results/small_models.json"),
     ),
@@ -154,9 +123,6 @@ SCALES = {
         wide_preset="paper-1b",
         moe_preset="paper-moe-100m",
         huge_preset="paper-3b",
-        budget_model={},
-        budget_depth=32,
-        budgets=(),
         curvature=Path("runs/paper"),
     ),
 }
@@ -249,15 +215,8 @@ class Experiments:
         self, method: str, stages: int, preset: str | None, settings: Settings
     ) -> tuple[str, pd.DataFrame | None]:
         blocks = settings.get("model.blocks") or _blocks(preset or self.scale.preset)
-        wanted = {**delays_of(stages, blocks), **VARIANTS[method], **settings}
-        earlier = {**self.scale.earlier, **wanted}
-        if wanted["optimizer.method"] == "basis-rotation":
-            earlier = {**self.scale.earlier_rotation, **earlier}
-        now, before = (
-            experiment_id(preset_with(preset or self.scale.preset, candidate), *self._origin)
-            for candidate in (wanted, earlier)
-        )
-        experiment = before if before in self._by_experiment else now
+        wanted = preset_with(preset or self.scale.preset, {**delays_of(stages, blocks), **VARIANTS[method], **settings})
+        experiment = experiment_id(wanted, *self._origin)
         return experiment, self._by_experiment.get(experiment)
 
     def slowdown_target(self) -> float | None:

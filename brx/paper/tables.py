@@ -187,7 +187,7 @@ TABLES = {
             lambda experiments: experiment_table(experiments.chosen),
         ),
         PaperTable("reduction", "", "Iterations saved over the best baseline, at its final loss", paper_reductions),
-        PaperTable("budget", "", "What delay costs, by the length of the training", slowdowns_by_length),
+        PaperTable("ladder", "", "What delay costs, by the length of the training", slowdowns_by_length),
         PaperTable(
             "stages", "tab:stages_s4096", "The least number of stages of large models, by the memory of a device",
             lambda _: stage_count_table(LLAMAS, DEVICES_GB),

@@ -10,8 +10,8 @@ from brx.errors import UserError
 from brx.planning.verdict import COST_REFERENCE
 from brx.runs.time_to_loss import Measurements
 
-COMMITTED = tuple(Path("results") / "tables" / scale / "time-to-loss.json" for scale in ("laptop", "cpu"))
-"""What the committed runs of a scale say, the longest runs first; `make reproduce-figures` writes it."""
+COMMITTED = Path("results/tables/laptop/time-to-loss.json")
+"""What the committed runs say; `make reproduce-figures` writes it."""
 
 
 def read_measurements(runs: Sequence[Path]) -> tuple[Measurements, list[str]]:
@@ -24,10 +24,9 @@ def read_measurements(runs: Sequence[Path]) -> tuple[Measurements, list[str]]:
         UserError: there are none, or they say nothing (see `measure_largest_set`).
     """
     if not runs:
-        kept = [path for path in COMMITTED if path.is_file()]
-        if not kept:
-            raise UserError(f"RUNS: needed, since {COMMITTED[-1]} is not there (it is in a checkout of brx)")
-        return Measurements.read(kept[0]), []
+        if not COMMITTED.is_file():
+            raise UserError(f"RUNS: needed, since {COMMITTED} is not there (it is in a checkout of brx)")
+        return Measurements.read(COMMITTED), []
     if len(runs) == 1 and runs[0].suffix == ".json":
         return Measurements.read(runs[0]), []
     # The committed answer is to come at once: these load scipy.

@@ -53,7 +53,7 @@ def test_aliases_and_merged_keys_are_fine():
 
 def test_an_emptied_file_is_not_a_run_of_defaults(tmp_path):
     (tmp_path / "config.yaml").write_text("")
-    with pytest.raises(UserError, match=r"config\.yaml: is empty; restore it, or name a preset \(compare, cpu-moe, "):
+    with pytest.raises(UserError, match=r"config\.yaml: is empty; restore it, or name a preset \(compare, laptop, "):
         load_config(tmp_path / "config.yaml")
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from brx.paper.scales import COMPENSATIONS, FREQUENCIES, MAIN, SCALES, SEVEN, VARIANTS
+from brx.paper.scales import COMPENSATIONS, FREQUENCIES, LADDER_METHODS, MAIN, SCALES, SEVEN, VARIANTS
 from tests.paper.helpers import write_experiment
 
 LAPTOP = SCALES["laptop"]
@@ -33,8 +33,8 @@ def complete(tmp_path_factory):
     for refresh_schedule in ("stage-aware", "reversed"):
         settings = {**DEEP, "optimizer.refresh_schedule": refresh_schedule, **VARIANTS["basis-rotation"]}
         write_experiment(folder, LAPTOP.preset, settings)
-    for iterations in LAPTOP.budgets:
-        for method in LAPTOP.budget_methods:
+    for iterations in LAPTOP.lengths:
+        for method in LADDER_METHODS:
             for stages in (1, 32):
                 settings = {"training.iterations": iterations, "pipeline.stages": stages}
                 write_experiment(folder, LAPTOP.preset, {**settings, **VARIANTS[method]})

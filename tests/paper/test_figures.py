@@ -106,7 +106,7 @@ def test_slowdown_table_agrees_with_the_made_up_curves(complete, tmp_path):
 
 
 def test_ladder_table_has_a_target_for_each_length(complete):
-    table = TABLES["budget"].make(Experiments.load(LAPTOP, complete))
+    table = TABLES["ladder"].make(Experiments.load(LAPTOP, complete))
     assert list(zip(table["method"], table["iterations"], strict=True)) == [
         (method, iterations)
         for iterations in ("2000", "4000", "8000", "16000", "32000")
@@ -116,7 +116,7 @@ def test_ladder_table_has_a_target_for_each_length(complete):
     assert slowdowns == pytest.approx([32] * 15, rel=0.05)
     assert table["target loss"].nunique() == 5
     with pytest.raises(UserError, match="only at the scale of a laptop"):
-        TABLES["budget"].make(Experiments.load(SCALES["paper"], complete))
+        TABLES["ladder"].make(Experiments.load(SCALES["paper"], complete))
 
 
 def test_looking_up_an_experiment_takes_all_seeds_and_the_best_rate(tmp_path):
