@@ -156,6 +156,18 @@ def differing_aspects(runs: pd.DataFrame, *, however_split: bool = False) -> dic
     }
 
 
+def left_out(
+    shown: pd.DataFrame, others: Sequence[pd.DataFrame], *, however_split: bool = False
+) -> dict[str, pd.DataFrame]:
+    """The runs of other sets of `comparable` by what makes them incomparable with those shown, in words."""
+    parts: dict[str, list[pd.DataFrame]] = {}
+    for other in others:
+        pair = pd.concat([shown.iloc[:1], other.iloc[:1]])
+        (aspects,) = differing_aspects(pair, however_split=however_split).values()
+        parts.setdefault(", ".join(aspects), []).append(other)
+    return {aspects: pd.concat(alike) for aspects, alike in parts.items()}
+
+
 def _aspects(runs: pd.DataFrame, *, however_split: bool) -> dict[str, list[str]]:
     """The columns that must be equal for losses to compare, by what they are about."""
     whole = {"examples per update": ["examples_per_update"]}
