@@ -53,7 +53,7 @@ def plot(
     """Draw, and say what was written and what was missing."""
     from brx.paper.publishing import draw_figures, figure_catalogue
     from brx.plot.curves import draw_curves
-    from brx.runs.frames import differences, load
+    from brx.runs.frames import comparable, differences, left_out, load
 
     if figure in OF_ANY_RUNS and not curves:
         raise UserError("RUN: name at least one run's folder")
@@ -65,7 +65,11 @@ def plot(
         from brx.curvature.profiles import profile_points
         from brx.plot.profiles import draw_profiles
 
-        written = draw_profiles(profile_points(load(curves)), out or Path("profiles"))
+        frame = load(curves)
+        shown, *others = comparable(frame)
+        for aspects, runs_of_another in left_out(shown, others).items():
+            print_note(f"left out, since they differ from the rest in {aspects}: {', '.join(runs_of_another['name'])}")
+        written = draw_profiles(profile_points(shown), out or Path("profiles"))
     elif figure == "curves" and curves:
         frame = load(curves)
         for line in differences(frame):

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -154,6 +154,18 @@ def differing_aspects(runs: pd.DataFrame, *, however_split: bool = False) -> dic
         str(path): [name for name, keys in aspects.items() if not run[keys].equals(first[keys])]
         for path, run in runs.iloc[1:].iterrows()
     }
+
+
+def left_out(
+    shown: pd.DataFrame, others: Sequence[pd.DataFrame], *, however_split: bool = False
+) -> dict[str, pd.DataFrame]:
+    """The runs of other sets of `comparable` by what makes them incomparable with those shown, in words."""
+    parts: dict[str, list[pd.DataFrame]] = {}
+    for other in others:
+        pair = pd.concat([shown.iloc[:1], other.iloc[:1]])
+        (aspects,) = differing_aspects(pair, however_split=however_split).values()
+        parts.setdefault(", ".join(aspects), []).append(other)
+    return {aspects: pd.concat(alike) for aspects, alike in parts.items()}
 
 
 def _aspects(runs: pd.DataFrame, *, however_split: bool) -> dict[str, list[str]]:

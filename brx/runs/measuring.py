@@ -11,7 +11,7 @@ import pandas as pd
 from brx.errors import UserError
 from brx.runs.comparison import passage
 from brx.runs.experiments import at_best_rates, by_experiment, tried_rates
-from brx.runs.frames import RATE, comparable, differing_aspects, has_pipeline_delays
+from brx.runs.frames import RATE, comparable, has_pipeline_delays, left_out
 from brx.runs.time_to_loss import HIGHEST_LOSS, LOSS_STEP, Experiment, Measurements
 
 MOST_NAMES = 3
@@ -39,7 +39,8 @@ def measure_largest_set(runs: pd.DataFrame, source: str) -> tuple[Measurements, 
             f"{source}: no run has a pipeline's delays (pipeline.delay: pipeline or like) or is without any"
         )
     measured, *others = comparable(finished[is_pipeline], however_split=True)
-    notes = [_left_out(f"differ in {aspects}", names) for aspects, names in _by_aspects(measured, others).items()]
+    differing = left_out(measured, others, however_split=True)
+    notes = [_left_out(f"differ in {aspects}", runs["name"].tolist()) for aspects, runs in differing.items()]
     if not is_pipeline.all():
         notes.append(_left_out("have delays that are no pipeline's", list(finished.loc[~is_pipeline, "name"])))
     num_rates = tried_rates(runs).groupby("experiment").size().to_dict()
@@ -99,16 +100,6 @@ def _experiment(method: str, delay: float, seeds: pd.DataFrame, num_rates: int, 
         micro_batches=int(seeds["pipeline.accumulation"].iloc[0]),
         iterations=[[None if iteration is None else round(iteration, 1) for iteration in row] for row in by_loss],
     )
-
-
-def _by_aspects(measured: pd.DataFrame, others: Sequence[pd.DataFrame]) -> dict[str, list[str]]:
-    """Names of runs by what makes them incomparable with those measured."""
-    names: dict[str, list[str]] = {}
-    for other in others:
-        pair = pd.concat([measured.iloc[:1], other.iloc[:1]])
-        (aspects,) = differing_aspects(pair, however_split=True).values()
-        names.setdefault(", ".join(aspects), []).extend(other["name"])
-    return names
 
 
 def _left_out(why: str, names: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ from brx.methods.trajectory_version import TRAJECTORY_VERSION
 from brx.runs.experiments import at_best_rates
 from brx.runs.folder import RunFolder
 from brx.runs.formats import Format, format_table
-from brx.runs.frames import DEPTH, comparable, load
+from brx.runs.frames import DEPTH, comparable, left_out, load
 from brx.runs.leaderboard import leaderboard, leaderboard_table
 from brx.sweep.choice import tried_cells
 from brx.sweep.spec import Sweep, SweepSpec
@@ -152,12 +152,12 @@ def read_board(folders: Sequence[Path], asked: Collection[str] = ()) -> Board:
     if chosen.empty:
         raise UserError(f"{', '.join(map(str, there))}: no run is finished")
     sets = comparable(chosen)
-    shown = max(sets, key=lambda alike: (alike["optimizer.method"].isin(asked).sum(), len(alike)))
+    sets.sort(key=lambda alike: (alike["optimizer.method"].isin(asked).sum(), len(alike)), reverse=True)
+    shown, *others = sets
     notes = [
-        f"left out, since they do not compare with the rest (another corpus or version of brx): {len(others)} runs of"
-        f" {', '.join(sorted(set(others.variant)))}"
-        for others in sets
-        if others is not shown
+        f"left out, since they differ from the rest in {aspects}: {len(alike)} runs of"
+        f" {', '.join(sorted(set(alike.variant)))}"
+        for aspects, alike in left_out(shown, others).items()
     ]
     return Board(leaderboard(shown, delay_of, "none", TARGET_METHOD), notes)
 

@@ -100,6 +100,15 @@ def test_exported_runs_draw_the_same(folder, tmp_path):
     assert texts[0] == texts[1]
 
 
+def test_runs_that_do_not_compare_are_named(folder, tmp_path, capsys):
+    shorter = {"training.iterations": 2000, "pipeline.stages": 1}
+    write_experiment(tmp_path / "other", "compare", shorter)
+    (other,) = (tmp_path / "other").iterdir()
+    assert main(["plot", "profiles", str(folder), str(other), "--out", str(tmp_path / "figure")]) == 0
+    note = capsys.readouterr().err.replace("\n", " ")
+    assert f"left out, since they differ from the rest in iterations: {other.name}" in note
+
+
 def test_what_is_missing_is_one_line(tmp_path, capsys):
     write_experiment(tmp_path, "compare", {"pipeline.stages": 1})
     assert main(["plot", "profiles", str(tmp_path)]) == 2

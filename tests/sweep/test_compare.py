@@ -118,10 +118,7 @@ def test_what_was_asked_for_is_shown_whatever_the_corpus_of_the_kept_runs(tmp_pa
     assert take_committed([sweep], kept, "f") == 3
     board, notes = read_board([own, kept], ["muon", "pipedream-lr"])
     assert board["method"].tolist() == ["muon"]
-    assert notes == [
-        "left out, since they do not compare with the rest (another corpus or version of brx): 6 runs of nesterov,"
-        " pipedream"
-    ]
+    assert notes == ["left out, since they differ from the rest in data fingerprint: 6 runs of nesterov, pipedream"]
     assert sorted(read_board([own, kept]).rows["method"]) == ["nesterov", "pipedream"]
 
 
