@@ -53,6 +53,7 @@ class PaperFigure:
         caption: what it shows.
         size: panels across and down.
         draw: fills it; leaves panels without runs empty.
+        sweep: without runs of this one the figure would show other experiments alone; empty where any run will do.
     """
 
     name: str
@@ -60,16 +61,19 @@ class PaperFigure:
     caption: str
     size: tuple[int, int]
     draw: Draw
+    sweep: str = ""
 
 
 FIGURES: dict[str, PaperFigure] = {}
 
 
-def paper_figure(name: str, label: str, caption: str, *, across: int, down: int = 1) -> Callable[[Draw], Draw]:
+def paper_figure(
+    name: str, label: str, caption: str, *, across: int, down: int = 1, sweep: str = ""
+) -> Callable[[Draw], Draw]:
     """Enter a drawing function into the catalogue."""
 
     def enter(draw: Draw) -> Draw:
-        FIGURES[name] = PaperFigure(name, label, caption, (across, down), draw)
+        FIGURES[name] = PaperFigure(name, label, caption, (across, down), draw, sweep)
         return draw
 
     return enter
@@ -89,7 +93,7 @@ def draw_paper_figure(name: str, experiments: Experiments, folder: Path) -> tupl
     across, down = paper.size
     with new_figure(width=PANEL_IN * across, height=PANEL_HEIGHT_IN * down) as figure:
         paper.draw(asked, figure)
-        if not asked.used:
+        if not asked.used or (paper.sweep and paper.sweep not in asked.sweeps):
             raise UserError(f"figure {name}: none of its runs are in {asked.folder}; make them with {asked.makers}")
         return save(figure, folder / name, _caption(paper, asked)), asked
 
@@ -316,7 +320,7 @@ def _refresh_schedule_curves(experiments: Experiments, schedules: Sequence[str])
 
 @paper_figure(
     "weight-stashing", "fig:result-weightstashing",
-    "Without weight stashing: (a) all methods, (b, c) with and without.", across=3,
+    "Without weight stashing: (a) all methods, (b, c) with and without.", across=3, sweep="stashing",
 )  # fmt: skip
 def _weight_stashing(experiments: Experiments, figure: Figure) -> None:
     figure.set_size_inches(PANEL_IN * 3, 3.1)
@@ -390,6 +394,7 @@ def _strategies_all_stages(experiments: Experiments, figure: Figure) -> None:
     "fig:reverse-stage-wise-frequency",
     "Refreshes shared by delay, evenly, and inversely.",
     across=1,
+    sweep="stage-aware",
 )
 def _reversed(experiments: Experiments, figure: Figure) -> None:
     curves = _refresh_schedule_curves(experiments, ("uniform", "stage-aware", "reversed"))
@@ -406,7 +411,7 @@ def _validation(experiments: Experiments, figure: Figure) -> None:
     _share_legend(figure, left, right)
 
 
-@paper_figure("delay-compensation", "fig:result-appendix-dc", "Delay compensation.", across=3)
+@paper_figure("delay-compensation", "fig:result-appendix-dc", "Delay compensation.", across=3, sweep="delay-compensation")
 def _delay_compensation(experiments: Experiments, figure: Figure) -> None:
     panels = row_of_axes(figure, 3, share_y=True)
     for axes, stages in zip(panels, (8, 16, 32), strict=True):
@@ -421,7 +426,7 @@ def _delay_compensation(experiments: Experiments, figure: Figure) -> None:
     _share_legend(figure, *panels)
 
 
-@paper_figure("preconditioned", "tab:result-preconditioned-slowdown", "Preconditioned methods.", across=1)
+@paper_figure("preconditioned", "tab:result-preconditioned-slowdown", "Preconditioned methods.", across=1, sweep="preconditioned")
 def _preconditioned(experiments: Experiments, figure: Figure) -> None:
     deepest = experiments.scale.deepest
     _fill_alone(figure, _curves(experiments, PRECONDITIONED, deepest), f"P = {deepest}")

@@ -151,6 +151,7 @@ class Experiments:
     Attributes:
         chosen: the runs at the best learning rate of each experiment.
         used: the runs of each experiment that was asked for, by its id.
+        sweeps: those that these were asked for from.
         missing: a line for each that is not there.
     """
 
@@ -162,6 +163,7 @@ class Experiments:
         self._origin = main_origin(self.chosen)
         self._by_experiment = dict(iter(self.chosen.groupby("experiment")))
         self.used: dict[str, pd.DataFrame] = {}
+        self.sweeps: set[str] = set()
         self.missing: list[str] = []
 
     @classmethod
@@ -184,7 +186,7 @@ class Experiments:
     def fresh(self) -> Experiments:
         """The same runs, with nothing asked for yet."""
         again = copy.copy(self)
-        again.used, again.missing = {}, []
+        again.used, again.sweeps, again.missing = {}, set(), []
         return again
 
     def find(
@@ -209,6 +211,7 @@ class Experiments:
             self.missing += [] if line in self.missing else [line]
         else:
             self.used[experiment] = seeds
+            self.sweeps.add(sweep)
         return seeds
 
     def _look_up(

@@ -53,6 +53,16 @@ def test_a_figure_without_runs_is_one_line_that_names_the_sweep(tmp_path, capsys
     assert "brx sweep configs/sweeps/laptop/moe.yaml" in error
 
 
+def test_a_figure_without_runs_of_its_own_sweep_is_not_drawn_from_others_alone(tmp_path, capsys):
+    write_experiment(tmp_path / "runs", LAPTOP.preset, {"pipeline.stages": 32})
+    plot = ["plot", "preconditioned", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path)]
+    assert main(plot) == 2
+    assert "brx sweep configs/sweeps/laptop/preconditioned.yaml" in capsys.readouterr().err
+    write_experiment(tmp_path / "runs", LAPTOP.preset, {"pipeline.stages": 32, **VARIANTS["soap"]})
+    assert main(plot) == 0
+    assert (tmp_path / "preconditioned.png").is_file()
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
