@@ -411,7 +411,9 @@ def _validation(experiments: Experiments, figure: Figure) -> None:
     _share_legend(figure, left, right)
 
 
-@paper_figure("delay-compensation", "fig:result-appendix-dc", "Delay compensation.", across=3, sweep="delay-compensation")
+@paper_figure(
+    "delay-compensation", "fig:result-appendix-dc", "Delay compensation.", across=3, sweep="delay-compensation"
+)
 def _delay_compensation(experiments: Experiments, figure: Figure) -> None:
     panels = row_of_axes(figure, 3, share_y=True)
     for axes, stages in zip(panels, (8, 16, 32), strict=True):
@@ -426,7 +428,9 @@ def _delay_compensation(experiments: Experiments, figure: Figure) -> None:
     _share_legend(figure, *panels)
 
 
-@paper_figure("preconditioned", "tab:result-preconditioned-slowdown", "Preconditioned methods.", across=1, sweep="preconditioned")
+@paper_figure(
+    "preconditioned", "tab:result-preconditioned-slowdown", "Preconditioned methods.", across=1, sweep="preconditioned"
+)
 def _preconditioned(experiments: Experiments, figure: Figure) -> None:
     deepest = experiments.scale.deepest
     _fill_alone(figure, _curves(experiments, PRECONDITIONED, deepest), f"P = {deepest}")
