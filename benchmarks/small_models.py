@@ -1,7 +1,7 @@
 """What basis rotation costs where the model is small: an iteration over AdamW's, at the sizes of laptop runs.
 
 The smaller size is the preset `laptop`'s: by its times `brx claims` turns iterations saved into time.
-Nesterov is timed as its fastest implementation has it, so that no method gains by a slow baseline. All take turns in one
+Nesterov is timed as its fastest implementation has it, so that nobody gains by a slow baseline. All take turns in one
 process, so that the ratios hold when the machine's speed drifts.
 
     python -m benchmarks.small_models [--threads 1] [--rounds 12] [--iterations 20]
