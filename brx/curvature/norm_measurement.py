@@ -31,6 +31,7 @@ from brx.curvature.hessian_norm import GeometricEstimate, Sums, below_resolution
 from brx.curvature.norm_result import SPACES, Groups, NormResult, Space, block_of, kind_of, result_path, strategy_of
 from brx.errors import RunError, UserError
 from brx.files import replacing
+from brx.pipeline.delay import depth
 from brx.progress import ProgressBar
 from brx.runs.checkpoint import run_and_iteration
 from brx.runs.reading import Run
@@ -379,7 +380,8 @@ def make_result(
     return NormResult(
         run=str(run),
         method=checkpoint.run.method,
-        num_stages=checkpoint.run.stages,
+        num_stages=depth(checkpoint.run.config.pipeline),
+        num_own_stages=checkpoint.run.stages,
         iteration=checkpoint.iteration,
         space=space,
         settings=asdict(settings),

@@ -69,7 +69,7 @@ class NormResult:
     Attributes:
         run: the run's folder.
         method: its method.
-        num_stages: its P.
+        num_stages: its P (`brx.pipeline.delay.depth`).
         iteration: of the checkpoint.
         space: the coordinates.
         settings: what decides the numbers (see `norm_measurement.NormSettings`).
@@ -79,6 +79,7 @@ class NormResult:
         below_resolution: mean share of rows that rounding may have drowned.
         blocks: by `block_of`.
         kinds: by `kind_of`.
+        num_own_stages: that the model is cut into; None for P of them.
     """
 
     run: str
@@ -93,6 +94,7 @@ class NormResult:
     below_resolution: float
     blocks: Groups
     kinds: Groups
+    num_own_stages: int | None = None
 
     @property
     def normalized(self) -> float:
@@ -187,12 +189,13 @@ def stage_of_block(num_blocks: int, num_stages: int) -> dict[str, int]:
 
 def by_stage(result: NormResult) -> tuple[list[str], list[int], list[float], list[float]]:
     """The run's stages: names, parameters, sums of s_i and their standard errors."""
-    stages = stage_of_block(result.num_blocks, result.num_stages)
-    member = np.array([[stages[name] == stage for stage in range(result.num_stages)] for name in result.blocks.names])
+    count = result.num_own_stages or result.num_stages
+    stages = stage_of_block(result.num_blocks, count)
+    member = np.array([[stages[name] == stage for stage in range(count)] for name in result.blocks.names])
     sums = np.array(result.blocks.sums[0]) @ member
     variances = np.diag(member.T @ np.array(result.blocks.covariances[0]) @ member)
     num_rows = np.array(result.blocks.num_rows) @ member
-    names = [f"stage {stage}" for stage in range(result.num_stages)]
+    names = [f"stage {stage}" for stage in range(count)]
     return names, num_rows.tolist(), sums.tolist(), np.sqrt(variances).tolist()
 
 

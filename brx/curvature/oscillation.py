@@ -21,6 +21,7 @@ from brx.curvature.hessian import Vectors, mean_product
 from brx.data.prepare import prepare
 from brx.errors import RunError, UserError
 from brx.files import write_json
+from brx.pipeline.delay import depth
 from brx.pipeline.engine import Engine, MicroBatch
 from brx.runs.checkpoint import checkpoint_folder
 from brx.runs.reading import Run
@@ -79,7 +80,7 @@ class Oscillation:
     Attributes:
         run: its folder.
         method: its method.
-        num_stages: its P.
+        num_stages: its P (`brx.pipeline.delay.depth`).
         iteration: of the checkpoint.
         eigenvalue: of the dominant eigenvector.
         residual: see `Eigenpair`.
@@ -170,7 +171,7 @@ def measure_oscillation(
     oscillation = Oscillation(
         run=str(run_path),
         method=checkpoint.run.method,
-        num_stages=checkpoint.run.stages,
+        num_stages=depth(checkpoint.run.config.pipeline),
         iteration=checkpoint.iteration,
         eigenvalue=pair.value,
         residual=pair.residual,

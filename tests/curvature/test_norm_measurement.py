@@ -19,10 +19,13 @@ from brx.curvature.checkpoints import load_checkpoint
 from brx.curvature.hessian import mean_product
 from brx.curvature.hessian_norm import cauchy_vector
 from brx.curvature.norm_measurement import NormSettings, measure
-from brx.curvature.norm_result import NormResult, result_path, results_of
+from brx.curvature.norm_result import NormResult, by_stage, result_path, results_of
+from brx.curvature.oscillation import measure_oscillation
 from brx.errors import RunError, UserError
 from brx.runs.checkpoint import list_checkpoints
+from brx.train.loop import train
 from tests.curvature.helpers import finished_run, flat
+from tests.train.helpers import tiny_config
 
 SETTINGS = NormSettings(vectors=6, batches_per_vector=2)
 
@@ -37,6 +40,15 @@ def same(one, other):
     return json.dumps(vars(replace(one, run="")), default=vars) == json.dumps(
         vars(replace(other, run="")), default=vars
     )
+
+
+def test_depth_is_that_of_the_pipeline_whose_delays_a_run_has(tmp_path, capsys):
+    train(tiny_config(tmp_path, "pipeline.delay={like: 32}"), tmp_path / "run")
+    result = measure(tmp_path / "run", "original", NormSettings(vectors=2, batches_per_vector=1))
+    assert (result.num_stages, result.num_own_stages) == (32, 4)
+    assert by_stage(result)[0] == ["stage 0", "stage 1", "stage 2", "stage 3"]
+    traced = measure_oscillation(tmp_path / "run", num_iterations=3, num_batches=1, max_power_iterations=2)
+    assert traced.num_stages == 32
 
 
 @pytest.mark.parametrize("estimator", ["geometric", "median"])
