@@ -44,7 +44,7 @@ def same(one, other):
 
 def test_depth_is_that_of_the_pipeline_whose_delays_a_run_has(tmp_path, capsys):
     train(tiny_config(tmp_path, "pipeline.delay={like: 32}"), tmp_path / "run")
-    result = measure(tmp_path / "run", "original", NormSettings(vectors=2, batches_per_vector=1))
+    result = measure(tmp_path / "run", "original", NormSettings(vectors=3, batches_per_vector=1))
     assert (result.num_stages, result.num_own_stages) == (32, 4)
     assert by_stage(result)[0] == ["stage 0", "stage 1", "stage 2", "stage 3"]
     traced = measure_oscillation(tmp_path / "run", num_iterations=3, num_batches=1, max_power_iterations=2)
