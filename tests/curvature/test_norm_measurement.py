@@ -47,7 +47,9 @@ def test_depth_is_that_of_the_pipeline_whose_delays_a_run_has(tmp_path, capsys):
     result = measure(tmp_path / "run", "original", NormSettings(vectors=3, batches_per_vector=1))
     assert (result.num_stages, result.num_own_stages) == (32, 4)
     assert by_stage(result)[0] == ["stage 0", "stage 1", "stage 2", "stage 3"]
-    traced = measure_oscillation(tmp_path / "run", num_iterations=3, num_batches=1, max_power_iterations=2)
+    traced = measure_oscillation(
+        tmp_path / "run", iteration=28, num_iterations=2, num_batches=1, max_power_iterations=2
+    )
     assert traced.num_stages == 32
 
 
