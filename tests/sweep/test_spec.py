@@ -120,7 +120,7 @@ def test_sweeps_that_come_with_brx_are_found_by_name(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("scale", "usual_length", "usual_rates", "other_rates"),
     [
-        ("laptop", 8000, 1, {"main": 3, "preconditioned": 2, "rates": 2}),
+        ("laptop", 8000, 1, {"main": 3, "preconditioned": 2, "rates": 2, "seeds": 2}),
         ("paper", 250_000, 3, {"1b": 1, "3b": 2}),
     ],
 )
@@ -132,5 +132,5 @@ def test_the_sweeps_that_come_with_brx_expand(scale, usual_length, usual_rates, 
     for file in files:
         configs = [cell.config for cell in Sweep.load(file).cells]
         assert len({config.optimizer.lr for config in configs}) == other_rates.get(file.stem, usual_rates)
-        lengths = {2000, 4000, 16000, 32000} if file.stem == "ladder" else {usual_length}
+        lengths = {"ladder": {2000, 4000, 16000, 32000}, "strategies-long": {16000}}.get(file.stem, {usual_length})
         assert {config.training.iterations for config in configs} == lengths
