@@ -42,7 +42,7 @@ def same(one, other):
     )
 
 
-def test_depth_is_that_of_the_pipeline_whose_delays_a_run_has(tmp_path, capsys):
+def test_depth_is_that_of_the_pipeline_whose_delays_a_run_has(tmp_path):
     train(tiny_config(tmp_path, "pipeline.delay={like: 32}"), tmp_path / "run")
     result = measure(tmp_path / "run", "original", NormSettings(vectors=3, batches_per_vector=1))
     assert (result.num_stages, result.num_own_stages) == (32, 4)
