@@ -12,25 +12,24 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from collections.abc import Callable
 
 import torch
 from torch.optim import NAdam
 
 from benchmarks.report import Table
-from brx.config.loading import apply_overrides
+from brx.config.loading import Settings, preset_with
+from brx.config.schema import RunConfig
+from brx.paper.scales import MAIN, VARIANTS
 from brx.pipeline.engine import Engine, MicroBatch
 from brx.train.build import assemble
 
-WIDTH, SEQUENCE, BATCH, VOCABULARY = 32, 32, 4, 256
+PRESET = "laptop"
 SIZES = ((8, 1), (8, 8), (32, 1), (32, 32))
 """(blocks, stages)."""
-VARIANTS = {
-    "pipedream": {"method": "pipedream"},
-    "pipedream-lr": {"method": "pipedream-lr"},
-    "nesterov": {"method": "nesterov"},
-    "basis-rotation": {"method": "basis-rotation"},
-    "basis-rotation, covariance at refreshes": {"method": "basis-rotation", "covariance": "refresh"},
-    "basis-rotation 2nd/unilateral": {"method": "basis-rotation", "geometry": "unilateral"},
+TIMED: dict[str, Settings] = {
+    **{name: VARIANTS[name] for name in (*MAIN, "basis-rotation 2nd/unilateral")},
+    "basis-rotation, covariance at refreshes": {**VARIANTS["basis-rotation"], "optimizer.covariance": "refresh"},
 }
 
 
@@ -49,7 +48,7 @@ def main() -> None:
             ratio = statistics.median(a / b for a, b in zip(turns, times["pipedream"], strict=True))
             table.add(str(blocks), str(stages), name, f"{1e3 * statistics.median(turns):.2f}", f"{ratio:.2f}")
     table.write(
-        f"d {WIDTH}, sequence {SEQUENCE}, batch {BATCH}, fp32, frequency 10, {options.threads} thread(s)",
+        f"preset {PRESET}: d 32, sequence 32, batch 4, fp32, frequency 10; {options.threads} thread(s)",
         "nesterov: torch's NAdam over all parameters at once (foreach), the fastest that torch has on a CPU; brx's runs"
         " there go parameter by parameter, torch's default, which rounds otherwise.",
     )
@@ -57,8 +56,8 @@ def main() -> None:
 
 def measure(blocks: int, stages: int, rounds: int, iterations: int) -> dict[str, list[float]]:
     """Seconds per iteration of each variant, turn by turn; the first turn warms up and is left out."""
-    engines = {name: make_engine(blocks, stages, optimizer) for name, optimizer in VARIANTS.items()}
-    times: dict[str, list[float]] = {name: [] for name in VARIANTS}
+    engines = {name: make_engine(blocks, stages, settings) for name, settings in TIMED.items()}
+    times: dict[str, list[float]] = {name: [] for name in TIMED}
     for turn in range(rounds + 1):
         for name, engine in engines.items():
             first, last = turn * iterations + 1, (turn + 1) * iterations
@@ -70,26 +69,27 @@ def measure(blocks: int, stages: int, rounds: int, iterations: int) -> dict[str,
     return times
 
 
-def make_engine(blocks: int, stages: int, optimizer: dict[str, str]) -> Engine:
-    """A small model under delay on one device."""
-    content = {
-        "model": {"blocks": blocks, "width": WIDTH, "heads": 2, "sequence_length": SEQUENCE},
-        "pipeline": {"stages": stages},
-        "optimizer": optimizer,
-        "training": {"iterations": 100_000, "batch_size": BATCH},
-    }
-    assembly = assemble(apply_overrides(content, [], "benchmark"), micro_batch)
-    for optimizer_of_all in assembly.updater.optimizers:
-        if isinstance(optimizer_of_all, NAdam):
-            for group in optimizer_of_all.param_groups:
+def make_engine(blocks: int, stages: int, settings: Settings) -> Engine:
+    """The preset `laptop` at another size, on one device."""
+    size = {"model.blocks": blocks, "pipeline.stages": stages, "training.iterations": 100_000}
+    config = preset_with(PRESET, {**size, **settings})
+    assembly = assemble(config, random_tokens(config))
+    for optimizer in assembly.updater.optimizers:
+        if isinstance(optimizer, NAdam):
+            for group in optimizer.param_groups:
                 group["foreach"] = True
     return assembly.engine
 
 
-def micro_batch(t: int) -> MicroBatch:
-    """Random tokens."""
-    tokens = torch.randint(VOCABULARY, (BATCH, SEQUENCE + 1), generator=torch.Generator().manual_seed(t))
-    return tokens[:, :-1], tokens[:, 1:]
+def random_tokens(config: RunConfig) -> Callable[[int], MicroBatch]:
+    """Micro-batches of bytes drawn at random."""
+    shape = (config.training.batch_size, config.model.sequence_length + 1)
+
+    def micro_batch(t: int) -> MicroBatch:
+        tokens = torch.randint(256, shape, generator=torch.Generator().manual_seed(t))
+        return tokens[:, :-1], tokens[:, 1:]
+
+    return micro_batch
 
 
 if __name__ == "__main__":
