@@ -13,7 +13,7 @@ from brx.config.loading import Settings, preset_with
 from brx.errors import UserError
 from brx.runs.comparison import common_target
 from brx.runs.experiments import at_best_rates, main_origin, notes
-from brx.runs.frames import experiment_id, load
+from brx.runs.frames import SEED, experiment_id, load
 
 VARIANTS: dict[str, Settings] = {
     "pipedream": {"optimizer.method": "pipedream"},
@@ -182,6 +182,20 @@ class Experiments:
     def notes(self) -> list[str]:
         """A line for everything that is left out."""
         return notes(self.runs, self.chosen)
+
+    def with_wider_rates(self) -> Experiments:
+        """Seed 0 of these runs and of those with learning rates beyond the paper's grid.
+
+        The latter lie in FOLDER-rates, and are mixed with these nowhere else (docs/protocol.md, 3).
+
+        Raises:
+            UserError: there are none.
+        """
+        wider = self.folder.with_name(f"{self.folder.name}-rates")
+        if not wider.is_dir():
+            raise UserError(f"{wider}: no such folder, for rates beyond the paper's (brx sweep laptop/rates)")
+        runs = load([self.folder, wider])
+        return Experiments(self.scale, runs[runs[SEED] == 0], wider)
 
     def fresh(self) -> Experiments:
         """The same runs, with nothing asked for yet."""

@@ -17,7 +17,7 @@ from brx.paper.scales import MAIN, SEVEN, VARIANTS, Experiments, sweep_of
 from brx.planning.stage_count import stage_count_table
 from brx.planning.strategy_overhead import overhead_texts
 from brx.runs.comparison import reductions, slowdowns
-from brx.runs.frames import find_runs
+from brx.runs.frames import SEED, find_runs
 from brx.runs.tables import (
     experiment_table,
     final_loss_text,
@@ -89,6 +89,23 @@ def chosen_rates(experiments: Experiments) -> pd.DataFrame:
     if not present:
         return pd.DataFrame()
     return rate_table(experiments.runs, pd.concat(present)).drop(columns="model")
+
+
+def wider_rates(experiments: Experiments) -> pd.DataFrame:
+    """The main comparison's ends once with the paper's rates and once with higher ones, too; seed 0 in both.
+
+    Raises:
+        UserError: there are no runs with higher ones.
+    """
+    wider = experiments.with_wider_rates()
+    paper = Experiments(wider.scale, experiments.runs[experiments.runs[SEED] == 0], experiments.folder)
+    ends = [f"P = {P}" for P in experiments.ends]
+    tables = []
+    for grid, asked in (("the paper's", paper), ("wider", wider)):
+        losses = final_losses(asked)[["method", *ends]]
+        table = losses.merge(paper_slowdowns(MAIN, asked).drop(columns=["seeds", "the paper's"]), on="method")
+        tables.append(table.assign(rates=grid))
+    return pd.concat(tables).rename(columns={end: f"final training loss at {end}" for end in ends})
 
 
 def _main_and_others(experiments: Experiments) -> dict[str, dict[int, pd.DataFrame | None]]:
@@ -194,6 +211,7 @@ TABLES = {
         ),
         PaperTable("memory", "", "Memory beyond Adam's moments, GiB per matrix (fp32)", memory_overhead),
         PaperTable("hessian-norm", "", NORM_TITLE, hessian_norms),
+        PaperTable("wider-rates", "", "Slowdown with learning rates beyond the paper's grid, seed 0", wider_rates),
         PaperTable("learning-rates", "", "Learning rates, chosen by the final validation loss", chosen_rates),
     )
 }  # fmt: skip

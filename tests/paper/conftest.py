@@ -12,7 +12,7 @@ DEEP = {"pipeline.stages": 32}
 @pytest.fixture(scope="package")
 def complete(tmp_path_factory):
     """Made-up runs of every experiment at the scale of a laptop but for the mixture; slower with more delay."""
-    folder = tmp_path_factory.mktemp("results")
+    folder = tmp_path_factory.mktemp("results") / "laptop"
     for method in VARIANTS:
         for stages in LAPTOP.depths if method in SEVEN else (1, 32):
             if method != "delay-compensation":
@@ -42,4 +42,8 @@ def complete(tmp_path_factory):
         for stages in (8, 16, 32):
             settings = {"optimizer.compensation": strength, "pipeline.stages": stages}
             write_experiment(folder, LAPTOP.preset, {**settings, **VARIANTS["delay-compensation"]})
+    for method in MAIN:
+        for stages in (1, 32):
+            settings = {"pipeline.stages": stages, "optimizer.lr": 3e-3, **VARIANTS[method]}
+            write_experiment(folder.with_name("laptop-rates"), LAPTOP.preset, settings, val_loss=0.0, slowness=2)
     return folder

@@ -129,6 +129,19 @@ def test_ladder_table_has_a_target_for_each_length(complete):
         TABLES["ladder"].make(Experiments.load(SCALES["paper"], complete))
 
 
+def test_wider_rates_stand_beside_the_papers_and_never_enter_another_table(complete):
+    experiments = Experiments.load(LAPTOP, complete)
+    table = TABLES["wider-rates"].make(experiments)
+    assert list(zip(table["rates"], table["lr at P = 32"], strict=True)) == (
+        [("the paper's", "0.001*")] * 4 + [("wider", "0.003*")] * 4
+    )
+    slowdowns = [float(text.split()[0]) for text in table["slowdown at P = 32"]]
+    assert slowdowns == pytest.approx([32] * 4 + [1] * 4, rel=0.05)
+    assert set(TABLES["slowdown"].make(experiments.fresh())["lr at P = 32"]) == {"0.001*"}
+    with pytest.raises(UserError, match="laptop-rates-rates: no such folder"):
+        TABLES["wider-rates"].make(Experiments.load(LAPTOP, complete.with_name("laptop-rates")))
+
+
 def test_looking_up_an_experiment_takes_all_seeds_and_the_best_rate(tmp_path):
     settings = {"pipeline.stages": 32, **VARIANTS["nesterov"]}
     write_experiment(tmp_path, LAPTOP.preset, {**settings, "optimizer.lr": 0.003}, seeds=(0, 1), val_loss=1.0)
