@@ -97,19 +97,18 @@ def iteration_ratio(delayed: Mapping[int, Reached], reference: Mapping[int, Reac
         reference: by seed.
 
     Returns:
-        Over the seeds in common if they are two or more, otherwise over all of each side. None if a reference run did
-        not reach the target: then nothing bounds the ratio.
+        Over the seeds in common; if there are none, over all of each side. None if a reference run did not reach the
+        target: then nothing bounds the ratio.
     """
     if not all(run.is_reached for run in reference.values()):
         return None
     shared = sorted(delayed.keys() & reference.keys())
-    is_paired = len(shared) > 1
-    ours = [delayed[seed].iterations for seed in (shared if is_paired else delayed)]
-    theirs = [reference[seed].iterations for seed in (shared if is_paired else reference)]
+    ours = [delayed[seed].iterations for seed in shared or delayed]
+    theirs = [reference[seed].iterations for seed in shared or reference]
     ratio = geometric_mean(ours) / geometric_mean(theirs)
     if not all(run.is_reached for run in delayed.values()):
         return IterationRatio(ratio, None, None, is_lower_bound=True)
-    if not is_paired:
+    if len(shared) < 2:
         return IterationRatio(ratio, None, None, is_lower_bound=False)
     spread = np.std(np.log(ours) - np.log(theirs), ddof=1) / math.sqrt(len(shared))
     quantile = stdtrit(len(shared) - 1, (1 + CONFIDENCE) / 2)  # of Student's t

@@ -91,8 +91,14 @@ def test_seeds_are_compared_in_pairs():
     assert (estimate.ratio, estimate.low, estimate.high) == (pytest.approx(2),) * 3
 
 
-def test_one_seed_in_common_is_no_interval_and_all_seeds_count():
+def test_one_seed_in_common_alone_counts_and_has_no_interval():
     estimate = iteration_ratio(passages(400, 100), passages(50))
+    assert estimate.ratio == pytest.approx(8.0)
+    assert (estimate.low, estimate.high) == (None, None)
+
+
+def test_with_no_seed_in_common_all_seeds_count():
+    estimate = iteration_ratio(passages(400, 100), {7: Reached(50.0, True)})
     assert estimate.ratio == pytest.approx(4.0)  # sqrt(400 * 100) / 50
     assert (estimate.low, estimate.high) == (None, None)
 
