@@ -29,7 +29,8 @@ def claims(
     format: Format = "table",
 ) -> None:
     """Print the claims with the paper's number, ours, and the verdict."""
-    from brx.paper.claims import CLAIMS, claim_table, judge
+    from brx.paper.claim_list import CLAIMS
+    from brx.paper.claims import claim_table, judge
     from brx.paper.scales import SCALES, Experiments
     from brx.runs.formats import format_table
 

@@ -13,55 +13,12 @@ from typing import Literal
 import pandas as pd
 
 from brx.errors import UserError
-from brx.paper.evidence import (
-    SAVED_BY_LARGER,
-    SAVED_BY_SMALLER,
-    Ask,
-    Evidence,
-    NotTriedError,
-    beats_baselines,
-    beats_baselines_at_every_depth,
-    beats_delay_compensation,
-    depth,
-    gap_widens,
-    hours_saved,
-    huge_model,
-    larger_saves_more,
-    loses_less_without_stashing,
-    memory_of_strategies,
-    memory_share,
-    mixture,
-    norm_ratio,
-    ordered,
-    oscillates_less,
-    reversed_is_worse,
-    saved_by_stage_aware,
-    saved_over_baselines,
-    slowdown_of,
-    stage_counts,
-    strategies_are_ordered,
-    theorem_order,
-)
-from brx.paper.scales import STRATEGY_NAMES, Experiments, Scale, sweep_of
-from brx.runs.comparison import BASELINES
+from brx.paper.evidence.base import Ask, Evidence, NotTriedError
+from brx.paper.scales import Experiments, Scale
+from brx.runs.frames import SEED
 
 FACTOR = 2.0
 """How far our number may be from the paper's, either way, to count as reproduced (docs/protocol.md, 5)."""
-
-# By method, as printed in the tables of slowdown; PipeDream's from the introduction. The table of the estimation
-# strategies has 4.24 for PipeDream-LR; the other table and the text give that number to Nesterov.
-SLOWDOWNS = {
-    "pipedream": 5.81,
-    "pipedream-lr": 5.43,
-    "nesterov": 4.24,
-    "basis-rotation 1st/unilateral": 2.55,
-    "basis-rotation 1st/bilateral": 1.77,
-    "basis-rotation 2nd/unilateral": 1.66,
-    "basis-rotation": 1.27,
-    "muon": 1.53,
-    "scion": 2.10,
-    "soap": 1.34,
-}
 
 Rule = Literal["number", "at least", "direction", "closed form"]
 Unit = Literal["times", "percent", "plain"]
@@ -79,10 +36,10 @@ class Claim:
         paper: the printed number; None for a direction.
         unit: of the number.
         rule: of the verdict (docs/protocol.md, 5): `number` (within `FACTOR` of the paper's, of 1 - share for a share;
-            a slowdown above 1, a share above 0), `at least` (ours is no smaller), `closed form` (equal as printed),
-            `direction`.
-        sweeps: that make the runs.
-        command: that repeats the evidence, for what no sweep makes; `{curvature}`: the scale's folder of that.
+            a slowdown above 1, a share above 0, by their intervals where there are any), `at least` (ours is no
+            smaller), `closed form` (equal as printed), `direction`. Without one number the evidence says whether it
+            holds.
+        command: that repeats what no sweep makes; `{curvature}`: the scale's folder of that.
     """
 
     name: str
@@ -92,7 +49,6 @@ class Claim:
     paper: float | None = None
     unit: Unit = "plain"
     rule: Rule = "direction"
-    sweeps: Sequence[str] = ("main",)
     command: str = ""
 
 
@@ -106,6 +62,7 @@ class Outcome:
         reason: why not.
         runs: names of the runs that it is from.
         num_seeds: of the experiment with the fewest; None where it is from no runs.
+        sweeps: the files that make the runs, those that are not there among them.
     """
 
     claim: Claim
@@ -113,6 +70,13 @@ class Outcome:
     reason: str
     runs: Sequence[str]
     num_seeds: int | None = None
+    sweeps: Sequence[str] = ()
+
+    @property
+    def command(self) -> str:
+        """What repeats it."""
+        sweeps = f"brx sweep {' '.join(self.sweeps)}" if self.sweeps else ""
+        return "; ".join(filter(None, (sweeps, self.claim.command)))
 
     @property
     def verdict(self) -> Literal["yes", "no", "not tried"]:
@@ -145,14 +109,10 @@ def claim_table(outcomes: Sequence[Outcome], scale: Scale) -> pd.DataFrame:
             "reproduced": f"{outcome.verdict}{', one seed' if outcome.num_seeds == 1 else ''}",
             "rule": _rule_text(outcome.claim),
             "runs": str(len(outcome.runs)),
-            "command": outcome.claim.command.format(curvature=scale.curvature) or _command(outcome.claim, scale),
+            "command": outcome.command.format(curvature=scale.curvature),
         }
         for outcome in outcomes
     )
-
-
-def _command(claim: Claim, scale: Scale) -> str:
-    return " ".join(("brx sweep", *map(scale.sweep, claim.sweeps)))
 
 
 def evidence_text(outcome: Outcome) -> str:
@@ -160,7 +120,7 @@ def evidence_text(outcome: Outcome) -> str:
     claim, ours = outcome.claim, outcome.evidence
     if ours is None:
         return outcome.reason
-    if claim.rule == "direction":
+    if claim.rule == "direction" or claim.paper is None:
         return ours.text
     bound = "> " if ours.is_bound else ""
     interval = ""
@@ -181,24 +141,25 @@ def _judge(claim: Claim, experiments: Experiments) -> Outcome:
     try:
         evidence = claim.evidence(experiments)
     except (NotTriedError, UserError) as error:
-        return Outcome(claim, None, str(error), [])
+        return Outcome(claim, None, str(error), [], sweeps=experiments.makers)
     runs = [name for seeds in experiments.used.values() for name in seeds["name"]]
-    return Outcome(claim, evidence, "", runs, min(map(len, experiments.used.values()), default=None))
+    num_seeds = min((seeds[SEED].nunique() for seeds in experiments.used.values()), default=evidence.num_seeds)
+    return Outcome(claim, evidence, "", runs, num_seeds, experiments.makers)
 
 
 def _is_reproduced(claim: Claim, ours: Evidence) -> bool:
-    if claim.rule == "direction":
+    if claim.rule == "direction" or claim.paper is None:
         return bool(ours.holds)
-    assert claim.paper is not None
     if claim.rule == "at least":
         return ours.value >= claim.paper
     if claim.rule == "closed form":
         return number_text(ours.value, claim.unit) == number_text(claim.paper, claim.unit)
     if ours.is_bound or pd.isna(ours.value):
         return False
+    surely = ours.value if pd.isna(ours.low) else ours.low
     if claim.unit == "percent":
-        return ours.value > 0 and _is_close(1 - ours.value, 1 - claim.paper)
-    return (claim.unit != "times" or ours.value > 1) and _is_close(ours.value, claim.paper)
+        return surely > 0 and _is_close(1 - ours.value, 1 - claim.paper)
+    return (claim.unit != "times" or surely > 1) and _is_close(ours.value, claim.paper)
 
 
 def _is_close(ours: float, paper: float) -> bool:
@@ -207,144 +168,3 @@ def _is_close(ours: float, paper: float) -> bool:
 
 def _rule_text(claim: Claim) -> str:
     return f"within {FACTOR:g}x" if claim.rule == "number" else claim.rule
-
-
-CLAIMS = (
-    Claim(
-        "teaser-slowdown", "PipeDream's slowdown at the deepest pipeline", "fig:teaser-stages",
-        slowdown_of("pipedream"), 5.81, "times", "number",
-    ),
-    Claim(
-        "teaser-reduction", "iterations that basis rotation saves over PipeDream", "fig:teaser-rotation",
-        saved_over_baselines(baselines=("pipedream",)), 0.816, "percent", "number",
-    ),
-    Claim(
-        "main-reduction", "iterations saved over the best baseline, deepest pipeline", "fig:result-main-stage32",
-        saved_over_baselines(), 0.716, "percent", "number",
-    ),
-    Claim(
-        "main-every-depth", "basis rotation ends below all baselines at every P > 1", "fig:result-main-numstages",
-        beats_baselines_at_every_depth("basis-rotation"),
-    ),
-    Claim("main-gap-widens", "its lead widens with P", "fig:result-main-numstages", gap_widens),
-    *(
-        Claim(
-            f"slowdown-{method.replace(' ', '-').replace('/', '-')}", f"slowdown of {method}",
-            "tab:result-preconditioned-slowdown" if method in ("pipedream-lr", "nesterov", "muon", "scion", "soap")
-            else "tab:result-rotation-slowdown",
-            slowdown_of(method), printed, "times", "number", (sweep_of(method),),
-        )
-        for method, printed in SLOWDOWNS.items()
-        if method != "pipedream"
-    ),
-    Claim(
-        "slowdown-order", "basis rotation slows down less than all baselines", "fig:result-main-slowdown-rotatedadam",
-        ordered(("basis-rotation",), BASELINES),
-    ),
-    Claim(
-        "strategies-order", "closer estimates slow down less: bilateral below unilateral, 2nd below 1st",
-        "tab:result-rotation-slowdown", strategies_are_ordered, sweeps=("main", "strategies"),
-    ),
-    Claim(
-        "strategies-least", "the least accurate strategy (1st/unilateral) ends below the best baseline at every P > 1",
-        "fig:result-appendix-optrotated", beats_baselines_at_every_depth("basis-rotation 1st/unilateral"),
-        sweeps=("main", "strategies"),
-    ),
-    Claim(
-        "strategies-least-reduction", "iterations that 1st/unilateral saves over the best baseline: more than 40 %",
-        "tab:memory_overhead", saved_over_baselines("basis-rotation 1st/unilateral"), 0.40, "percent", "at least",
-        ("main", "strategies"),
-    ),
-    Claim(
-        "preconditioned-order", "methods in the eigenbasis (SOAP, basis rotation) slow down less than Muon and Scion",
-        "tab:result-preconditioned-slowdown", ordered(("soap", "basis-rotation"), ("muon", "scion")),
-        sweeps=("main", "preconditioned"),
-    ),
-    *(
-        Claim(
-            f"depth-{method.replace(' ', '-').replace('/', '-')}",
-            f"one block per stage: deeper models end {'lower' if method in STRATEGY_NAMES else 'higher'} with {method}",
-            "fig:result-appendix-blockscaling", depth(method, helps=method in STRATEGY_NAMES),
-            sweeps=("block-scaling",),
-        )
-        for method in (*BASELINES, *STRATEGY_NAMES)
-    ),
-    Claim(
-        "width-smaller", "iterations saved at P = 24, the smaller model", "fig:result-main-24layers-small",
-        SAVED_BY_SMALLER, 0.624, "percent", "number", ("width",),
-    ),
-    Claim(
-        "width-larger", "iterations saved at P = 24, the larger model (1B)", "fig:result-main-24layers-large",
-        SAVED_BY_LARGER, 0.768, "percent", "number", ("width",),
-    ),
-    Claim("width-order", "the larger model saves more", "fig:result-main-1b", larger_saves_more, sweeps=("width",)),
-    Claim(
-        "3b", "iterations saved with 3B parameters", "fig:result-appendix-3b",
-        saved_over_baselines(sweep="3b", stages=32, model=huge_model), 0.817, "percent", "number", ("3b",),
-    ),
-    Claim(
-        "mixture", "iterations saved with a mixture of experts", "fig:result-appendix-moe",
-        saved_over_baselines(sweep="moe", model=mixture), 0.468, "percent", "number", ("moe",),
-    ),
-    Claim(
-        "gpu-hours", "GPU hours saved over the best baseline", "fig:result-main-efficiency-runtime",
-        hours_saved, 0.543, "percent", "direction", command="make bench",
-    ),
-    Claim(
-        "frequency-100", "refreshes every 100 iterations still end below all baselines",
-        "fig:result-main-efficiency-frequency",
-        beats_baselines("basis-rotation", "frequency", own={"optimizer.frequency": 100}), sweeps=("main", "frequency"),
-    ),
-    Claim(
-        "stage-aware", "iterations that stage-aware intervals save over equal ones",
-        "fig:result-main-layerwise_freqeuncy",
-        saved_by_stage_aware, 0.292, "percent", "number", ("main", "stage-aware"),
-    ),
-    Claim(
-        "reversed", "intervals shared the other way round end above equal ones", "fig:reverse-stage-wise-frequency",
-        reversed_is_worse, sweeps=("main", "stage-aware"),
-    ),
-    Claim(
-        "no-stashing", "without stashing, basis rotation ends below all baselines", "fig:result-main-wows",
-        beats_baselines("basis-rotation", "stashing", both={"pipeline.stash": "none"}), sweeps=("stashing",),
-    ),
-    Claim(
-        "no-stashing-robust", "without stashing, basis rotation loses less than the best baseline",
-        "fig:result-main-weightstashing-basisrotation", loses_less_without_stashing, sweeps=("main", "stashing"),
-    ),
-    Claim(
-        "prediction", "with predicted weights, basis rotation ends below all baselines", "fig:result-appendix-pipemare",
-        beats_baselines("basis-rotation", "prediction", both={"pipeline.stash": "predict"}), sweeps=("prediction",),
-    ),
-    Claim(
-        "delay-compensation", "basis rotation ends below delay compensation at P = 8, 16, 32, whatever its strength",
-        "fig:result-appendix-dc", beats_delay_compensation, sweeps=("main", "delay-compensation"),
-    ),
-    Claim(
-        "hessian-norm", "the Hessian's (1,1)-norm in rotated over original coordinates (0.1228 / 0.5436)",
-        "sec:exp-analysis", norm_ratio, 0.1228 / 0.5436, "plain", "number",
-        command="brx hessian-norm {curvature}/basis-rotation-* --measured",
-    ),
-    Claim(
-        "theorem-order", "the norm falls from original over unilateral to bilateral coordinates (theorem 3.1)",
-        "thm:covariance_Hessian_approximation", theorem_order,
-        command="brx hessian-norm {curvature}/* --strategies --measured",
-    ),
-    Claim(
-        "oscillation", "with delay, updates oscillate less along the dominant eigenvector under basis rotation",
-        "fig:result-main-oscillation", oscillates_less, command="brx oscillation {curvature}/* --measured",
-    ),
-    Claim(
-        "memory-share", "memory of 1st/unilateral for an MLP matrix, of Adam's", "tab:memory_overhead",
-        memory_share, 0.075, "percent", "closed form", command="brx memory",
-    ),
-    Claim(
-        "memory-table", "memory of each strategy for Llama-3-8B's matrices, GiB", "tab:memory_overhead",
-        memory_of_strategies, command="brx memory",
-    ),
-    Claim(
-        "stage-counts", "least number of stages of large models by device", "tab:stages_s4096", stage_counts,
-        command="brx stages",
-    ),
-)  # fmt: skip
-"""In the order of the paper."""

@@ -12,7 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from brx.errors import UserError
-from brx.paper.claims import CLAIMS, judge
+from brx.paper.claim_list import CLAIMS
+from brx.paper.claims import judge
 from brx.paper.claims_figure import fill_claims
 from brx.paper.ladder import rungs
 from brx.paper.ladder_figure import fill_ladder
@@ -93,8 +94,10 @@ def draw_paper_figure(name: str, experiments: Experiments, folder: Path) -> tupl
     across, down = paper.size
     with new_figure(width=PANEL_IN * across, height=PANEL_HEIGHT_IN * down) as figure:
         paper.draw(asked, figure)
-        if not asked.used or (paper.sweep and paper.sweep not in asked.sweeps):
-            raise UserError(f"figure {name}: none of its runs are in {asked.folder}; make them with {asked.makers}")
+        if not asked.used or (paper.sweep and asked.scale.sweep(paper.sweep) not in asked.sweeps):
+            raise UserError(
+                f"figure {name}: none of its runs are in {asked.folder}; make them with {asked.what_to_run}"
+            )
         return save(figure, folder / name, _caption(paper, asked)), asked
 
 

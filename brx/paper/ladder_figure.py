@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter, StrMethodFormatter
 
-from brx.paper.claims import SLOWDOWNS
+from brx.paper.claim_list import SLOWDOWNS
 from brx.paper.ladder import (
     PAPER_RELATIVE_DELAY,
     PAPER_SAVED,

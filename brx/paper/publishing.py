@@ -76,7 +76,7 @@ def make_tables(wanted: str, scale: str, runs: Path | None, note: Note) -> Itera
             continue
         if texts.empty and wanted != "all":
             raise UserError(
-                f"table {table.name}: none of its runs are in {asked.folder}; make them with {asked.makers}"
+                f"table {table.name}: none of its runs are in {asked.folder}; make them with {asked.what_to_run}"
             )
         _note_missing(f"table {table.name}", asked, note)
         if not texts.empty:
@@ -123,4 +123,4 @@ def _standalone(wanted: str, scale: Scale, out: Path | None, note: Note) -> Iter
 
 def _note_missing(what: str, asked: Experiments, note: Note) -> None:
     if asked.missing:
-        note(f"{what}: {len(asked.missing)} experiments not there: {asked.makers}")
+        note(f"{what}: {len(asked.missing)} experiments not there: {asked.what_to_run}")

@@ -151,7 +151,7 @@ class Experiments:
     Attributes:
         chosen: the runs at the best learning rate of each experiment.
         used: the runs of each experiment that was asked for, by its id.
-        sweeps: those that these were asked for from.
+        sweeps: the files that make these.
         missing: a line for each that is not there.
     """
 
@@ -163,7 +163,7 @@ class Experiments:
         self._origin = main_origin(self.chosen)
         self._by_experiment = dict(iter(self.chosen.groupby("experiment")))
         self.used: dict[str, pd.DataFrame] = {}
-        self.sweeps: set[str] = set()
+        self.sweeps: list[str] = []
         self.missing: list[str] = []
 
     @classmethod
@@ -200,7 +200,7 @@ class Experiments:
     def fresh(self) -> Experiments:
         """The same runs, with nothing asked for yet."""
         again = copy.copy(self)
-        again.used, again.sweeps, again.missing = {}, set(), []
+        again.used, again.sweeps, again.missing = {}, [], []
         return again
 
     def find(
@@ -217,15 +217,15 @@ class Experiments:
         """
         settings = settings or {}
         experiment, seeds = self._look_up(method, stages, preset, settings)
+        is_between = sweep == "main" and stages not in self.ends
+        maker = self.scale.sweep(self.scale.between_sweep if is_between else sweep)
         if seeds is None:
             extra = "".join(f", {key} = {value}" for key, value in settings.items())
-            is_between = sweep == "main" and stages not in self.ends
-            maker = self.scale.sweep(self.scale.between_sweep if is_between else sweep)
             line = f"{method} at P = {stages}{extra}: brx sweep {maker}"
             self.missing += [] if line in self.missing else [line]
         else:
             self.used[experiment] = seeds
-            self.sweeps.add(sweep)
+            self.sweeps += [] if maker in self.sweeps else [maker]
         return seeds
 
     def _look_up(
@@ -253,9 +253,18 @@ class Experiments:
         return 1, self.scale.deepest
 
     @property
-    def makers(self) -> str:
+    def makers(self) -> list[str]:
+        """The files of the sweeps that make what was asked for, there or not."""
+        return list(dict.fromkeys([*self.sweeps, *self._makers_of_missing]))
+
+    @property
+    def what_to_run(self) -> str:
         """The commands that make what was missing."""
-        return ", ".join(sorted({line.rpartition(": ")[2] for line in self.missing}))
+        return ", ".join(f"brx sweep {maker}" for maker in sorted(set(self._makers_of_missing)))
+
+    @property
+    def _makers_of_missing(self) -> list[str]:
+        return [line.rpartition("brx sweep ")[2] for line in self.missing]
 
 
 def sweep_of(method: str) -> str:

@@ -10,7 +10,8 @@ import pandas as pd
 from brx.config.loading import Settings
 from brx.curvature.norm_result import measured_norms
 from brx.curvature.norm_tables import NORM_TITLE, norm_table
-from brx.paper.claims import CLAIMS, SLOWDOWNS, claim_table, judge, number_text
+from brx.paper.claim_list import CLAIMS, SLOWDOWNS
+from brx.paper.claims import claim_table, judge, number_text
 from brx.paper.ladder import ladder_slowdowns, rungs
 from brx.paper.llama import DEVICES_GB, LLAMA_3_8B, LLAMAS
 from brx.paper.scales import MAIN, SEVEN, VARIANTS, Experiments, sweep_of

@@ -4,9 +4,19 @@ import numpy as np
 
 from brx.config.loading import dump_config, preset_with
 from brx.files import write_json
-from brx.paper.scales import delays_of
+from brx.paper.claim_list import CLAIMS
+from brx.paper.claims import judge
+from brx.paper.scales import SCALES, Experiments, delays_of
 from brx.pipeline.delay import depth
 from brx.sweep.spec import identity
+
+LAPTOP = SCALES["laptop"]
+
+
+def row(folder, name):
+    """A claim beside the runs in a folder."""
+    (claim,) = [claim for claim in CLAIMS if claim.name == name]
+    return judge(Experiments.load(LAPTOP, folder), [claim])[0]
 
 
 def write_experiment(folder, preset, settings, *, seeds=(0,), val_loss=None, slowness=None):

@@ -6,9 +6,10 @@ import pytest
 from matplotlib.colors import to_hex
 
 from brx.cli.main import main
-from brx.paper.claims import CLAIMS, Claim, Outcome, judge
+from brx.paper.claim_list import CLAIMS
+from brx.paper.claims import Claim, Outcome, judge
 from brx.paper.claims_figure import WIDEST, fill_claims, our_text, paper_text, ratio_of
-from brx.paper.evidence import Evidence
+from brx.paper.evidence.base import Evidence
 from brx.paper.scales import SCALES, Experiments
 from brx.plot.style import VERDICT_COLORS, new_figure
 

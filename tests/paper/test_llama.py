@@ -2,7 +2,7 @@
 
 import pytest
 
-from brx.paper.evidence import STAGE_COUNTS
+from brx.paper.evidence.closed_forms import STAGE_COUNTS
 from brx.paper.llama import DEVICES_GB, LLAMA_3_8B, LLAMAS
 from brx.planning.optimizer_memory import STRATEGIES, overhead_elements
 from brx.planning.stage_count import GB, stage_count

@@ -117,10 +117,21 @@ def test_sweeps_that_come_with_brx_are_found_by_name(tmp_path, monkeypatch):
     assert len(Sweep.load(Path("laptop/main")).cells) == 24
 
 
+NESTEROV_APART = ("seeds", "stashing", "prediction", "width", "moe")
+"""Sweeps of the laptop in which it has a rate of its own."""
+LENGTHS = {
+    "ladder": {2000, 4000, 16000, 32000},
+    "strategies-long": {16000},
+    "preconditioned-long": {16000},
+    "block-scaling-long": {32000},
+    "frequency-long": {32000},
+}
+
+
 @pytest.mark.parametrize(
     ("scale", "usual_length", "usual_rates", "other_rates"),
     [
-        ("laptop", 8000, 1, {"main": 3, "preconditioned": 2, "rates": 2, "seeds": 2}),
+        ("laptop", 8000, 1, {"main": 3, "preconditioned": 3, "rates": 2} | dict.fromkeys(NESTEROV_APART, 2)),
         ("paper", 250_000, 3, {"1b": 1, "3b": 2}),
     ],
 )
@@ -132,5 +143,4 @@ def test_the_sweeps_that_come_with_brx_expand(scale, usual_length, usual_rates, 
     for file in files:
         configs = [cell.config for cell in Sweep.load(file).cells]
         assert len({config.optimizer.lr for config in configs}) == other_rates.get(file.stem, usual_rates)
-        lengths = {"ladder": {2000, 4000, 16000, 32000}, "strategies-long": {16000}}.get(file.stem, {usual_length})
-        assert {config.training.iterations for config in configs} == lengths
+        assert {config.training.iterations for config in configs} == LENGTHS.get(file.stem, {usual_length})

@@ -1,0 +1,112 @@
+"""Evidence for a claim: runs that are there, compared seed by seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pandas as pd
+from scipy.special import stdtrit
+
+from brx.config.loading import Settings
+from brx.paper.scales import Experiments, sweep_of
+from brx.runs.frames import SEED
+from brx.runs.slowdown import CONFIDENCE
+
+SEEDS_FOR_AN_INTERVAL = 3
+
+
+class NotTriedError(Exception):
+    """What a claim needs is not there; says what."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What our runs say.
+
+    Attributes:
+        value: our number; for a direction, what decides it is in `holds`.
+        low: lower end of its interval, where there are seeds enough for one.
+        high: its upper end.
+        is_bound: whether `value` is a lower bound.
+        holds: whether a direction is as the paper says.
+        text: in words, for a direction.
+        num_seeds: of measurements that are kept beside the runs; None: as many as the runs that were asked for.
+    """
+
+    value: float = float("nan")
+    low: float = float("nan")
+    high: float = float("nan")
+    is_bound: bool = False
+    holds: bool | None = None
+    text: str = ""
+    num_seeds: int | None = None
+
+
+Ask = Callable[[Experiments], Evidence]
+
+
+@dataclass(frozen=True)
+class Margin:
+    """By how much something is as the paper says, by seed; negative where it is not.
+
+    Attributes:
+        by_seed: indexed by seed; those that both sides of a comparison have.
+    """
+
+    by_seed: pd.Series
+
+    @property
+    def mean(self) -> float:
+        """Over the seeds."""
+        return float(self.by_seed.mean())
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Student's, of the mean, 95 %; None with fewer than three seeds."""
+        count = len(self.by_seed)
+        if count < SEEDS_FOR_AN_INTERVAL:
+            return None
+        half = float(stdtrit(count - 1, (1 + CONFIDENCE) / 2) * self.by_seed.sem())  # quantile of Student's t
+        return self.mean - half, self.mean + half
+
+    @property
+    def holds(self) -> bool:
+        """Whether it is as the paper says: by more than chance, as far as the seeds can say (docs/protocol.md, 5)."""
+        return (self.interval or (self.mean,))[0] > 0
+
+    def __sub__(self, other: Margin) -> Margin:
+        """How much larger than another; over the seeds that both have."""
+        return Margin((self.by_seed - other.by_seed).dropna())
+
+
+def need(
+    experiments: Experiments,
+    method: str,
+    stages: int,
+    sweep: str = "",
+    *,
+    preset: str | None = None,
+    settings: Settings | None = None,
+) -> pd.DataFrame:
+    """The runs of an experiment.
+
+    Raises:
+        NotTriedError: there are none; `experiments.missing` names the sweep that makes them.
+    """
+    seeds = experiments.find(method, stages, sweep or sweep_of(method), preset=preset, settings=settings)
+    if seeds is None:
+        raise NotTriedError(f"no runs of {experiments.missing[-1].partition(':')[0]} yet")
+    return seeds
+
+
+def shared_seeds(*experiments: pd.DataFrame) -> list[pd.DataFrame]:
+    """The runs of each experiment with a seed that all have: it decides weights and order, so that they make pairs.
+
+    Raises:
+        NotTriedError: they have none in common.
+    """
+    seeds = set[int].intersection(*(set(runs[SEED]) for runs in experiments))
+    if not seeds:
+        raise NotTriedError(f"no seed in common among {', '.join(str(runs.index[0]) for runs in experiments)}")
+    return [runs[runs[SEED].isin(seeds)] for runs in experiments]

@@ -1,0 +1,218 @@
+"""Which method ends lower: final validation losses (docs/protocol.md, 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+
+import pandas as pd
+
+from brx.config.loading import Settings, preset_with
+from brx.paper.evidence.base import Ask, Evidence, Margin, need, shared_seeds
+from brx.paper.evidence.models import ModelOf, main_model
+from brx.paper.scales import COMPENSATIONS, MAIN, Experiments, sweep_of
+from brx.runs.comparison import BASELINES
+from brx.runs.frames import SEED
+
+Lead = Callable[[Experiments, int], Margin]
+"""How far one method ends below others at P stages."""
+LEAST_ACCURATE = "basis-rotation 1st/unilateral"
+FINER_THAN = (
+    ("basis-rotation", "basis-rotation 2nd/unilateral"),
+    ("basis-rotation 1st/bilateral", LEAST_ACCURATE),
+    ("basis-rotation", "basis-rotation 1st/bilateral"),
+    ("basis-rotation 2nd/unilateral", LEAST_ACCURATE),
+)
+"""Estimation strategies, each with one that is coarser in geometry or in source."""
+
+
+def final_loss(seeds: pd.DataFrame) -> float:
+    """Final validation loss in nats, the mean over seeds."""
+    return float(seeds["val_loss"].mean())
+
+
+def lowest(experiments: Mapping[str, pd.DataFrame]) -> str:
+    """The name of the experiment that ends lowest."""
+    return min(experiments, key=lambda name: final_loss(experiments[name]))
+
+
+def margin(ours: pd.DataFrame, theirs: pd.DataFrame) -> Margin:
+    """How many nats ours ends below theirs."""
+    losses, their_losses = (seeds.set_index(SEED)["val_loss"] for seeds in shared_seeds(ours, theirs))
+    return Margin(their_losses - losses)
+
+
+def ends_below(name: str, ours: pd.DataFrame, others: Mapping[str, pd.DataFrame]) -> Evidence:
+    """Whether ours ends below every other; the text is about the lowest of them."""
+    ours, *rest = shared_seeds(ours, *others.values())
+    others = dict(zip(others, rest, strict=True))
+    best = lowest(others)
+    text = f"{name} {final_loss(ours):.3f}, {best} {final_loss(others[best]):.3f} nats"
+    if interval := margin(ours, others[best]).interval:
+        text += f", difference [{-interval[1]:+.3f}, {-interval[0]:+.3f}]"
+    return Evidence(holds=all(margin(ours, other).holds for other in others.values()), text=text)
+
+
+def over_baselines(method: str) -> Lead:
+    """How far a method ends below the baseline that ends lowest there."""
+
+    def lead(experiments: Experiments, stages: int) -> Margin:
+        asked = [need(experiments, name, stages) for name in (method, *BASELINES)]
+        ours, *baselines = shared_seeds(*asked)
+        by_name = dict(zip(BASELINES, baselines, strict=True))
+        return margin(ours, by_name[lowest(by_name)])
+
+    return lead
+
+
+def over(method: str, other: str) -> Lead:
+    """How far a method ends below another one."""
+    return lambda experiments, stages: margin(need(experiments, method, stages), need(experiments, other, stages))
+
+
+def at_every_depth(*leads: Lead, but: Sequence[int] = (1,)) -> Ask:
+    """Every lead is one at every number of stages but some; the text has the smallest of them at each."""
+
+    def ask(experiments: Experiments) -> Evidence:
+        depths = [P for P in experiments.scale.depths if P not in but]
+        by_depth = {P: [lead(experiments, P) for lead in leads] for P in depths}
+        least = {P: min(margins, key=lambda margin: margin.mean) for P, margins in by_depth.items()}
+        text = "nats below: " + ", ".join(f"P = {P}: {margin.mean:.3f}" for P, margin in least.items())
+        return Evidence(holds=all(margin.holds for margins in by_depth.values() for margin in margins), text=text)
+
+    return ask
+
+
+def grows(lead: Lead, *, from_stages: int) -> Ask:
+    """A lead is larger at the deepest pipeline than at another number of stages, and one there."""
+
+    def ask(experiments: Experiments) -> Evidence:
+        deepest = experiments.scale.deepest
+        small, large = (lead(experiments, P) for P in (from_stages, deepest))
+        text = f"lead {small.mean:.3f} nats at P = {from_stages}, {large.mean:.3f} at P = {deepest}"
+        difference = large - small
+        if difference.interval:
+            text += ", difference [{:+.3f}, {:+.3f}]".format(*difference.interval)
+        return Evidence(holds=difference.holds and large.holds, text=text)
+
+    return ask
+
+
+def beats_baselines(
+    sweep: str = "",
+    *,
+    all_of: Settings | None = None,
+    own: Settings | None = None,
+    model: ModelOf = main_model,
+) -> Ask:
+    """Basis rotation ends below all baselines at the deepest pipeline; `own`: settings of basis rotation alone."""
+
+    def ask(experiments: Experiments) -> Evidence:
+        P = experiments.scale.deepest
+        preset, of_model = model(experiments)
+        common = {**of_model, **(all_of or {})}
+        of_baselines = sweep if common or preset else ""
+        ours = need(experiments, "basis-rotation", P, sweep, preset=preset, settings={**common, **(own or {})})
+        others = {name: need(experiments, name, P, of_baselines, preset=preset, settings=common) for name in BASELINES}
+        return ends_below("basis-rotation", ours, others)
+
+    return ask
+
+
+def few_refreshes_cost_little(experiments: Experiments) -> Evidence:
+    """Refreshes every 100 iterations lose less than a tenth of the lead over the best baseline.
+
+    The paper says "little", we say a tenth (docs/protocol.md, 6).
+    """
+    P = experiments.scale.deepest
+    usual, *baselines = (need(experiments, name, P) for name in ("basis-rotation", *BASELINES))
+    few = need(experiments, "basis-rotation", P, "frequency", settings={"optimizer.frequency": 100})
+    usual, few, *baselines = shared_seeds(usual, few, *baselines)
+    by_name = dict(zip(BASELINES, baselines, strict=True))
+    cost, lead = margin(usual, few), margin(usual, by_name[lowest(by_name)])
+    text = f"{cost.mean:.3f} of a lead of {lead.mean:.3f} nats over the best baseline"
+    return Evidence(holds=Margin(lead.by_seed / 10 - cost.by_seed).holds, text=text)
+
+
+def reversed_is_worse(experiments: Experiments) -> Evidence:
+    P = experiments.scale.deepest
+    other = need(experiments, "basis-rotation", P, "stage-aware", settings={"optimizer.refresh_schedule": "reversed"})
+    return ends_below("equal intervals", need(experiments, "basis-rotation", P), {"reversed": other})
+
+
+def depth(method: str, *, helps: bool) -> Ask:
+    """From the shallowest to the deepest model, one block per stage, the final loss falls, or rises."""
+
+    def ask(experiments: Experiments) -> Evidence:
+        usual = preset_with(experiments.scale.preset, {}).model.blocks
+        runs = {
+            blocks: need(
+                experiments, method, blocks, sweep_of(method) if blocks == usual else "block-scaling",
+                settings={"model.blocks": blocks},
+            )
+            for blocks in experiments.scale.blocks
+        }  # fmt: skip
+        shallowest, *_, deepest = runs.values()
+        text = ", ".join(f"{blocks} blocks: {final_loss(seeds):.3f}" for blocks, seeds in runs.items())
+        sides = (deepest, shallowest) if helps else (shallowest, deepest)
+        return Evidence(holds=margin(*sides).holds, text=text)
+
+    return ask
+
+
+def loses_less_without_stashing(experiments: Experiments) -> Evidence:
+    """Basis rotation's final loss rises less than that of any baseline when weights are not stashed."""
+    P = experiments.scale.deepest
+    rises = {}
+    for method in ("basis-rotation", *BASELINES):
+        without = need(experiments, method, P, "stashing", settings={"pipeline.stash": "none"})
+        rises[method] = margin(need(experiments, method, P), without)
+    ours, *theirs = rises.values()
+    text = "rise: " + ", ".join(f"{method} {rise.mean:+.3f}" for method, rise in rises.items()) + " nats"
+    return Evidence(holds=all((rise - ours).holds for rise in theirs), text=text)
+
+
+def _compensated(experiments: Experiments, stages: int) -> dict[str, pd.DataFrame]:
+    """Delay compensation in every strength, by strength."""
+    return {
+        f"{strength:g}": need(
+            experiments, "delay-compensation", stages, "delay-compensation",
+            settings={"optimizer.compensation": strength},
+        )
+        for strength in COMPENSATIONS
+    }  # fmt: skip
+
+
+def beats_delay_compensation(experiments: Experiments) -> Evidence:
+    lines, holds = [], True
+    for P in (8, 16, 32):
+        judged = ends_below("", need(experiments, "basis-rotation", P), _compensated(experiments, P))
+        holds = holds and bool(judged.holds)
+        lines.append(f"P = {P}:{judged.text}")
+    return Evidence(holds=holds, text="; ".join(lines))
+
+
+def delay_compensation_is_like_pipedream(experiments: Experiments) -> Evidence:
+    """The best strength ends nearer to PipeDream than to basis rotation (docs/protocol.md, 6)."""
+    lines, holds = [], True
+    for P in (8, 16, 32):
+        by_strength = _compensated(experiments, P)
+        best = lowest(by_strength)
+        below_pipedream = margin(by_strength[best], need(experiments, "pipedream", P))
+        above_ours = margin(need(experiments, "basis-rotation", P), by_strength[best])
+        holds = holds and (above_ours - Margin(below_pipedream.by_seed.abs())).holds
+        lines.append(f"P = {P}: {below_pipedream.mean:.3f} below PipeDream, {above_ours.mean:.3f} above basis rotation")
+    return Evidence(holds=holds, text="; ".join(lines) + " nats")
+
+
+def validation_follows_training(experiments: Experiments) -> Evidence:
+    """The main methods end in the same order by validation as by training loss, at the deepest pipeline."""
+    runs = {method: need(experiments, method, experiments.scale.deepest) for method in MAIN}
+    by_training = sorted(runs, key=lambda method: float(runs[method]["train_loss"].mean()))
+    text = ", ".join(
+        f"{method} {runs[method]['train_loss'].mean():.3f} / {final_loss(runs[method]):.3f}" for method in by_training
+    )
+    finals = [final_loss(runs[method]) for method in by_training]
+    return Evidence(
+        holds=all(lower < higher for lower, higher in pairwise(finals)), text=f"training / validation: {text} nats"
+    )

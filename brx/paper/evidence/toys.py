@@ -1,0 +1,40 @@
+"""What the toy problems say, from the files that `brx toy` keeps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from brx.paper.evidence.base import Evidence, NotTriedError
+from brx.paper.scales import Experiments
+
+TOYS = Path("results/toy")
+MOST_CHANCE = 0.05
+
+
+def _read(name: str) -> dict[str, Any]:
+    path = TOYS / f"{name}.json"
+    if not path.is_file():
+        raise NotTriedError(f"{path} is not there yet")
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return content
+
+
+def delay_hurts_where_misaligned(_: Experiments) -> Evidence:
+    """On the quadratic, delay slows Adam more with the eigenvectors between the axes than along them."""
+    by_case = {(row["optimizer"], row["aligned"]): row["slowdown"] for row in _read("quadratic")["slowdowns"]}
+    aligned, misaligned = by_case["Adam", True], by_case["Adam", False]
+    text = f"slowdown of Adam: aligned {aligned:.2f}, misaligned {misaligned:.2f}"
+    return Evidence(holds=misaligned > aligned, text=text)
+
+
+def misalignment_slows_on_the_spiral(_: Experiments) -> Evidence:
+    """As the paper sets the spiral up, misalignment and slowdown rise together, on a trajectory that arrives."""
+    spiral, small = _read("spiral"), _read("spiral-small-steps")
+    text = f"rank correlation of misalignment and slowdown {spiral['spearman']:.2f}" + (
+        "" if spiral["arrived"] else ", but Adam stops on the way"
+    )
+    text += f"; with smaller steps it {'arrives' if small['arrived'] else 'stops'}: {small['spearman']:.2f}"
+    is_correlated = spiral["spearman"] > 0 and spiral["p_value"] < MOST_CHANCE
+    return Evidence(holds=spiral["arrived"] and is_correlated, text=text)

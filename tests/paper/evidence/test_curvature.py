@@ -1,0 +1,104 @@
+"""What measurements at checkpoints say, from made-up ones."""
+
+from dataclasses import replace
+
+import pytest
+
+from brx.config.loading import preset_with
+from brx.curvature.norm_result import NormResult, result_path
+from brx.curvature.oscillation import Oscillation, Track
+from brx.errors import UserError
+from brx.paper.evidence.base import NotTriedError
+from brx.paper.evidence.curvature import norm_ratio, oscillates_less, stable_elsewhere, theorem_order
+from brx.paper.scales import CURVATURE, VARIANTS, Experiments
+from brx.sweep.spec import identity
+from tests.paper.helpers import LAPTOP, write_experiment
+
+
+def write_oscillation(folder, method, seed, iteration, variance, eigenvalue=5.0, stages=8):
+    """A run of the preset `quick` with projections of this variance along the dominant eigenvector."""
+    settings = {"pipeline.stages": stages, **VARIANTS[method]}
+    write_experiment(folder, "quick", settings, seeds=(seed,))
+    run = folder / identity(preset_with("quick", {**settings, "training.seed": seed}))
+    tracks = [Track([size, -size, size, -size], 0.1) for size in (variance**0.5, 1e-3)]
+    measured = Oscillation(str(run), method, stages, iteration, eigenvalue, 0.01, 20, *tracks)
+    (run / "analysis").mkdir(exist_ok=True)
+    measured.write(run / "analysis" / f"oscillation-{iteration:08d}.json")
+
+
+@pytest.fixture
+def measured(complete, tmp_path):
+    """The complete runs, with runs in tmp_path as those whose curvature was measured."""
+    return Experiments.load(replace(LAPTOP, curvature=tmp_path), complete)
+
+
+def test_oscillation_is_judged_over_seeds_and_checkpoints(tmp_path, measured):
+    with pytest.raises(UserError, match="no run with losses"):
+        oscillates_less(delayed=True)(measured)
+    for seed in (0, 1, 2):
+        for iteration in (500, 1000):
+            write_oscillation(tmp_path, "pipedream", seed, iteration, 4e-4 * (1 + seed), -3.0 if seed == 0 else 5.0)
+            write_oscillation(tmp_path, "basis-rotation", seed, iteration, 1e-4)
+    write_oscillation(tmp_path, "pipedream", 0, 750, 1e-9)  # without a partner
+    judged = oscillates_less(delayed=True)(measured)
+    assert judged.holds
+    assert judged.num_seeds == 3
+    assert "(3 seeds, 6 checkpoints); PipeDream's dominant eigenvalue is negative at 2" in judged.text
+    with pytest.raises(NotTriedError, match="at P = 1 yet"):
+        oscillates_less(delayed=False)(measured)
+    for method, variance in (("pipedream", 1e-4), ("basis-rotation", 2e-4)):
+        write_oscillation(tmp_path, method, 0, 500, variance, stages=1)
+    judged = oscillates_less(delayed=False)(measured)
+    assert (judged.holds, judged.num_seeds) == (False, 1)
+    for seed in (1, 2):  # one seed far on the other side: the interval holds 1
+        for iteration in (500, 1000):
+            write_oscillation(tmp_path, "basis-rotation", seed, iteration, 1e-4 if seed == 1 else 1e-2)
+    assert not oscillates_less(delayed=True)(measured).holds
+
+
+def test_other_directions_are_those_in_which_both_methods_move_less(tmp_path, measured):
+    write_oscillation(tmp_path, "pipedream", 0, 500, 1e-4)
+    write_oscillation(tmp_path, "basis-rotation", 0, 500, 1e-5)
+    assert stable_elsewhere(measured).holds  # along the other, 1e-6
+    write_oscillation(tmp_path, "basis-rotation", 0, 500, 1e-7)
+    assert not stable_elsewhere(measured).holds
+
+
+@pytest.fixture
+def norms(tmp_path):
+    """Writes a made-up measurement beside a run of `quick`."""
+    write_experiment(tmp_path, "quick", {"pipeline.stages": 8})
+    (run,) = tmp_path.iterdir()
+    source = NormResult.read(CURVATURE / "pipedream-p8" / "analysis" / "hessian-norm-original-00001500.json")
+
+    def write(space, norm, spread=0.1, **changes):
+        result = replace(source, run=str(run), space=space, norm=norm, standard_error=spread * norm, **changes)
+        result.write(result_path(run, space, 1500))
+        return result
+
+    return write
+
+
+@pytest.mark.parametrize("source", ["1st", "2nd"])
+def test_the_theorems_order_holds_where_no_intervals_overlap(source, norms, measured):
+    with pytest.raises(NotTriedError, match="norms by strategy have not been measured"):
+        theorem_order(source)(measured)
+    sizes = {"original": 20.0, "1st-unilateral": 9.0, "1st-bilateral": 3.0, "2nd-unilateral": 5.0, "2nd-bilateral": 2.0}
+    results = {space: norms(space, norm) for space, norm in sizes.items()}
+    judged = theorem_order(source)(measured)
+    assert (judged.holds, judged.num_seeds) == (True, 1)
+    in_order = [results[space].normalized for space in ("original", f"{source}-unilateral", f"{source}-bilateral")]
+    assert judged.text.endswith(", ".join(f"{norm:.3g}" for norm in in_order))
+    norms(f"{source}-bilateral", sizes[f"{source}-bilateral"], spread=0.5)
+    assert not theorem_order(source)(measured).holds
+
+
+def test_norms_ratio_is_of_one_checkpoint_with_both_coordinates(norms, measured):
+    norms("original", 10.0)
+    with pytest.raises(NotTriedError):
+        norm_ratio(measured)  # of PipeDream alone
+    norms("original", 10.0, method="basis-rotation")
+    norms("rotated", 4.0, method="basis-rotation")
+    judged = norm_ratio(measured)
+    assert judged.value == pytest.approx(0.4)
+    assert judged.low < 0.4 < judged.high

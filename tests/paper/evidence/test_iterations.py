@@ -1,0 +1,80 @@
+"""Slowdowns in order, iterations saved and the time that they are, from made-up runs."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from brx.paper.claim_list import CLAIMS
+from brx.paper.claims import judge
+from brx.paper.evidence.base import NotTriedError
+from brx.paper.evidence.iterations import slows_down_less
+from brx.paper.scales import VARIANTS, Experiments
+from tests.paper.helpers import LAPTOP, row, write_experiment
+
+
+def write_slowness(folder, method, by_seed):
+    """Runs at P = 1 and 32; those at 32 are so many times as slow, by seed."""
+    for seed, slowness in by_seed.items():
+        for stages, times in ((1, 1.0), (32, slowness)):
+            settings = {"pipeline.stages": stages, **VARIANTS[method]}
+            write_experiment(folder, LAPTOP.preset, settings, seeds=(seed,), slowness=times)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "holds"),
+    [
+        ({0: 1.5}, {0: 3.0}, True),
+        ({0: 3.0}, {0: 1.5}, False),
+        ({0: 1.5, 1: 2.0, 2: 2.5}, {0: 3.0, 1: 4.1, 2: 5.2}, True),  # twice as slow, seed by seed
+        ({0: 1.5, 1: 2.0, 2: 9.0}, {0: 3.0, 1: 4.1, 2: 5.2}, False),  # by chance, as far as three seeds can say
+        ({0: 1.5, 1: 9.0}, {0: 3.0}, True),  # of the seed that both have
+    ],
+)
+def test_order_of_slowdowns_is_judged_seed_by_seed(ours, theirs, holds, tmp_path):
+    write_slowness(tmp_path, "basis-rotation", ours)
+    write_slowness(tmp_path, "nesterov", theirs)
+    judged = slows_down_less(("basis-rotation", "nesterov"))(Experiments.load(LAPTOP, tmp_path))
+    assert judged.holds == holds
+    assert ("nesterov over basis-rotation [" in judged.text) == (len(theirs) > 2)
+
+
+def test_a_method_that_never_gets_there_is_not_the_faster_one(tmp_path):
+    write_slowness(tmp_path, "basis-rotation", {0: 1.0})
+    write_slowness(tmp_path, "nesterov", {0: 40.0})
+    write_slowness(tmp_path, "pipedream", {0: 1e9})  # sets no target
+    experiments = Experiments.load(LAPTOP, tmp_path)
+    assert not slows_down_less(("pipedream", "nesterov"))(experiments).holds
+    judged = slows_down_less(("basis-rotation", "pipedream"))(experiments)
+    assert judged.holds
+    assert "pipedream > " in judged.text
+    with pytest.raises(NotTriedError, match="no runs of muon"):
+        slows_down_less(("basis-rotation", "muon"))(experiments)
+
+
+def test_stage_aware_is_compared_with_the_same_seed(tmp_path):
+    write_slowness(tmp_path, "basis-rotation", {0: 2.0, 1: 9.0, 2: 9.0})
+    settings = {**VARIANTS["basis-rotation"], "optimizer.refresh_schedule": "stage-aware", "pipeline.stages": 32}
+    write_experiment(tmp_path, LAPTOP.preset, settings, slowness=1.5)
+    assert row(tmp_path, "stage-aware").evidence.value == pytest.approx(0.25, abs=0.01)
+
+
+@pytest.mark.parametrize(("slower", "verdict"), [(1.0, "yes"), (1e3, "no")])
+def test_hours_are_iterations_times_the_measured_time_of_one(slower, verdict, complete, tmp_path):
+    folder = shutil.copytree(complete, tmp_path / "runs")
+    for seed in (0, 1, 2):
+        settings = {"pipeline.stages": 32, **VARIANTS["basis-rotation"]}
+        write_experiment(folder, LAPTOP.preset, settings, seeds=(seed,), slowness=1.3)
+    saved = row(folder, "main-reduction").evidence.value
+    rows = [["8", "8", method, "2.0"] for method in ("pipedream", "pipedream-lr", "nesterov")]
+    rows += [["8", "8", "basis-rotation", str(2.0 * slower)], ["8", "1", "basis-rotation", "1"]]
+    columns = ["blocks", "stages", "method", "ratio to AdamW"]
+    table = tmp_path / "times.json"
+    table.write_text(json.dumps({"columns": columns, "rows": rows}))
+    (claim,) = [claim for claim in CLAIMS if claim.name == "gpu-hours"]
+    (outcome,) = judge(Experiments.load(replace(LAPTOP, times=table), folder), [claim])
+    assert outcome.evidence.value == pytest.approx(1 - (1 - saved) * slower)
+    assert outcome.verdict == verdict
+    (untimed,) = judge(Experiments.load(replace(LAPTOP, times=tmp_path / "none.json"), folder), [claim])
+    assert untimed.verdict == "not tried"

@@ -1,0 +1,41 @@
+"""What the files of the toy problems say."""
+
+import json
+
+import pytest
+
+from brx.paper.evidence import toys
+from brx.paper.evidence.base import NotTriedError
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    monkeypatch.setattr(toys, "TOYS", tmp_path)
+    return lambda name, **content: (tmp_path / f"{name}.json").write_text(json.dumps(content))
+
+
+def test_quadratic(write):
+    with pytest.raises(NotTriedError, match=r"quadratic\.json is not there yet"):
+        toys.delay_hurts_where_misaligned(None)
+    rows = [
+        {"optimizer": optimizer, "aligned": aligned, "slowdown": 1.0}
+        for optimizer in ("Adam", "AdaSGD")
+        for aligned in (True, False)
+    ]
+    write("quadratic", slowdowns=rows)
+    assert not toys.delay_hurts_where_misaligned(None).holds
+    rows[1]["slowdown"] = 3.0
+    write("quadratic", slowdowns=rows)
+    assert toys.delay_hurts_where_misaligned(None).holds
+
+
+@pytest.mark.parametrize(
+    ("arrived", "spearman", "p_value", "holds"),
+    [(True, 0.5, 1e-9, True), (False, 0.9, 0.0, False), (True, -0.5, 1e-9, False), (True, 0.1, 0.3, False)],
+)
+def test_spiral(arrived, spearman, p_value, holds, write):
+    write("spiral", arrived=arrived, spearman=spearman, p_value=p_value)
+    write("spiral-small-steps", arrived=True, spearman=0.5, p_value=0.0)
+    judged = toys.misalignment_slows_on_the_spiral(None)
+    assert judged.holds == holds
+    assert ("stops on the way" in judged.text) != arrived
