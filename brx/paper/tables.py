@@ -12,7 +12,7 @@ from brx.curvature.norm_result import measured_norms
 from brx.curvature.norm_tables import NORM_TITLE, norm_table
 from brx.paper.claim_list import CLAIMS, SLOWDOWNS
 from brx.paper.claims import claim_table, judge, number_text
-from brx.paper.ladder import ladder_slowdowns, rungs
+from brx.paper.ladder import ladder_savings, ladder_slowdowns, rungs
 from brx.paper.llama import DEVICES_GB, LLAMA_3_8B, LLAMAS
 from brx.paper.scales import MAIN, SEVEN, VARIANTS, Experiments, sweep_of
 from brx.planning.stage_count import stage_count_table
@@ -154,6 +154,8 @@ def slowdowns_by_length(experiments: Experiments) -> pd.DataFrame:
     """
     rows = []
     for rung in rungs(experiments):
+        savings = ladder_savings([rung]).to_dict("records")
+        saved = {row["method"]: f"{saved_text(row)} (over {row['baseline']})" for row in savings}
         for slowdown in ladder_slowdowns([rung]).to_dict("records"):
             method = slowdown["method"]
             rows.append(
@@ -165,6 +167,7 @@ def slowdowns_by_length(experiments: Experiments) -> pd.DataFrame:
                     "at P": final_loss_text(rung.seeds(method, rung.num_stages)),
                     "slowdown": slowdown_text(slowdown),
                     "target loss": f"{slowdown['target']:.3f}",
+                    "iterations saved at P": saved.get(method, ""),
                     "lr at P = 1": rate_text(slowdown["reference_lr"], at_edge=slowdown["reference_lr_at_edge"]),
                     "lr at P": rate_text(slowdown["lr"], at_edge=slowdown["lr_at_edge"]),
                 }

@@ -124,6 +124,8 @@ def test_ladder_table_has_a_target_for_each_length(complete):
     ]
     slowdowns = [float(text.split()[0]) for text in table["slowdown"]]
     assert slowdowns == pytest.approx([32] * 15, rel=0.05)
+    saved = [text.partition(" (over ")[0] for text in table["iterations saved at P"] if text]
+    assert saved == ["0.0%", "0.0%", "0.0% [0.0%, 0.0%]", "0.0%", "0.0%"]  # three seeds of 8,000
     assert table["target loss"].nunique() == 5
     with pytest.raises(UserError, match="only at the scale of a laptop"):
         TABLES["ladder"].make(Experiments.load(SCALES["paper"], complete))
