@@ -7,8 +7,9 @@ forward-mode rules of layer norm and GELU are not fused (benchmarks/hessian.py m
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -69,7 +70,7 @@ def mean_product(
     Args:
         model: the whole model.
         parameters: where the Hessian is taken.
-        batches: each with its number, for the error message.
+        batches: equally large, each with its number, for the error message.
         vector: z.
         where: the checkpoint's name, for the error message.
 
@@ -78,12 +79,13 @@ def mean_product(
     """
     total = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
     num_batches = 0
-    for number, batch in batches:
+    for numbers, batch in _joined(model, batches):
         product = list(hessian_vector_product(model, parameters, batch, vector).values())
         if not torch.stack([part.abs().max() for part in product]).isfinite().all():
-            raise RunError(f"{where}: the Hessian-vector product of batch {number} is not finite; try --precision fp64")
-        torch._foreach_add_(list(total.values()), product)
-        num_batches += 1
+            which = f"batch {numbers[0]}" if len(numbers) == 1 else f"batches {numbers[0]} to {numbers[-1]}"
+            raise RunError(f"{where}: the Hessian-vector product of {which} is not finite; try --precision fp64")
+        torch._foreach_add_(list(total.values()), product, alpha=len(numbers))
+        num_batches += len(numbers)
     torch._foreach_div_(list(total.values()), num_batches)
     return total
 
@@ -97,19 +99,39 @@ def _product(model: Stage, parameters: Vectors, batch: MicroBatch, vector: Vecto
         return list(torch.autograd.grad(gradients, list(leaves.values()), cotangents, materialize_grads=True))
 
 
+def _joined(model: Stage, batches: Iterable[tuple[int, MicroBatch]]) -> Iterator[tuple[list[int], MicroBatch]]:
+    """The batches with their numbers, as many as make a pass worth it in one: its loss is the mean of theirs."""
+    numbered = iter(batches)
+    for number, first in numbered:
+        count = 1 if _has_mixture(model) else max(1, _examples_worth_a_pass(model, first) // len(first[0]))
+        group = [(number, first), *itertools.islice(numbered, count - 1)]
+        inputs, targets = (torch.cat([batch[side] for _, batch in group]) for side in (0, 1))
+        yield [number for number, _ in group], (inputs, targets)
+
+
 def _parts(model: Stage, batch: MicroBatch) -> list[MicroBatch]:
     """The batch in parts, whose mean loss, weighted by examples, is the batch's.
 
     A pass keeps about five times what a gradient of the same tokens keeps; in two parts, a product stays below three
     times a gradient of the batch.
     """
-    inputs, targets = batch
-    # The auxiliary losses of a mixture are not means over examples.
-    if any(isinstance(module, Mixture) for module in model.modules()):
+    if _has_mixture(model):
         return [batch]
-    num_examples, sequence_length = inputs.shape
-    fitting = max(1, TOKENS_PER_PASS.get(inputs.device.type, 512) // sequence_length)
-    assert model.embedding is not None, "products are of the whole model"
-    worthwhile = math.ceil(WORTH_A_PASS / (sequence_length * model.embedding.tokens.embedding_dim))
-    examples = min(fitting, max(worthwhile, math.ceil(num_examples / 2)))
+    inputs, targets = batch
+    examples = min(_fitting_examples(batch), max(_examples_worth_a_pass(model, batch), math.ceil(len(inputs) / 2)))
     return list(zip(torch.split(inputs, examples), torch.split(targets, examples), strict=True))
+
+
+def _has_mixture(model: Stage) -> bool:
+    """Whether the loss has parts that are not means over examples: the auxiliary losses of a mixture."""
+    return any(isinstance(module, Mixture) for module in model.modules())
+
+
+def _fitting_examples(batch: MicroBatch) -> int:
+    return max(1, TOKENS_PER_PASS.get(batch[0].device.type, 512) // batch[0].shape[1])
+
+
+def _examples_worth_a_pass(model: Stage, batch: MicroBatch) -> int:
+    assert model.embedding is not None, "products are of the whole model"
+    elements = batch[0].shape[1] * model.embedding.tokens.embedding_dim
+    return min(_fitting_examples(batch), math.ceil(WORTH_A_PASS / elements))

@@ -117,13 +117,17 @@ def test_a_mixtures_batch_is_never_split(monkeypatch):
     torch.testing.assert_close(hessian_vector_product(model, parameters, batch, vector), whole, rtol=0, atol=0)
 
 
-def test_mean_over_batches_is_the_product_of_the_mean_loss():
+@pytest.mark.parametrize(("at_a_time", "expected"), [(1, [[7], [8], [9]]), (2, [[7, 8], [9]]), (100, [[7, 8, 9]])])
+def test_mean_over_batches_is_the_product_of_the_mean_loss(at_a_time, expected, monkeypatch):
+    """However many of them make one pass."""
     model, parameters, (inputs, targets) = tiny_model("dense")
     vector = random_like(parameters)
-    batches = [(7, (inputs, targets)), (8, (targets, inputs))]
+    batches = [(7, (inputs, targets)), (8, (targets, inputs)), (9, (inputs, inputs))]
+    monkeypatch.setattr(hessian, "WORTH_A_PASS", at_a_time * inputs.numel() * model.embedding.tokens.embedding_dim)
+    assert [numbers for numbers, _ in hessian._joined(model, batches)] == expected
 
     def loss(at):
-        return sum(functional_call(model, at, batch).loss for _, batch in batches) / 2
+        return sum(functional_call(model, at, batch).loss for _, batch in batches) / 3
 
     with sdpa_kernel(SDPBackend.MATH):
         _, expected = jvp(grad(loss), (parameters,), (vector,))
@@ -132,8 +136,20 @@ def test_mean_over_batches_is_the_product_of_the_mean_loss():
     )
 
 
+def test_a_mixtures_batches_stay_apart():
+    model, parameters, batch = tiny_model("mixture")
+    vector = random_like(parameters)
+    assert [numbers for numbers, _ in hessian._joined(model, [(1, batch), (2, batch)])] == [[1], [2]]
+    torch.testing.assert_close(
+        mean_product(model, parameters, [(1, batch), (2, batch)], vector, "here"),
+        hessian_vector_product(model, parameters, batch, vector),
+    )
+
+
 def test_a_product_that_is_not_finite_names_the_batch():
     model, parameters, batch = tiny_model("dense", torch.float32)
     huge = unflat(torch.full_like(flat(parameters), 1e38), parameters)
     with pytest.raises(RunError, match=r"runs/x/7: vector 3: .* of batch 41 is not finite; try --precision fp64"):
         mean_product(model, parameters, [(41, batch)], huge, "runs/x/7: vector 3")
+    with pytest.raises(RunError, match="of batches 41 to 42 is not finite"):
+        mean_product(model, parameters, [(41, batch), (42, batch)], huge, "here")

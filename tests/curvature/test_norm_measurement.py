@@ -263,12 +263,12 @@ def test_median_that_does_not_fit(run, monkeypatch):
     assert measure(run, "original", settings, or_geometric=True).settings["estimator"] == "geometric"
 
 
-def test_product_that_is_not_finite_names_checkpoint_vector_and_batch(run, monkeypatch):
+def test_product_that_is_not_finite_names_checkpoint_vector_and_batches(run, monkeypatch):
     def infinite(like, seed, number):
         return {name: torch.full_like(value, float("inf") if number == 2 else 1.0) for name, value in like.items()}
 
     monkeypatch.setattr(norm_measurement, "cauchy_vector", infinite)
-    with pytest.raises(RunError, match="00000030: vector 2: the Hessian-vector product of batch 5 is not finite"):
+    with pytest.raises(RunError, match="00000030: vector 2: the Hessian-vector product of batches 5 to 6 is not finite"):
         measure(run, "original", SETTINGS)
 
 
