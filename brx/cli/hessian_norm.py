@@ -84,6 +84,7 @@ def hessian_norm(
     """Measure and print; exit code 130 when stopped on the way."""
     from brx.curvature.norm_measurement import NormSettings, Stopped, measure_runs
     from brx.curvature.norm_result import SPACES, STRATEGY_SPACES, Space, measured_norms
+    from brx.curvature.places import runs_in_place
     from brx.curvature.strategies import StrategySlowdowns
     from brx.runs.checkpoint import run_and_iteration
     from brx.runs.frames import load
@@ -100,9 +101,10 @@ def hessian_norm(
         spaces, basis_batches = STRATEGY_SPACES, basis_batches or STRATEGY_BASIS_BATCHES
     delays = None if slowdown_runs is None else StrategySlowdowns.of(load([slowdown_runs]))
     if measured:
-        for path in runs:
+        places = runs_in_place(runs)
+        for path in places:
             Run.load(run_and_iteration(path)[0])  # refuses what is no run
-        results = measured_norms(runs, spaces or SPACES)
+        results = measured_norms(places, spaces or SPACES)
     else:
         basis_run = None if basis_from is None else str(basis_from)
         settings = NormSettings(vectors, batches_per_vector, estimator, precision, seed, basis_run, basis_batches)

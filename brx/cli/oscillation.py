@@ -44,7 +44,7 @@ def oscillation(
     """Measure from each checkpoint; print, and draw."""
     from rich.console import Console
 
-    from brx.curvature.oscillation import measure_oscillation, measured_oscillations, oscillation_table
+    from brx.curvature.oscillation import measure_oscillation, oscillation_table, oscillations_in
     from brx.plot.oscillation import draw_oscillation
     from brx.runs.checkpoint import run_and_iteration
 
@@ -56,18 +56,15 @@ def oscillation(
         if count < least:
             raise UserError(f"{option} {count}: must be at least {least}")
     console = Console(highlight=False)
-    results = []
     for path in checkpoints:
-        run, iteration = run_and_iteration(path)
-        if checkpoint is not None and iteration is not None:
+        if checkpoint is not None and run_and_iteration(path)[1] is not None:
             raise UserError(f"--checkpoint {checkpoint}: {path} is a checkpoint already; give one of the two")
-        iteration = iteration or checkpoint
-        if measured:
-            results += measured_oscillations(run, iteration)
-            continue
+    results = oscillations_in(checkpoints, checkpoint) if measured else []
+    for path in [] if measured else checkpoints:
+        run, iteration = run_and_iteration(path)
         result = measure_oscillation(
             run,
-            iteration=iteration,
+            iteration=iteration or checkpoint,
             num_iterations=iterations,
             num_batches=batches,
             tolerance=tolerance,

@@ -18,12 +18,13 @@ from torch import Tensor
 
 from brx.curvature.checkpoints import Checkpoint, load_checkpoint
 from brx.curvature.hessian import Vectors, mean_product
+from brx.curvature.places import runs_in_place
 from brx.data.prepare import prepare
 from brx.errors import RunError, UserError
 from brx.files import write_json
 from brx.pipeline.delay import depth
 from brx.pipeline.engine import Engine, MicroBatch
-from brx.runs.checkpoint import checkpoint_folder
+from brx.runs.checkpoint import checkpoint_folder, run_and_iteration
 from brx.runs.reading import Run
 from brx.train.build import assemble, training_batches
 from brx.train.device import choose_device
@@ -209,6 +210,25 @@ def measured_oscillations(run_path: Path, iteration: int | None = None) -> list[
         path = run_path if iteration is None else checkpoint_folder(run_path, iteration)
         raise UserError(f"{path}: has no measured oscillation; run `brx oscillation {path}` first")
     return [Oscillation.read(file) for file in files]
+
+
+def oscillations_in(paths: Iterable[Path], iteration: int | None = None) -> list[Oscillation]:
+    """What has been measured of runs or at checkpoints; in a folder of runs, of those of which anything has been.
+
+    Args:
+        paths: of runs, checkpoints, or folders of runs.
+        iteration: of the checkpoint, where a path names none.
+
+    Raises:
+        UserError: nothing has of one of them.
+    """
+    results = []
+    for path in paths:
+        places = runs_in_place([path])
+        for place in [path] if places == [path] else with_oscillation(places) or [path]:
+            run, at = run_and_iteration(place)
+            results += measured_oscillations(run, at or iteration)
+    return results
 
 
 def with_oscillation(runs: Iterable[Path]) -> list[Path]:

@@ -228,31 +228,31 @@ CLAIMS = (
     Claim(
         "hessian-norm", "the Hessian's (1,1)-norm in basis rotation's coordinates over the original ones, at one"
         " checkpoint (0.1228 / 0.5436)", "sec:exp-more", norm_ratio, 0.1228 / 0.5436, "plain", "number",
-        command="brx hessian-norm {curvature}/basis-rotation-* --measured",
+        command="brx hessian-norm {curvature} --measured",
     ),
     Claim(
         "theorem-order", "the norm falls from original over unilateral to bilateral coordinates, source 2nd",
         "thm:covariance_Hessian_approximation", theorem_order("2nd"),
-        command="brx hessian-norm {curvature}/* --strategies --measured",
+        command="brx hessian-norm {curvature} --strategies --measured",
     ),
     Claim(
         "theorem-order-1st", "the norm falls from original over unilateral to bilateral coordinates, source 1st",
         "thm:gradient_Hessian_approximation", theorem_order("1st"),
-        command="brx hessian-norm {curvature}/* --strategies --measured",
+        command="brx hessian-norm {curvature} --strategies --measured",
     ),
     Claim(
         "oscillation", "updates oscillate less along the dominant eigenvector with basis rotation, without delay",
         "fig:result-main-oscillation", oscillates_less(delayed=False),
-        command="brx oscillation {curvature}/* --measured",
+        command="brx oscillation {curvature} --measured",
     ),
     Claim(
         "oscillation-delayed", "so with delay (the paper does not say whether there is one)",
         "fig:result-main-oscillation", oscillates_less(delayed=True),
-        command="brx oscillation {curvature}/* --measured",
+        command="brx oscillation {curvature} --measured",
     ),
     Claim(
         "oscillation-stable", "along other directions than the dominant one they oscillate little with either",
-        "fig:result-main-oscillation", stable_elsewhere, command="brx oscillation {curvature}/* --measured",
+        "fig:result-main-oscillation", stable_elsewhere, command="brx oscillation {curvature} --measured",
     ),
     Claim(
         "memory-share", "memory of 1st/unilateral for an MLP matrix, of Adam's", "app:memory_overhead",

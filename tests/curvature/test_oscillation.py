@@ -115,6 +115,8 @@ def test_what_was_measured_is_drawn_without_checkpoints(run, tmp_path, capsys):
     assert f"has no measured oscillation; run `brx oscillation {run}` first" in capsys.readouterr().err
     found = measure_oscillation(run, num_iterations=9, num_batches=1, max_power_iterations=3)
     shutil.rmtree(run / "checkpoints")
+    (run.parent / "notes.md").write_text("beside the runs\n")
+    assert main(["oscillation", str(run.parent), "--measured"]) == 0  # the folder of runs
     assert measured_oscillations(run) == [found]
     assert main(["oscillation", str(run), "--measured", "--out", str(tmp_path / "figure")]) == 0
     assert (tmp_path / "figure.png").stat().st_size > 0
