@@ -66,10 +66,10 @@ def ratio_of(outcome: Outcome) -> tuple[float, float, float] | None:
 
 
 def paper_text(outcome: Outcome) -> str:
-    """The paper's number; of a direction, that it is one."""
+    """The paper's number; without a single one, what there is."""
     claim = outcome.claim
     if claim.paper is None:
-        return "direction"
+        return "direction" if claim.rule == "direction" else "numbers"
     return f"{'≥ ' if claim.rule == 'at least' else ''}{number_text(claim.paper, claim.unit)}"
 
 
@@ -79,7 +79,8 @@ def our_text(outcome: Outcome) -> str:
     if ours is None:
         return ""
     if claim.paper is None:
-        return "holds" if ours.holds else "does not hold"
+        texts = ("holds", "does not hold") if claim.rule == "direction" else ("as printed", "not all as printed")
+        return texts[0 if ours.holds else 1]
     interval = ""
     if not pd.isna(ours.low):
         interval = f" [{number_text(ours.low, claim.unit)}, {number_text(ours.high, claim.unit)}]"

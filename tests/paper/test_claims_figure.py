@@ -38,6 +38,8 @@ def test_texts_beside_a_row():
     assert (paper_text(interval), our_text(interval)) == ("≥ 40.0%", "50.0% [40.0%, 60.0%]")
     direction = outcome(Evidence(holds=False), None, rule="direction")
     assert (paper_text(direction), our_text(direction)) == ("direction", "does not hold")
+    table = outcome(Evidence(holds=False), None, rule="closed form")
+    assert (paper_text(table), our_text(table)) == ("numbers", "not all as printed")
     assert our_text(outcome(None)) == ""
 
 
