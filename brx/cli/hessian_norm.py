@@ -52,7 +52,11 @@ SlowdownRuns = Annotated[
 BasisFrom = Annotated[Path | None, typer.Option(metavar="RUN", help="take U and V from another run of the same model")]
 Breakdown = Literal["stage", "kind", "none"]
 Measured = Annotated[
-    bool, typer.Option("--measured", help="measure nothing: show what lies in RUN/analysis (needs no checkpoint)")
+    bool,
+    typer.Option(
+        "--measured",
+        help="measure nothing: show what lies in RUN/analysis, or in that of the runs in a folder (needs no checkpoint)",
+    ),
 ]
 
 app = Application()

@@ -37,7 +37,10 @@ def oscillation(
     seed: Annotated[int, typer.Option(help="of start vector and random direction")] = 0,
     measured: Annotated[
         bool,
-        typer.Option("--measured", help="measure nothing: show what lies in RUN/analysis (needs no checkpoint)"),
+        typer.Option(
+            "--measured",
+            help="measure nothing: show what lies in RUN/analysis, or in that of the runs in a folder (needs no checkpoint)",
+        ),
     ] = False,
     out: FigurePath = None,
 ) -> None:

@@ -225,7 +225,11 @@ def oscillations_in(paths: Iterable[Path], iteration: int | None = None) -> list
     results = []
     for path in paths:
         places = runs_in_place([path])
-        for place in [path] if places == [path] else with_oscillation(places) or [path]:
+        if places != [path]:
+            places = with_oscillation(places)
+            if not places:
+                raise UserError(f"{path}: of no run in it has oscillation been measured")
+        for place in places:
             run, at = run_and_iteration(place)
             results += measured_oscillations(run, at or iteration)
     return results

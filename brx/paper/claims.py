@@ -13,7 +13,7 @@ from typing import Literal
 import pandas as pd
 
 from brx.errors import UserError
-from brx.paper.evidence.base import Ask, Evidence, NotTriedError
+from brx.paper.evidence.base import SEEDS_FOR_AN_INTERVAL, Ask, Evidence, NotTriedError
 from brx.paper.scales import Experiments, Scale
 from brx.runs.frames import SEED
 
@@ -83,7 +83,7 @@ class Outcome:
         """Whether it is reproduced."""
         if self.evidence is None:
             return "not tried"
-        return "yes" if _is_reproduced(self.claim, self.evidence) else "no"
+        return "yes" if _is_reproduced(self.claim, self.evidence, self.num_seeds) else "no"
 
 
 def judge(experiments: Experiments, claims: Sequence[Claim]) -> list[Outcome]:
@@ -122,14 +122,22 @@ def evidence_text(outcome: Outcome) -> str:
         return outcome.reason
     if claim.rule == "direction" or claim.paper is None:
         return ours.text
-    bound = "> " if ours.is_bound else ""
     interval = ""
     if not pd.isna(ours.low):
         interval = f" [{number_text(ours.low, claim.unit)}, {number_text(ours.high, claim.unit)}]"
     holds = ""
-    if claim.paper is not None and ours.low <= claim.paper <= ours.high:
+    if ours.low <= claim.paper <= ours.high:
         holds = ", which holds the paper's"
-    return f"{bound}{number_text(ours.value, claim.unit)}{interval}{holds}{ours.text and f' ({ours.text})'}"
+    return (
+        f"{bound_sign(outcome)}{number_text(ours.value, claim.unit)}{interval}{holds}{ours.text and f' ({ours.text})'}"
+    )
+
+
+def bound_sign(outcome: Outcome) -> str:
+    """What stands before a bound: of a slowdown it is a lower one, of a share saved an upper one."""
+    if outcome.evidence is None or not outcome.evidence.is_bound:
+        return ""
+    return "< " if outcome.claim.unit == "percent" else "> "
 
 
 def number_text(value: float, unit: Unit) -> str:
@@ -147,16 +155,17 @@ def _judge(claim: Claim, experiments: Experiments) -> Outcome:
     return Outcome(claim, evidence, "", runs, num_seeds, experiments.makers)
 
 
-def _is_reproduced(claim: Claim, ours: Evidence) -> bool:
+def _is_reproduced(claim: Claim, ours: Evidence, num_seeds: int | None) -> bool:
     if claim.rule == "direction" or claim.paper is None:
         return bool(ours.holds)
+    has_interval = not pd.isna(ours.low) and (num_seeds is None or num_seeds >= SEEDS_FOR_AN_INTERVAL)
+    surely = ours.low if has_interval else ours.value
     if claim.rule == "at least":
-        return ours.value >= claim.paper
+        return surely >= claim.paper
     if claim.rule == "closed form":
         return number_text(ours.value, claim.unit) == number_text(claim.paper, claim.unit)
     if ours.is_bound or pd.isna(ours.value):
         return False
-    surely = ours.value if pd.isna(ours.low) else ours.low
     if claim.unit == "percent":
         return surely > 0 and _is_close(1 - ours.value, 1 - claim.paper)
     return (claim.unit != "times" or surely > 1) and _is_close(ours.value, claim.paper)

@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from brx.paper.claims import FACTOR, Outcome, number_text
+from brx.paper.claims import FACTOR, Outcome, bound_sign, number_text
 from brx.plot.style import VERDICT_COLORS
 
 ROW_IN = 0.19
@@ -84,7 +84,7 @@ def our_text(outcome: Outcome) -> str:
     interval = ""
     if not pd.isna(ours.low):
         interval = f" [{number_text(ours.low, claim.unit)}, {number_text(ours.high, claim.unit)}]"
-    return f"{'> ' if ours.is_bound else ''}{number_text(ours.value, claim.unit)}{interval}"
+    return f"{bound_sign(outcome)}{number_text(ours.value, claim.unit)}{interval}"
 
 
 def _verdict_text(outcome: Outcome) -> str:

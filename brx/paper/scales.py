@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -64,8 +66,10 @@ class Scale:
         wide: of the larger one.
         wide_preset: which preset that is over.
         moe_preset: of the mixture-of-experts model.
+        wide_sweep: the sweep that trains it.
         huge_preset: of the 3B model; none at the scale of a laptop.
         lengths: of the trainings of the ladder, in iterations; none at the paper's scale.
+        further_seeds: by sweep, the first seed that another one adds to its runs, and which.
         between_sweep: the sweep that makes the main comparison's runs between its ends.
         curvature: folder of the runs whose Hessians were measured.
         times: the benchmark's table of the time of an iteration at the main model's size, by method.
@@ -81,7 +85,9 @@ class Scale:
     wide_preset: str
     moe_preset: str
     huge_preset: str | None
+    wide_sweep: str = "width"
     lengths: tuple[int, ...] = ()
+    further_seeds: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     between_sweep: str = "main"
     curvature: Path = CURVATURE
     times: Path | None = None
@@ -109,6 +115,7 @@ SCALES = {
         moe_preset="laptop-moe",
         huge_preset=None,
         lengths=(2000, 4000, 8000, 16000, 32000),
+        further_seeds={"main": (3, "seeds"), "strategies": (1, "strategies-seeds")},
         between_sweep="depths",
         times=Path("benchmarks/results/small_models.json"),
     ),
@@ -122,6 +129,7 @@ SCALES = {
         wide={},
         wide_preset="paper-1b",
         moe_preset="paper-moe-100m",
+        wide_sweep="1b",
         huge_preset="paper-3b",
         curvature=Path("runs/paper"),
     ),
@@ -225,7 +233,9 @@ class Experiments:
             self.missing += [] if line in self.missing else [line]
         else:
             self.used[experiment] = seeds
-            self.sweeps += [] if maker in self.sweeps else [maker]
+            first, further = self.scale.further_seeds.get(sweep, (math.inf, ""))
+            makers = [maker, self.scale.sweep(further)] if seeds[SEED].max() >= first else [maker]
+            self.sweeps += [each for each in makers if each not in self.sweeps]
         return seeds
 
     def _look_up(

@@ -10,6 +10,7 @@ import pandas as pd
 from brx.config.loading import Settings
 from brx.curvature.norm_result import measured_norms
 from brx.curvature.norm_tables import NORM_TITLE, norm_table
+from brx.errors import UserError
 from brx.paper.claim_list import CLAIMS, SLOWDOWNS
 from brx.paper.claims import claim_table, judge, number_text
 from brx.paper.ladder import ladder_savings, ladder_slowdowns, rungs
@@ -103,9 +104,11 @@ def wider_rates(experiments: Experiments) -> pd.DataFrame:
     ends = [f"P = {P}" for P in experiments.ends]
     tables = []
     for grid, asked in (("the paper's", paper), ("wider", wider)):
+        table = paper_slowdowns(MAIN, asked)
+        if table.empty:
+            raise UserError(f"{asked.folder}: no method has seed 0 both without delay and at the deepest pipeline")
         losses = final_losses(asked)[["method", *ends]]
-        table = losses.merge(paper_slowdowns(MAIN, asked).drop(columns=["seeds", "the paper's"]), on="method")
-        tables.append(table.assign(rates=grid))
+        tables.append(losses.merge(table.drop(columns=["seeds", "the paper's"]), on="method").assign(rates=grid))
     return pd.concat(tables).rename(columns={end: f"final training loss at {end}" for end in ends})
 
 

@@ -196,8 +196,8 @@ def _slowdown(delayed: pd.DataFrame, references: pd.DataFrame, target: float) ->
 def saved_ratio(ours: pd.DataFrame, baseline: pd.DataFrame) -> IterationRatio | None:
     """The iterations that an experiment needs to the final loss of another, over those of that one.
 
-    The final loss is the baseline's mean over the last quarter of its runs, as in the rule of slowdowns, and the
-    baseline's own iterations are those at which it passes it. None if a run of the baseline ends above.
+    The final loss is the highest mean over the last quarter of any of the baseline's runs, as in the rule of
+    slowdowns; the baseline's own iterations are those at which it passes it. None if a run of the baseline ends above.
 
     Args:
         ours: an experiment, rows of `at_best_rates`.

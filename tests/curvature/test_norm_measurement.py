@@ -268,7 +268,9 @@ def test_product_that_is_not_finite_names_checkpoint_vector_and_batches(run, mon
         return {name: torch.full_like(value, float("inf") if number == 2 else 1.0) for name, value in like.items()}
 
     monkeypatch.setattr(norm_measurement, "cauchy_vector", infinite)
-    with pytest.raises(RunError, match="00000030: vector 2: the Hessian-vector product of batches 5 to 6 is not finite"):
+    with pytest.raises(
+        RunError, match="00000030: vector 2: the Hessian-vector product of batches 5 to 6 is not finite"
+    ):
         measure(run, "original", SETTINGS)
 
 

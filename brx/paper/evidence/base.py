@@ -28,7 +28,7 @@ class Evidence:
         value: our number; for a direction, what decides it is in `holds`.
         low: lower end of its interval, where there are seeds enough for one.
         high: its upper end.
-        is_bound: whether `value` is a lower bound.
+        is_bound: whether `value` is a bound: of a slowdown a lower one, of a share saved an upper one.
         holds: whether a direction is as the paper says.
         text: in words, for a direction.
         num_seeds: of measurements that are kept beside the runs; None: as many as the runs that were asked for.
@@ -56,6 +56,10 @@ class Margin:
 
     by_seed: pd.Series
 
+    def __post_init__(self) -> None:
+        if self.by_seed.empty:
+            raise NotTriedError("no seed in common")
+
     @property
     def mean(self) -> float:
         """Over the seeds."""
@@ -71,9 +75,14 @@ class Margin:
         return self.mean - half, self.mean + half
 
     @property
+    def least(self) -> float:
+        """What decides: the lower end of the interval, or the mean where there is none (docs/protocol.md, 5)."""
+        return self.interval[0] if self.interval else self.mean
+
+    @property
     def holds(self) -> bool:
-        """Whether it is as the paper says: by more than chance, as far as the seeds can say (docs/protocol.md, 5)."""
-        return (self.interval or (self.mean,))[0] > 0
+        """Whether it is as the paper says: by more than chance, as far as the seeds can say."""
+        return self.least > 0
 
     def __sub__(self, other: Margin) -> Margin:
         """How much larger than another; over the seeds that both have."""

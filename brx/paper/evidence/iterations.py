@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from brx.config.loading import preset_with
-from brx.paper.evidence.base import Ask, Evidence, Margin, NotTriedError, need
+from brx.paper.evidence.base import Ask, Evidence, Margin, NotTriedError, need, shared_seeds
 from brx.paper.evidence.losses import FINER_THAN
 from brx.paper.evidence.models import ModelOf, main_model
 from brx.paper.scales import Experiments
@@ -43,32 +43,33 @@ def slows_down_less(*pairs: tuple[str, str]) -> Ask:
 
     def ask(experiments: Experiments) -> Evidence:
         methods = list(dict.fromkeys(method for pair in pairs for method in pair))
-        logs = {method: _log_slowdowns(experiments, method) for method in methods}
-        bounds = {method for method, (_, is_bound) in logs.items() if is_bound}
-        margins = {(better, worse): Margin((logs[worse][0] - logs[better][0]).dropna()) for better, worse in pairs}
-        text = ", ".join(
-            f"{method} {'> ' if method in bounds else ''}{np.exp(logs[method][0].mean()):.2f}" for method in methods
-        )
-        (better, worse), closest = min(margins.items(), key=lambda item: item[1].mean)
+        logs, bounds = _log_slowdowns(experiments, methods)
+        text = ", ".join(f"{name} {'> ' if name in bounds else ''}{np.exp(logs[name].mean()):.2f}" for name in methods)
+        margins = {(better, worse): Margin(logs[worse] - logs[better]) for better, worse in pairs}
+        (better, worse), closest = min(margins.items(), key=lambda item: item[1].least)
         if closest.interval:
             low, high = np.exp(closest.interval)
             text += f"; {worse} over {better} [{low:.2f}, {high:.2f}]"
         # A method that never got there may be slower than its bound, but not faster.
-        holds = all(margin.holds and better not in bounds for (better, _), margin in margins.items())
-        return Evidence(holds=holds, text=text)
+        return Evidence(holds=closest.holds and not bounds & {better for better, _ in pairs}, text=text)
 
     return ask
 
 
-def _log_slowdowns(experiments: Experiments, method: str) -> tuple[pd.Series, bool]:
-    """By seed, and whether any is a lower bound."""
+def _log_slowdowns(experiments: Experiments, methods: Sequence[str]) -> tuple[pd.DataFrame, set[str]]:
+    """A row per seed that all have, a column per method; and the methods of which some are lower bounds."""
     target = _target(experiments)
-    reference, delayed = (reached_by_seed(need(experiments, method, P), target) for P in experiments.ends)
-    shared = sorted(reference.keys() & delayed.keys())
-    if not shared or not all(reference[seed].is_reached for seed in shared):
-        raise NotTriedError(f"{method} without delay never reaches the target loss")
-    ratios = {seed: delayed[seed].iterations / reference[seed].iterations for seed in shared}
-    return np.log(pd.Series(ratios)), not all(delayed[seed].is_reached for seed in shared)
+    columns, bounds = {}, set()
+    for method in methods:
+        reference, delayed = (reached_by_seed(need(experiments, method, P), target) for P in experiments.ends)
+        shared = sorted(reference.keys() & delayed.keys())
+        if not all(reference[seed].is_reached for seed in shared):
+            raise NotTriedError(f"{method} without delay never reaches the target loss")
+        ratios = {seed: delayed[seed].iterations / reference[seed].iterations for seed in shared}
+        columns[method] = np.log(pd.Series(ratios, dtype=float))
+        if not all(delayed[seed].is_reached for seed in shared):
+            bounds.add(method)
+    return pd.DataFrame(columns).dropna(), bounds
 
 
 BASELINES_SLOW_DOWN_MORE = slows_down_less(*product(("basis-rotation",), BASELINES))
@@ -79,24 +80,26 @@ PRECONDITIONED_SLOW_DOWN_LESS = slows_down_less(*product(("muon", "scion"), BASE
 
 def soap_is_close(experiments: Experiments) -> Evidence:
     """SOAP's slowdown is nearer to basis rotation's, as a factor, than Muon's and Scion's (docs/protocol.md, 6)."""
-    ours, *others = (_log_slowdowns(experiments, name)[0] for name in ("basis-rotation", "soap", "muon", "scion"))
-    soap, muon, scion = ((other - ours).abs().dropna() for other in others)
-    text = ", ".join(
-        f"{name} {np.exp(distance.mean()):.2f}" for name, distance in (("SOAP", soap), ("Muon", muon), ("Scion", scion))
-    )
-    holds = all(Margin((other - soap).dropna()).holds for other in (muon, scion))
+    logs, bounds = _log_slowdowns(experiments, ("basis-rotation", "soap", "muon", "scion"))
+    distances = logs.drop(columns="basis-rotation").sub(logs["basis-rotation"], axis="index").abs()
+    text = ", ".join(f"{method} {np.exp(distances[method].mean()):.2f}" for method in distances)
+    nearer = [Margin(distances[method] - distances["soap"]) for method in ("muon", "scion")]
+    holds = all(margin.holds for margin in nearer) and not bounds & {"soap", "basis-rotation"}
     return Evidence(holds=holds, text=f"a factor from basis rotation's slowdown: {text}")
 
 
 def _saved(ours: pd.DataFrame, other: pd.DataFrame) -> Evidence:
-    """The share of another experiment's iterations that ours saves to its final loss."""
+    """The share of another experiment's iterations that ours saves to its final loss, over the seeds that both have."""
+    ours, other = shared_seeds(ours, other)
     ratio = saved_ratio(ours, other)
-    name = f"over {other['variant'].iloc[0]}"
-    if ratio is None or ratio.is_lower_bound:
-        return Evidence(0.0, text=f"{name}: its final loss is never reached")
+    name = other["variant"].iloc[0]
+    if ratio is None:
+        raise NotTriedError(f"{name} ends above the loss that it has in the mean of its last quarter")
+    if ratio.is_lower_bound:
+        return Evidence(1 - ratio.ratio, is_bound=True, text=f"over {name}, whose final loss is never reached")
     if ratio.low is None or ratio.high is None:
-        return Evidence(1 - ratio.ratio, text=name)
-    return Evidence(1 - ratio.ratio, 1 - ratio.high, 1 - ratio.low, text=name)
+        return Evidence(1 - ratio.ratio, text=f"over {name}")
+    return Evidence(1 - ratio.ratio, 1 - ratio.high, 1 - ratio.low, text=f"over {name}")
 
 
 def _lowest_in_training(experiments: Sequence[pd.DataFrame]) -> pd.DataFrame:
@@ -108,18 +111,20 @@ def saved_over_baselines(
     method: str = "basis-rotation",
     baselines: Sequence[str] = BASELINES,
     *,
-    sweep: str = "",
     stages: int | None = None,
-    model: ModelOf = main_model,
+    model_of: ModelOf = main_model,
 ) -> Ask:
     """The share of the iterations of the best of `baselines` that a method saves to its final loss."""
 
     def ask(experiments: Experiments) -> Evidence:
-        preset, settings = model(experiments)
+        model = model_of(experiments)
         P = stages or experiments.scale.deepest
-        ours, *others = [
-            need(experiments, name, P, sweep, preset=preset, settings=settings) for name in (method, *baselines)
-        ]
+        ours, *others = shared_seeds(
+            *(
+                need(experiments, name, P, model.sweep, preset=model.preset, settings=model.settings)
+                for name in (method, *baselines)
+            )
+        )
         return _saved(ours, _lowest_in_training(others))
 
     return ask
@@ -133,11 +138,12 @@ def saved_by_stage_aware(experiments: Experiments) -> Evidence:
 
 
 def saves_more(larger: Ask, smaller: Ask) -> Ask:
-    """One model saves more than another."""
+    """One model saves more than another; by their means, since the models have no seed in common but in name."""
 
     def ask(experiments: Experiments) -> Evidence:
-        ours, theirs = (ask(experiments).value for ask in (larger, smaller))
-        return Evidence(holds=ours > theirs, text=f"smaller {theirs:.1%}, larger {ours:.1%}")
+        ours, theirs = (ask(experiments) for ask in (larger, smaller))
+        text = f"smaller {theirs.value:.1%}, larger {ours.value:.1%}"
+        return Evidence(holds=ours.value > theirs.value and not ours.is_bound, text=text)
 
     return ask
 
@@ -148,7 +154,7 @@ def hours_saved(experiments: Experiments) -> Evidence:
     Iterations times the measured time of one, not the clocks of runs that shared a machine.
     """
     P = experiments.scale.deepest
-    ours, *baselines = (need(experiments, method, P) for method in ("basis-rotation", *BASELINES))
+    ours, *baselines = shared_seeds(*(need(experiments, method, P) for method in ("basis-rotation", *BASELINES)))
     baseline = _lowest_in_training(baselines)
     saved = _saved(ours, baseline)
     best = baseline["method"].iloc[0]

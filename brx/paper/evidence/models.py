@@ -1,37 +1,55 @@
-"""The models of the paper's experiments at a scale: a preset (None: the main one) and settings over it."""
+"""The models of the paper's experiments at a scale, and the sweeps that train them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from brx.config.loading import Settings
 from brx.paper.evidence.base import NotTriedError
 from brx.paper.scales import Experiments
 
-ModelOf = Callable[[Experiments], tuple[str | None, Settings]]
+
+@dataclass(frozen=True)
+class Model:
+    """One of them.
+
+    Attributes:
+        preset: None for the scale's main one.
+        settings: over the preset.
+        sweep: that trains it; empty for the sweep of each method.
+    """
+
+    preset: str | None = None
+    settings: Settings = field(default_factory=dict)
+    sweep: str = ""
 
 
-def main_model(_: Experiments) -> tuple[str | None, Settings]:
+ModelOf = Callable[[Experiments], Model]
+
+
+def main_model(_: Experiments) -> Model:
     """Of the main comparison."""
-    return None, {}
+    return Model()
 
 
-def mixture(experiments: Experiments) -> tuple[str | None, Settings]:
+def mixture(experiments: Experiments) -> Model:
     """The model of experts."""
-    return experiments.scale.moe_preset, {}
+    return Model(experiments.scale.moe_preset, sweep="moe")
 
 
-def smaller_model(experiments: Experiments) -> tuple[str | None, Settings]:
+def smaller_model(experiments: Experiments) -> Model:
     """The main one, with as many blocks as the larger."""
-    return None, experiments.scale.narrow
+    return Model(settings=experiments.scale.narrow, sweep="width")
 
 
-def larger_model(experiments: Experiments) -> tuple[str | None, Settings]:
+def larger_model(experiments: Experiments) -> Model:
     """The paper's 1B, or what stands for it."""
-    return experiments.scale.wide_preset, experiments.scale.wide
+    scale = experiments.scale
+    return Model(scale.wide_preset, scale.wide, scale.wide_sweep)
 
 
-def huge_model(experiments: Experiments) -> tuple[str | None, Settings]:
+def huge_model(experiments: Experiments) -> Model:
     """The paper's 3B.
 
     Raises:
@@ -40,4 +58,4 @@ def huge_model(experiments: Experiments) -> tuple[str | None, Settings]:
     if experiments.scale.huge_preset is None:
         experiments.missing.append("basis-rotation with 3B parameters: brx sweep configs/sweeps/paper/3b.yaml")
         raise NotTriedError("a model of 3B parameters: at the paper's scale alone")
-    return experiments.scale.huge_preset, {}
+    return Model(experiments.scale.huge_preset, sweep="3b")

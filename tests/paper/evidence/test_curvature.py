@@ -57,7 +57,10 @@ def test_oscillation_is_judged_over_seeds_and_checkpoints(tmp_path, measured):
 
 
 def test_other_directions_are_those_in_which_both_methods_move_less(tmp_path, measured):
-    write_oscillation(tmp_path, "pipedream", 0, 500, 1e-4)
+    write_oscillation(tmp_path, "pipedream", 0, 500, 1e-4, stages=1)
+    for claim in (stable_elsewhere, oscillates_less(delayed=True)):
+        with pytest.raises(NotTriedError):
+            claim(measured)
     write_oscillation(tmp_path, "basis-rotation", 0, 500, 1e-5)
     assert stable_elsewhere(measured).holds  # along the other, 1e-6
     write_oscillation(tmp_path, "basis-rotation", 0, 500, 1e-7)
@@ -71,9 +74,11 @@ def norms(tmp_path):
     (run,) = tmp_path.iterdir()
     source = NormResult.read(CURVATURE / "pipedream-p8" / "analysis" / "hessian-norm-original-00001500.json")
 
-    def write(space, norm, spread=0.1, **changes):
-        result = replace(source, run=str(run), space=space, norm=norm, standard_error=spread * norm, **changes)
-        result.write(result_path(run, space, 1500))
+    def write(space, norm, spread=0.1, **changes):  # exported files name the run where it was made
+        result = replace(
+            source, run=f"runs/elsewhere/{run.name}", space=space, norm=norm, standard_error=spread * norm, **changes
+        )
+        result.write(result_path(run, space, result.iteration))
         return result
 
     return write
@@ -98,6 +103,9 @@ def test_norms_ratio_is_of_one_checkpoint_with_both_coordinates(norms, measured)
     with pytest.raises(NotTriedError):
         norm_ratio(measured)  # of PipeDream alone
     norms("original", 10.0, method="basis-rotation")
+    norms("rotated", 5.0, method="basis-rotation", iteration=1000)
+    with pytest.raises(NotTriedError):
+        norm_ratio(measured)  # of two checkpoints
     norms("rotated", 4.0, method="basis-rotation")
     judged = norm_ratio(measured)
     assert judged.value == pytest.approx(0.4)

@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from brx.paper.claim_list import CLAIMS
-from brx.paper.claims import judge
-from brx.paper.evidence.base import NotTriedError
-from brx.paper.evidence.iterations import slows_down_less
+from brx.paper.claims import evidence_text, judge
+from brx.paper.evidence.base import Evidence, NotTriedError
+from brx.paper.evidence.iterations import saves_more, slows_down_less
 from brx.paper.scales import VARIANTS, Experiments
+from brx.runs.comparison import BASELINES
 from tests.paper.helpers import LAPTOP, row, write_experiment
 
 
@@ -43,14 +44,47 @@ def test_order_of_slowdowns_is_judged_seed_by_seed(ours, theirs, holds, tmp_path
 def test_a_method_that_never_gets_there_is_not_the_faster_one(tmp_path):
     write_slowness(tmp_path, "basis-rotation", {0: 1.0})
     write_slowness(tmp_path, "nesterov", {0: 40.0})
-    write_slowness(tmp_path, "pipedream", {0: 1e9})  # sets no target
+    for stages, slowness in ((1, 3.0), (32, 1e9)):  # slow without delay, too, so that its bound is low; sets no target
+        settings = {"pipeline.stages": stages, **VARIANTS["pipedream"]}
+        write_experiment(tmp_path, LAPTOP.preset, settings, slowness=slowness)
     experiments = Experiments.load(LAPTOP, tmp_path)
-    assert not slows_down_less(("pipedream", "nesterov"))(experiments).holds
+    judged = slows_down_less(("pipedream", "nesterov"))(experiments)
+    bounds = [float(part.split()[-1]) for part in judged.text.split(", ")]
+    assert bounds[0] < bounds[1]
+    assert not judged.holds
     judged = slows_down_less(("basis-rotation", "pipedream"))(experiments)
     assert judged.holds
     assert "pipedream > " in judged.text
     with pytest.raises(NotTriedError, match="no runs of muon"):
         slows_down_less(("basis-rotation", "muon"))(experiments)
+
+
+@pytest.mark.parametrize(
+    ("ours", "soap", "muon", "verdict"), [(2.0, 2.2, 3.0, "yes"), (2.0, 3.0, 2.2, "no"), (2.0, 1e9, 3.0, "no")]
+)
+def test_soap_is_close_if_it_is_nearer_than_the_others(ours, soap, muon, verdict, tmp_path):
+    slowness = {"nesterov": 20.0, "basis-rotation": ours, "soap": soap, "muon": muon, "scion": 9.0}
+    for method, times in slowness.items():
+        write_slowness(tmp_path, method, {0: times})
+    assert row(tmp_path, "soap-close").verdict == verdict
+
+
+def test_what_never_gets_there_saves_less_than_nothing(tmp_path):
+    write_slowness(tmp_path, "basis-rotation", {0: 1e9})
+    for baseline in BASELINES:
+        write_slowness(tmp_path, baseline, {0: 2.0})
+    outcome = row(tmp_path, "main-reduction")
+    assert outcome.evidence.value < 0
+    assert (outcome.verdict, evidence_text(outcome)[:2]) == ("no", "< ")
+    assert not saves_more(lambda _: outcome.evidence, lambda _: Evidence(-0.5))(None).holds
+    assert saves_more(lambda _: Evidence(-0.5), lambda _: Evidence(-0.6))(None).holds
+
+
+def test_further_seeds_are_in_the_command(tmp_path):
+    write_slowness(tmp_path, "nesterov", {0: 2.0})
+    assert "seeds.yaml" not in row(tmp_path, "slowdown-nesterov").command
+    write_slowness(tmp_path, "nesterov", {3: 2.0})
+    assert row(tmp_path, "slowdown-nesterov").command.endswith("laptop/main.yaml configs/sweeps/laptop/seeds.yaml")
 
 
 def test_stage_aware_is_compared_with_the_same_seed(tmp_path):

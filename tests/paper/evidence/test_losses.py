@@ -72,6 +72,24 @@ def test_a_lead_at_every_depth_needs_every_depth(tmp_path):
     assert row(tmp_path, "main-every-depth").verdict == "no"
 
 
+@pytest.mark.parametrize(("losses", "verdict"), [((2.0, 1.9, 1.8, 1.7), "yes"), ((1.7, 1.8, 1.9, 2.0), "no")])
+def test_deeper_models_end_lower_or_higher(losses, verdict, tmp_path):
+    opposite = {"yes": "no", "no": "yes"}
+    for method in ("basis-rotation", "nesterov"):
+        for blocks, loss in zip(LAPTOP.blocks, losses, strict=True):
+            write_finals(tmp_path, method, {0: loss}, blocks, **{"model.blocks": blocks})
+    assert row(tmp_path, "depth-basis-rotation").verdict == verdict
+    assert row(tmp_path, "depth-nesterov").verdict == opposite[verdict]
+
+
+def test_reversed_intervals_end_higher(tmp_path):
+    write_finals(tmp_path, "basis-rotation", {0: 1.0})
+    write_finals(tmp_path, "basis-rotation", {0: 1.1}, **{"optimizer.refresh_schedule": "reversed"})
+    assert row(tmp_path, "reversed").verdict == "yes"
+    write_finals(tmp_path, "basis-rotation", {0: 1.2})
+    assert row(tmp_path, "reversed").verdict == "no"
+
+
 @pytest.mark.parametrize(("few", "verdict"), [(1.05, "yes"), (1.2, "no")])
 def test_few_refreshes_may_cost_a_tenth_of_the_lead(few, verdict, tmp_path):
     write_finals(tmp_path, "basis-rotation", {0: 1.0, 1: 5.0})  # seed 1 has no partner

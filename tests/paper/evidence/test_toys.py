@@ -27,6 +27,9 @@ def test_quadratic(write):
     rows[1]["slowdown"] = 3.0
     write("quadratic", slowdowns=rows)
     assert toys.delay_hurts_where_misaligned(None).holds
+    rows[0]["slowdown"] = 2.0  # aligned
+    write("quadratic", slowdowns=rows)
+    assert not toys.delay_hurts_where_misaligned(None).holds
 
 
 @pytest.mark.parametrize(

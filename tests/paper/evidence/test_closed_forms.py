@@ -1,0 +1,33 @@
+"""What follows from formulas, as the paper prints it or not; a changed print changes the verdict."""
+
+import pytest
+
+from brx.paper.evidence import closed_forms
+from brx.paper.evidence.closed_forms import memory_of_strategies, memory_share, parameter_counts, stage_counts
+
+
+def test_memory():
+    assert memory_share(None).value == pytest.approx(4096 / (4 * 14336))
+    judged = memory_of_strategies(None)
+    assert judged.holds
+    assert "1st/bilateral 0.13 and 0.83" in judged.text
+
+
+def test_every_cell_of_the_memory_table_counts(monkeypatch):
+    monkeypatch.setattr(closed_forms, "MEMORY_GIB", [*closed_forms.MEMORY_GIB[:-1], ["0.06", "0.07"]])
+    assert not memory_of_strategies(None).holds
+
+
+def test_parameters(monkeypatch):
+    assert parameter_counts(None).holds
+    assert parameter_counts(None).text == "paper-95m 95.6 M, paper-1b 1,035.0 M, paper-3b 3,047.0 M"
+    monkeypatch.setitem(closed_forms.PARAMETERS, "paper-1b", 1.2e9)
+    assert not parameter_counts(None).holds
+
+
+def test_stage_counts_differ_for_one_model_alone(monkeypatch):
+    judged = stage_counts(None)
+    assert not judged.holds
+    assert judged.text.startswith("6 of 7 models as printed; not Llama 3.1 405B")
+    monkeypatch.setitem(closed_forms.STAGE_COUNTS, "Llama 3.1 405B", [">= 252"] * 4 + ["126"])
+    assert stage_counts(None).holds
