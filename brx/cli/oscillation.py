@@ -39,7 +39,7 @@ def oscillation(
         bool,
         typer.Option(
             "--measured",
-            help="measure nothing: show what lies in RUN/analysis, or in that of the runs in a folder (needs no checkpoint)",
+            help="measure nothing: show what lies in RUN/analysis; a folder of runs will do (needs no checkpoint)",
         ),
     ] = False,
     out: FigurePath = None,

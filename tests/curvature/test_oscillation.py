@@ -117,6 +117,10 @@ def test_what_was_measured_is_drawn_without_checkpoints(run, tmp_path, capsys):
     shutil.rmtree(run / "checkpoints")
     (run.parent / "notes.md").write_text("beside the runs\n")
     assert main(["oscillation", str(run.parent), "--measured"]) == 0  # the folder of runs
+    shutil.move(run / "analysis", tmp_path / "analysis")
+    assert main(["oscillation", str(run.parent), "--measured"]) == 2
+    assert f"{run.parent}: of no run in it has oscillation been measured" in capsys.readouterr().err
+    shutil.move(tmp_path / "analysis", run / "analysis")
     assert measured_oscillations(run) == [found]
     assert main(["oscillation", str(run), "--measured", "--out", str(tmp_path / "figure")]) == 0
     assert (tmp_path / "figure.png").stat().st_size > 0
