@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from brx.cli.options import FigurePath, RunFolders
+from brx.cli.options import FigurePath, RunsOrFolders
 from brx.cli.usage import Application, Command, print_note
 from brx.errors import UserError
 
@@ -21,7 +21,7 @@ app = Application()
 
 @app.command(cls=Command, epilog=EXAMPLES)
 def effective_delay(
-    runs: RunFolders,
+    runs: RunsOrFolders,
     *,
     stages: Annotated[
         list[int] | None,
@@ -34,11 +34,12 @@ def effective_delay(
 
     from brx.curvature import effective_delay as delays
     from brx.curvature.norm_result import results_of
+    from brx.curvature.places import runs_in_place
     from brx.plot.curvature import draw_effective_delay
     from brx.runs.frames import differences, load
 
     loaded = load(runs)
-    measured = [(path, result) for path in runs for result in results_of(path).values()]
+    measured = [(path, result) for path in runs_in_place(runs) for result in results_of(path).values()]
     if not measured:
         raise UserError(f"{runs[0]}: has no measured norms; run `brx hessian-norm {runs[0]}` first")
     for line in differences(loaded):

@@ -23,7 +23,7 @@ EXAMPLES = """\
   brx hessian-norm runs/quick-pipedream-p8-s0 --checkpoint 750 --jobs 2
   brx hessian-norm runs/quick-pipedream-p8-s0 --rotated --basis-batches 100    a basis estimated on the spot
   brx hessian-norm runs/quick-pipedream-p8-s0 --strategies --runs results/laptop    all strategies, and slowdowns
-  brx hessian-norm results/curvature/*-p? --measured --out figures/hessian-norm   what was measured before
+  brx hessian-norm results/laptop-curvature --measured --out figures/hessian-norm   what was measured before
 
 The paper's 8,000 batches with 200 vectors are read as 200 vectors with 40 batches each. Stopped with Ctrl-C or by a
 crash, the same command continues. The result is kept in RUN/analysis/.

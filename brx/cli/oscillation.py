@@ -14,7 +14,7 @@ EXAMPLES = """\
   brx oscillation runs/quick-pipedream-p8-s0 runs/quick-basis-rotation-p8-s0 --out figures/oscillation
   brx oscillation runs/quick-pipedream-p8-s0 --checkpoint 1000 --iterations 200
   brx oscillation runs/*-p32-*/checkpoints/00016000 --out figures/oscillation    several checkpoints, methods, seeds
-  brx oscillation results/curvature/*-p[18] --measured --out figures/oscillation     what was measured before
+  brx oscillation results/laptop-curvature --measured --out figures/oscillation      what was measured before
 """
 
 app = Application()

@@ -10,7 +10,7 @@ import pandas as pd
 from brx.errors import UserError
 from brx.files import write_text
 from brx.paper.figures import FIGURES, PaperFigure, draw_paper_figure
-from brx.paper.scales import CURVATURE, SCALES, Experiments, Scale
+from brx.paper.scales import SCALES, Experiments, Scale
 from brx.paper.standalone_figures import STANDALONE, StandaloneFigure
 from brx.paper.tables import TABLES, PaperTable
 from brx.runs.formats import format_table
@@ -110,9 +110,7 @@ def _from_runs(wanted: str, experiments: Experiments, folder: Path, note: Note) 
 def _standalone(wanted: str, scale: Scale, out: Path | None, note: Note) -> Iterator[Path]:
     for name in STANDALONE if wanted == "all" else [wanted]:
         figure = STANDALONE[name]
-        # What was measured of runs that several scales share is one figure for all of them.
-        is_own = figure.is_measured and scale.curvature != CURVATURE
-        folder = out or (Path("figures") / scale.name if is_own else Path("figures"))
+        folder = out or (Path("figures") / scale.name if figure.is_measured else Path("figures"))
         try:
             yield figure.draw(folder / name, scale)[0]
         except UserError as error:

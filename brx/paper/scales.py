@@ -46,8 +46,6 @@ TARGET_METHODS = SEVEN[1:]
 """Those that the paper compares by their slowdown in more than one place: without plain PipeDream."""
 LADDER_METHODS = ("basis-rotation", "nesterov", "pipedream-lr")
 """Those that are trained for several numbers of iterations."""
-CURVATURE = Path("results/curvature")
-"""Runs whose Hessians were measured (of the preset `quick`), for the scales of a laptop: see its README."""
 COMPENSATIONS = (0.04, 0.1, 0.5, 1.0)
 FREQUENCIES = (1, 10, 100)
 
@@ -85,11 +83,11 @@ class Scale:
     wide_preset: str
     moe_preset: str
     huge_preset: str | None
+    curvature: Path
     wide_sweep: str = "width"
     lengths: tuple[int, ...] = ()
     further_seeds: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     between_sweep: str = "main"
-    curvature: Path = CURVATURE
     times: Path | None = None
 
     @property
@@ -114,6 +112,7 @@ SCALES = {
         wide_preset="laptop",
         moe_preset="laptop-moe",
         huge_preset=None,
+        curvature=Path("results/laptop-curvature"),
         lengths=(2000, 4000, 8000, 16000, 32000),
         further_seeds={"main": (3, "seeds"), "strategies": (1, "strategies-seeds")},
         between_sweep="depths",

@@ -8,7 +8,7 @@ from brx.cli.main import main
 from brx.curvature.norm_measurement import NormSettings, measure_runs
 from brx.curvature.norm_result import STRATEGY_SPACES
 from brx.errors import UserError
-from brx.paper.scales import CURVATURE, SCALES, VARIANTS
+from brx.paper.scales import SCALES, VARIANTS
 from brx.paper.standalone_figures import STANDALONE
 from tests.curvature.helpers import finished_run
 from tests.paper.helpers import write_experiment
@@ -16,15 +16,14 @@ from tests.paper.helpers import write_experiment
 OWN_COMMANDS = {
     "schedule": ["schedule", "--stages", "4", "--figure"],
     "hessian-norm": ["hessian-norm", "{runs}", "--measured", "--out"],
-    "oscillation": ["oscillation", "{ends}", "--measured", "--out"],
+    "oscillation": ["oscillation", "{runs}", "--measured", "--out"],
     "effective-delay": ["effective-delay", "{runs}", "--out"],
 }
 
 
 @pytest.mark.parametrize("name", OWN_COMMANDS)
 def test_figure_is_that_of_its_own_command(name, tmp_path):
-    places = {"{runs}": sorted(CURVATURE.glob("*-p?")), "{ends}": sorted(CURVATURE.glob("*-p[18]"))}
-    arguments = [str(path) for part in OWN_COMMANDS[name] for path in places.get(part, [part])]
+    arguments = [part.format(runs=SCALES["laptop"].curvature) for part in OWN_COMMANDS[name]]
     (tmp_path / "own").mkdir()
     assert main([*arguments, str(tmp_path / "own" / name)]) == 0
     assert main(["plot", STANDALONE[name].label or name, "--out", str(tmp_path / "plot")]) == 0
@@ -58,7 +57,7 @@ def test_norms_by_strategy_stand_beside_the_slowdowns_of_the_scale_as_far_as_the
 
 
 def test_what_a_scale_has_measured_of_its_own_runs_is_drawn_into_its_own_folder(tmp_path, monkeypatch):
-    monkeypatch.setitem(SCALES, "paper", replace(SCALES["paper"], curvature=CURVATURE.resolve()))
+    monkeypatch.setitem(SCALES, "paper", replace(SCALES["paper"], curvature=SCALES["laptop"].curvature.resolve()))
     monkeypatch.chdir(tmp_path)
     assert main(["plot", "oscillation", "--scale", "paper"]) == 0
     assert (tmp_path / "figures" / "paper" / "oscillation.png").is_file()

@@ -10,7 +10,7 @@ from brx.curvature.oscillation import Oscillation, Track
 from brx.errors import UserError
 from brx.paper.evidence.base import NotTriedError
 from brx.paper.evidence.curvature import norm_ratio, oscillates_less, stable_elsewhere, theorem_order
-from brx.paper.scales import CURVATURE, VARIANTS, Experiments
+from brx.paper.scales import VARIANTS, Experiments
 from brx.sweep.spec import identity
 from tests.paper.helpers import LAPTOP, write_experiment
 
@@ -72,7 +72,8 @@ def norms(tmp_path):
     """Writes a made-up measurement beside a run of `quick`."""
     write_experiment(tmp_path, "quick", {"pipeline.stages": 8})
     (run,) = tmp_path.iterdir()
-    source = NormResult.read(CURVATURE / "pipedream-p8" / "analysis" / "hessian-norm-original-00001500.json")
+    kept = next(LAPTOP.curvature.glob("*/analysis/hessian-norm-original-*.json"))
+    source = replace(NormResult.read(kept), method="pipedream", iteration=1500)
 
     def write(space, norm, spread=0.1, **changes):  # exported files name the run where it was made
         result = replace(
