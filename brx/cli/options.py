@@ -33,8 +33,6 @@ Overrides = Annotated[
     ),
 ]
 
-RunFolders = Annotated[list[Path], typer.Argument(metavar="RUN", help="folders of runs", show_default=False)]
-
 RunsOrCheckpoints = Annotated[
     list[Path],
     typer.Argument(metavar="RUN|CHECKPOINT", help="folders of runs, or of their checkpoints", show_default=False),
