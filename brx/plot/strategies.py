@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from brx.curvature.norm_result import STRATEGY_SPACES, NormResult, Space
 from brx.curvature.norm_tables import NORM_TITLE
 from brx.curvature.strategies import VARIANT_OF_SPACE, StrategySlowdowns, share_of_original, strategy_table
+from brx.plot.panels import factor_axis
 from brx.plot.style import look_of, new_figure, save, sequence_color
 from brx.runs.formats import format_table
 
@@ -66,7 +67,7 @@ def _draw_norms(axes: Axes, results: Sequence[NormResult]) -> None:
             label=f"{look.label}, P = {of_run[0].num_stages}",
         )
     axes.set_xticks(range(len(STRATEGY_SPACES)), [LABELS[space] for space in STRATEGY_SPACES])
-    axes.set_yscale("log")
+    factor_axis(axes)
     axes.set_ylabel("Hessian (1,1)-norm / parameter")
     axes.set_title("norm in each strategy's coordinates")
     axes.legend(title="weights of", title_fontsize=7)
@@ -94,7 +95,8 @@ def _draw_slowdowns(axes: Axes, results: Sequence[NormResult], delays: StrategyS
             fontsize=7,
         )
     axes.axhline(1.0, color="black", linewidth=0.5)
-    axes.margins(x=0.2, y=0.15)
+    factor_axis(axes)
+    axes.margins(x=0.3, y=0.15)
     axes.set_xlabel("norm / that in original coordinates")
     axes.set_ylabel(f"slowdown at P = {delays.num_stages}")
     axes.set_title("and what delay costs the strategy")
