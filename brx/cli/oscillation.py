@@ -62,20 +62,22 @@ def oscillation(
     for path in checkpoints:
         if checkpoint is not None and run_and_iteration(path)[1] is not None:
             raise UserError(f"--checkpoint {checkpoint}: {path} is a checkpoint already; give one of the two")
-    results = oscillations_in(checkpoints, checkpoint) if measured else []
-    for path in [] if measured else checkpoints:
-        run, iteration = run_and_iteration(path)
-        result = measure_oscillation(
-            run,
-            iteration=iteration or checkpoint,
-            num_iterations=iterations,
-            num_batches=batches,
-            tolerance=tolerance,
-            max_power_iterations=power_iterations,
-            seed=seed,
-            report=Console(stderr=True, highlight=False).print,
-        )
-        results.append(result)
+    if measured:
+        results = oscillations_in(checkpoints, checkpoint)
+    else:
+        results = [
+            measure_oscillation(
+                run,
+                iteration=iteration or checkpoint,
+                num_iterations=iterations,
+                num_batches=batches,
+                tolerance=tolerance,
+                max_power_iterations=power_iterations,
+                seed=seed,
+                report=Console(stderr=True, highlight=False).print,
+            )
+            for run, iteration in map(run_and_iteration, checkpoints)
+        ]
     console.print(oscillation_table(results))
     console.print("share: of the updates' squared norms, along the direction")
     if out is not None:

@@ -63,8 +63,8 @@ class Scale:
         narrow: settings, over the preset, of the smaller model at P = 24.
         wide: of the larger one.
         wide_preset: which preset that is over.
-        moe_preset: of the mixture-of-experts model.
         wide_sweep: the sweep that trains it.
+        moe_preset: of the mixture-of-experts model.
         huge_preset: of the 3B model; none at the scale of a laptop.
         lengths: of the trainings of the ladder, in iterations; none at the paper's scale.
         further_seeds: by sweep, the first seed that another one adds to its runs, and which.
