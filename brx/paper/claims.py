@@ -122,22 +122,17 @@ def evidence_text(outcome: Outcome) -> str:
         return outcome.reason
     if claim.rule == "direction" or claim.paper is None:
         return ours.text
+    holds = ", which holds the paper's" if ours.low <= claim.paper <= ours.high else ""
+    return f"{measured_text(claim, ours)}{holds}{ours.text and f' ({ours.text})'}"
+
+
+def measured_text(claim: Claim, ours: Evidence) -> str:
+    """Our number with its interval, or as the bound that it is: a lower one of a slowdown, an upper one of a share."""
+    bound = "" if not ours.is_bound else "< " if claim.unit == "percent" else "> "
     interval = ""
     if not pd.isna(ours.low):
         interval = f" [{number_text(ours.low, claim.unit)}, {number_text(ours.high, claim.unit)}]"
-    holds = ""
-    if ours.low <= claim.paper <= ours.high:
-        holds = ", which holds the paper's"
-    return (
-        f"{bound_sign(outcome)}{number_text(ours.value, claim.unit)}{interval}{holds}{ours.text and f' ({ours.text})'}"
-    )
-
-
-def bound_sign(outcome: Outcome) -> str:
-    """What stands before a bound: of a slowdown it is a lower one, of a share saved an upper one."""
-    if outcome.evidence is None or not outcome.evidence.is_bound:
-        return ""
-    return "< " if outcome.claim.unit == "percent" else "> "
+    return f"{bound}{number_text(ours.value, claim.unit)}{interval}"
 
 
 def number_text(value: float, unit: Unit) -> str:

@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from brx.paper.claims import FACTOR, Outcome, bound_sign, number_text
+from brx.paper.claims import FACTOR, Outcome, measured_text, number_text
 from brx.plot.style import VERDICT_COLORS
 
 ROW_IN = 0.19
@@ -81,10 +81,7 @@ def our_text(outcome: Outcome) -> str:
     if claim.paper is None:
         texts = ("holds", "does not hold") if claim.rule == "direction" else ("as printed", "not all as printed")
         return texts[0 if ours.holds else 1]
-    interval = ""
-    if not pd.isna(ours.low):
-        interval = f" [{number_text(ours.low, claim.unit)}, {number_text(ours.high, claim.unit)}]"
-    return f"{bound_sign(outcome)}{number_text(ours.value, claim.unit)}{interval}"
+    return measured_text(claim, ours)
 
 
 def _verdict_text(outcome: Outcome) -> str:
