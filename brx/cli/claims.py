@@ -15,6 +15,8 @@ EXAMPLES = """\
   brx claims                                    all of them, from results/laptop
   brx claims main-reduction                     one, with the runs that it is from
   brx claims --runs runs/laptop --format csv    from runs under way
+
+The rules of the verdicts are in docs/protocol.md, sections 5 and 6.
 """
 
 app = Application()

@@ -40,7 +40,7 @@ def compare(
     seeds: Annotated[int, typer.Option(metavar="N", help="seeds at the best rates; two or more give intervals")] = 1,
     jobs: Annotated[int | None, typer.Option(metavar="N", help="runs at a time (default: one per GPU or core)")] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="folder of the runs")] = Path("runs/compare"),
-    committed: Annotated[Path, typer.Option(metavar="DIR", help="folder of kept runs")] = Path("results/compare"),
+    committed: Annotated[Path, typer.Option(metavar="DIR", help="folder of committed runs")] = Path("results/compare"),
     dry_run: Annotated[bool, typer.Option("--dry-run", help="list the runs and their time; train nothing")] = False,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="train failed runs again")] = False,
     format: Format = "table",
@@ -61,7 +61,7 @@ def compare(
     asked = [name for name in METHODS if name != CUSTOM] if all_builtin else list(methods or [])
     sweeps = protocols(asked, parse_settings(overrides or []), seeds, out)
     check_own_methods(sweeps)
-    # Prepared first: kept runs of another corpus do not count.
+    # Prepared first: committed runs of another corpus do not count.
     corpus = prepare(sweeps[0].cells[0].config.data).fingerprint if sweeps and not dry_run else None
     take_committed(sweeps, committed, corpus)
     if dry_run:
@@ -78,7 +78,7 @@ def compare(
         from brx.plot.leaderboard import draw_leaderboard  # loads matplotlib
 
         for path in draw_leaderboard(board, list(DELAYS), figure):
-            print(path)
+            print(path, file=sys.stdout if format == "table" else sys.stderr)
     if not all(succeeded):
         print("brx: note: some runs failed; they count as tried, with an infinite loss", file=sys.stderr)
         raise typer.Exit(1)

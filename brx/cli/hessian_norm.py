@@ -35,7 +35,9 @@ Estimator = Annotated[
     Literal["geometric", "median"],
     typer.Option(help="geometric: unbiased, one pass, memory of the model's size; median: the original one"),
 ]
-OrGeometric = Annotated[bool, typer.Option("--or-geometric", help="switch to it where the median does not fit on disk")]
+OrGeometric = Annotated[
+    bool, typer.Option("--or-geometric", help="use geometric if the median's samples do not fit on disk")
+]
 Rotated = Annotated[bool, typer.Option("--rotated", help="only the rotated ones (default: both, if there is a basis)")]
 Strategies = Annotated[
     bool,
@@ -78,8 +80,10 @@ def hessian_norm(
     basis_from: BasisFrom = None,
     basis_batches: Annotated[int | None, typer.Option(metavar="N", help="estimate U and V from N batches")] = None,
     by: Annotated[Breakdown, typer.Option(help="break the sum down")] = "none",
-    precision: Annotated[Literal["fp32", "fp64"], typer.Option(help="of the products")] = "fp32",
-    seed: Annotated[int, typer.Option(help="of the vectors")] = 0,
+    precision: Annotated[
+        Literal["fp32", "fp64"], typer.Option(help="precision of the Hessian-vector products")
+    ] = "fp32",
+    seed: Annotated[int, typer.Option(help="seed of the vectors")] = 0,
     jobs: Annotated[int, typer.Option(metavar="N", help="processes that share the vectors")] = 1,
     measured: Measured = False,
     format: Format = "table",

@@ -49,7 +49,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "methods": (UNDERSTAND, "list the methods: equation, source, defaults, which optimizer gets which parameters"),
     "verdict": (PLAN, "synchronous or asynchronous: time to a loss for P stages and M micro-batches per update"),
     "schedule": (PLAN, "show who computes what when, synchronously and asynchronously, with idle times and delays"),
-    "plan": (PLAN, "say what a run needs: memory of every device, multiplications, time"),
+    "plan": (PLAN, "say what a run needs: memory of every device, FLOPs, time"),
     "memory": (
         PLAN,
         "memory overhead of the basis-rotation strategies; for a configuration, of every stage and device too",
@@ -120,7 +120,7 @@ def _show_version(wanted: bool) -> None:
 @app.callback(help=brx.__doc__)
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="which one")
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="print the version and exit")
     ] = False,
 ) -> None:
     """Options of brx itself."""

@@ -12,7 +12,7 @@ from brx.errors import UserError
 EXAMPLES = """\
   brx methods                                     all of them
   brx methods basis-rotation                      one in full, with every option
-  brx methods basis-rotation --stages 32          and how often each stage renews its basis, by schedule
+  brx methods basis-rotation --stages 32          and how often each stage refreshes its basis, by schedule
   brx methods torch.optim:RMSprop                 any torch optimizer: what its constructor takes
   brx methods my_method.py:MyMethod               a method of your own (docs/methods.md)
 """

@@ -43,7 +43,7 @@ RunsOrFolders = Annotated[
 ]
 
 TableFormat = Literal["table", "markdown", "csv", "json", "latex"]
-Format = Annotated[TableFormat, typer.Option(help="of the table")]
+Format = Annotated[TableFormat, typer.Option(help="format of the table")]
 
 ScaleName = Annotated[Literal["laptop", "paper"], typer.Option(help="which experiments")]
 

@@ -26,7 +26,7 @@ def oscillation(
     *,
     checkpoint: Annotated[
         int | None,
-        typer.Option(metavar="ITERATION", help="of each run (default: the nearest to the middle of the run)"),
+        typer.Option(metavar="ITERATION", help="checkpoint of each run (default: the nearest to its middle)"),
     ] = None,
     iterations: Annotated[int, typer.Option(metavar="N", help="training iterations to follow")] = 100,
     batches: Annotated[int, typer.Option(metavar="N", help="batches whose mean loss the Hessian is of")] = 64,
@@ -34,7 +34,7 @@ def oscillation(
         float, typer.Option(metavar="RESIDUAL", help="residual at which the power iteration stops")
     ] = 1e-2,
     power_iterations: Annotated[int, typer.Option(metavar="N", help="or stops after N iterations")] = 200,
-    seed: Annotated[int, typer.Option(help="of start vector and random direction")] = 0,
+    seed: Annotated[int, typer.Option(help="seed of the start vector and the random direction")] = 0,
     measured: Annotated[
         bool,
         typer.Option(

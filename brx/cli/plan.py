@@ -26,13 +26,13 @@ def plan(
     overrides: Overrides,
     devices: Annotated[int | None, typer.Option(metavar="R", help="devices (default: pipeline.devices)")] = None,
     device_memory: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="of each device, for example 24GB or 80GiB")
+        str | None, typer.Option(metavar="SIZE", help="memory of each device, for example 24GB or 80GiB")
     ] = None,
     throughput: Annotated[
         str | None,
         typer.Option(
             metavar="FLOPS",
-            help="of each device: FLOP/s as measured (120T), or a device's name (40 % of its data sheet's peak)",
+            help="FLOP/s of each device: as measured (120T), or a device's name (40 % of its data sheet's peak)",
         ),
     ] = None,
 ) -> None:

@@ -37,7 +37,7 @@ def plot(
         ),
     ],
     curves: Annotated[
-        list[Path] | None, typer.Argument(metavar="RUN", help="folders of runs (for those three)")
+        list[Path] | None, typer.Argument(metavar="RUN", help="folders of runs (for curves, staleness and profiles)")
     ] = None,
     *,
     out: Annotated[

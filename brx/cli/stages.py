@@ -46,10 +46,10 @@ def stages(
     ] = None,
     memory: Annotated[
         list[float] | None,
-        typer.Option(metavar="GB...", parser=gigabytes, help="of devices, 1e9 bytes (default: the paper's)"),
+        typer.Option(metavar="GB...", parser=gigabytes, help="memory of devices, in 1e9 bytes (default: the paper's)"),
     ] = None,
     sequence_length: Annotated[int, typer.Option(metavar="S", help="tokens of a sequence")] = 4096,
-    batch_size: Annotated[int, typer.Option(metavar="B", help="of a micro-batch")] = 1,
+    batch_size: Annotated[int, typer.Option(metavar="B", help="examples per micro-batch")] = 1,
     format: Format = "table",
 ) -> None:
     """Print the table."""

@@ -38,7 +38,7 @@ def sweep(
     ] = None,
     launcher: Annotated[Literal["local", "ray"], typer.Option(help="where cells run")] = "local",
     address: Annotated[
-        str | None, typer.Option(help="of a Ray cluster: auto or HOST:PORT (default: one started here)")
+        str | None, typer.Option(help="address of a Ray cluster: auto or HOST:PORT (default: one started here)")
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="list the cells and estimate the time; run nothing")

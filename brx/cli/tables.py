@@ -12,7 +12,7 @@ from brx.cli.usage import Application, Command, print_note
 
 EXAMPLES = """\
   brx tables slowdown                           print one
-  brx tables all --out results/laptop/tables    write all of them as Markdown and CSV
+  brx tables all --out results/tables/laptop    write all of them as Markdown and CSV
   brx tables all --scale paper --runs runs/paper --out tables
   brx tables list                               which tables there are
 """

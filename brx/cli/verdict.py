@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 EXAMPLES = """\
   brx verdict --stages 32 --micro-batches 8                         from the committed runs
   brx verdict runs/mine --stages 8 --micro-batches 4 --loss 2.5     from your own
-  brx verdict --stages 8 --micro-batches 8 --cost basis-rotation=0.03      its update takes 3 % of your iteration
+  brx verdict --stages 8 --micro-batches 8 --cost basis-rotation=0.03      3 % of an iteration more than AdamW
   brx verdict --stages 8 --micro-batches 8 --cost-from runs/timing-*       what it takes on your machine and model
   brx verdict --stages 8 --micro-batches 8 --config paper-1b --device-memory 24GB --bandwidth 25GB --throughput A100
   brx verdict --stages 32 --micro-batches 8 --figure figures/verdict       over P and M
@@ -27,7 +27,9 @@ MODEL = "Your model, for memory and transfers"
 
 RunsOrFile = Annotated[
     list[Path] | None,
-    typer.Argument(metavar="RUNS", help="folders of runs, or a file that --save wrote (default: the committed)"),
+    typer.Argument(
+        metavar="RUNS", help="folders of runs, or a file that --save wrote (default: the committed measurements)"
+    ),
 ]
 Loss = Annotated[
     float | None,
@@ -35,12 +37,16 @@ Loss = Annotated[
 ]
 Costs = Annotated[
     list[str] | None,
-    typer.Option(metavar="METHOD=SHARE...", help="of an iteration, for a method's update (default: as in the runs)"),
+    typer.Option(
+        metavar="METHOD=SHARE...",
+        help="what a method's update costs beyond AdamW's, as a share of an iteration (default: as in the runs)",
+    ),
 ]
 CostFrom = Annotated[
     list[Path] | None,
     typer.Option(
-        metavar="PATH...", help="take the costs of updates from your own runs (any model), or from `make bench`'s file"
+        metavar="PATH...",
+        help="take the costs of updates from your own runs (any model), or from benchmarks/results/methods.json",
     ),
 ]
 Config = Annotated[
@@ -58,10 +64,11 @@ DeviceMemory = Annotated[
 ]
 Bandwidth = Annotated[
     str | None,
-    typer.Option(metavar="BYTES", help="per second between neighbours, for example 25GB", rich_help_panel=MODEL),
+    typer.Option(metavar="BYTES", help="bytes per second between neighbours, for example 25GB", rich_help_panel=MODEL),
 ]
 Throughput = Annotated[
-    str | None, typer.Option(metavar="FLOPS", help="of a device: 120T, or a device's name", rich_help_panel=MODEL)
+    str | None,
+    typer.Option(metavar="FLOPS", help="FLOP/s of a device: 120T, or a device's name", rich_help_panel=MODEL),
 ]
 Save = Annotated[Path | None, typer.Option(metavar="FILE", help="keep what the runs say, to be asked again at once")]
 
@@ -73,7 +80,7 @@ def verdict(
     runs: RunsOrFile = None,
     *,
     stages: Annotated[int, typer.Option(metavar="P", help="stages, a device each", show_default=False)],
-    micro_batches: Annotated[int, typer.Option(metavar="M", help="per update", show_default=False)],
+    micro_batches: Annotated[int, typer.Option(metavar="M", help="micro-batches per update", show_default=False)],
     loss: Loss = None,
     cost: Costs = None,
     cost_from: CostFrom = None,

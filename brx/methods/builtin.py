@@ -151,7 +151,7 @@ class Soap(Method):
 
     summary = "SOAP (pytorch-optimizer) for attention and MLP matrices, AdamW for the rest"
     source = "Vyas et al. 2024 (arXiv:2409.11321)"
-    equation = "W <- W - lr U [ U^T M V / (sqrt(v^) + eps) ] V^T; basis renewed after the step, L, R at every step"
+    equation = "W <- W - lr U [ U^T M V / (sqrt(v^) + eps) ] V^T; basis refreshed after the step, L, R at every step"
     gets: ClassVar = {"SOAP": MATRICES, "AdamW": REST}
     why = CURVATURE_OF_MATRICES
     section = schema.SoapConfig

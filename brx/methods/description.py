@@ -1,4 +1,4 @@
-"""The methods in words: equation, source, defaults, options, and how often each stage renews its basis."""
+"""The methods in words: equation, source, defaults, options, and how often each stage refreshes its basis."""
 
 from __future__ import annotations
 

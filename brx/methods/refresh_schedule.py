@@ -1,4 +1,4 @@
-"""How often each stage renews its basis: the paper's appendix "Stage-aware basis rotation implementation"."""
+"""How often each stage refreshes its basis: the paper's appendix "Stage-aware basis rotation implementation"."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def refresh_intervals(delays: Sequence[StageDelay], frequency: int, schedule: Re
       together are as many as under `uniform`. An interval of 9.5 means 9 and 10 in turn.
 
     The paper's rule is written for a pipeline's delays, P - 1 to 0, with one micro-batch per update; only their ratios
-    count in it, so that with M it is the same. For any other profile a stage is renewed tau_k / mean(tau) times as
+    count in it, so that with M it is the same. For any other profile a stage is refreshed tau_k / mean(tau) times as
     often as under `uniform` (which is about what the paper's rule comes to): all alike under a constant delay, and a
     stage without delay never again.
 
@@ -43,12 +43,12 @@ def refresh_intervals(delays: Sequence[StageDelay], frequency: int, schedule: Re
 
 
 def refreshes_per_iteration(intervals: list[float | None]) -> float:
-    """The budget: how many stages are renewed in an iteration, on average."""
+    """The budget: how many stages are refreshed in an iteration, on average."""
     return sum(1 / interval for interval in intervals if interval is not None)
 
 
 def _shares(taus: list[int]) -> list[float] | None:
-    """How many times as often as under `uniform` each stage is renewed; None where no rule tells them apart."""
+    """How many times as often as under `uniform` each stage is refreshed; None where no rule tells them apart."""
     num_stages = len(taus)
     if taus == list(range(num_stages - 1, -1, -1)):
         mid = num_stages // 2 - 1

@@ -232,12 +232,12 @@ CLAIMS = (
     ),
     Claim(
         "theorem-order", "the norm falls from original over unilateral to bilateral coordinates, source 2nd",
-        "thm:covariance_Hessian_approximation", theorem_order("2nd"),
+        "thm:covariance_Hessian_approximation", theorem_order("2nd"), rule="order of norms",
         command="brx hessian-norm {curvature} --strategies --measured",
     ),
     Claim(
         "theorem-order-1st", "the norm falls from original over unilateral to bilateral coordinates, source 1st",
-        "thm:gradient_Hessian_approximation", theorem_order("1st"),
+        "thm:gradient_Hessian_approximation", theorem_order("1st"), rule="order of norms",
         command="brx hessian-norm {curvature} --strategies --measured",
     ),
     Claim(

@@ -20,7 +20,7 @@ from brx.runs.frames import SEED
 FACTOR = 2.0
 """How far our number may be from the paper's, either way, to count as reproduced (docs/protocol.md, 5)."""
 
-Rule = Literal["number", "at least", "direction", "closed form"]
+Rule = Literal["number", "at least", "direction", "order of norms", "closed form"]
 Unit = Literal["times", "percent", "plain"]
 
 
@@ -37,8 +37,8 @@ class Claim:
         unit: of the number.
         rule: of the verdict (docs/protocol.md, 5): `number` (within `FACTOR` of the paper's, of 1 - share for a share;
             a slowdown above 1, a share above 0, by their intervals where there are any), `at least` (ours is no
-            smaller), `closed form` (equal as printed), `direction`. Without one number the evidence says whether it
-            holds.
+            smaller), `closed form` (equal as printed), `direction`, `order of norms` (their intervals apart). Without
+            one number the evidence says whether it holds.
         command: that repeats what no sweep makes; `{curvature}`: the scale's folder of that.
     """
 

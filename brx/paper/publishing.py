@@ -88,7 +88,8 @@ def write_table(table: PaperTable, texts: pd.DataFrame, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / f"{table.name}.csv", format_table(texts, "csv") + "\n")
     path = folder / f"{table.name}.md"
-    write_text(path, f"# {table.title}\n\n{format_table(texts, 'markdown')}\n")
+    parts = (f"# {table.title}", table.legend, format_table(texts, "markdown"))
+    write_text(path, "\n\n".join(filter(None, parts)) + "\n")
     return path
 
 

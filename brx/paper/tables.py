@@ -30,6 +30,12 @@ from brx.runs.tables import (
     slowdown_text,
 )
 
+CLAIMS_LEGEND = """\
+Losses are final validation losses in nats, unless a row says otherwise; `basis-rotation` is 2nd/bilateral, the best
+baseline the lowest of `pipedream`, `pipedream-lr` and `nesterov`; brackets are 95 % intervals over seeds. A method's
+slowdown differs between rows that take other seeds (those that all methods of the row have) or another target
+(`teaser-slowdown`). *One seed*: some experiment of the row has only one. *Runs*: trainings that were read;
+measurements at checkpoints are not counted. The rules are in docs/protocol.md, sections 5 and 6."""
 PRECONDITIONED = ("pipedream-lr", "nesterov", "muon", "scion", "soap", "basis-rotation")
 
 
@@ -42,12 +48,14 @@ class PaperTable:
         label: in the paper's source; empty where the paper has only a sentence.
         title: what it shows.
         make: makes it, a frame of texts; empty where none of its experiments are there.
+        legend: what a reader of the table has to know.
     """
 
     name: str
     label: str
     title: str
     make: Callable[[Experiments], pd.DataFrame]
+    legend: str = ""
 
 
 def paper_slowdowns(methods: Sequence[str], experiments: Experiments) -> pd.DataFrame:
@@ -197,7 +205,7 @@ def hessian_norms(experiments: Experiments) -> pd.DataFrame:
 TABLES = {
     table.name: table
     for table in (
-        PaperTable("claims", "", "What the paper states, and what our runs say", all_claims),
+        PaperTable("claims", "", "What the paper states, and what our runs say", all_claims, CLAIMS_LEGEND),
         PaperTable("final-loss", "fig:result-main-numstages", "Final training loss", final_losses),
         PaperTable(
             "slowdown", "tab:result-rotation-slowdown", "Slowdown by method and estimation strategy",

@@ -13,6 +13,7 @@ from brx.runs.slowdown import IterationRatio, Reached, geometric_mean, iteration
 BASELINES = ("pipedream", "pipedream-lr", "nesterov")
 EARLY = 0.05
 """The share of the iterations before which training has not settled."""
+NAMED_IN_A_NOTE = 3
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,7 @@ def compare(chosen: pd.DataFrame, target: float | None = None, reference_stages:
     notes = []
     if len(sets) > 1:
         notes.append(f"{len(sets)} sets of runs that differ in data, trajectory version, model or budget, each alone")
-    where = f"no run of the same settings at P = {reference_stages}"
-    notes += [f"{run}: {where}: it has no slowdown" for run in alone]
+    notes += _alone_note(alone, f"no run of the same settings at P = {reference_stages}")
     delay_frame = _concat(delays)
     return Comparison(sets, delay_frame, _concat(savings), alone, notes + _early_note(delay_frame))
 
@@ -74,9 +74,17 @@ def at_same_rates(runs: pd.DataFrame, target: float | None = None, reference_sta
     delay_frame = _concat([comparison.slowdowns for comparison in comparisons])
     if len(delay_frame):
         delay_frame = delay_frame.sort_values(["model", "method", "stages", "lr"], ignore_index=True)
-    where = f"no run of the same settings and learning rate at P = {reference_stages}"
-    notes = [f"{len(alone)} experiments at a rate of which there is {where}: they have no slowdown"] if alone else []
+    notes = _alone_note(alone, f"no run of the same settings and learning rate at P = {reference_stages}")
     return Comparison([], delay_frame, pd.DataFrame(), alone, notes + _early_note(delay_frame))
+
+
+def _alone_note(alone: list[str], why: str) -> list[str]:
+    """One line for all experiments without a reference, which are many in a folder of a whole reproduction."""
+    if not alone:
+        return []
+    named, rest = alone[:NAMED_IN_A_NOTE], len(alone) - NAMED_IN_A_NOTE
+    more = f" and {rest} more" if rest > 0 else ""
+    return [f"no slowdown for want of a reference ({why}): {', '.join(named)}{more}"]
 
 
 def _early_note(delay_frame: pd.DataFrame) -> list[str]:

@@ -69,13 +69,13 @@ def protocols(methods: Sequence[str], settings: Mapping[str, Any], num_seeds: in
 
 
 def take_committed(sweeps: Sequence[Sweep], committed: Path, data_fingerprint: str | None = None) -> int:
-    """Copy the kept runs that a sweep asks for to where it looks for them; returns how many.
+    """Copy the committed runs that a sweep asks for to where it looks for them; returns how many.
 
     Runs that another version of brx's numbers or another corpus made are left: their losses would not compare.
 
     Args:
         sweeps: of `protocols`.
-        committed: folder of the kept runs.
+        committed: folder of the committed runs.
         data_fingerprint: of the corpus here; None for any.
     """
     if not committed.is_dir():

@@ -43,7 +43,7 @@ def test_oscillation_is_judged_over_seeds_and_checkpoints(tmp_path, measured):
     judged = oscillates_less(delayed=True)(measured)
     assert judged.holds
     assert judged.num_seeds == 3
-    assert "(3 seeds, 6 checkpoints); PipeDream's dominant eigenvalue is negative at 2" in judged.text
+    assert "(3 seeds, 6 checkpoints); at 2 PipeDream's dominant eigenvalue is negative" in judged.text
     with pytest.raises(NotTriedError, match="at P = 1 yet"):
         oscillates_less(delayed=False)(measured)
     for method, variance in (("pipedream", 1e-4), ("basis-rotation", 2e-4)):
