@@ -138,3 +138,15 @@ def test_validation_follows_training_where_the_order_is_the_same(tmp_path):
     assert row(tmp_path, "validation").verdict == "yes"
     write_finals(tmp_path, "nesterov", {0: 1.95})
     assert row(tmp_path, "validation").verdict == "no"
+
+
+def test_validation_is_not_asked_about_pairs_that_training_leaves_open(tmp_path):
+    slownesses = {"pipedream": (2.0, 2.2, 2.1), "pipedream-lr": (2.2, 2.0, 2.1), "nesterov": (1.8,) * 3}
+    for method, by_seed in {**slownesses, "basis-rotation": (1.0,) * 3}.items():
+        settings = {"pipeline.stages": 32, **VARIANTS[method]}
+        for seed, slowness in enumerate(by_seed):
+            final = 5.0 if method == "pipedream-lr" else slowness
+            write_experiment(tmp_path, LAPTOP.preset, settings, seeds=(seed,), slowness=slowness, val_loss=final)
+    judged = row(tmp_path, "validation")
+    assert judged.verdict == "yes"
+    assert "5 of 5 sure pairs" in judged.evidence.text
