@@ -1,4 +1,4 @@
-"""The two ways in which a command fails on purpose, and one special case; each becomes one line and an exit code."""
+"""The two ways in which a command fails on purpose, and two special cases; each becomes one line and an exit code."""
 
 
 class UserError(Exception):
@@ -10,6 +10,10 @@ class UserError(Exception):
 
 class RunError(Exception):
     """A run that was asked for correctly failed on its way (non-finite loss, full disk, dead rank): exit code 1."""
+
+
+class DivergedError(RunError):
+    """The loss or a gradient is no longer finite: a result of the run's settings, unlike other failures."""
 
 
 class NeighbourLostError(RunError):

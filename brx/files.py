@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -29,6 +30,10 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         sync_folder(path.parent)
     except OSError as error:
         raise cannot_write(path, error) from None
+    except RuntimeError as error:
+        if "inline_container" not in str(error):  # torch.save's word for a short write
+            raise
+        raise cannot_write(path, OSError(0, "no space, or a short write")) from None
     finally:
         with contextlib.suppress(OSError):  # a read-only folder refuses this, too
             temporary.unlink(missing_ok=True)
@@ -47,6 +52,16 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, content: Any) -> None:
     """Replace a JSON file's content in one step."""
     write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def replace_folder(new: Path, path: Path) -> None:
+    """Put a complete folder, on the same disk, in the place of another one, if there is one."""
+    old = new.with_name(new.name + ".old")
+    if path.exists():
+        path.rename(old)
+    new.rename(path)
+    shutil.rmtree(old, ignore_errors=True)
+    sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:

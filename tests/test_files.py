@@ -10,6 +10,7 @@ from brx.files import replacing, write_text
     ("error", "told", "message"),
     [
         (ZeroDivisionError("why"), ZeroDivisionError, "why"),
+        (RuntimeError("[enforce fail at inline_container.cc:672]"), RunError, "cannot be written: no space"),
         (OSError(28, "full"), RunError, "file: cannot be written: full; what was there before is unchanged"),
     ],
 )

@@ -52,8 +52,9 @@ def compare(
     from brx.sweep.command import check_own_methods, list_cells, make_launcher, run_and_print
     from brx.sweep.compare import DELAYS, board_text, parse_settings, protocols, read_board, take_committed
 
-    if seeds < 1:
-        raise UserError(f"--seeds: must be at least 1, got {seeds}")
+    for option, count in {"--seeds": seeds, "--jobs": jobs}.items():
+        if count is not None and count < 1:
+            raise UserError(f"{option}: must be at least 1, got {count}")
     if all_builtin and methods:
         raise UserError("METHOD and --all-builtin: give one of the two")
     if overrides and len(methods or []) != 1:

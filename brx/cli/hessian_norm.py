@@ -103,6 +103,8 @@ def hessian_norm(
     if slowdown_runs is not None and not strategies:
         raise UserError("--runs: only with --strategies")
     _check_basis(basis_from, basis_batches, strategies=strategies)
+    if seed < 0:
+        raise UserError(f"--seed {seed}: must not be negative")
     _check_counts({"--batches-per-vector": batches_per_vector, "--basis-batches": basis_batches, "--jobs": jobs})
     spaces: Sequence[Space] | None = ["original"] if original else ["rotated"] if rotated else None
     if strategies:

@@ -65,7 +65,7 @@ def slowdown(
     all_runs = load(runs)
     if rates is not None:
         all_runs = of_rates(all_runs, parse_rates(rates))
-    chosen = at_best_rates(all_runs, with_failed=True)
+    chosen = at_best_rates(all_runs, with_diverged=True)
     comparison = (
         at_same_rates(all_runs, target, reference_stages) if same_rate else compare(chosen, target, reference_stages)
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -99,6 +100,8 @@ def verdict(
 
     if stages < 2 or micro_batches < 1:
         raise UserError("--stages must be at least 2 and --micro-batches at least 1")
+    if loss is not None and not 0 < loss < math.inf:
+        raise UserError(f"--loss {loss:g}: must be a loss above 0, in nats")
     if config is None and (overrides or device_memory or bandwidth or throughput):
         raise UserError(
             "--set, --device-memory, --bandwidth and --throughput: need a --config, whose sizes they are about"

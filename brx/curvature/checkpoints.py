@@ -49,10 +49,14 @@ class Checkpoint:
         """Batches that the run did not train on: number 1 is the one that would have followed its last iteration."""
         device = next(iter(self.parameters.values())).device
         for number in numbers:
-            config = self.run.config
-            trained_on = config.training.last_iteration * config.pipeline.accumulation
-            inputs, targets = self._batches.batch(trained_on + number)
+            inputs, targets = self._batches.batch(self.num_trained_on + number)
             yield number, (inputs.to(device), targets.to(device))
+
+    @property
+    def num_trained_on(self) -> int:
+        """Micro-batches of the whole training."""
+        config = self.run.config
+        return config.training.last_iteration * config.pipeline.accumulation
 
     @property
     def num_parameters(self) -> int:
@@ -177,7 +181,16 @@ def borrow_bases(checkpoint: Checkpoint, other: Path) -> Bases:
 def fit_bases(
     checkpoint: Checkpoint, num_batches: int, source: Source = "2nd", geometry: Geometry = "bilateral"
 ) -> Bases:
-    """A strategy's bases, estimated on the spot from fresh gradients at the checkpoint's weights."""
+    """A strategy's bases, estimated on the spot from fresh gradients at the checkpoint's weights.
+
+    Raises:
+        UserError: the run's data have fewer batches.
+    """
+    trained_on = checkpoint.num_trained_on
+    if num_batches > trained_on:
+        raise UserError(
+            f"--basis-batches {num_batches}: {checkpoint.run.path} has trained on {trained_on} batches only"
+        )
     # Numbers below 1 are batches of the training itself: those that measurements take from 1 on stay unseen.
     numbers = range(1 - num_batches, 1)
     gradients = (gradient(checkpoint.model, checkpoint.parameters, batch) for _, batch in checkpoint.batches(numbers))

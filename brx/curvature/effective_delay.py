@@ -22,7 +22,8 @@ from brx.curvature.norm_result import NORMAL_95, NormResult, Space, results_of, 
 from brx.errors import UserError
 from brx.pipeline.delay import StageDelay, pipeline_delays, stage_delays
 from brx.runs.comparison import common_target, passage
-from brx.runs.frames import DEPTH
+from brx.runs.frames import DEPTH, SEED
+from brx.runs.reading import ENDED
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ class SlowdownPoint:
         delay: tau' of the run.
         slowdown: its iterations to the target over those of its method's run without delay; None if it never gets
             there.
-        target: the training loss that all runs of the method reach, in nats (`common_target`).
+        target: the training loss that all finished runs of the method reach, in nats (`common_target`).
     """
 
     run: str
@@ -109,9 +110,11 @@ class SlowdownPoint:
 
 
 def slowdown_points(runs: pd.DataFrame) -> list[SlowdownPoint]:
-    """The runs whose method has a run without delay and a measurement among `runs`, by method and stages.
+    """The runs that have finished or diverged, by method and stages.
 
-    A run's coordinates are those that its method takes its steps in: rotated ones for basis rotation.
+    Of methods with a finished run without delay and a measurement. A run is compared with the one without delay of its
+    seed, where there is one. Its coordinates are those that its method takes its steps in: rotated ones for basis
+    rotation.
 
     Args:
         runs: rows of `brx.runs.load`.
@@ -123,13 +126,15 @@ def slowdown_points(runs: pd.DataFrame) -> list[SlowdownPoint]:
         space: Space = "rotated" if method.startswith("basis-rotation") else "original"
         results = {run: results_of(Path(run)).get(space) for run in alike.index}
         measured = [result for result in results.values() if result is not None]
-        fresh = [run for run in alike.index if alike.at[run, "largest_delay"] == 0]
-        if not fresh or not measured:
+        finished = alike[alike["status"] == "finished"]
+        fresh = finished[finished["largest_delay"] == 0]
+        if fresh.empty or not measured:
             continue
-        target = common_target(alike)
-        reached = {run: passage(run, target) for run in alike.index}
-        base = reached[fresh[0]]
-        for run, iterations in reached.items():
+        target = common_target(finished)
+        reached = {run: passage(run, target) for run in finished.index}
+        bases = {seed: reached[run] for run, seed in fresh[SEED][::-1].items()}
+        for run in alike.index[alike["status"].isin(ENDED)]:
+            iterations, base = reached.get(run), bases.get(alike.at[run, SEED], reached[fresh.index[0]])
             estimate = results[run] or measured[-1]
             slowdown = None if iterations is None or base is None else iterations / base
             pipeline = pipelines[run]

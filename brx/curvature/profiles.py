@@ -64,7 +64,7 @@ def profile_points(runs: pd.DataFrame) -> list[ProfilePoint]:
     Raises:
         UserError: there is no method with both, or a run without delay is not measured.
     """
-    chosen = at_best_rates(runs, with_failed=True)
+    chosen = at_best_rates(runs, with_diverged=True)
     compared = with_reference(comparable(chosen)[0]) if len(chosen) else chosen
     delayed = compared[compared["largest_delay"] > 0] if len(chosen) else chosen
     if delayed.empty:

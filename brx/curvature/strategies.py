@@ -51,7 +51,7 @@ class StrategySlowdowns:
         Raises:
             UserError: none of the methods has runs at P = 1 and at another P.
         """
-        chosen = at_best_rates(runs, with_failed=True)
+        chosen = at_best_rates(runs, with_diverged=True)
         chosen = chosen[chosen["variant"].isin(VARIANT_OF_SPACE.values())]
         for alike in comparable(chosen):
             compared = with_reference(alike)

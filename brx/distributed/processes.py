@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 from datetime import timedelta
@@ -88,6 +89,13 @@ class DistributedWorld:
 
     def announced_stop(self) -> int | None:
         return int(self._store.get("stop")) if self._store.check(["stop"]) else None
+
+    def announce_divergence(self, message: str) -> None:
+        with contextlib.suppress(RuntimeError):  # rank 0 is gone: nobody is left who would write it down
+            self._store.set("divergence", message)
+
+    def announced_divergence(self) -> str | None:
+        return self._store.get("divergence").decode() if self._store.check(["divergence"]) else None
 
     def close(self) -> None:
         """Part from the others, all at once."""

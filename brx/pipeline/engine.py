@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.profiler import record_function
 
-from brx.errors import RunError
+from brx.errors import DivergedError
 from brx.model.stage import StageOutput
 from brx.pipeline.schedule import asynchronous_1f1b
 from brx.pipeline.stopwatch import Stopwatch
@@ -373,12 +373,12 @@ def check_finite(iteration: int, loss: Tensor | float | None, grad_norms: Tensor
     """Stop a run whose numbers are no longer finite.
 
     Raises:
-        RunError: names the iteration, and the stage whose gradient it is.
+        DivergedError: names the iteration, and the stage whose gradient it is.
     """
     if loss is not None and not math.isfinite(float(loss)):
-        raise RunError(f"iteration {iteration}: the loss is {float(loss)} (last stage); try a lower optimizer.lr")
+        raise DivergedError(f"iteration {iteration}: the loss is {float(loss)} (last stage); try a lower optimizer.lr")
     for stage, norm in enumerate(grad_norms.tolist(), start=first_stage):
         if not math.isfinite(norm):
-            raise RunError(
+            raise DivergedError(
                 f"iteration {iteration}: the gradient norm of stage {stage} is {norm}; try a lower optimizer.lr"
             )

@@ -44,6 +44,12 @@ class World(Protocol):
     def announced_stop(self) -> int | None:
         """The iteration that rank 0 announced, if it did; never waits for anybody."""
 
+    def announce_divergence(self, message: str) -> None:
+        """Tell rank 0, which would see a lost neighbour, that numbers are no longer finite, and where."""
+
+    def announced_divergence(self) -> str | None:
+        """What a rank announced so, if one did; never waits for anybody."""
+
     def close(self) -> None:
         """Part from the others, all at once."""
 
@@ -58,6 +64,7 @@ class SingleDevice:
 
     def __init__(self) -> None:
         self._stop: int | None = None
+        self._divergence: str | None = None
 
     def connect(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
         return None
@@ -76,6 +83,12 @@ class SingleDevice:
 
     def announced_stop(self) -> int | None:
         return self._stop
+
+    def announce_divergence(self, message: str) -> None:
+        self._divergence = message
+
+    def announced_divergence(self) -> str | None:
+        return self._divergence
 
     def close(self) -> None:
         return

@@ -12,6 +12,8 @@ from brx.errors import UserError
 from brx.pipeline.world import World
 from brx.planning.plan import RANK_PARTS, RankMemory, plan_memory, what_would_fit
 
+CONTROL_GROUPS = Path("/sys/fs/cgroup")
+
 
 def check_memory(config: RunConfig, device: torch.device, world: World, ranges: Sequence[range]) -> RankMemory:
     """Compare what the ranks of this device or machine need with what is free.
@@ -58,7 +60,7 @@ def free_memory(device: torch.device) -> int | None:
         return torch.cuda.mem_get_info(device)[0]
     if device.type == "mps":
         return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
-    limits = [limit for limit in (_available_on_host(), _limit_of_container()) if limit is not None]
+    limits = [limit for limit in (_available_on_host(), _available_in_container()) if limit is not None]
     return min(limits) if limits else None
 
 
@@ -74,12 +76,21 @@ def _available_on_host() -> int | None:
     return None
 
 
-def _limit_of_container() -> int | None:
-    """The limit of the control group that a container runs in (version 2, or version 1)."""
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        limit = _lines(Path("/sys/fs/cgroup") / name)
+def _available_in_container() -> int | None:
+    """What is left under the limit of the control group that a container runs in (version 2, or version 1).
+
+    Cached files count as used there, but are given up for a process that needs memory.
+    """
+    version_1 = CONTROL_GROUPS / "memory"
+    for limit_file, used_file in (
+        (CONTROL_GROUPS / "memory.max", CONTROL_GROUPS / "memory.current"),
+        (version_1 / "memory.limit_in_bytes", version_1 / "memory.usage_in_bytes"),
+    ):
+        limit, used = (_lines(path) for path in (limit_file, used_file))
         if limit and limit[0].isdigit():
-            return int(limit[0])
+            statistics = dict(line.split() for line in _lines(limit_file.with_name("memory.stat")) if line)
+            cached = int(statistics.get("total_inactive_file", statistics.get("inactive_file", 0)))
+            return max(0, int(limit[0]) - (int(used[0]) if used else 0) + cached)
     return None
 
 

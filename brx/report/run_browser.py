@@ -46,7 +46,7 @@ class RunEntry:
         name: of its folder.
         facets: its value of each facet.
         is_chosen: whether its learning rate is the best of those tried.
-        status: finished, failed, ...
+        status: finished, diverged, ...
         numbers: what the table shows, as text, by heading.
         settings: those that are not brx's defaults, as YAML.
         curves: series for the chart, rounded; null where a loss is not finite.

@@ -39,14 +39,14 @@ def compare(chosen: pd.DataFrame, target: float | None = None, reference_stages:
     """Slowdowns and reductions of all experiments.
 
     Args:
-        chosen: rows of `at_best_rates`; those of failed runs take part in slowdowns, as bounds.
+        chosen: rows of `at_best_rates`; those of diverged runs take part in slowdowns, as bounds.
         target: training loss to reach, in nats; by default, in each set, its `common_target`.
         reference_stages: P that slowdowns are relative to.
     """
     sets = comparable(chosen[chosen["status"] == "finished"])
     delays, savings, alone = [], [], []
     for alike in comparable(chosen):
-        if (alike["status"] == "failed").all():
+        if (alike["status"] == "diverged").all():
             continue
         compared = with_reference(alike, reference_stages)
         if not is_reference(compared, reference_stages).all():
@@ -115,7 +115,7 @@ def passage(run: str, target: float) -> float | None:
 
 
 def reached_by_seed(seeds: pd.DataFrame, target: float) -> dict[int, Reached]:
-    """When each run of an experiment passed a training loss; those that failed, at its learning rate, did not.
+    """When each run of an experiment passed a training loss; those that diverged, at its learning rate, did not.
 
     Args:
         seeds: rows of `at_best_rates`, of one experiment.
@@ -124,7 +124,7 @@ def reached_by_seed(seeds: pd.DataFrame, target: float) -> dict[int, Reached]:
     last = float(seeds["last_iteration"].iloc[0])
     finished = seeds.loc[seeds["status"] == "finished", SEED]
     passages = {int(seed): passage(str(run), target) for run, seed in finished.items()}
-    passages |= dict.fromkeys(seeds["failed_seeds"].iloc[0])
+    passages |= dict.fromkeys(seeds["diverged_seeds"].iloc[0])
     return {
         seed: Reached(last if iteration is None else iteration, iteration is not None)
         for seed, iteration in sorted(passages.items())
@@ -153,8 +153,8 @@ def slowdowns(chosen: pd.DataFrame, target: float, reference_stages: int = 1) ->
     Runs under other delays than a pipeline's are a variant of their own, with the same reference.
 
     Columns: `model`, `method` (the variant), `stages`, `ratio` (NaN where a reference run never reached the target, or
-    failed), `low` and `high` (of the 95 % interval; NaN for a bound, and with fewer than two seeds in common),
-    `is_censored` (a run never reached the target, or failed: `ratio` is a lower bound), `is_early` (the reference
+    diverged), `low` and `high` (of the 95 % interval; NaN for a bound, and with fewer than two seeds in common),
+    `is_censored` (a run never reached the target, or diverged: `ratio` is a lower bound), `is_early` (the reference
     reaches the target before training has settled), `iterations` of each seed, `lr`, `lr_at_edge`, those of the
     reference under `reference_...`, and `target` in nats. See docs/slowdown.md.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 import zipfile
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brx.errors import RunError, UserError
-from brx.files import replacing, write_text
+from brx.files import replace_folder, replacing, write_text
 from brx.runs.folder import RunFolder
 from brx.runs.metrics import read_metrics
 
@@ -47,7 +48,7 @@ class Curves(NamedTuple):
 def read_curves(folder: Path) -> Curves:
     """The series of a run's folder, from metrics.jsonl, or from curves.npz where there is none.
 
-    Of a file with a few garbled lines, what is left; a line on stderr says so. Of a run that failed, maybe none.
+    Of a file with a few garbled lines, what is left; a line on stderr says so. Of a run that diverged, maybe none.
 
     Raises:
         UserError: neither holds a training loss, they lack more than 1 % of them, or two processes have written them.
@@ -56,7 +57,7 @@ def read_curves(folder: Path) -> Curves:
     is_compact = compact.is_file() and not metrics.is_file()
     curves = _from_compact(compact) if is_compact else _from_metrics(metrics)
     if len(curves.iterations) == 0:
-        if RunFolder(folder).has_failed:
+        if RunFolder(folder).has_diverged:
             return curves
         raise UserError(f"{metrics}: holds no training loss yet")
     summary, num_iterations = RunFolder(folder).read_summary(), int(curves.iterations[-1])
@@ -76,28 +77,37 @@ def export(folder: Path, target: Path) -> Path:
     """Copy a run into the folder `target` in compact form: config.yaml, summary.json, curves.npz, log left behind.
 
     Losses keep their float32 values. What was measured at its checkpoints (analysis/*.json) and of staleness
-    comes along.
+    comes along. A folder that is there already is replaced as a whole.
 
     Raises:
         UserError: `folder` is no run with losses.
         RunError: `target` cannot be written to.
     """
     curves = read_curves(folder)
-    every = range(len(curves.seconds))
-    kept = sorted({*every[::SECONDS_EVERY], *every[-1:]})
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        target.mkdir(parents=True, exist_ok=True)
+        temporary.mkdir(parents=True, exist_ok=True)
         for name in ("config.yaml", "summary.json"):
             if (folder / name).is_file():
-                shutil.copyfile(folder / name, target / name)
+                shutil.copyfile(folder / name, temporary / name)
         for measured in (folder / "analysis").glob("*.json"):
-            (target / "analysis").mkdir(exist_ok=True)
-            shutil.copyfile(measured, target / "analysis" / measured.name)
+            (temporary / "analysis").mkdir(exist_ok=True)
+            shutil.copyfile(measured, temporary / "analysis" / measured.name)
         if lines := [json.dumps(record) + "\n" for record in read_staleness(folder)]:
-            write_text(target / STALENESS, "".join(lines))
+            write_text(temporary / STALENESS, "".join(lines))
+        _write_compact(temporary / NAME, curves)
+        replace_folder(temporary, target)
     except OSError as error:
         raise RunError(f"{target}: cannot be written: {error.strerror}") from None
-    with replacing(target / NAME) as file:
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return target
+
+
+def _write_compact(path: Path, curves: Curves) -> None:
+    every = range(len(curves.seconds))
+    kept = sorted({*every[::SECONDS_EVERY], *every[-1:]})
+    with replacing(path) as file:
         np.savez_compressed(
             file,
             iterations=curves.iterations.astype(np.int32),
@@ -107,7 +117,6 @@ def export(folder: Path, target: Path) -> Path:
             val_iterations=curves.val_iterations.astype(np.int32),
             val_loss=curves.val_loss,
         )
-    return target
 
 
 def read_staleness(folder: Path) -> list[dict[str, Any]]:

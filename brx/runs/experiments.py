@@ -10,12 +10,13 @@ import pandas as pd
 
 from brx.errors import UserError
 from brx.runs.frames import RATE, SEED
+from brx.runs.reading import ENDED
 
 
 def tried_rates(runs: pd.DataFrame) -> pd.DataFrame:
     """What every learning rate came to: a row per experiment and rate, by the scores of `score_values`.
 
-    Runs that failed count as tried, with an infinite loss; those under way are left out.
+    Runs that diverged count as tried, with an infinite loss; those under way or failed otherwise are left out.
 
     Args:
         runs: rows of `load`.
@@ -23,7 +24,7 @@ def tried_rates(runs: pd.DataFrame) -> pd.DataFrame:
     Raises:
         UserError: two runs have the same settings and seed.
     """
-    ended = runs[runs["status"].isin(("finished", "failed"))]
+    ended = runs[runs["status"].isin(ENDED)]
     losses = ended["val_loss"].where(ended["status"] == "finished").fillna(np.inf)
     _refuse_repeated(ended)
     return score_values(ended.assign(score=losses), group="experiment", over=RATE)
@@ -35,7 +36,7 @@ def score_values(runs: pd.DataFrame, group: str, over: str) -> pd.DataFrame:
     Values are compared over the seeds that all of them have; if there are none, over the lowest seed that any has.
 
     Args:
-        runs: rows with `group`, `over`, the seed, and their `score`: lower is better; infinite for a failed run.
+        runs: rows with `group`, `over`, the seed, and their `score`: lower is better; infinite for a run that diverged.
         group: column that is equal among runs whose values are compared.
         over: column of the values.
 
@@ -60,26 +61,28 @@ def _score(alike: pd.DataFrame, group: str, over: str) -> pd.DataFrame:
     return pd.DataFrame({group: alike[group].iloc[0], **values})
 
 
-def at_best_rates(runs: pd.DataFrame, *, with_failed: bool = False) -> pd.DataFrame:
+def at_best_rates(runs: pd.DataFrame, *, with_diverged: bool = False) -> pd.DataFrame:
     """The finished runs of every experiment at its best learning rate, by seed.
 
-    Three columns more: `lr_at_edge`, `num_rates`, how many were tried, and `failed_seeds`, those whose run at this rate
-    failed, the same list in every row of an experiment. An experiment of which every run failed has no rows.
+    Three columns more: `lr_at_edge`, `num_rates`, how many were tried, and `diverged_seeds`, those whose run at this
+    rate diverged, the same list in every row of an experiment. An experiment of which every run did has no rows.
 
     Args:
         runs: rows of `load`.
-        with_failed: give the failed runs of an experiment that has no others.
+        with_diverged: give the diverged runs of an experiment that has no others.
 
     Raises:
         UserError: two runs have the same settings and seed.
     """
     rates = tried_rates(runs)
     rates["num_rates"] = rates.groupby("experiment")[RATE].transform("size")
-    return _runs_at(runs, rates[rates["is_best"]].rename(columns={"at_edge": "lr_at_edge"}), with_failed=with_failed)
+    return _runs_at(
+        runs, rates[rates["is_best"]].rename(columns={"at_edge": "lr_at_edge"}), with_diverged=with_diverged
+    )
 
 
 def at_each_rate(runs: pd.DataFrame) -> list[pd.DataFrame]:
-    """The runs of every experiment, a frame per learning rate as `at_best_rates` with failed ones; none is chosen.
+    """The runs of every experiment, a frame per learning rate as `at_best_rates` with diverged ones; none is chosen.
 
     Args:
         runs: rows of `load`.
@@ -87,9 +90,9 @@ def at_each_rate(runs: pd.DataFrame) -> list[pd.DataFrame]:
     Raises:
         UserError: two runs have the same settings and seed.
     """
-    _refuse_repeated(runs[runs["status"].isin(("finished", "failed"))])
+    _refuse_repeated(runs[runs["status"].isin(ENDED)])
     rates = runs[["experiment", RATE]].drop_duplicates().assign(lr_at_edge=False, num_rates=1)
-    return [_runs_at(runs, alike, with_failed=True) for _, alike in rates.groupby(RATE)]
+    return [_runs_at(runs, alike, with_diverged=True) for _, alike in rates.groupby(RATE)]
 
 
 def of_rates(runs: pd.DataFrame, rates: Sequence[float]) -> pd.DataFrame:
@@ -105,15 +108,15 @@ def of_rates(runs: pd.DataFrame, rates: Sequence[float]) -> pd.DataFrame:
     return runs[runs[RATE].isin(rates)]
 
 
-def _runs_at(runs: pd.DataFrame, rates: pd.DataFrame, *, with_failed: bool) -> pd.DataFrame:
-    """The runs at some learning rates of some experiments, and which seeds failed there."""
-    at_rates = runs[runs["status"].isin(("finished", "failed"))].reset_index()
+def _runs_at(runs: pd.DataFrame, rates: pd.DataFrame, *, with_diverged: bool) -> pd.DataFrame:
+    """The runs at some learning rates of some experiments, and which seeds diverged there."""
+    at_rates = runs[runs["status"].isin(ENDED)].reset_index()
     at_rates = at_rates.merge(rates[["experiment", RATE, "lr_at_edge", "num_rates"]], on=["experiment", RATE])
     is_finished = at_rates["status"] == "finished"
-    failed = at_rates[~is_finished].groupby("experiment")[SEED].agg(list).to_dict()
-    seeds = [failed.get(experiment, []) for experiment in at_rates["experiment"]]
-    at_rates["failed_seeds"] = pd.Series(seeds, at_rates.index, dtype=object)
-    if with_failed:
+    diverged = at_rates[~is_finished].groupby("experiment")[SEED].agg(list).to_dict()
+    seeds = [diverged.get(experiment, []) for experiment in at_rates["experiment"]]
+    at_rates["diverged_seeds"] = pd.Series(seeds, at_rates.index, dtype=object)
+    if with_diverged:
         is_finished |= ~at_rates["experiment"].isin(at_rates.loc[is_finished, "experiment"])
     return at_rates[is_finished].sort_values(SEED, kind="stable").set_index("run")
 
@@ -142,10 +145,12 @@ def main_origin(chosen: pd.DataFrame) -> Origin:
 
 def notes(runs: pd.DataFrame, chosen: pd.DataFrame) -> list[str]:
     """A line for everything that the chosen runs leave out, and for what of them the paper's figures do."""
+    diverged = runs.loc[runs["status"] == "diverged", "name"]
     failed = runs.loc[runs["status"] == "failed", "name"]
-    unfinished = runs.loc[~runs["status"].isin(("finished", "failed")), "name"]
-    lines = [f"failed, counted as tried and as never reaching a target: {', '.join(failed)}"] if len(failed) else []
-    lines += [f"not finished, left out: {', '.join(unfinished)}"] if len(unfinished) else []
+    unfinished = runs.loc[~runs["status"].isin((*ENDED, "failed")), "name"]
+    lines = [f"diverged, counted as tried and as never reaching a target: {', '.join(diverged)}"] * (len(diverged) > 0)
+    lines += [f"failed otherwise than by diverging, left out: {', '.join(failed)}"] * (len(failed) > 0)
+    lines += [f"not finished, left out: {', '.join(unfinished)}"] * (len(unfinished) > 0)
     by_origin = chosen.groupby(_origin_labels(chosen))["experiment"].nunique()
     if len(by_origin) > 1:
         fingerprint, version = main_origin(chosen)

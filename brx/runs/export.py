@@ -9,12 +9,13 @@ from brx.errors import UserError
 from brx.runs.curves_file import export
 from brx.runs.folder import RunFolder
 from brx.runs.frames import find_runs
+from brx.runs.reading import ENDED
 
 
 def export_runs(folders: Sequence[Path], target: Path, *, unfinished: bool = False) -> tuple[int, int]:
     """Export runs that have ended, each to a folder of its name below `target`.
 
-    Those that failed are among them: they count where learning rates are chosen and slowdowns bounded.
+    Those that diverged are among them: they count where learning rates are chosen and slowdowns bounded.
 
     Args:
         folders: runs, or folders that hold runs.
@@ -28,9 +29,7 @@ def export_runs(folders: Sequence[Path], target: Path, *, unfinished: bool = Fal
         UserError: two runs have the same name, or `target` is where a run lies already.
     """
     paths = find_runs(folders)
-    chosen = [
-        path for path in paths if unfinished or RunFolder(path).read_summary().get("status") in ("finished", "failed")
-    ]
+    chosen = [path for path in paths if unfinished or RunFolder(path).read_summary().get("status") in ENDED]
     sources: dict[str, Path] = {}
     for path in chosen:
         if (other := sources.setdefault(path.resolve().name, path)) != path:

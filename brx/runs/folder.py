@@ -50,17 +50,16 @@ class RunFolder:
         return self.path / "summary.json"
 
     def read_summary(self) -> dict[str, Any]:
-        """What the summary says; empty if there is none (yet)."""
+        """What the summary says; empty if there is none (yet), or none that can be read."""
         try:
-            content: dict[str, Any] = json.loads(self.summary.read_text(encoding="utf-8"))
+            return parse_summary(self.summary.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
-        return content
 
     @property
-    def has_failed(self) -> bool:
-        """Whether the run ended by an error, as it does when its loss diverges."""
-        return self.read_summary().get("status") == "failed"
+    def has_diverged(self) -> bool:
+        """Whether the run ended because its loss or a gradient was no longer finite."""
+        return self.read_summary().get("status") == "diverged"
 
     def check(self, config: RunConfig, *, resume: bool) -> None:
         """Check that the folder is free for a new run, or holds the run to be continued.
@@ -94,6 +93,21 @@ class RunFolder:
                 f"{self.config}: {difference}: a run resumes with its own configuration; choose another --out for a"
                 " new run"
             )
+
+
+def parse_summary(text: str) -> dict[str, Any]:
+    """The content of a summary.json.
+
+    Raises:
+        ValueError: it is no JSON object, or its status or iteration is of another type than brx writes.
+    """
+    content = json.loads(text)
+    if not isinstance(content, dict):
+        raise ValueError("must be a JSON object")
+    for key, kind in (("status", str), ("iteration", int)):
+        if not isinstance(content.get(key, kind()), kind):
+            raise ValueError(f"{key} is {content[key]!r}, must be of type {kind.__name__}")
+    return content
 
 
 SettingsBySection = Mapping[str, Mapping[str, Any]]

@@ -14,7 +14,6 @@ from rich.table import Table
 Format = Literal["table", "markdown", "csv", "json", "latex"]
 MIN_WIDTH = 142
 """Characters in which a table of the terminal is set at least: the leaderboard's rows just fit."""
-FORMATS: tuple[Format, ...] = ("table", "markdown", "csv", "json", "latex")
 
 
 def format_table(table: pd.DataFrame, form: Format) -> str:

@@ -200,7 +200,7 @@ def find_runs(folders: Iterable[str | os.PathLike[str]]) -> list[Path]:
 
 def _is_run(path: Path) -> bool:
     has_losses = any(size for size, _ in _state(path)[:2])
-    return (path / "config.yaml").is_file() and (has_losses or RunFolder(path).has_failed)
+    return (path / "config.yaml").is_file() and (has_losses or RunFolder(path).has_diverged)
 
 
 def _state(path: Path) -> tuple[tuple[int, int], ...]:

@@ -90,7 +90,8 @@ def _by_method_and_delay(chosen: pd.DataFrame) -> dict[tuple[str, float], pd.Dat
 
 
 def _experiment(method: str, delay: float, seeds: pd.DataFrame, num_rates: int, losses: Sequence[float]) -> Experiment:
-    by_loss = [[passage(run, loss) for run in seeds.index] for loss in losses]
+    never = [None] * len(seeds["diverged_seeds"].iloc[0])
+    by_loss = [[*(passage(run, loss) for run in seeds.index), *never] for loss in losses]
     return Experiment(
         method=method,
         delay=delay,

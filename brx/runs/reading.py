@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,11 +18,15 @@ from brx.errors import UserError
 from brx.methods.trajectory_version import recorded_version
 from brx.pipeline.delay import stage_delays
 from brx.runs.curves_file import read_curves
+from brx.runs.folder import parse_summary
 
 Series = NDArray[np.float64]
 
 # The share of a run's iterations over which its training loss is averaged before anything is read off it.
 SMOOTHING = 0.02
+
+ENDED = ("finished", "diverged")
+"""The statuses of runs that say what their settings come to; one that failed for another reason does not."""
 
 NAMED = {"method", "lr", "code_sha256", "source", "geometry", "refresh_schedule", "compensation"}
 """Settings of optimizers that `Run.unusual_settings` leaves out."""
@@ -64,7 +67,7 @@ class Run:
             raise UserError(f"{path}: not a run's folder (it has no config.yaml)")
         summary_path = path / "summary.json"
         try:
-            summary = json.loads(summary_path.read_text(encoding="utf-8")) if summary_path.is_file() else {}
+            summary = parse_summary(summary_path.read_text(encoding="utf-8")) if summary_path.is_file() else {}
         except ValueError as error:
             raise UserError(f"{summary_path}: not readable: {error}") from None
         config = load_config(path / "config.yaml")

@@ -27,7 +27,7 @@ class Reached(NamedTuple):
 
     Attributes:
         iterations: where it did; for a run that did not, all the iterations that its schedule gave it.
-        is_reached: whether it did; not so for a run that diverged or failed, whatever it had reached before.
+        is_reached: whether it did; not so for a run that diverged, whatever it had reached before.
     """
 
     iterations: float
@@ -65,10 +65,15 @@ def iterations_to_target(iterations: Series, losses: Series, target: float) -> f
         losses: (n,), the training loss of each in nats.
         target: the loss to reach, in nats.
 
+    Raises:
+        ValueError: the target is no finite number.
+
     Returns:
         The middle between the last iteration above and the first one below; the first iteration if none is above; None
         if the run ends above, or holds a loss that is not finite.
     """
+    if not math.isfinite(target):
+        raise ValueError(f"target {target}: must be a finite loss, in nats")
     if not np.isfinite(losses).all():
         return None
     sums = np.cumsum(losses - target)

@@ -69,9 +69,10 @@ def _beyond(sweep: Sweep, cells: Sequence[Cell]) -> list[Cell]:
 
 
 def chosen_cells(cells: Sequence[Cell], scored: pd.DataFrame, rule: Choice) -> list[Cell]:
-    """The cells with the best value of their group, from `choose`."""
+    """The cells with the best value of their group, from `choose`; none of a group of which all cells have failed."""
     best = scored[scored["is_best"]].set_index("group")[rule.over]
-    return [cell for cell in cells if best[_group(cell, rule)] == _value(cell, rule)]
+    hopeful = {_group(cell, rule) for cell in cells if state_of(cell) is not State.FAILED}
+    return [cell for cell in cells if (group := _group(cell, rule)) in hopeful and best[group] == _value(cell, rule)]
 
 
 def _group(cell: Cell, rule: Choice) -> str:

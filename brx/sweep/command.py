@@ -92,4 +92,6 @@ def run_and_print(sweep: Sweep, launching: AbstractContextManager[Launcher], *, 
 
 
 def _local(sweep: Sweep, jobs: int | None) -> LocalLauncher:
-    return LocalLauncher(jobs, max(cell.config.pipeline.devices for cell in sweep.cells))
+    configs = [cell.config for cell in sweep.cells]
+    on_gpus = any(config.runtime.device != "cpu" for config in configs)
+    return LocalLauncher(jobs, max(config.pipeline.devices for config in configs), on_gpus=on_gpus)

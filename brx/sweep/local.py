@@ -39,11 +39,12 @@ class LocalLauncher:
 
     Args:
         num_jobs: how many run at a time; by default one per GPU (or group of them), one per core without.
-        devices_per_cell: GPUs that a cell needs.
+        devices_per_cell: devices that a cell needs.
+        on_gpus: whether cells compute on the GPUs, if there are any.
     """
 
-    def __init__(self, num_jobs: int | None, devices_per_cell: int) -> None:
-        self._num_gpus = torch.cuda.device_count()
+    def __init__(self, num_jobs: int | None, devices_per_cell: int, *, on_gpus: bool = True) -> None:
+        self._num_gpus = torch.cuda.device_count() if on_gpus else 0
         if 0 < self._num_gpus < devices_per_cell:
             raise UserError(f"pipeline.devices: cells need {devices_per_cell} GPUs each, there are {self._num_gpus}")
         self._gpus_per_cell = devices_per_cell if self._num_gpus else 0

@@ -23,7 +23,9 @@ def choice_table(choices: pd.DataFrame, rule: Choice) -> Table:
             f"{value:g}: {_shown(score)}" for value, score in alike.set_index(rule.over)["score"].items()
         )
         best = alike[alike["is_best"]].iloc[0]
-        table.add_row(best["cells"], f"{best[rule.over]:g}", EDGE if best["at_edge"] else "", scores)
+        has_one = math.isfinite(best["score"])
+        chosen = f"{best[rule.over]:g}" if has_one else "none"
+        table.add_row(best["cells"], chosen, EDGE if best["at_edge"] and has_one else "", scores)
     return table
 
 
@@ -31,13 +33,14 @@ def write_choices(choices: pd.DataFrame, sweep: Sweep) -> list[Path]:
     """Write the same as CSV into the sweep's folder, a line per value."""
     rule = sweep.spec.choose
     assert rule is not None
+    is_chosen = choices["is_best"] & choices["score"].map(math.isfinite)
     texts = pd.DataFrame(
         {
             "cells": choices["cells"],
             rule.over: choices[rule.over].map("{:g}".format),
             rule.by: choices["score"].map(_shown),
-            "chosen": choices["is_best"].map({True: "yes", False: ""}),
-            "remark": (choices["is_best"] & choices["at_edge"]).map({True: EDGE, False: ""}),
+            "chosen": is_chosen.map({True: "yes", False: ""}),
+            "remark": (is_chosen & choices["at_edge"]).map({True: EDGE, False: ""}),
         }
     )
     path = sweep.out / f"choice-{sweep.path.stem}.csv"

@@ -10,6 +10,7 @@ import torch
 from brx.config import schema
 from brx.config.schema import RunConfig
 from brx.model.sizes import training_flops
+from brx.optim.basis_rotation import FIRST_REFRESH
 from brx.planning.device_peaks import peak_flops
 
 
@@ -39,7 +40,8 @@ class Utilization:
 class RefreshTime:
     """What a refresh of the basis adds to an update: mean time of updates with one, less mean time of those without.
 
-    Known only where all stages refresh in the same iterations.
+    Of the updates after the first basis, which takes eigenvectors (`FIRST_REFRESH`). Known only where all stages
+    refresh in the same iterations.
 
     Args:
         config: the run.
@@ -54,8 +56,8 @@ class RefreshTime:
         self._counts = {True: 0, False: 0}
 
     def see(self, iteration: int, update_seconds: float) -> None:
-        """Take in an update's time; the very first one (eigenvectors, kernels to be loaded) does not count."""
-        if self._frequency is not None and iteration > 1:
+        """Take in an update's time."""
+        if self._frequency is not None and iteration > FIRST_REFRESH:
             has_refresh = iteration % self._frequency == 0
             self._totals[has_refresh] += update_seconds
             self._counts[has_refresh] += 1

@@ -17,7 +17,7 @@ from brx.config.schema import RunConfig
 from brx.data.batches import check_validation_examples, validation_set
 from brx.data.prefetch import Prefetcher
 from brx.data.prepare import PreparedData, prepare
-from brx.errors import RunError, UserError
+from brx.errors import DivergedError, RunError, UserError
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
 from brx.model.stage import partition
 from brx.pipeline.delay import check_devices, stage_delays
@@ -138,9 +138,13 @@ class Trainer:
                 progress.say(what_is_saved(self.folder.path, self.iteration))
                 raise
             except Exception as error:
+                if isinstance(error, DivergedError):
+                    self.world.announce_divergence(str(error))
                 if summary is not None:
-                    told = str(error) or type(error).__name__
-                    summary.write("failed", self.iteration, self.training_seconds, told)
+                    diverged = self.world.announced_divergence()
+                    told = diverged or str(error) or type(error).__name__
+                    how = "failed" if diverged is None else "diverged"
+                    summary.write(how, self.iteration, self.training_seconds, told)
                 raise
             status: Status = "finished" if self.iteration >= last else "interrupted"
             memory = self.world.gather((peak_memory(self.device), self.planned_memory.peak))
@@ -221,7 +225,8 @@ class Trainer:
             if self.world.num_ranks == 1:  # of several, the others can no longer be asked
                 self._report(pending, seconds, recorder)
             raise
-        self.training_seconds = before + time.perf_counter() - started
+        finally:
+            self.training_seconds = before + time.perf_counter() - started
 
     def _look_for_stop(self, stop: StopSignal) -> None:
         if stop.requested and self.world.announced_stop() is None:

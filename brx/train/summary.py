@@ -73,7 +73,7 @@ class Summary:
         """Write the summary; that of a finished run stays, if this session had nothing to add to it.
 
         Args:
-            status: finished, interrupted or failed.
+            status: finished, interrupted, diverged or failed.
             iteration: the number of updates made.
             training_seconds: time spent training over all sessions, without validations and checkpoints.
             error: what went wrong.
@@ -152,10 +152,18 @@ def describe_device(device: torch.device) -> dict[str, Any]:
 
 
 def git_commit() -> str | None:
-    """The commit of the checkout that this code runs from; None outside of one."""
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    """The commit of the checkout that this code runs from, with `-dirty` if its code has changed; None outside of one.
+
+    An installed copy may lie in somebody else's checkout: it is this code's only if it knows this file.
+    """
+    package = Path(brx.__file__).parent
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(package), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+
     try:
-        completed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
+        git("ls-files", "--error-unmatch", Path(brx.__file__).name)
+        return git("rev-parse", "HEAD") + ("-dirty" if git("status", "--porcelain", "--", ".") else "")
+    except (OSError, subprocess.SubprocessError):
         return None
-    return completed.stdout.strip() or None

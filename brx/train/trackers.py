@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any, Protocol
+from uuid import uuid4
 
 from brx.config.schema import RunConfig
 from brx.errors import UserError
+from brx.files import write_text
 from brx.runs.metrics import Record
 
 
@@ -51,7 +53,7 @@ class WeightsAndBiases:
         except ImportError:
             raise UserError("logging.wandb: Weights & Biases is not installed: pip install 'brx[wandb]'") from None
         self._run: Any = wandb.init(
-            project=project, name=run.name, id=run.name, resume="allow", dir=str(run), config=config.model_dump()
+            project=project, name=run.name, id=_own_id(run), resume="allow", dir=str(run), config=config.model_dump()
         )
 
     def log(self, records: list[Record]) -> None:
@@ -60,6 +62,14 @@ class WeightsAndBiases:
 
     def close(self) -> None:
         self._run.finish()
+
+
+def _own_id(run: Path) -> str:
+    """A name for the run at Weights & Biases that no other run has, kept in its folder for when it resumes."""
+    path = run / "wandb_id.txt"
+    if not path.is_file():
+        write_text(path, uuid4().hex[:12] + "\n")
+    return path.read_text(encoding="utf-8").strip()
 
 
 def open_trackers(config: RunConfig, run: Path, first_iteration: int) -> list[Tracker]:

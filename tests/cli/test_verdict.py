@@ -100,6 +100,7 @@ def test_the_figure_has_the_transfers_of_each_cell(capsys, tmp_path, monkeypatch
         (["--stages", "1", "--micro-batches", "8"], "--stages must be at least 2"),
         (["--stages", "8", "--micro-batches", "0"], "--micro-batches at least 1"),
         (["--stages", "8", "--micro-batches", "8", "--loss", "9"], "--loss 9: above 4"),
+        (["--stages", "8", "--micro-batches", "8", "--loss", "nan"], "--loss nan: must be a loss above 0"),
         (["--stages", "8", "--micro-batches", "8", "--cost", "adam=0.1"], "--cost adam=0.1: write METHOD=SHARE"),
         (["--stages", "8", "--micro-batches", "8", "--cost", "nesterov=much"], "--cost nesterov=much: the share"),
         (["--stages", "8", "--micro-batches", "8", "--device-memory", "8GB"], "need a --config"),

@@ -118,3 +118,13 @@ def test_run_without_a_measurement(runs, tmp_path, capsys):
     assert f"run `brx hessian-norm {copy}` first" in capsys.readouterr().err
     assert main(["effective-delay", str(tmp_path / "nowhere")]) == 2
     assert "nowhere: no such folder" in capsys.readouterr().err
+
+
+def test_runs_under_way_have_no_slowdown(delayed_and_not, tmp_path):
+    copies = [shutil.copytree(path, tmp_path / path.name) for path in delayed_and_not]
+    summary = json.loads((copies[0] / "summary.json").read_text())
+    (copies[0] / "summary.json").write_text(json.dumps({**summary, "status": "interrupted"}))
+    assert slowdown_points(load(copies)) == []  # the one without delay is not finished
+    (copies[0] / "summary.json").write_text(json.dumps(summary))
+    (copies[1] / "summary.json").write_text(json.dumps({**summary, "status": "diverged"}))
+    assert [point.slowdown for point in slowdown_points(load(copies))] == [1.0, None]

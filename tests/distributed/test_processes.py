@@ -194,6 +194,19 @@ def resumed(path):
     return process, [int(child) for child in children]
 
 
+def test_divergence_on_the_last_rank_is_in_the_summary(tmp_path):
+    """Rank 0, which writes it, sees no more of it than a lost neighbour."""
+    path = tmp_path / "tiny.yaml"
+    path.write_text(dump_config(tiny_config(tmp_path, "optimizer.lr=1e30", "training.warmup_fraction=0.0")))
+    process = start_brx("train", path, "--devices", 2, "--out", tmp_path / "run")
+    _, stderr = process.communicate(timeout=300)
+    assert process.returncode == 1
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["status"] == "diverged"
+    assert "try a lower optimizer.lr" in summary["error"]
+    assert "try a lower optimizer.lr" in stderr.splitlines()[-1]
+
+
 def test_rank_that_refuses_the_request_exits_2(tmp_path):
     path = tmp_path / "tiny.yaml"
     path.write_text(dump_config(tiny_config(tmp_path, "training.iterations=100000")))

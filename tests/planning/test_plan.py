@@ -358,3 +358,29 @@ def test_command_prints_a_table_to_act_on(capsys):
 def test_wrong_options_are_one_line(arguments, expected, capsys):
     assert main(["plan", "quick", *arguments]) == 2
     assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"memory.max": "1000", "memory.current": "700", "memory.stat": "anon 5\ninactive_file 50\n"}, 350),
+        ({"memory.max": "1000", "memory.current": "1200"}, 0),
+        ({"memory.max": "max", "memory.current": "700"}, None),
+        (
+            {
+                "memory/memory.limit_in_bytes": "900",
+                "memory/memory.usage_in_bytes": "100",
+                "memory/memory.stat": "inactive_file 1\ntotal_inactive_file 20\n",
+            },
+            820,
+        ),
+        ({}, None),
+    ],
+)
+def test_free_memory_of_a_container_is_what_is_left_of_its_limit(files, expected, tmp_path, monkeypatch):
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+    monkeypatch.setattr(memory_check, "CONTROL_GROUPS", tmp_path)
+    monkeypatch.setattr(memory_check, "_available_on_host", lambda: None)
+    assert memory_check.free_memory(torch.device("cpu")) == expected

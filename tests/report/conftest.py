@@ -15,7 +15,7 @@ def runs(tmp_path_factory):
             write_run(folder / f"{method}-{stages}", final_loss, {**settings, "optimizer.lr": 1e-3})
     worse = {"optimizer.method": "pipedream", "pipeline.stages": 32}
     write_run(folder / "pipedream-32-worse", 2.9, {**worse, "optimizer.lr": 3e-4})
-    write_run(folder / "pipedream-32-diverged", float("nan"), {**worse, "optimizer.lr": 1e-2}, status="failed")
+    write_run(folder / "pipedream-32-diverged", float("nan"), {**worse, "optimizer.lr": 1e-2}, status="diverged")
     other = {"optimizer.method": "nesterov", "pipeline.stages": 1, "optimizer.lr": 1e-3, "training.seed": 3}
     write_run(folder / EVIL_NAME, 2.5, other)
     return folder

@@ -41,7 +41,7 @@ def test_curves_are_thinned_and_end_where_the_run_ends(run_data):
 def test_losses_that_are_no_numbers_are_gaps(run_data):
     diverged = next(run for run in run_data["runs"] if run["name"] == "pipedream-32-diverged")
     assert set(diverged["curves"]["train"]) == {None}
-    assert (diverged["status"], diverged["numbers"]["train loss"]) == ("failed", "-")
+    assert (diverged["status"], diverged["numbers"]["train loss"]) == ("diverged", "-")
 
 
 def test_the_best_learning_rate_of_each_experiment_is_marked(run_data):
@@ -81,7 +81,7 @@ def test_tables_have_the_slowdowns_and_the_choice_of_rates(elements, page):
 def test_provenance_counts_what_differs(elements):
     facts = [text for _, text in elements.named("dd")]
     assert "finished (6 runs)" in facts
-    assert "failed (1 run)" in facts
+    assert "diverged (1 run)" in facts
     assert "c0ffee (7 runs)" in facts
     assert "2026-01-02T03:04:05Z to 2026-01-02T03:04:05Z" in facts
     assert "packages, tokenizer bytes, fingerprint f1f2f3 (7 runs)" in facts

@@ -98,13 +98,13 @@ def test_a_run_that_never_gets_there_is_a_lower_bound_not_dropped(tmp_path):
 
 
 def test_a_seed_that_diverged_makes_a_lower_bound(tmp_path):
-    """Even one that had reached the target, or that failed before it had a loss."""
+    """Even one that had reached the target, or that diverged before it had a loss."""
     for seed in range(3):
         write_run(tmp_path, f"p1s{seed}", "pipeline.stages=1", f"training.seed={seed}", crosses_3_at=50.5)
     write_run(tmp_path, "p4s0", "pipeline.stages=4", crosses_3_at=200.5)
     for seed in (1, 2):
         settings = ("pipeline.stages=4", f"training.seed={seed}")
-        failed = write_run(tmp_path, f"p4s{seed}", *settings, crosses_3_at=100.5, status="failed")
+        failed = write_run(tmp_path, f"p4s{seed}", *settings, crosses_3_at=100.5, status="diverged")
     (failed.path / "metrics.jsonl").write_text("")
     slowdown = only_slowdown(tmp_path)
     assert slowdown["is_censored"]
@@ -115,7 +115,7 @@ def test_a_seed_that_diverged_makes_a_lower_bound(tmp_path):
 
 def test_a_reference_that_diverged_gives_no_bound(tmp_path):
     write_run(tmp_path, "p1s0", "pipeline.stages=1", crosses_3_at=50.5)
-    write_run(tmp_path, "p1s1", "pipeline.stages=1", "training.seed=1", crosses_3_at=50.5, status="failed")
+    write_run(tmp_path, "p1s1", "pipeline.stages=1", "training.seed=1", crosses_3_at=50.5, status="diverged")
     write_run(tmp_path, "p4", "pipeline.stages=4", crosses_3_at=200.5)
     slowdown = only_slowdown(tmp_path)
     assert np.isnan(slowdown["ratio"])
@@ -142,12 +142,22 @@ def test_interval_is_of_the_ratios_of_the_seeds_that_both_have(tmp_path):
 
 
 def test_runs_that_did_not_finish_move_no_target_and_are_named(tmp_path, capsys):
-    for name, P, at, status in (("a", 1, 50.5, "finished"), ("b", 4, 200.5, "finished"), ("c", 2, 9000, "failed")):
+    for name, P, at, status in (("a", 1, 50.5, "finished"), ("b", 4, 200.5, "finished"), ("c", 2, 9000, "diverged")):
         write_run(tmp_path, name, f"pipeline.stages={P}", crosses_3_at=at, status=status)
     assert main(["slowdown", str(tmp_path / "runs")]) == 0
     out, error = capsys.readouterr()
     assert "3.96" in out  # 350.5 / 88.5
-    assert "failed, counted as tried and as never reaching a target: c" in error
+    assert "diverged, counted as tried and as never reaching a target: c" in error
+
+
+def test_a_run_that_failed_otherwise_says_nothing_of_its_settings(tmp_path, capsys):
+    """A full disk, a lost neighbour: neither tried nor a bound."""
+    for name, P, lr, status in (("a", 1, 1e-3, "finished"), ("b", 4, 1e-3, "finished"), ("c", 4, 1e-4, "failed")):
+        write_run(tmp_path, name, f"pipeline.stages={P}", f"optimizer.lr={lr}", crosses_3_at=200.5, status=status)
+    assert main(["slowdown", str(tmp_path / "runs"), "--format", "csv"]) == 0
+    out, error = capsys.readouterr()
+    assert "failed otherwise than by diverging, left out: c" in error
+    assert "0.001*" in out  # the only rate tried
 
 
 def test_an_early_target_is_told(tmp_path, capsys):
@@ -181,7 +191,7 @@ def test_target_is_the_loss_that_all_reach(tmp_path):
 
 
 def test_learning_rate_is_the_one_with_the_lowest_validation_loss(tmp_path):
-    for lr, val_loss, status in ((0.001, 2.0, "finished"), (0.01, 1.5, "finished"), (0.1, 0.5, "failed")):
+    for lr, val_loss, status in ((0.001, 2.0, "finished"), (0.01, 1.5, "finished"), (0.1, 0.5, "diverged")):
         write_run(tmp_path, f"lr{lr}", f"optimizer.lr={lr}", crosses_3_at=50, val_loss=val_loss, status=status)
     runs = load(tmp_path / "runs")
     assert tried_rates(runs).set_index("optimizer.lr")["score"].to_dict() == {0.001: 2.0, 0.01: 1.5, 0.1: float("inf")}
@@ -196,7 +206,7 @@ def test_a_choice_among_one_rate_is_marked(tmp_path):
 
 
 def test_a_run_that_failed_before_its_first_loss_counts_as_tried(tmp_path):
-    for lr, status in ((0.001, "finished"), (0.01, "finished"), (0.1, "failed")):
+    for lr, status in ((0.001, "finished"), (0.01, "finished"), (0.1, "diverged")):
         run = write_run(tmp_path, f"lr{lr}", f"optimizer.lr={lr}", crosses_3_at=50, val_loss=1 - lr, status=status)
     (run.path / "metrics.jsonl").unlink()
     runs = load(tmp_path / "runs")
@@ -301,7 +311,9 @@ def test_rates_can_be_restricted_or_the_same_on_both_sides(tmp_path, capsys):
 def test_an_experiment_of_which_every_run_failed_is_a_bound(tmp_path, capsys, arguments):
     write_run(tmp_path, "p1", "pipeline.stages=1", crosses_3_at=50.5)
     for P, at in ((2, 100.5), (4, 9000)):
-        write_run(tmp_path, f"p{P}", f"pipeline.stages={P}", crosses_3_at=at, status="failed" if P == 4 else "finished")
+        write_run(
+            tmp_path, f"p{P}", f"pipeline.stages={P}", crosses_3_at=at, status="diverged" if P == 4 else "finished"
+        )
     (tmp_path / "runs" / "p4" / "metrics.jsonl").unlink()
     assert main(["slowdown", str(tmp_path / "runs"), "--format", "json", *arguments]) == 0
     two, four = json.loads(capsys.readouterr().out)["slowdowns"]
@@ -342,6 +354,25 @@ def test_a_damaged_file_of_a_finished_run_is_not_taken_for_a_short_one(tmp_path)
     with pytest.raises(UserError, match="damaged: lacks 391 of the 400"):
         export(run.path, tmp_path / "compact")
     assert not (tmp_path / "compact").exists()
+
+
+@pytest.mark.parametrize("content", ["[]", '{"status": "finished", "iteration": "x"}', '{"status": 3}', "{"])
+def test_a_summary_that_is_none_is_one_line(content, tmp_path, capsys):
+    run = write_run(tmp_path, "a", crosses_3_at=50)
+    (run.path / "summary.json").write_text(content)
+    assert main(["slowdown", str(tmp_path / "runs")]) == 2
+    assert f"{run.path / 'summary.json'}: not readable" in capsys.readouterr().err
+
+
+def test_an_export_replaces_what_was_there(tmp_path):
+    run = write_run(tmp_path, "a", crosses_3_at=50)
+    for measured in ("old", "new"):
+        (run.path / "analysis").mkdir()
+        (run.path / "analysis" / f"{measured}.json").write_text("{}")
+        export(run.path, tmp_path / "kept" / "a")
+        shutil.rmtree(run.path / "analysis")
+    assert [path.name for path in (tmp_path / "kept" / "a" / "analysis").iterdir()] == ["new.json"]
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["a"]
 
 
 @pytest.mark.parametrize(

@@ -141,3 +141,8 @@ def test_estimates_of_noisy_stretches_are_unbiased_and_their_intervals_cover():
         covered.append(estimate.low < 2.0 < estimate.high)
     assert abs(np.mean(errors)) < 0.03
     assert 0.92 < np.mean(covered) < 0.98
+
+
+def test_a_target_that_is_no_loss_is_refused():
+    with pytest.raises(ValueError, match="target nan"):
+        iterations_to_target(np.arange(1.0, 5.0), np.arange(5.0, 1.0, -1.0), math.nan)

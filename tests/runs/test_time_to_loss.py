@@ -80,3 +80,12 @@ def test_what_is_kept_is_what_the_runs_say():
         assert count == pytest.approx(passage(run, target), abs=0.06)
         earlier = passage(run, target + LOSS_STEP)
         assert earlier <= measured.reached(one, target + LOSS_STEP / 2)[0] <= count
+
+
+def test_a_seed_that_diverged_never_reaches_a_loss(tmp_path):
+    for seed, status in ((0, "finished"), (1, "diverged")):
+        write_run(tmp_path, f"s{seed}", "pipeline.stages=1", f"training.seed={seed}", crosses_3_at=150, status=status)
+    measured, _ = measure_largest_set(load(tmp_path / "runs"), "runs")
+    (only,) = measured.experiments
+    assert {row[1] for row in only.iterations} == {None}
+    assert any(row[0] is not None for row in only.iterations)

@@ -33,3 +33,9 @@ def test_cells_get_whole_groups_of_gpus_and_all_cores(tmp_path, monkeypatch, num
     assert {int(environment["OMP_NUM_THREADS"]) for environment in environments} == {8 // launcher.num_jobs}
     for job in launcher.jobs:
         job.resources.close()
+
+
+def test_cells_on_the_cpu_are_not_limited_by_gpus(monkeypatch):
+    monkeypatch.setattr(local.torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(local.os, "cpu_count", lambda: 8)
+    assert LocalLauncher(None, 2, on_gpus=False).num_jobs == 4

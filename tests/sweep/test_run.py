@@ -144,6 +144,15 @@ def test_choice_and_repetitions(tmp_path, capsys):
     assert [name.partition("--")[0] for name in seeds] == ["p4-lr0.01-s1"]
 
 
+def test_where_every_rate_diverges_none_is_chosen_or_repeated(tmp_path, capsys):
+    grid = {"pipeline.stages": [4], "optimizer.lr": [1e29, 1e30]}
+    path = write_sweep(tmp_path, grid=grid, choose={"over": "optimizer.lr"}, repeat={"set": {"training.seed": [1]}})
+    assert main(["sweep", str(path), "--jobs", "2"]) == 1
+    assert "p4,1e+29,failed,," in (tmp_path / "cells" / "choice-sweep.csv").read_text()
+    assert not list((tmp_path / "cells").glob("*-s1--*"))
+    assert "none" in capsys.readouterr().out
+
+
 def test_a_choice_at_the_edge_is_flagged(tmp_path, capsys):
     path = write_sweep(tmp_path, grid={"optimizer.lr": [1e-4, 0.01]}, choose={})
     assert main(["sweep", str(path), "--jobs", "2"]) == 0

@@ -304,8 +304,10 @@ def test_loss_that_is_not_finite_stops_the_run(tmp_path, monkeypatch):
         train(config, tmp_path / "run")
     assert [path.name for path in checkpoint.list_checkpoints(tmp_path / "run")] == ["00000007", "00000014"]
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["status"] == "failed"
+    assert summary["status"] == "diverged"
     assert "iteration 1" in summary["error"]
+    newest = losses(tmp_path / "run")[-1]
+    assert summary["training_seconds"] >= newest["seconds"]
 
     # It resumes from before the failure, as if there had been none.
     monkeypatch.setattr("brx.methods.updater.lr_factor", lambda t, training: 1.0)

@@ -31,12 +31,18 @@ def test_weights_and_biases_gets_the_metrics_under_the_runs_name(tmp_path, monke
         return run
 
     monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
-    train(tiny_config(tmp_path, "logging.wandb=project", "training.iterations=6"), tmp_path / "run")
-    assert (arguments["project"], arguments["id"], arguments["resume"]) == ("project", "run", "allow")
+    config = tiny_config(tmp_path, "logging.wandb=project", "training.iterations=6")
+    train(config, tmp_path / "run")
+    assert (arguments["project"], arguments["name"], arguments["resume"]) == ("project", "run", "allow")
     assert arguments["config"]["pipeline"]["stages"] == 4
     written = [record["train_loss"] for record in losses(tmp_path / "run") if "train_loss" in record]
     assert [scalars["train_loss"] for _, scalars in run.logged if "train_loss" in scalars] == written
     assert run.finished
+    first = arguments["id"]
+    train(config, tmp_path / "run", resume=True)
+    assert arguments["id"] == first  # the same run goes on
+    train(config, tmp_path / "elsewhere" / "run")
+    assert arguments["id"] != first  # another folder of the same name is another run
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -67,9 +68,9 @@ class Margin:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Student's, of the mean, 95 %; None with fewer than three seeds."""
+        """Student's, of the mean, 95 %; None with fewer than three seeds, or where one diverged."""
         count = len(self.by_seed)
-        if count < SEEDS_FOR_AN_INTERVAL:
+        if count < SEEDS_FOR_AN_INTERVAL or not math.isfinite(self.mean):
             return None
         half = float(stdtrit(count - 1, (1 + CONFIDENCE) / 2) * self.by_seed.sem())  # quantile of Student's t
         return self.mean - half, self.mean + half
@@ -98,7 +99,7 @@ def need(
     preset: str | None = None,
     settings: Settings | None = None,
 ) -> pd.DataFrame:
-    """The runs of an experiment.
+    """The runs of an experiment; of a seed that diverged a row with infinite losses.
 
     Raises:
         NotTriedError: there are none; `experiments.missing` names the sweep that makes them.
@@ -106,7 +107,14 @@ def need(
     seeds = experiments.find(method, stages, sweep or sweep_of(method), preset=preset, settings=settings)
     if seeds is None:
         raise NotTriedError(f"no runs of {experiments.missing[-1].partition(':')[0]} yet")
-    return seeds
+    return with_diverged(seeds)
+
+
+def with_diverged(seeds: pd.DataFrame) -> pd.DataFrame:
+    """The runs of an experiment, and a row for each of its seeds that diverged: it ended above everything."""
+    lost = {"status": "diverged", "train_loss": math.inf, "val_loss": math.inf}
+    rows = [seeds.iloc[[0]].assign(**lost, **{SEED: seed}) for seed in seeds["diverged_seeds"].iloc[0]]
+    return pd.concat([seeds, *rows]) if rows else seeds
 
 
 def shared_seeds(*experiments: pd.DataFrame) -> list[pd.DataFrame]:

@@ -61,6 +61,9 @@ def test_other_directions_are_those_in_which_both_methods_move_less(tmp_path, me
     for claim in (stable_elsewhere, oscillates_less(delayed=True)):
         with pytest.raises(NotTriedError):
             claim(measured)
+    write_oscillation(tmp_path, "nesterov", 0, 500, 1e-7)  # of neither method
+    with pytest.raises(NotTriedError):
+        stable_elsewhere(measured)
     write_oscillation(tmp_path, "basis-rotation", 0, 500, 1e-5)
     assert stable_elsewhere(measured).holds  # along the other, 1e-6
     write_oscillation(tmp_path, "basis-rotation", 0, 500, 1e-7)

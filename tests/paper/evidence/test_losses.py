@@ -4,10 +4,13 @@ import pandas as pd
 import pytest
 from scipy.stats import ttest_1samp
 
-from brx.paper.evidence.base import Margin, NotTriedError
+from brx.config.loading import preset_with
+from brx.files import write_json
+from brx.paper.evidence.base import Margin, NotTriedError, need
 from brx.paper.evidence.losses import ends_below
-from brx.paper.scales import COMPENSATIONS, MAIN, VARIANTS, Experiments
+from brx.paper.scales import COMPENSATIONS, MAIN, VARIANTS, Experiments, delays_of
 from brx.runs.comparison import BASELINES
+from brx.sweep.spec import identity
 from tests.paper.helpers import LAPTOP, row, write_experiment
 
 
@@ -42,6 +45,19 @@ def test_ends_below(ours, theirs, holds, tmp_path):
     judged = ends_below("ours", runs_of(tmp_path, "basis-rotation"), {"nesterov": runs_of(tmp_path, "nesterov")})
     assert judged.holds == holds
     assert ("difference [" in judged.text) == (len(theirs) > 2)
+
+
+@pytest.mark.parametrize(("diverged", "holds"), [("basis-rotation", False), ("nesterov", True)])
+def test_a_seed_that_diverged_ends_above_everything(diverged, holds, tmp_path):
+    write_finals(tmp_path, "basis-rotation", dict.fromkeys(range(3), 1.0))
+    write_finals(tmp_path, "nesterov", dict.fromkeys(range(3), 1.1))
+    run = tmp_path / identity(
+        preset_with(LAPTOP.preset, {**delays_of(32, 8), **VARIANTS[diverged], "training.seed": 1})
+    )
+    write_json(run / "summary.json", {"status": "diverged", "data_fingerprint": "f"})
+    experiments = Experiments.load(LAPTOP, tmp_path)
+    ours, theirs = (need(experiments, method, 32) for method in ("basis-rotation", "nesterov"))
+    assert ends_below("ours", ours, {"nesterov": theirs}).holds == holds
 
 
 def test_no_seed_in_common_is_not_tried(tmp_path):

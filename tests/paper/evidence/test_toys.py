@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from brx.errors import UserError
 from brx.paper.evidence import toys
 from brx.paper.evidence.base import NotTriedError
 
@@ -42,3 +43,19 @@ def test_spiral(arrived, spearman, p_value, holds, write):
     judged = toys.misalignment_slows_on_the_spiral(None)
     assert judged.holds == holds
     assert ("stops on the way" in judged.text) != arrived
+
+
+def test_what_never_arrives_is_infinitely_slow(write, tmp_path):
+    rows = [
+        {"optimizer": "Adam", "aligned": aligned, "slowdown": 1.0 if aligned else None} for aligned in (True, False)
+    ]
+    write("quadratic", slowdowns=rows)
+    judged = toys.delay_hurts_where_misaligned(None)
+    assert judged.holds
+    assert judged.text.endswith("misaligned inf")
+    for name in ("spiral", "spiral-small-steps"):
+        write(name, arrived=True, spearman=None, p_value=None)
+    assert not toys.misalignment_slows_on_the_spiral(None).holds
+    (tmp_path / "spiral.json").write_text("{")
+    with pytest.raises(UserError, match=r"spiral\.json: not readable"):
+        toys.misalignment_slows_on_the_spiral(None)
