@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +16,7 @@ import pandas as pd
 from scipy.special import stdtrit
 
 from brx.errors import UserError
-from brx.paper.scales import LADDER_METHODS, Experiments
+from brx.paper.scales import LADDER_METHODS, STRATEGY_NAMES, Experiments, sweep_of
 from brx.runs.comparison import common_target, reductions, slowdowns
 from brx.runs.frames import DEPTH, SEED
 from brx.runs.slowdown import CONFIDENCE
@@ -26,6 +26,7 @@ PAPER_RELATIVE_DELAY = 31 / 244_000
 PAPER_SAVED = 0.716
 """Iterations that basis rotation saves over the best baseline, in the paper."""
 LEAST_RUNGS = 3
+BESIDE_THE_LADDER = (*STRATEGY_NAMES[1:], "soap", "muon", "scion")
 
 
 @dataclass(frozen=True)
@@ -36,11 +37,13 @@ class Rung:
         iterations: T.
         num_stages: P; the largest delay is P - 1.
         runs: of every method of the ladder at P = 1 and at P, rows of `at_best_rates`.
+        others: those of other methods that were trained as long at both.
     """
 
     iterations: int
     num_stages: int
     runs: pd.DataFrame
+    others: pd.DataFrame = field(default_factory=pd.DataFrame)
 
     @property
     def relative_delay(self) -> float:
@@ -49,7 +52,13 @@ class Rung:
 
     def seeds(self, method: str, num_stages: int) -> pd.DataFrame:
         """The runs of a method at one number of stages."""
-        return self.runs[(self.runs["variant"] == method) & (self.runs[DEPTH] == num_stages)]
+        runs = self.all_runs
+        return runs[(runs["variant"] == method) & (runs[DEPTH] == num_stages)]
+
+    @property
+    def all_runs(self) -> pd.DataFrame:
+        """Those of the ladder's methods, then the others'."""
+        return pd.concat([self.runs, self.others])
 
     @property
     def num_seeds(self) -> int:
@@ -75,16 +84,31 @@ def rungs(experiments: Experiments) -> list[Rung]:
         ]
         present = [seeds for seeds in experiments_of if seeds is not None]
         if len(present) == len(experiments_of):
-            complete.append(Rung(iterations, scale.deepest, pd.concat(present)))
+            others = _trained_as_long(experiments, iterations)
+            complete.append(Rung(iterations, scale.deepest, pd.concat(present), others))
     return complete
 
 
-def ladder_slowdowns(ladder: Sequence[Rung]) -> pd.DataFrame:
-    """Rows of `brx.runs.comparison.slowdowns`, each length to its own target, with `iterations_of_training`,
-    `relative_delay` and `num_seeds`."""
+def _trained_as_long(experiments: Experiments, iterations: int) -> pd.DataFrame:
+    """The runs of methods beside the ladder's that are there at both ends; the others are not missed."""
+    settings, quietly = {"training.iterations": iterations}, experiments.fresh()
+    found = []
+    for method in BESIDE_THE_LADDER:
+        pair = [quietly.find(method, P, sweep_of(method), settings=settings) for P in experiments.ends]
+        present = [seeds for seeds in pair if seeds is not None]
+        if len(present) == len(pair):
+            found += present
+    return pd.concat(found) if found else pd.DataFrame()
+
+
+def ladder_slowdowns(ladder: Sequence[Rung], *, with_others: bool = False) -> pd.DataFrame:
+    """Rows of `brx.runs.comparison.slowdowns`, each length to the target of its ladder's methods, and three columns.
+
+    They are `iterations_of_training`, `relative_delay` and `num_seeds`.
+    """
     frames = []
     for rung in ladder:
-        frame = slowdowns(rung.runs, common_target(rung.runs))
+        frame = slowdowns(rung.all_runs if with_others else rung.runs, common_target(rung.runs))
         frames.append(_with_rung(frame, rung))
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 

@@ -158,7 +158,9 @@ def paper_reductions(experiments: Experiments) -> pd.DataFrame:
 
 
 def slowdowns_by_length(experiments: Experiments) -> pd.DataFrame:
-    """What delay costs, by the length of the training: a target for each length, that both methods reach.
+    """What delay costs, by the length of the training: a target for each length, that the ladder's methods reach.
+
+    Methods beside the ladder's are there for the lengths that they were trained.
 
     Raises:
         UserError: the scale has one length only.
@@ -167,7 +169,7 @@ def slowdowns_by_length(experiments: Experiments) -> pd.DataFrame:
     for rung in rungs(experiments):
         savings = ladder_savings([rung]).to_dict("records")
         saved = {row["method"]: f"{saved_text(row)} (over {row['baseline']})" for row in savings}
-        for slowdown in ladder_slowdowns([rung]).to_dict("records"):
+        for slowdown in ladder_slowdowns([rung], with_others=True).to_dict("records"):
             method = slowdown["method"]
             rows.append(
                 {

@@ -55,6 +55,24 @@ def test_slowdowns_and_savings_of_every_complete_length(runs):
     assert savings["share"].to_numpy() == pytest.approx(expected, abs=0.05)
 
 
+def test_other_methods_are_beside_the_ladder_where_they_were_trained_as_long(runs, tmp_path):
+    folder = shutil.copytree(runs, tmp_path / "more")
+    write_ladder(folder, 4000, {"basis-rotation 1st/bilateral": 2.0})
+    settings = {"training.iterations": 16000, "pipeline.stages": 1, **VARIANTS["soap"]}
+    write_experiment(folder, LAPTOP.preset, settings)  # without delay alone
+    experiments = Experiments.load(LAPTOP, folder)
+    ladder = rungs(experiments)
+    assert not any("soap" in line for line in experiments.missing)
+    targets = ladder_slowdowns(ladder).groupby("iterations_of_training")["target"].first()
+    rows = ladder_slowdowns(ladder, with_others=True).set_index(["iterations_of_training", "method"])
+    assert set(rows.index) - set(ladder_slowdowns(ladder).set_index(rows.index.names).index) == {
+        (4000, "basis-rotation 1st/bilateral")
+    }
+    other = rows.loc[4000, "basis-rotation 1st/bilateral"]
+    assert other["ratio"] == pytest.approx(2.0, rel=0.05)
+    assert other["target"] == targets[4000]
+
+
 def test_a_length_that_lacks_a_run_is_left_out(runs, tmp_path):
     folder = shutil.copytree(runs, tmp_path / "fewer")
     for path in folder.iterdir():
