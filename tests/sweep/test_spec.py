@@ -119,6 +119,7 @@ def test_sweeps_that_come_with_brx_are_found_by_name(tmp_path, monkeypatch):
 
 NESTEROV_APART = ("seeds", "stashing", "prediction", "width", "moe")
 """Sweeps of the laptop in which it has a rate of its own."""
+RATES = {"main": 3, "preconditioned": 3, "preconditioned-long": 3, "rates": 2} | dict.fromkeys(NESTEROV_APART, 2)
 LENGTHS = {
     "ladder": {2000, 4000, 16000, 32000},
     "strategies-long": {16000},
@@ -131,7 +132,12 @@ LENGTHS = {
 @pytest.mark.parametrize(
     ("scale", "usual_length", "usual_rates", "other_rates"),
     [
-        ("laptop", 8000, 1, {"main": 3, "preconditioned": 3, "rates": 2} | dict.fromkeys(NESTEROV_APART, 2)),
+        (
+            "laptop",
+            8000,
+            1,
+            {"main": 3, "preconditioned": 3, "rates": 2, "preconditioned-long": 3} | dict.fromkeys(NESTEROV_APART, 2),
+        ),
         ("paper", 250_000, 3, {"1b": 1, "3b": 2}),
     ],
 )
