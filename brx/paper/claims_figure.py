@@ -69,7 +69,7 @@ def paper_text(outcome: Outcome) -> str:
     """The paper's number; without a single one, what there is."""
     claim = outcome.claim
     if claim.paper is None:
-        return "direction" if claim.rule == "direction" else "numbers"
+        return "numbers" if claim.rule == "closed form" else "direction"
     return f"{'≥ ' if claim.rule == 'at least' else ''}{number_text(claim.paper, claim.unit)}"
 
 
@@ -79,7 +79,7 @@ def our_text(outcome: Outcome) -> str:
     if ours is None:
         return ""
     if claim.paper is None:
-        texts = ("holds", "does not hold") if claim.rule == "direction" else ("as printed", "not all as printed")
+        texts = ("as printed", "not all as printed") if claim.rule == "closed form" else ("holds", "does not hold")
         return texts[0 if ours.holds else 1]
     return measured_text(claim, ours)
 
