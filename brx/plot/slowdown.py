@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from brx.plot.panels import factor_axis, finish_panel
-from brx.plot.style import look_of, new_figure, save
+from brx.plot.style import legend_below, look_of, new_figure, save
 from brx.runs.comparison import common_target, slowdowns, with_reference
 from brx.runs.experiments import by_experiment
 from brx.runs.frames import DEPTH, side_by_side
@@ -38,7 +38,7 @@ def draw_all_targets(
     targets = np.linspace(highest, lowest, NUM_TARGETS)
     ratios = pd.concat([slowdowns(delayed, float(target), reference_stages) for target in targets])
     ratios = ratios[ratios["ratio"].notna() & ~ratios["is_censored"]]
-    with new_figure(width=4.4, height=3.0) as figure:
+    with new_figure(width=6.6, height=4.6) as figure:
         axes = figure.add_subplot()
         for method, points in ratios.groupby("method", sort=False):
             look = look_of(method)
@@ -50,6 +50,7 @@ def draw_all_targets(
         axes.invert_xaxis()
         factor_axis(axes)
         finish_panel(axes, "target training loss (nats)", f"slowdown at P = {most}", "")
+        legend_below(axes, columns=3)
         sources = "\n".join(delayed.index)
         return save(
             figure, path, f"Slowdown at P = {most} against the target loss; a line ends where delay wins.\n{sources}"
