@@ -110,5 +110,11 @@ def test_hours_are_iterations_times_the_measured_time_of_one(slower, verdict, co
     (outcome,) = judge(Experiments.load(replace(LAPTOP, times=table), folder), [claim])
     assert outcome.evidence.value == pytest.approx(1 - (1 - saved) * slower)
     assert outcome.verdict == verdict
+    for seed in (0, 1, 2):  # basis rotation never gets there
+        settings = {"pipeline.stages": 32, **VARIANTS["basis-rotation"]}
+        write_experiment(folder, LAPTOP.preset, settings, seeds=(seed,), slowness=500)
+    (never,) = judge(Experiments.load(replace(LAPTOP, times=table), folder), [claim])
+    assert never.evidence.text.startswith("< ")
+    assert never.verdict == "no"
     (untimed,) = judge(Experiments.load(replace(LAPTOP, times=tmp_path / "none.json"), folder), [claim])
     assert untimed.verdict == "not tried"
