@@ -1,4 +1,4 @@
-"""Does it matter how the bases of source `1st` are renewed? M M^T U and M^T M V (algorithm 2) against M V and M^T U.
+"""Does it matter how the bases of source `1st` are refreshed? M M^T U and M^T M V (algorithm 2) against M V and M^T U.
 
 brx does what the paper's text says; the authors' implementation takes the other side's basis instead of a second
 factor, which saves a product and weighs directions by singular values instead of their squares. Both have the same
@@ -36,7 +36,7 @@ def product_of_other_side(factor: Tensor, basis: Tensor, other: Tensor) -> Tenso
     """M V for U, or M^T U for V, with signs that agree with the present basis; zeros beyond the factor's rank.
 
     Args:
-        factor: M seen from the side to renew (b, m, n).
+        factor: M seen from the side to refresh (b, m, n).
         basis: of that side (b, m, m).
         other: of the other one (b, n, n).
     """
@@ -48,8 +48,8 @@ def product_of_other_side(factor: Tensor, basis: Tensor, other: Tensor) -> Tenso
 
 
 @contextmanager
-def renewed_from_the_other_side() -> Iterator[None]:
-    """Within it, source `1st` renews each basis from the other side's."""
+def refreshed_from_the_other_side() -> Iterator[None]:
+    """Within it, source `1st` refreshes each basis from the other side's."""
     usual: Callable[[BasisRotation, MatrixBatch, Tensor, bool], None] = BasisRotation._estimate_eigenbasis
     usual_product = basis_rotation.factor_product
 
@@ -81,9 +81,9 @@ def train_all(name: str) -> list[float]:
 def main() -> None:
     """Train and print."""
     as_printed = train_all("own-side")
-    with renewed_from_the_other_side():
+    with refreshed_from_the_other_side():
         from_other = train_all("other-side")
-    table = Table("momentum_bases", ["renewed from", "final validation loss by seed", "mean"])
+    table = Table("momentum_bases", ["refreshed from", "final validation loss by seed", "mean"])
     for name, losses in (("M M^T U, M^T M V (the paper, brx)", as_printed), ("M V, M^T U (the authors)", from_other)):
         table.add(name, " ".join(f"{loss:.3f}" for loss in losses), f"{statistics.mean(losses):.3f}")
     table.write("Basis rotation 1st/bilateral at P = 8: 4,000 iterations of the model of brx compare, rate 1e-3")

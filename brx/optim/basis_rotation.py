@@ -283,18 +283,18 @@ class BasisRotation(Optimizer):
             if batch.options["source"] == "2nd":
                 covariance = batch.matrices(f"{side}_covariance")
                 if exact:
-                    renewal = exact_eigenbasis(covariance)
+                    refreshed = exact_eigenbasis(covariance)
                 else:
-                    renewal = power_iteration(covariance_product(covariance, basis), basis)
+                    refreshed = power_iteration(covariance_product(covariance, basis), basis)
             else:
                 factor = _seen_from(side, momentum.lerp(gradient, 1 - beta1))  # M_t, one ahead of `momentum`
                 if exact:
-                    renewal = exact_factor_eigenbasis(factor)
+                    refreshed = exact_factor_eigenbasis(factor)
                 else:
-                    renewal = power_iteration(factor_product(factor, basis), basis)
-            basis.copy_(renewal.basis)
-            second_moment.copy_((select_rows if side == "left" else select_columns)(second_moment, renewal.order))
-            batch.state["num_failed_refreshes"] += (~renewal.valid).view_as(batch.state["num_failed_refreshes"])
+                    refreshed = power_iteration(factor_product(factor, basis), basis)
+            basis.copy_(refreshed.basis)
+            second_moment.copy_((select_rows if side == "left" else select_columns)(second_moment, refreshed.order))
+            batch.state["num_failed_refreshes"] += (~refreshed.valid).view_as(batch.state["num_failed_refreshes"])
         batch.matrices("exp_avg").copy_(rotate_in(batch, momentum))
         self._raise_second_moment(batch)
 

@@ -3,7 +3,7 @@
 Every function takes a batch (b, m, n) and treats its matrices independently. The basis of the rows of a factor F is an
 orthogonal matrix Q (m, m) whose columns approximate the eigenvectors of F F^T, largest eigenvalue first; the
 basis of the columns is that of F^T. Bases and products are kept column by column in memory (as the transpose of a
-contiguous tensor), as LAPACK and cuSOLVER want them, so that a renewal transposes nothing.
+contiguous tensor), as LAPACK and cuSOLVER want them, so that a refresh transposes nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ direction; what is left of each after orthonormalisation would be rounding. The 
 """
 
 
-class Renewal(NamedTuple):
+class Refreshed(NamedTuple):
     """What became of a batch of bases.
 
     Attributes:
@@ -43,11 +43,11 @@ class Renewal(NamedTuple):
     valid: Tensor
 
 
-def power_iteration(product: Tensor, basis: Tensor) -> Renewal:
+def power_iteration(product: Tensor, basis: Tensor) -> Refreshed:
     """`Power` of algorithm 2: one power iteration from the current basis, orthonormalised, in order of eigenvalue.
 
     Where the covariance does not decide, the basis does: a column q with eigenvalue q^T C q = l becomes
-    d C q + ((1 - d) floor + SELF_SHIFT l) q before orthonormalisation, with d = l^2 / (l^2 + floor^2). So a direction
+    a C q + ((1 - a) floor + SELF_SHIFT l) q before orthonormalisation, with a = l^2 / (l^2 + floor^2). So a direction
     without energy stays where it was, up to what the others take from it.
 
     Args:
@@ -62,11 +62,11 @@ def power_iteration(product: Tensor, basis: Tensor) -> Renewal:
     decided = torch.where(floor > 0, eigenvalues.square() / (eigenvalues.square() + floor.square()), 0.0)
     stays = torch.where(floor > 0, (1 - decided) * floor + SELF_SHIFT * eigenvalues, 1.0)
     columns = product.mul_(decided[:, None, :]).addcmul_(basis, stays[:, None, :])
-    renewed = orthonormalize(select_columns(columns, order))
-    valid = renewed.sum(dim=(1, 2)).isfinite()  # of entries up to 1: only NaN can make it so
+    orthonormal = orthonormalize(select_columns(columns, order))
+    valid = orthonormal.sum(dim=(1, 2)).isfinite()  # of entries up to 1: only NaN can make it so
     unchanged = torch.arange(order.shape[-1], device=order.device)
-    return Renewal(
-        torch.where(valid[:, None, None], renewed, basis), torch.where(valid[:, None], order, unchanged), valid
+    return Refreshed(
+        torch.where(valid[:, None, None], orthonormal, basis), torch.where(valid[:, None], order, unchanged), valid
     )
 
 
@@ -134,18 +134,18 @@ def resolution(dtype: torch.dtype) -> float:
     return NOISE_ROUNDINGS * torch.finfo(dtype).eps
 
 
-def exact_eigenbasis(covariance: Tensor) -> Renewal:
+def exact_eigenbasis(covariance: Tensor) -> Refreshed:
     """Exact eigenvectors of covariances (b, m, m); see `_eigenvectors`."""
     return _eigenvectors(covariance, resolution(covariance.dtype))
 
 
-def exact_factor_eigenbasis(factor: Tensor) -> Renewal:
+def exact_factor_eigenbasis(factor: Tensor) -> Refreshed:
     """Exact eigenvectors of F F^T for factors (b, m, n), whose eigenvalues are squares of F's singular values."""
     smallest = max(resolution(factor.dtype) ** 2, resolution(torch.float64))
     return _eigenvectors(factor.double() @ factor.mT.double(), smallest)
 
 
-def _eigenvectors(covariance: Tensor, smallest: float) -> Renewal:
+def _eigenvectors(covariance: Tensor, smallest: float) -> Refreshed:
     """Exact eigenvectors of symmetric matrices (b, m, m), largest eigenvalue first.
 
     Directions whose eigenvalue is less than the share `smallest` of the largest are not taken from the decomposition,
@@ -165,7 +165,7 @@ def _eigenvectors(covariance: Tensor, smallest: float) -> Renewal:
         decided = (eigenvalues > smallest * eigenvalues[-1]).flip(-1)
         bases[index] = _householder_qr((vectors.flip(-1) * decided)[None])[0]  # a column of zeros reflects nothing
     order = torch.arange(size, device=covariance.device).expand(num_matrices, size)
-    return Renewal(bases, order, valid)
+    return Refreshed(bases, order, valid)
 
 
 def _signs(values: Tensor) -> Tensor:

@@ -36,9 +36,9 @@ def test_fixed_covariance_converges_to_its_eigenvectors():
 
 def test_exact_basis_is_ordered_by_eigenvalue():
     matrices, expected, _ = covariances(2, 5)
-    renewal = exact_eigenbasis(matrices)
-    assert renewal.valid.all()
-    assert_same_up_to_sign(renewal.basis, expected)
+    refreshed = exact_eigenbasis(matrices)
+    assert refreshed.valid.all()
+    assert_same_up_to_sign(refreshed.basis, expected)
 
 
 def test_exact_basis_of_a_factor_is_the_covariances():
@@ -73,9 +73,9 @@ def test_factor_product_is_the_covariance_times_the_basis(shape):
 def test_order_says_which_old_column_became_which():
     matrices = torch.diag(torch.tensor([1.0, 3.0, 2.0]).double()).unsqueeze(0)
     basis = torch.eye(3).double().unsqueeze(0)
-    renewal = power_iteration(matrices @ basis, basis)
-    assert renewal.order.tolist() == [[1, 2, 0]]
-    torch.testing.assert_close(renewal.basis, basis[..., [1, 2, 0]])
+    refreshed = power_iteration(matrices @ basis, basis)
+    assert refreshed.order.tolist() == [[1, 2, 0]]
+    torch.testing.assert_close(refreshed.basis, basis[..., [1, 2, 0]])
 
 
 def test_zero_covariance_keeps_its_basis():
@@ -87,10 +87,10 @@ def test_product_that_is_not_finite_keeps_basis_and_order_and_is_told():
     matrices, basis, _ = covariances(2, 4)
     product = matrices @ basis
     product[1, 0, 0] = float("nan")
-    renewal = power_iteration(product, basis)
-    assert renewal.valid.tolist() == [True, False]
-    assert torch.equal(renewal.basis[1], basis[1])
-    assert renewal.order[1].tolist() == [0, 1, 2, 3]
+    refreshed = power_iteration(product, basis)
+    assert refreshed.valid.tolist() == [True, False]
+    assert torch.equal(refreshed.basis[1], basis[1])
+    assert refreshed.order[1].tolist() == [0, 1, 2, 3]
 
 
 def test_orthonormalize_gives_a_positive_diagonal():
