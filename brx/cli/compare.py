@@ -81,5 +81,5 @@ def compare(
         for path in draw_leaderboard(board, list(DELAYS), figure):
             print(path, file=sys.stdout if format == "table" else sys.stderr)
     if not all(succeeded):
-        print("brx: note: some runs failed; they count as tried, with an infinite loss", file=sys.stderr)
+        print("brx: note: some runs failed; those that diverged count as tried, with an infinite loss", file=sys.stderr)
         raise typer.Exit(1)

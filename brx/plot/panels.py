@@ -164,14 +164,15 @@ def factor_axis(axes: Axes) -> None:
     axes.yaxis.set_minor_formatter("{x:g}")
 
 
-def finish_panel(axes: Axes, x_label: str, y_label: str, title: str) -> None:
-    """Labels with units, and the legend under them, where it lies on no curve."""
+def finish_panel(axes: Axes, x_label: str, y_label: str, title: str, *, columns: int | None = None) -> None:
+    """Labels with units, and the legend under them, where it lies on no curve: by default two columns if they fit."""
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
     axes.set_title(title)
     _, labels = axes.get_legend_handles_labels()
     if labels:
-        legend_below(axes, columns=2 if max(map(len, labels)) <= SHORT_LABEL else 1)
+        fitting = 2 if max(map(len, labels)) <= SHORT_LABEL else 1
+        legend_below(axes, columns=columns or fitting)
 
 
 def limit_losses(axes: Axes, curves: Sequence[Curve]) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from brx.plot.panels import factor_axis, finish_panel
-from brx.plot.style import legend_below, look_of, new_figure, save
+from brx.plot.style import look_of, new_figure, save
 from brx.runs.comparison import common_target, slowdowns, with_reference
 from brx.runs.experiments import by_experiment
 from brx.runs.frames import DEPTH, side_by_side
@@ -49,8 +49,7 @@ def draw_all_targets(
         axes.axvline(line, color="black", linewidth=0.6, linestyle=":", label=label)
         axes.invert_xaxis()
         factor_axis(axes)
-        finish_panel(axes, "target training loss (nats)", f"slowdown at P = {most}", "")
-        legend_below(axes, columns=3)
+        finish_panel(axes, "target training loss (nats)", f"slowdown at P = {most}", "", columns=3)
         sources = "\n".join(delayed.index)
         return save(
             figure, path, f"Slowdown at P = {most} against the target loss; a line ends where delay wins.\n{sources}"

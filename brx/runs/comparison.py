@@ -7,13 +7,12 @@ from dataclasses import dataclass
 import pandas as pd
 
 from brx.runs.experiments import at_each_rate, by_experiment
-from brx.runs.frames import DEPTH, RATE, SEED, comparable, has_pipeline_delays, same_but_for, training_loss
+from brx.runs.frames import DEPTH, RATE, SEED, comparable, first_names, has_pipeline_delays, same_but_for, training_loss
 from brx.runs.slowdown import IterationRatio, Reached, geometric_mean, iteration_ratio, iterations_to_target
 
 BASELINES = ("pipedream", "pipedream-lr", "nesterov")
 EARLY = 0.05
 """The share of the iterations before which training has not settled."""
-NAMED_IN_A_NOTE = 3
 
 
 @dataclass(frozen=True)
@@ -82,9 +81,7 @@ def _alone_note(alone: list[str], why: str) -> list[str]:
     """One line for all experiments without a reference, which are many in a folder of a whole reproduction."""
     if not alone:
         return []
-    named, rest = alone[:NAMED_IN_A_NOTE], len(alone) - NAMED_IN_A_NOTE
-    more = f" and {rest} more" if rest > 0 else ""
-    return [f"no slowdown for want of a reference ({why}): {', '.join(named)}{more}"]
+    return [f"no slowdown for want of a reference ({why}): {first_names(alone)}"]
 
 
 def _early_note(delay_frame: pd.DataFrame) -> list[str]:

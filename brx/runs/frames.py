@@ -23,6 +23,8 @@ from brx.runs.target_loss import last_quarter_loss
 Folders = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 RATE, SEED, DEPTH = "optimizer.lr", "training.seed", "depth"
+MOST_NAMES = 3
+"""Of many runs that a line is about."""
 ORIGIN = ("data_fingerprint", "trajectory_version", "last_iteration")
 """What decides a run's losses beside its settings: its data, the version of brx's numbers, and where it ended."""
 
@@ -166,6 +168,12 @@ def left_out(
         (aspects,) = differing_aspects(pair, however_split=however_split).values()
         parts.setdefault(", ".join(aspects), []).append(other)
     return {aspects: pd.concat(alike) for aspects, alike in parts.items()}
+
+
+def first_names(names: Sequence[str]) -> str:
+    """The first few, and how many more there are."""
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return ", ".join(names[:MOST_NAMES]) + more
 
 
 def _aspects(runs: pd.DataFrame, *, however_split: bool) -> dict[str, list[str]]:

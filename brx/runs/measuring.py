@@ -9,13 +9,10 @@ import numpy as np
 import pandas as pd
 
 from brx.errors import UserError
-from brx.runs.comparison import passage
+from brx.runs.comparison import reached_by_seed
 from brx.runs.experiments import at_best_rates, by_experiment, tried_rates
-from brx.runs.frames import RATE, comparable, has_pipeline_delays, left_out
+from brx.runs.frames import RATE, comparable, first_names, has_pipeline_delays, left_out
 from brx.runs.time_to_loss import HIGHEST_LOSS, LOSS_STEP, Experiment, Measurements
-
-MOST_NAMES = 3
-"""Of the runs that are left out."""
 
 
 def measure_largest_set(runs: pd.DataFrame, source: str) -> tuple[Measurements, list[str]]:
@@ -90,8 +87,7 @@ def _by_method_and_delay(chosen: pd.DataFrame) -> dict[tuple[str, float], pd.Dat
 
 
 def _experiment(method: str, delay: float, seeds: pd.DataFrame, num_rates: int, losses: Sequence[float]) -> Experiment:
-    never = [None] * len(seeds["diverged_seeds"].iloc[0])
-    by_loss = [[*(passage(run, loss) for run in seeds.index), *never] for loss in losses]
+    by_loss = [reached_by_seed(seeds, loss).values() for loss in losses]
     return Experiment(
         method=method,
         delay=delay,
@@ -99,11 +95,10 @@ def _experiment(method: str, delay: float, seeds: pd.DataFrame, num_rates: int, 
         num_rates=num_rates,
         seconds=float(np.round(seeds["seconds_per_iteration"].min(), 6)),
         micro_batches=int(seeds["pipeline.accumulation"].iloc[0]),
-        iterations=[[None if iteration is None else round(iteration, 1) for iteration in row] for row in by_loss],
+        iterations=[[round(run.iterations, 1) if run.is_reached else None for run in row] for row in by_loss],
     )
 
 
 def _left_out(why: str, names: Sequence[str]) -> str:
     """How many finished runs take no part, and the names of the first few."""
-    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    return f"Left out: {len(names)} run(s) that {why}: {', '.join(names[:MOST_NAMES])}{more}."
+    return f"Left out: {len(names)} run(s) that {why}: {first_names(names)}."
