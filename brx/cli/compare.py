@@ -37,8 +37,12 @@ def compare(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE...", help="settings of the optimizer, for a variant of one METHOD"),
     ] = None,
-    seeds: Annotated[int, typer.Option(metavar="N", help="seeds at the best rates; two or more give intervals")] = 1,
-    jobs: Annotated[int | None, typer.Option(metavar="N", help="runs at a time (default: one per GPU or core)")] = None,
+    seeds: Annotated[
+        int, typer.Option(metavar="N", min=1, help="seeds at the best rates; two or more give intervals")
+    ] = 1,
+    jobs: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="runs at a time (default: one per GPU or core)")
+    ] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="folder of the runs")] = Path("runs/compare"),
     committed: Annotated[Path, typer.Option(metavar="DIR", help="folder of committed runs")] = Path("results/compare"),
     dry_run: Annotated[bool, typer.Option("--dry-run", help="list the runs and their time; train nothing")] = False,
@@ -52,9 +56,6 @@ def compare(
     from brx.sweep.command import check_own_methods, list_cells, make_launcher, run_and_print
     from brx.sweep.compare import DELAYS, board_text, parse_settings, protocols, read_board, take_committed
 
-    for option, count in {"--seeds": seeds, "--jobs": jobs}.items():
-        if count is not None and count < 1:
-            raise UserError(f"{option}: must be at least 1, got {count}")
     if all_builtin and methods:
         raise UserError("METHOD and --all-builtin: give one of the two")
     if overrides and len(methods or []) != 1:

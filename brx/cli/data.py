@@ -42,15 +42,13 @@ def prepare(
     directory: Annotated[str | None, typer.Option(metavar="DIR", help="folder for prepared token files")] = None,
     overrides: Overrides,
     workers: Annotated[
-        int | None, typer.Option(metavar="N", help="processes that tokenize (default: one per core)")
+        int | None, typer.Option(metavar="N", min=0, help="processes that tokenize (default: one per core)")
     ] = None,
 ) -> None:
     """Make the token files, if they are not there yet."""
     from brx.config import load_config
     from brx.data import prepare as preparation
 
-    if workers is not None and workers < 0:
-        raise UserError(f"--workers must be at least 0, got {workers}")
     given = {"source": source, "tokenizer": tokenizer, "tokens": tokens, "directory": directory}
     settings = [f"data.{key}={json.dumps(value)}" for key, value in given.items() if value is not None]
     section = load_config(config, [*overrides, *settings]).data

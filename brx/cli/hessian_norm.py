@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TextIO
 
@@ -70,7 +70,9 @@ def hessian_norm(
     *,
     checkpoint: Annotated[int | None, typer.Option(metavar="ITERATION", help="which one (default: the newest)")] = None,
     vectors: Annotated[int, typer.Option(metavar="N", help="Cauchy vectors")] = 200,
-    batches_per_vector: Annotated[int, typer.Option(metavar="N", help="batches that a product is a mean over")] = 40,
+    batches_per_vector: Annotated[
+        int, typer.Option(metavar="N", min=1, help="batches that a product is a mean over")
+    ] = 40,
     estimator: Estimator = "geometric",
     or_geometric: OrGeometric = False,
     original: Annotated[bool, typer.Option("--original", help="only the original coordinates")] = False,
@@ -78,13 +80,15 @@ def hessian_norm(
     strategies: Strategies = False,
     slowdown_runs: SlowdownRuns = None,
     basis_from: BasisFrom = None,
-    basis_batches: Annotated[int | None, typer.Option(metavar="N", help="estimate U and V from N batches")] = None,
+    basis_batches: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="estimate U and V from N batches")
+    ] = None,
     by: Annotated[Breakdown, typer.Option(help="break the sum down")] = "none",
     precision: Annotated[
         Literal["fp32", "fp64"], typer.Option(help="precision of the Hessian-vector products")
     ] = "fp32",
-    seed: Annotated[int, typer.Option(help="seed of the vectors")] = 0,
-    jobs: Annotated[int, typer.Option(metavar="N", help="processes that share the vectors")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="seed of the vectors")] = 0,
+    jobs: Annotated[int, typer.Option(metavar="N", min=1, help="processes that share the vectors")] = 1,
     measured: Measured = False,
     format: Format = "table",
     out: FigurePath = None,
@@ -103,9 +107,6 @@ def hessian_norm(
     if slowdown_runs is not None and not strategies:
         raise UserError("--runs: only with --strategies")
     _check_basis(basis_from, basis_batches, strategies=strategies)
-    if seed < 0:
-        raise UserError(f"--seed {seed}: must not be negative")
-    _check_counts({"--batches-per-vector": batches_per_vector, "--basis-batches": basis_batches, "--jobs": jobs})
     spaces: Sequence[Space] | None = ["original"] if original else ["rotated"] if rotated else None
     if strategies:
         spaces, basis_batches = STRATEGY_SPACES, basis_batches or STRATEGY_BASIS_BATCHES
@@ -133,12 +134,6 @@ def _check_basis(basis_from: Path | None, basis_batches: int | None, *, strategi
         raise UserError("--strategies and --basis-from: give one of the two; a run lends its own strategy's basis only")
     if basis_from is not None and basis_batches is not None:
         raise UserError("--basis-from and --basis-batches: give one of the two")
-
-
-def _check_counts(counts: Mapping[str, int | None]) -> None:
-    for option, count in counts.items():
-        if count is not None and count < 1:
-            raise UserError(f"{option} {count}: must be at least 1")
 
 
 def _show(

@@ -27,9 +27,9 @@ def methods(
     ] = None,
     *,
     stages: Annotated[
-        int | None, typer.Option(metavar="P", help="basis-rotation: print the refresh intervals of P stages")
+        int | None, typer.Option(metavar="P", min=1, help="basis-rotation: print the refresh intervals of P stages")
     ] = None,
-    frequency: Annotated[int | None, typer.Option(metavar="F", help="their mean (default: 10)")] = None,
+    frequency: Annotated[int | None, typer.Option(metavar="F", min=1, help="their mean (default: 10)")] = None,
 ) -> None:
     """Print all methods, or one."""
     from brx.methods.description import all_methods, one_method, refresh_table
@@ -39,8 +39,6 @@ def methods(
     if stages is None and frequency is not None:
         raise UserError("--frequency: is the mean of refresh intervals; give --stages too")
     mean = 10 if frequency is None else frequency
-    if stages is not None and (stages < 1 or mean < 1):
-        raise UserError("--stages and --frequency must be at least 1")
     print(all_methods() if name is None else one_method(name))
     if stages is not None:
         print("\n" + refresh_table(stages, mean))

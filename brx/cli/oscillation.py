@@ -28,12 +28,12 @@ def oscillation(
         int | None,
         typer.Option(metavar="ITERATION", help="checkpoint of each run (default: the nearest to its middle)"),
     ] = None,
-    iterations: Annotated[int, typer.Option(metavar="N", help="training iterations to follow")] = 100,
-    batches: Annotated[int, typer.Option(metavar="N", help="batches whose mean loss the Hessian is of")] = 64,
+    iterations: Annotated[int, typer.Option(metavar="N", min=2, help="training iterations to follow")] = 100,
+    batches: Annotated[int, typer.Option(metavar="N", min=1, help="batches whose mean loss the Hessian is of")] = 64,
     tolerance: Annotated[
         float, typer.Option(metavar="RESIDUAL", help="residual at which the power iteration stops")
     ] = 1e-2,
-    power_iterations: Annotated[int, typer.Option(metavar="N", help="or stops after N iterations")] = 200,
+    power_iterations: Annotated[int, typer.Option(metavar="N", min=1, help="or stops after N iterations")] = 200,
     seed: Annotated[int, typer.Option(help="seed of the start vector and the random direction")] = 0,
     measured: Annotated[
         bool,
@@ -51,13 +51,6 @@ def oscillation(
     from brx.plot.oscillation import draw_oscillation
     from brx.runs.checkpoint import run_and_iteration
 
-    for option, count, least in (
-        ("--iterations", iterations, 2),
-        ("--batches", batches, 1),
-        ("--power-iterations", power_iterations, 1),
-    ):
-        if count < least:
-            raise UserError(f"{option} {count}: must be at least {least}")
     console = Console(highlight=False)
     for path in checkpoints:
         if checkpoint is not None and run_and_iteration(path)[1] is not None:

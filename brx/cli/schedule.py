@@ -23,9 +23,9 @@ app = Application()
 @app.command(cls=Command, epilog=EXAMPLES)
 def schedule(
     *,
-    stages: Annotated[int, typer.Option(metavar="P", help="virtual stages", show_default=False)],
+    stages: Annotated[int, typer.Option(metavar="P", min=1, help="virtual stages", show_default=False)],
     devices: Annotated[int | None, typer.Option(metavar="R", help="devices (default: one per stage)")] = None,
-    micro_batches: Annotated[int, typer.Option(metavar="N", help="in a synchronous step")] = 4,
+    micro_batches: Annotated[int, typer.Option(metavar="N", min=1, help="in a synchronous step")] = 4,
     accumulation: Annotated[int, typer.Option(metavar="M", help="micro-batches per asynchronous update")] = 1,
     delay: Annotated[
         str, typer.Option(metavar="PROFILE", help="as pipeline.delay: pipeline, 2bw, 7, [3, 0, 0], {like: 32}")
@@ -42,8 +42,6 @@ def schedule(
     from brx.plot.schedule import draw_schedules
 
     num_ranks = stages if devices is None else devices
-    if stages < 1 or micro_batches < 1:
-        raise UserError("--stages and --micro-batches must be at least 1")
     if not 1 <= num_ranks <= stages:
         raise UserError(f"--devices must be from 1 to --stages ({stages}), got {num_ranks}")
     content = {"stages": stages, "devices": num_ranks, "accumulation": accumulation}

@@ -46,7 +46,7 @@ def slowdown(
     same_rate: Annotated[
         bool, typer.Option("--same-rate", help="compare at one learning rate on both sides: every one that both have")
     ] = False,
-    reference_stages: Annotated[int, typer.Option(metavar="P", help="stages to compare to")] = 1,
+    reference_stages: Annotated[int, typer.Option(metavar="P", min=1, help="stages to compare to")] = 1,
     format: Format = "table",
     all_targets: Annotated[
         Path | None, typer.Option(metavar="FIGURE", help="draw slowdown against target, too")

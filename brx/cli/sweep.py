@@ -34,7 +34,7 @@ def sweep(
         Path | None, typer.Option(metavar="DIR", help="folder of the cells (default: as the file says)")
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option(metavar="N", help="cells at a time (default: one per GPU, else one per core)")
+        int | None, typer.Option(metavar="N", min=1, help="cells at a time (default: one per GPU, else one per core)")
     ] = None,
     launcher: Annotated[Literal["local", "ray"], typer.Option(help="where cells run")] = "local",
     address: Annotated[
@@ -49,8 +49,6 @@ def sweep(
     from brx.sweep.command import check_own_methods, list_cells, make_launcher, run_and_print
     from brx.sweep.spec import Sweep
 
-    if jobs is not None and jobs < 1:
-        raise UserError(f"--jobs: must be at least 1, got {jobs}")
     if address is not None and launcher != "ray":
         raise UserError("--address: only --launcher ray has one")
     specifications = [Sweep.load(path, out) for path in sweeps]

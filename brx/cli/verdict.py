@@ -80,8 +80,10 @@ app = Application()
 def verdict(
     runs: RunsOrFile = None,
     *,
-    stages: Annotated[int, typer.Option(metavar="P", help="stages, a device each", show_default=False)],
-    micro_batches: Annotated[int, typer.Option(metavar="M", help="micro-batches per update", show_default=False)],
+    stages: Annotated[int, typer.Option(metavar="P", min=2, help="stages, a device each", show_default=False)],
+    micro_batches: Annotated[
+        int, typer.Option(metavar="M", min=1, help="micro-batches per update", show_default=False)
+    ],
     loss: Loss = None,
     cost: Costs = None,
     cost_from: CostFrom = None,
@@ -98,8 +100,6 @@ def verdict(
     from brx.planning.verdict_inputs import parse_costs, read_costs, read_measurements
     from brx.planning.verdict_text import verdict_text
 
-    if stages < 2 or micro_batches < 1:
-        raise UserError("--stages must be at least 2 and --micro-batches at least 1")
     if loss is not None and not 0 < loss < math.inf:
         raise UserError(f"--loss {loss:g}: must be a loss above 0, in nats")
     if config is None and (overrides or device_memory or bandwidth or throughput):

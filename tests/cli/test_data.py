@@ -55,7 +55,7 @@ def test_settings_come_from_the_configuration_and_arguments_win(tmp_path, corpus
         (["prepare", "missing.txt"], "data.source: missing.txt: no such file"),
         (["prepare", "--tokens", "0"], "data.tokens"),
         (["prepare", "--tokenizer", "words"], "data.tokenizer"),
-        (["prepare", "--workers", "-1"], "--workers must be at least 0, got -1"),
+        (["prepare", "--workers", "-1"], "--workers: input should be greater than or equal to 0"),
         (["info", "missing"], "missing: no such folder; token files are made with brx data prepare"),
     ],
 )

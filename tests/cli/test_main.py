@@ -42,7 +42,7 @@ def test_help_groups_the_commands_and_leaves_none_out(capsys):
         (["train", "quick", "--set", "runtime.device=cuda"], "cuda is not available on this machine"),
         (["train", "quick", "--set", "data.source=missing.txt"], "missing.txt: no such file"),
         (["config", "show", "quik"], "did you mean 'quick'"),
-        (["data", "prepare", "--workers", "-1"], "--workers must be at least 0"),
+        (["data", "prepare", "--workers", "-1"], "--workers: input should be greater than or equal to 0"),
         (["plot", "curves", "nowhere"], "nowhere: no such folder"),
     ],
 )

@@ -94,7 +94,7 @@ def test_memory_of_a_run_is_shown_by_stage_and_by_device(capsys):
         (["methods", "muonn"], "muonn: no such method, did you mean 'muon'? (known: pipedream,"),
         (["methods", "torch.optim:Sgd"], "did you mean SGD?"),
         (["methods", "muon", "--stages", "4"], "--stages: only basis-rotation has refresh intervals"),
-        (["methods", "basis-rotation", "--stages", "0"], "must be at least 1"),
+        (["methods", "basis-rotation", "--stages", "0"], "--stages: input should be greater than or equal to 1"),
         (["memory", "--matrix", "4096"], "--matrix 4096: write rows x columns"),
         (["memory", "--matrix", "0x3"], "--matrix 0x3: write rows x columns"),
         (["memory", "quick", "--matrix", "3x3"], "give one of the two"),

@@ -34,7 +34,7 @@ def test_figure_is_written(tmp_path, capsys):
     ("arguments", "expected"),
     [
         (["--stages", "2", "--devices", "3"], "--devices must be from 1 to --stages (2), got 3"),
-        (["--stages", "0"], "must be at least 1"),
+        (["--stages", "0"], "--stages: input should be greater than or equal to 1"),
         (["--stages", "4", "--devices", "2", "--figure", "x"], "--figure shows one stage per device"),
         (["--stages", "4", "--delay", "[1, 2]", "--devices", "1"], "delay must have one entry per stage (4), got 2"),
         (["--stages", "4", "--delay", "-1"], "delay must be pipeline, 2bw, a whole number from 0"),

@@ -97,8 +97,8 @@ def test_the_figure_has_the_transfers_of_each_cell(capsys, tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--stages", "1", "--micro-batches", "8"], "--stages must be at least 2"),
-        (["--stages", "8", "--micro-batches", "0"], "--micro-batches at least 1"),
+        (["--stages", "1", "--micro-batches", "8"], "--stages: input should be greater than or equal to 2"),
+        (["--stages", "8", "--micro-batches", "0"], "--micro-batches: input should be greater than or equal to 1"),
         (["--stages", "8", "--micro-batches", "8", "--loss", "9"], "--loss 9: above 4"),
         (["--stages", "8", "--micro-batches", "8", "--loss", "nan"], "--loss nan: must be a loss above 0"),
         (["--stages", "8", "--micro-batches", "8", "--cost", "adam=0.1"], "--cost adam=0.1: write METHOD=SHARE"),

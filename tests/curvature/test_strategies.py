@@ -189,7 +189,7 @@ def test_the_variants_are_those_of_the_paper():
         (["--strategies", "--basis-from", "x"], "--strategies and --basis-from: give one of the two"),
         (["--runs", "x"], "--runs: only with --strategies"),
         (["--strategies"], "--basis-batches 200: "),  # more than the run's iterations
-        (["--seed", "-1"], "--seed -1: must not be negative"),
+        (["--seed", "-1"], "--seed: input should be greater than or equal to 0"),
     ],
 )
 def test_mistakes(run, arguments, expected, capsys):

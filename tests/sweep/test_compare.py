@@ -172,8 +172,8 @@ def test_dry_run_lists_what_the_best_rates_ask_for_and_trains_nothing(best, num_
         (["muon", "soap", "--set", "optimizer.beta1=0.5"], "name exactly one"),
         (["muon", "--set", "training.iterations=5"], "must be optimizer.KEY=VALUE"),
         (["muon", "--set", "optimizer.lr=5"], "must be optimizer.KEY=VALUE"),
-        (["muon", "--seeds", "0"], "--seeds: must be at least 1"),
-        (["muon", "--jobs", "-1"], "--jobs: must be at least 1, got -1"),
+        (["muon", "--seeds", "0"], "--seeds: input should be greater than or equal to 1"),
+        (["muon", "--jobs", "-1"], "--jobs: input should be greater than or equal to 1"),
         (["muon", "--all-builtin"], "give one of the two"),
     ],
 )

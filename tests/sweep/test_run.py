@@ -190,7 +190,7 @@ def test_dry_run_lists_cells_and_time_and_runs_nothing(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
-    [(["--jobs", "0"], "--jobs: must be at least 1, got 0")],
+    [(["--jobs", "0"], "--jobs: input should be greater than or equal to 1")],
 )
 def test_bad_arguments(tmp_path, capsys, arguments, expected):
     assert main(["sweep", str(write_sweep(tmp_path)), *arguments]) == 2
