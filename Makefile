@@ -55,7 +55,7 @@ reproduce-figures: setup  ## draw every figure and table from the results at han
 	$(if $(wildcard results/lab/staleness),$(BIN)/brx plot staleness results/lab/staleness/* --out figures/lab/staleness)
 	$(if $(wildcard results/compare),$(BIN)/brx compare --figure figures/compare --format markdown > results/tables/compare.md)
 
-MIDWAY := $(if $(filter paper,$(SCALE)),runs/paper/*/checkpoints/00125000,runs/laptop-curvature/s0-*/checkpoints/00004000)
+MIDWAY := $(if $(filter paper,$(SCALE)),runs/paper/*/checkpoints/00125000,runs/laptop-curvature/*/checkpoints/00004000)
 TRACED := $(if $(filter paper,$(SCALE)),$(MIDWAY),runs/laptop-curvature/*/checkpoints/0000[246]000)
 
 curvature: setup  ## train with checkpoints midway, measure norms and oscillation there (SCALE=laptop or paper; hours)

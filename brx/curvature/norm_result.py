@@ -164,6 +164,14 @@ def measured_norms(runs: Sequence[Path], spaces: Sequence[Space] = SPACES) -> li
     return results
 
 
+def by_method_and_depth(results: Sequence[NormResult]) -> dict[tuple[str, int], list[NormResult]]:
+    """Measurements by method and P, whose runs differ in the seed."""
+    groups: dict[tuple[str, int], list[NormResult]] = {}
+    for result in results:
+        groups.setdefault((result.method, result.num_stages), []).append(result)
+    return groups
+
+
 def block_of(name: str) -> str:
     """`embedding`, the block's number, or `head`."""
     first, second, *_ = name.split(".")

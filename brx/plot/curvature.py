@@ -5,54 +5,63 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import pandas as pd
 from matplotlib.axes import Axes
 
 from brx.curvature.effective_delay import EffectiveDelay, SlowdownPoint, uniform_effective_delay
-from brx.curvature.norm_result import NormResult
+from brx.curvature.norm_result import NormResult, Space, by_method_and_depth
 from brx.curvature.norm_tables import NORM_TITLE, norm_table
+from brx.plot.panels import factor_axis
 from brx.plot.style import COLUMN_WIDTH_IN, legend_below, line_style, look_of, new_figure, save
 from brx.runs.formats import format_table
 
 SPACE_LINES = {"original": "-", "rotated": (0, (1, 1))}
+SPACE_CENTERS: dict[Space, float] = {"original": -0.2, "rotated": 0.2}
+SEED_OFFSET = 0.1
 
 
 def draw_norms(results: Sequence[NormResult], path: Path) -> list[Path]:
     """The (1,1)-norm per parameter of each run, in both coordinates, with 95 % intervals; logarithmic.
 
+    Runs of one method and P, which differ in the seed, are side by side.
+
     Returns:
         The files written (PNG, PDF, caption).
     """
-    runs = list(dict.fromkeys(result.run for result in results))
-    with new_figure(width=max(COLUMN_WIDTH_IN, 1.0 * len(runs) + 0.8)) as figure:
+    kinds = by_method_and_depth(results)
+    with new_figure(width=max(COLUMN_WIDTH_IN, 1.0 * len(kinds) + 0.8)) as figure:
         axes = figure.subplots()
-        for space, face in (("original", "white"), ("rotated", "black")):
-            shown = [result for result in results if result.space == space]
-            positions = [runs.index(result.run) + (-0.12 if space == "original" else 0.12) for result in shown]
-            for position, result in zip(positions, shown, strict=True):
-                look = look_of(result.method)
-                low, high = result.interval
-                errors = [[result.normalized - low], [high - result.normalized]]
-                axes.errorbar(
-                    position,
-                    result.normalized,
-                    yerr=errors,
-                    color=look.color,
-                    marker=look.marker,
-                    markersize=4,
-                    markerfacecolor="white" if space == "original" else look.color,
-                    capsize=2,
-                    linestyle="none",
-                )
+        for position, of_seeds in enumerate(kinds.values()):
+            for space, center in SPACE_CENTERS.items():
+                _draw_seeds(axes, position + center, [result for result in of_seeds if result.space == space])
+        for space in SPACE_CENTERS:
+            face = "white" if space == "original" else "black"
             axes.plot([], [], marker="o", color="black", markerfacecolor=face, linestyle="none", label=space)
-        first_of = {result.run: result for result in reversed(results)}
-        labels = [f"{look_of(first_of[run].method).label}\nP = {first_of[run].num_stages}" for run in runs]
-        axes.set_xticks(range(len(runs)), labels)
-        axes.set_xlim(-0.5, len(runs) - 0.5)
-        axes.set_yscale("log")
+        labels = [f"{look_of(method).label}\nP = {num_stages}" for method, num_stages in kinds]
+        axes.set_xticks(range(len(kinds)), labels)
+        axes.set_xlim(-0.5, len(kinds) - 0.5)
+        factor_axis(axes)
         axes.set_ylabel("Hessian (1,1)-norm / parameter")
         axes.legend(title="coordinates", title_fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
         table = format_table(norm_table(results), "markdown")
         return save(figure, path, f"{NORM_TITLE}; bars: 95 % intervals\n{table}")
+
+
+def _draw_seeds(axes: Axes, center: float, of_seeds: Sequence[NormResult]) -> None:
+    for index, result in enumerate(of_seeds):
+        look = look_of(result.method)
+        low, high = result.interval
+        axes.errorbar(
+            center + SEED_OFFSET * (index - (len(of_seeds) - 1) / 2),
+            result.normalized,
+            yerr=[[result.normalized - low], [high - result.normalized]],
+            color=look.color,
+            marker=look.marker,
+            markersize=4,
+            markerfacecolor="white" if result.space == "original" else look.color,
+            capsize=2,
+            linestyle="none",
+        )
 
 
 def draw_effective_delay(
@@ -90,19 +99,21 @@ def _draw_delays(axes: Axes, curves: Sequence[tuple[NormResult, list[EffectiveDe
     stages = sorted({point.num_stages for _, delays in curves for point in delays} - {1})
     equal = [uniform_effective_delay(count) / (count - 1) for count in stages]
     axes.plot(stages, equal, color="black", linewidth=0.8, linestyle=":", label="equal stages")
-    for result, delays in curves:
-        look = look_of(result.method)
-        delayed = [point for point in delays if point.num_stages > 1]
+    for label, of_label in _shares(curves).groupby("label", sort=False):
+        method, run_stages, space = of_label[["method", "run_stages", "space"]].iloc[0]
+        by_stages = of_label.groupby("P")
+        shares = by_stages["share"].mean()
+        look = look_of(method)
         axes.errorbar(
-            [point.num_stages for point in delayed],
-            [point.delay / point.largest for point in delayed],
-            yerr=[point.standard_error / point.largest for point in delayed],
+            shares.index,
+            shares,
+            yerr=by_stages["share"].sem().fillna(by_stages["error"].mean()),  # over seeds; of one, its estimate's
             color=look.color,
             marker=look.marker,
             markersize=3,
-            linestyle=SPACE_LINES[result.space],
-            alpha=0.4 if result.num_stages == 1 else 1.0,
-            label=_label(result),
+            linestyle=SPACE_LINES[space],
+            alpha=0.4 if run_stages == 1 else 1.0,
+            label=label,
         )
     axes.set_xlabel("stages P")
     axes.set_ylabel("effective delay $\\tau'$ / (P - 1)")
@@ -111,23 +122,38 @@ def _draw_delays(axes: Axes, curves: Sequence[tuple[NormResult, list[EffectiveDe
     legend_below(axes)
 
 
+def _shares(curves: Sequence[tuple[NormResult, list[EffectiveDelay]]]) -> pd.DataFrame:
+    """tau' over the largest delay, for every measurement and every P with a delay; seeds have one label."""
+    rows = [
+        {
+            "label": _label(result),
+            "method": result.method,
+            "run_stages": result.num_stages,
+            "space": result.space,
+            "P": point.num_stages,
+            "share": point.delay / point.largest,
+            "error": point.standard_error / point.largest,
+        }
+        for result, delays in curves
+        for point in delays
+        if point.num_stages > 1
+    ]
+    return pd.DataFrame(rows)
+
+
 def _label(result: NormResult) -> str:
     return f"{look_of(result.method).label} (run at P = {result.num_stages}), {result.space}"
 
 
 def _draw_slowdowns(axes: Axes, points: Sequence[SlowdownPoint]) -> None:
-    for method in dict.fromkeys(point.method for point in points):
+    table = pd.DataFrame([(point.method, point.label, point.delay.delay, point.slowdown) for point in points])
+    table = table.set_axis(["method", "label", "delay", "slowdown"], axis="columns").dropna()
+    for method, reached in table.groupby("method", sort=False):
         look = look_of(method)
-        reached = [point for point in points if point.method == method and point.slowdown is not None]
-        reached.sort(key=lambda point: point.delay.delay)
-        axes.plot(
-            [point.delay.delay for point in reached],
-            [point.slowdown or 0.0 for point in reached],
-            color=look.color,
-            marker=look.marker,
-            markersize=4,
-            linestyle=line_style(is_delayed=True),
-            label=look.label,
+        means = reached.groupby("label")[["delay", "slowdown"]].mean().sort_values("delay")  # over seeds
+        axes.plot(means["delay"], means["slowdown"], color=look.color, linestyle=line_style(is_delayed=True))
+        axes.scatter(
+            reached["delay"], reached["slowdown"], s=16, color=look.color, marker=look.marker, label=look.label
         )
     # One label per delay profile, above its highest point: the methods' tau' are close to each other.
     labelled = {point.label: point for point in sorted(points, key=lambda point: point.slowdown or 0.0)}

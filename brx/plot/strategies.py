@@ -8,12 +8,13 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from brx.curvature.norm_result import STRATEGY_SPACES, NormResult, Space
+from brx.curvature.norm_result import STRATEGY_SPACES, NormResult, Space, by_method_and_depth
 from brx.curvature.norm_tables import NORM_TITLE
 from brx.curvature.strategies import VARIANT_OF_SPACE, StrategySlowdowns, share_of_original, strategy_table
 from brx.plot.panels import factor_axis
-from brx.plot.style import look_of, new_figure, save, sequence_color
+from brx.plot.style import legend_below, line_style, look_of, new_figure, save
 from brx.runs.formats import format_table
+from brx.runs.slowdown import geometric_mean
 
 LABELS: dict[Space, str] = {
     "original": "original",
@@ -26,15 +27,15 @@ _MARKERS = "osD^v"
 
 
 def draw_strategy_norms(results: Sequence[NormResult], delays: StrategySlowdowns | None, path: Path) -> list[Path]:
-    """Norms by coordinates with 95 % intervals, one marker per run; beside them, if given, slowdowns against norms.
+    """Norms by coordinates with 95 % intervals, or the range of seeds; beside them, if given, slowdowns against norms.
 
     Returns:
         The files written (PNG, PDF, caption).
     """
-    with new_figure(width=3.4, height=2.6, columns=1 if delays is None else 2) as figure:
+    with new_figure(width=3.4, height=3.1, columns=1 if delays is None else 2) as figure:
         fill_strategy_norms(figure, results, delays)
         table = format_table(strategy_table(results, delays), "markdown")
-        return save(figure, path, f"{NORM_TITLE}; bars: 95 % intervals\n{table}")
+        return save(figure, path, f"{NORM_TITLE}; bars: 95 % intervals, of several seeds their range\n{table}")
 
 
 def fill_strategy_norms(figure: Figure, results: Sequence[NormResult], delays: StrategySlowdowns | None) -> None:
@@ -46,31 +47,36 @@ def fill_strategy_norms(figure: Figure, results: Sequence[NormResult], delays: S
 
 
 def _draw_norms(axes: Axes, results: Sequence[NormResult]) -> None:
-    runs = list(dict.fromkeys(result.run for result in results))
-    for index, run in enumerate(runs):
-        of_run = [result for result in results if result.run == run]
-        of_run.sort(key=lambda result: STRATEGY_SPACES.index(result.space))
-        look = look_of(of_run[0].method)
-        values = [result.normalized for result in of_run]
+    kinds = by_method_and_depth(results)
+    for index, ((method, num_stages), of_seeds) in enumerate(kinds.items()):
+        look = look_of(method)
+        spaces = [space for space in STRATEGY_SPACES if any(result.space == space for result in of_seeds)]
+        norms = [_over_seeds([result for result in of_seeds if result.space == space]) for space in spaces]
         axes.errorbar(
-            [STRATEGY_SPACES.index(result.space) + 0.12 * (index - (len(runs) - 1) / 2) for result in of_run],
-            values,
-            yerr=[
-                [value - result.interval[0] for value, result in zip(values, of_run, strict=True)],
-                [result.interval[1] - value for value, result in zip(values, of_run, strict=True)],
-            ],
-            color=sequence_color(index, len(runs)) if len(runs) > 1 else look.color,
+            [STRATEGY_SPACES.index(space) + 0.12 * (index - (len(kinds) - 1) / 2) for space in spaces],
+            [mean for mean, _, _ in norms],
+            yerr=[[mean - low for mean, low, _ in norms], [high - mean for mean, _, high in norms]],
+            color=look.color,
+            linestyle=line_style(is_delayed=num_stages > 1),
             marker=_MARKERS[index % len(_MARKERS)],
             markersize=4,
             capsize=2,
             linewidth=0.8,
-            label=f"{look.label}, P = {of_run[0].num_stages}",
+            label=f"weights of {look.label}, P = {num_stages}",
         )
     axes.set_xticks(range(len(STRATEGY_SPACES)), [LABELS[space] for space in STRATEGY_SPACES])
     factor_axis(axes)
     axes.set_ylabel("Hessian (1,1)-norm / parameter")
     axes.set_title("norm in each strategy's coordinates")
-    axes.legend(title="weights of", title_fontsize=7)
+    legend_below(axes)
+
+
+def _over_seeds(of_seeds: Sequence[NormResult]) -> tuple[float, float, float]:
+    """The geometric mean per parameter, and the range; of one seed the interval of its estimate."""
+    if len(of_seeds) == 1:
+        return of_seeds[0].normalized, *of_seeds[0].interval
+    norms = [result.normalized for result in of_seeds]
+    return geometric_mean(norms), min(norms), max(norms)
 
 
 def _draw_slowdowns(axes: Axes, results: Sequence[NormResult], delays: StrategySlowdowns) -> None:
@@ -82,9 +88,7 @@ def _draw_slowdowns(axes: Axes, results: Sequence[NormResult], delays: StrategyS
             continue
         look = look_of(VARIANT_OF_SPACE[space])
         errors = None if row["low"] != row["low"] else [[row["ratio"] - row["low"]], [row["high"] - row["ratio"]]]
-        share = 1.0
-        for measured in known:
-            share *= measured ** (1 / len(known))
+        share = geometric_mean(known)
         marker = "^" if row["is_censored"] else look.marker
         axes.errorbar(share, row["ratio"], yerr=errors, color=look.color, marker=marker, markersize=5, capsize=2)
         axes.annotate(

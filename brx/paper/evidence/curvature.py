@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -11,13 +12,22 @@ import numpy as np
 import pandas as pd
 
 from brx.curvature.bases import Source
-from brx.curvature.norm_result import SPACES, STRATEGY_SPACES, NormResult, Space, results_of
+from brx.curvature.norm_result import (
+    SPACES,
+    STRATEGY_SPACES,
+    NormResult,
+    Space,
+    by_method_and_depth,
+    results_of,
+    strategy_of,
+)
 from brx.curvature.oscillation import measured_oscillations, with_oscillation
 from brx.curvature.strategies import complete_measurements
 from brx.paper.evidence.base import Ask, Evidence, Margin, NotTriedError
 from brx.paper.scales import Experiments
 from brx.runs.frames import find_runs
 from brx.runs.reading import Run
+from brx.runs.slowdown import geometric_mean
 
 
 def _norms(experiments: Experiments, spaces: Sequence[Space]) -> Iterator[NormResult]:
@@ -32,7 +42,7 @@ def _seed(run: str | Path) -> int:
 
 
 def norm_ratio(experiments: Experiments) -> Evidence:
-    """The rotated norm over the original one, at the checkpoint of basis rotation with the largest delay."""
+    """The rotated norm over the original one, at the checkpoints of basis rotation with the largest delay."""
     by_checkpoint: dict[tuple[str, int], dict[Space, NormResult]] = {}
     for norm in _norms(experiments, SPACES):
         if norm.method == "basis-rotation":
@@ -40,37 +50,62 @@ def norm_ratio(experiments: Experiments) -> Evidence:
     pairs = [norms for norms in by_checkpoint.values() if norms.keys() >= set(SPACES)]
     if not pairs:
         raise NotTriedError("not measured in both coordinates at one checkpoint yet")
-    deepest = max(pairs, key=lambda norms: norms["original"].num_stages)
-    rotated, original = deepest["rotated"], deepest["original"]
-    (low, high), (original_low, original_high) = rotated.interval, original.interval
-    text = f"{original.normalized:.3g} to {rotated.normalized:.3g}, P = {original.num_stages}"
-    ratio = rotated.normalized / original.normalized
-    return Evidence(ratio, low / original_high, high / original_low, text=text, num_seeds=1)
+    depth = max(norms["original"].num_stages for norms in pairs)
+    original, rotated = ([norms[space] for norms in pairs if norms[space].num_stages == depth] for space in SPACES)
+    rise = _log_ratios(rotated, original)
+    sampled = [_log_interval(below, above) for below, above in zip(rotated, original, strict=True)]
+    low, high = rise.interval or (min(low for low, _ in sampled), max(high for _, high in sampled))
+    text = f"{_mean(original):.3g} to {_mean(rotated):.3g}, P = {depth}"
+    return Evidence(math.exp(rise.mean), math.exp(low), math.exp(high), text=text, num_seeds=len(rise.by_seed))
 
 
 def theorem_order(source: Source) -> Ask:
     """Wherever all coordinates were measured, bilateral is below unilateral, and that below original.
 
-    By more than their intervals.
+    With three seeds or more by the interval over them, else by more than the intervals of every measurement.
     """
 
     def ask(experiments: Experiments) -> Evidence:
         measured = complete_measurements(list(_norms(experiments, STRATEGY_SPACES)))
         if not measured:
             raise NotTriedError("norms by strategy have not been measured on one checkpoint yet")
-        lines, holds = [], True
-        for of_run in measured.values():
-            by_space = {str(norm.space): norm for norm in of_run}
-            falling = [by_space["original"], by_space[f"{source}-unilateral"], by_space[f"{source}-bilateral"]]
-            unsure = [lower for higher, lower in pairwise(falling) if lower.interval[1] >= higher.interval[0]]
+        falling = [space for space in STRATEGY_SPACES if space == "original" or strategy_of(space)[0] == source]
+        lines, holds, num_seeds = [], True, []
+        of_all = [norm for of_run in measured.values() for norm in of_run]
+        for (method, P), of_seeds in sorted(by_method_and_depth(of_all).items()):
+            norms = [[norm for norm in of_seeds if norm.space == space] for space in falling]
+            unsure = [lower[0].space for higher, lower in pairwise(norms) if not _surely_above(higher, lower)]
             holds = holds and not unsure
-            texts = ", ".join(f"{norm.normalized:.3g}" for norm in falling)
-            overlaps = "".join(f" ({norm.space}: intervals overlap)" for norm in unsure)
-            lines.append(f"{falling[0].method}, P = {falling[0].num_stages}: {texts}{overlaps}")
-        seeds = {_seed(of_run[0].run) for of_run in measured.values()}
-        return Evidence(holds=holds, text="; ".join(lines), num_seeds=len(seeds))
+            means = ", ".join(f"{_mean(of_space):.3g}" for of_space in norms)
+            by_chance = "".join(f" ({space}: not by more than chance)" for space in unsure)
+            lines.append(f"{method}, P = {P}: {means}{by_chance}")
+            num_seeds.append(len({_seed(norm.run) for norm in norms[0]}))
+        return Evidence(holds=holds, text="; ".join(lines), num_seeds=min(num_seeds))
 
     return ask
+
+
+def _mean(norms: Sequence[NormResult]) -> float:
+    """Geometric, over seeds, per parameter."""
+    return geometric_mean([norm.normalized for norm in norms])
+
+
+def _log_ratios(norms: Sequence[NormResult], others: Sequence[NormResult]) -> Margin:
+    """The logarithm of the ratio of two norms of one run, by its seed."""
+    return Margin(pd.Series({_seed(a.run): math.log(a.norm / b.norm) for a, b in zip(norms, others, strict=True)}))
+
+
+def _log_interval(norm: NormResult, other: NormResult) -> tuple[float, float]:
+    """Of the logarithm of the ratio of two norms of one run, from the intervals of both estimates."""
+    (low, high), (other_low, other_high) = norm.interval, other.interval
+    return math.log(low / other_high), math.log(high / other_low)
+
+
+def _surely_above(norms: Sequence[NormResult], others: Sequence[NormResult]) -> bool:
+    ratios = _log_ratios(norms, others)
+    if ratios.interval:
+        return ratios.holds
+    return all(_log_interval(norm, other)[0] > 0 for norm, other in zip(norms, others, strict=True))
 
 
 def _variances(experiments: Experiments) -> pd.DataFrame:

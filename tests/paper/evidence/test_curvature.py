@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from brx.config.loading import preset_with
@@ -72,13 +73,15 @@ def test_other_directions_are_those_in_which_both_methods_move_less(tmp_path, me
 
 @pytest.fixture
 def norms(tmp_path):
-    """Writes a made-up measurement beside a run of `quick`."""
-    write_experiment(tmp_path, "quick", {"pipeline.stages": 8})
-    (run,) = tmp_path.iterdir()
+    """Writes a made-up measurement beside one of three runs of `quick`, which differ in the seed."""
+    settings = {"pipeline.stages": 8}
+    write_experiment(tmp_path, "quick", settings, seeds=range(3))
+    runs = [tmp_path / identity(preset_with("quick", {**settings, "training.seed": seed})) for seed in range(3)]
     kept = next(LAPTOP.curvature.glob("*/analysis/hessian-norm-original-*.json"))
     source = replace(NormResult.read(kept), method="pipedream", iteration=1500)
 
-    def write(space, norm, spread=0.1, **changes):  # exported files name the run where it was made
+    def write(space, norm, spread=0.1, seed=0, **changes):  # exported files name the run where it was made
+        run = runs[seed]
         result = replace(
             source, run=f"runs/elsewhere/{run.name}", space=space, norm=norm, standard_error=spread * norm, **changes
         )
@@ -100,6 +103,34 @@ def test_the_theorems_order_holds_where_no_intervals_overlap(source, norms, meas
     assert judged.text.endswith(", ".join(f"{norm:.3g}" for norm in in_order))
     norms(f"{source}-bilateral", sizes[f"{source}-bilateral"], spread=0.5)
     assert not theorem_order(source)(measured).holds
+
+
+def test_with_three_seeds_the_spread_between_them_decides(norms, measured):
+    sizes = {"original": 20.0, "1st-unilateral": 9.0, "1st-bilateral": 3.0, "2nd-unilateral": 5.0, "2nd-bilateral": 4.0}
+    for seed in range(3):  # the norms differ more between seeds than between coordinates, and their ratio does not
+        for space, norm in sizes.items():
+            norms(space, norm * 3**seed, spread=0.5, seed=seed)
+    judged = theorem_order("2nd")(measured)
+    assert (judged.holds, judged.num_seeds) == (True, 3)
+    norms("2nd-bilateral", 6.0, seed=0)  # above the unilateral one
+    judged = theorem_order("2nd")(measured)
+    assert not judged.holds
+    assert judged.text.endswith("(2nd-bilateral: not by more than chance)")
+    assert theorem_order("1st")(measured).holds
+    for space in sizes:  # which leaves two seeds here: their intervals decide, and are wide
+        norms(space, sizes[space], seed=0, num_stages=1)
+    judged = theorem_order("1st")(measured)
+    assert (judged.holds, judged.num_seeds) == (False, 1)
+
+
+def test_norms_ratio_over_seeds(norms, measured):
+    for seed, ratio in enumerate((0.2, 0.4, 0.8)):
+        norms("original", 10.0 * 2**seed, seed=seed, method="basis-rotation")
+        norms("rotated", 10.0 * 2**seed * ratio, seed=seed, method="basis-rotation")
+    judged = norm_ratio(measured)
+    assert (judged.value, judged.num_seeds) == (pytest.approx(0.4), 3)
+    half = 4.303 * np.log(2) / 3**0.5  # Student's t of two degrees of freedom, 95 %
+    assert (judged.low, judged.high) == pytest.approx((0.4 * np.exp(-half), 0.4 * np.exp(half)), rel=1e-3)
 
 
 def test_norms_ratio_is_of_one_checkpoint_with_both_coordinates(norms, measured):

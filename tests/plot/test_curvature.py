@@ -1,0 +1,83 @@
+"""Figures of norms, from made-up ones: what is drawn of several seeds."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from brx.curvature.effective_delay import SlowdownPoint, effective_delay
+from brx.curvature.norm_result import STRATEGY_SPACES, Groups, NormResult
+from brx.plot import curvature, strategies
+from brx.plot.curvature import draw_effective_delay, draw_norms
+from brx.plot.strategies import draw_strategy_norms
+
+NAMES = ["embedding", "0", "1", "2", "3", "head"]
+SETTINGS = {"vectors": 5, "batches_per_vector": 1, "basis_batches": 7, "basis_from": None}
+SETTINGS |= {"estimator": "geometric", "precision": "fp32"}
+
+
+def norm(seed, value, space="original", method="pipedream", stages=4, squares=(1.0,) * 6):
+    """A measurement of a model of four blocks and as many parameters as groups."""
+    zero = [[0.0] * 6] * 6
+    blocks = Groups(NAMES, [1] * 6, [[1.0] * 6, list(squares)], [zero, zero])
+    error = 0.1 * value
+    return NormResult(
+        f"{method}-p{stages}-s{seed}", method, stages, 10, space, SETTINGS, 6, 6 * value, 6 * error, 0.0, blocks, blocks
+    )
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The figures and captions that would have been saved."""
+    saved = []
+    for module in (curvature, strategies):
+        monkeypatch.setattr(module, "save", lambda figure, _, caption: saved.append((figure, caption)) or [])
+    return saved
+
+
+def test_seeds_of_one_method_and_depth_stand_side_by_side(drawn, tmp_path):
+    results = [norm(seed, 2.0 + seed, stages=stages) for seed in range(3) for stages in (1, 4)]
+    results += [norm(0, 1.0, "rotated", "basis-rotation"), norm(0, 3.0, method="basis-rotation")]
+    draw_norms(results, tmp_path / "figure")
+    [(figure, caption)] = drawn
+    (axes,) = figure.axes
+    labels = [label.get_text() for label in axes.get_xticklabels()]
+    assert labels == ["PipeDream\nP = 1", "PipeDream\nP = 4", "Basis rotation\nP = 4"]
+    drawn_at = [tuple(bar.lines[0].get_xydata()[0]) for bar in axes.containers]
+    assert len({x for x, _ in drawn_at}) == len(results)  # none over another
+    assert sorted(y for _, y in drawn_at) == pytest.approx(sorted(result.normalized for result in results))
+    assert all(round(x) in (0, 1, 2) for x, _ in drawn_at)
+    assert caption.count("pipedream-p1-s") == 3
+
+
+def test_strategies_are_means_and_ranges_over_seeds(drawn, tmp_path):
+    values = {0: 1.0, 1: 4.0}
+    results = [norm(seed, value, space) for seed, value in values.items() for space in STRATEGY_SPACES]
+    alone = [norm(0, 1.0, space, stages=1) for space in STRATEGY_SPACES]
+    draw_strategy_norms([*results, *alone], None, tmp_path / "figure")
+    several, single = drawn[0][0].axes[0].containers
+    assert list(several.lines[0].get_ydata()) == pytest.approx([2.0] * 5)
+    _, _, (bars,) = several.lines
+    assert np.array(bars.get_segments())[:, :, 1] == pytest.approx(np.array([[1.0, 4.0]] * 5))
+    _, _, (bars,) = single.lines
+    assert np.array(bars.get_segments())[0, :, 1] == pytest.approx(alone[0].interval)
+
+
+def test_effective_delays_are_means_over_seeds(drawn, tmp_path):
+    by_seed = [norm(0, 1.0, squares=(0, 5, 0, 0, 0, 0)), norm(1, 1.0, squares=(0, 0, 0, 0, 2, 3))]
+    curves = [(result, [effective_delay(result, stages) for stages in (1, 2, 4)]) for result in by_seed]
+    delays = [effective_delay(by_seed[0], stages) for stages in (1, 4)]
+    fresh = SlowdownPoint("a", "pipedream", "P = 1", by_seed[0], delays[0], 1.0, 2.0)
+    late = [
+        replace(fresh, run=run, label="P = 4", delay=delays[1], slowdown=cost) for run, cost in [("b", 2), ("c", 4)]
+    ]
+    lost = replace(late[0], run="d", slowdown=None)
+    draw_effective_delay(curves, [fresh, *late, lost], tmp_path / "figure")
+    [(figure, caption)] = drawn
+    left, right = figure.axes
+    (bars,) = left.containers  # one curve of both seeds: all curvature in the first stage, or in the last
+    assert bars.lines[0].get_xydata().tolist() == [[2, 0.5], [4, 0.5]]
+    line = next(line for line in right.lines if len(line.get_xdata()) == 2 and line.get_linestyle() != "-")
+    assert line.get_xydata().tolist() == [[0, 1], [3, 3]]
+    assert right.collections[0].get_offsets().tolist() == [[0, 1], [3, 2], [3, 4]]
+    assert "never reached" in caption
