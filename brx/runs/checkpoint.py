@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import pickle
 import shutil
 from collections.abc import Collection
@@ -25,7 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic takes that of Python 3.12 on, this one anywhere
 
 from brx.errors import UserError
-from brx.files import cannot_write, sync_folder, write_json
+from brx.files import cannot_write, replacing, sync_folder, write_json
 
 MANIFEST = "manifest.json"
 REPLACED = ".replaced"
@@ -90,16 +89,9 @@ def write_stage(run: Path, iteration: int, stage: int, state: dict[str, Any]) ->
         RunError: the disk is full or read-only.
     """
     path = _temporary(run, iteration) / _stage_file(stage)
-    try:
-        with path.open("wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        return {"stage": stage, "bytes": path.stat().st_size, "sha256": _sha256(path)}
-    except OSError as error:
-        raise cannot_write(path, error) from None
-    except RuntimeError as error:  # torch.save reports a short write so
-        raise cannot_write(path, OSError(0, str(error).splitlines()[0])) from None
+    with replacing(path) as file:
+        torch.save(state, file)
+    return {"stage": stage, "bytes": path.stat().st_size, "sha256": _sha256(path)}
 
 
 def finish(
