@@ -23,7 +23,9 @@ def export(
     runs: RunsOrFolders,
     *,
     to: Annotated[Path, typer.Option(metavar="DIR", help="folder that gets one folder per run", show_default=False)],
-    unfinished: Annotated[bool, typer.Option("--unfinished", help="runs that have not ended, too")] = False,
+    unfinished: Annotated[
+        bool, typer.Option("--unfinished", help="runs that are unfinished, interrupted or failed, too")
+    ] = False,
 ) -> None:
     """Copy, and say how many."""
     from brx.runs.export import export_runs
@@ -31,4 +33,4 @@ def export(
     num_exported, num_left_out = export_runs(runs, to, unfinished=unfinished)
     print(f"{to}: {num_exported} runs")
     if num_left_out:
-        print(f"{num_left_out} unfinished ones left out (--unfinished takes them)")
+        print(f"{num_left_out} left out: unfinished, interrupted or failed (--unfinished takes them)")

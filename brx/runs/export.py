@@ -20,10 +20,10 @@ def export_runs(folders: Sequence[Path], target: Path, *, unfinished: bool = Fal
     Args:
         folders: runs, or folders that hold runs.
         target: may be there already; runs of the same names are replaced.
-        unfinished: export those that have not ended, too.
+        unfinished: export those that are unfinished, interrupted or failed, too.
 
     Returns:
-        How many were exported, and how many unfinished ones left out.
+        How many were exported, and how many left out.
 
     Raises:
         UserError: two runs have the same name, or `target` is where a run lies already.

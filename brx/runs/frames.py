@@ -40,7 +40,7 @@ def load(folders: Folders) -> pd.DataFrame:
     - `largest_delay`: of its stages, in updates; 0 without delay.
     - `examples_per_update`: of all its micro-batches together.
     - `experiment`: equal for runs that differ in nothing but learning rate and seed.
-    - `status`: finished, failed, interrupted, or unfinished where there is no summary of the whole run yet.
+    - `status`: finished, diverged, failed, interrupted, or unfinished where there is no summary of the whole run yet.
     - `iteration`: the newest one.
     - `train_loss`: the final training loss in nats, a mean over the last 2 % of the schedule; NaN, as what follows,
       for a run that failed before its first loss was written.
