@@ -121,7 +121,7 @@ NESTEROV_APART = ("seeds", "stashing", "prediction", "width", "moe")
 """Sweeps of the laptop in which it has a rate of its own."""
 RATES = {"main": 3, "preconditioned": 3, "preconditioned-long": 3, "rates": 2} | dict.fromkeys(NESTEROV_APART, 2)
 LENGTHS = {
-    "ladder": {2000, 4000, 16000, 32000},
+    "ladder": {2000, 4000, 16000, 32000, 64000, 128000},
     "strategies-long": {16000},
     "preconditioned-long": {16000},
     "block-scaling-long": {32000},
