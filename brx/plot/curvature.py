@@ -146,9 +146,9 @@ def _label(result: NormResult) -> str:
 
 
 def _draw_slowdowns(axes: Axes, points: Sequence[SlowdownPoint]) -> None:
-    table = pd.DataFrame([(point.method, point.label, point.delay.delay, point.slowdown) for point in points])
-    table = table.set_axis(["method", "label", "delay", "slowdown"], axis="columns").dropna()
-    for method, reached in table.groupby("method", sort=False):
+    rows = [(point.method, point.label, point.delay.delay, point.slowdown) for point in points]
+    table = pd.DataFrame(rows, columns=["method", "label", "delay", "slowdown"])
+    for method, reached in table.dropna().groupby("method", sort=False):
         look = look_of(method)
         means = reached.groupby("label")[["delay", "slowdown"]].mean().sort_values("delay")  # over seeds
         axes.plot(means["delay"], means["slowdown"], color=look.color, linestyle=line_style(is_delayed=True))
