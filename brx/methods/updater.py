@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from brx.config.schema import CustomConfig, RunConfig
-from brx.errors import RunError, UserError
+from brx.errors import DivergedError, RunError, UserError
 from brx.methods.custom import user_code
 from brx.methods.groups import check_each_parameter_once
 from brx.methods.learning_rate import lr_factor
 from brx.methods.table import find_method
-from brx.optim.basis_rotation import BasisRotation
+from brx.optim import BadGradientError, BasisRotation
 from brx.pipeline.forecast import ParameterStates, on_device
 from brx.pipeline.versions import StageVersions
 
@@ -68,7 +68,8 @@ class MethodUpdater:
         """Set the stages' learning rates for this iteration and take the optimizers' steps.
 
         Raises:
-            RunError: an optimizer refuses a gradient; no weight of its parameters was changed.
+            DivergedError: BasisRotation met a gradient that is not finite; no weight of its parameters was changed.
+            RunError: an optimizer refuses a gradient for another reason.
         """
         factor = lr_factor(iteration, self.config.training)
         for optimizer, peak_lrs in zip(self.optimizers, self._peak_lrs, strict=True):
@@ -77,6 +78,8 @@ class MethodUpdater:
             with user_code(self.config, self.method, "step", RunError, iteration):
                 try:
                     optimizer.step()
+                except BadGradientError as error:  # where the engine has not looked: it would make a GPU wait
+                    raise DivergedError(f"iteration {iteration}: {error}; try a lower optimizer.lr") from None
                 except ValueError as error:
                     if isinstance(self.config.optimizer, CustomConfig):
                         raise

@@ -1,6 +1,6 @@
 """`BasisRotation` for anyone's training loop, and its mathematics; needs torch alone, and can be lifted as a folder."""
 
-from brx.optim.basis_rotation import BasisRotation
+from brx.optim.basis_rotation import BadGradientError, BasisRotation
 from brx.optim.param_groups import param_groups
 
-__all__ = ["BasisRotation", "param_groups"]
+__all__ = ["BadGradientError", "BasisRotation", "param_groups"]

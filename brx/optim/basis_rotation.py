@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from itertools import chain, groupby, repeat
 from typing import Any, Literal, overload
 
@@ -23,11 +23,11 @@ from brx.optim.eigenbasis import (
     select_columns,
     select_rows,
 )
-from brx.optim.elementwise import update_elementwise
+from brx.optim.elementwise import count_updates, update_elementwise
 from brx.optim.layout import Layout, check_state, make_members
 from brx.optim.matrix_batch import MatrixBatch, Member, Side, arithmetic, is_rotated, state_dtype, state_shapes
 from brx.optim.options import Group, StepOptions, check_options, smallest_eps, step_options
-from brx.optim.products import Precision, product
+from brx.optim.products import Precision, fp32_products, product
 from brx.optim.sharded import (
     Sharding,
     Shards,
@@ -53,6 +53,13 @@ gradient makes that gradient diagonal: off the diagonal there is only rounding n
 
 ASYNCHRONOUS = ("cuda",)
 """Devices on which a step waits for nothing: whether its gradients are finite is found out, and acted upon, there."""
+
+LONGEST_WAIT = 100
+"""Steps after which the host looks at such a device's findings, if no refresh has made it wait before."""
+
+
+class BadGradientError(ValueError):
+    """A gradient has NaN, infinity, or entries whose squares overflow; no parameter was updated by it."""
 
 
 class BasisRotation(Optimizer):
@@ -118,6 +125,7 @@ class BasisRotation(Optimizer):
     _sharding: Sharding
     _options: list[StepOptions]
     _num_bad: dict[torch.device, Tensor]
+    _num_unseen: int
 
     def __init__(
         self,
@@ -165,7 +173,8 @@ class BasisRotation(Optimizer):
             closure: computes the loss anew and returns it.
 
         Raises:
-            ValueError: a gradient is sparse, or not finite, or too large to be squared; nothing has been changed then.
+            BadGradientError: a gradient is not finite, or too large to be squared; it has changed nothing.
+            ValueError: a gradient is sparse; nothing has been changed.
         """
         loss = None
         if closure is not None:
@@ -173,7 +182,8 @@ class BasisRotation(Optimizer):
                 loss = closure()
         members = self._members_with_gradients()
         try:
-            self._update_all(members, self._check_gradients(members))
+            with _full_precision(members):
+                self._update_all(members, self._check_gradients(members))
         finally:
             for member in members:
                 member.gradient = member.update = None
@@ -191,11 +201,7 @@ class BasisRotation(Optimizer):
                 for batch in alike:
                     self._update(batch)
         apply_updates(sharded, [_decay(member, bad) for member in sharded])
-        for member in sharded:
-            if not member.is_stacked:  # another rank has updated it
-                flag = bad.get(member.parameter.device)
-                member.state["step"] += 1 if flag is None else ~flag
-                member.num_updates += 1
+        count_updates([member for member in sharded if not member.is_stacked], bad)  # other ranks have updated them
         update_elementwise([member for member in members if not member.is_rotated], bad)
         for batch in self._layout.batches:
             batch.seen_version = batch.state["step"]._version
@@ -219,7 +225,7 @@ class BasisRotation(Optimizer):
         members = []
         for parameter, _, of_group in with_gradient:
             member = self._layout.members[parameter]
-            member.options, member.gradient = of_group, parameter.grad
+            member.options, member.gradient = of_group, like_parameter(parameter.grad, parameter)
             members.append(member)
         return members
 
@@ -239,6 +245,7 @@ class BasisRotation(Optimizer):
         self._sharding = self.__dict__.get("_sharding") or Sharding()  # who updates which matrix stays
         self._options = []
         self._num_bad = {}
+        self._num_unseen = 0  # steps since the host has last looked at the device's findings
 
     def _update(self, batch: MatrixBatch) -> None:
         """Algorithm 1 on one batch."""
@@ -306,8 +313,8 @@ class BasisRotation(Optimizer):
         """
         beta1, beta2 = batch.options["betas"]
         shape = (-1,) + (1,) * (batch.state["exp_avg"].ndim - 1)
-        steps = batch.state["step"].view(shape)
-        ratio = ((1 - beta2**steps) / (1 - beta1**steps).square()).to(batch.state["exp_avg"].dtype)
+        steps = batch.state["step"].view(shape).to(batch.state["exp_avg"].dtype)
+        ratio = (1 - beta2**steps) / (1 - beta1**steps).square()
         mean_square = batch.state["exp_avg"].square().mul_(ratio)
         torch.maximum(batch.state["exp_avg_sq"], mean_square, out=batch.state["exp_avg_sq"])
 
@@ -366,18 +373,20 @@ class BasisRotation(Optimizer):
         sharded: list[Any] = [member.parameter for member in members if is_sharded(member.parameter)]
         for mesh in dict.fromkeys(parameter.device_mesh for parameter in sharded):  # in the same order on all ranks
             self._sharding.agree(mesh, bad)
-        can_wait = len(bad) == 1 and next(iter(bad)).type in ASYNCHRONOUS
+        can_wait = len(bad) == 1 and next(iter(bad)).type in ASYNCHRONOUS and self._num_unseen < LONGEST_WAIT
         if can_wait and not any(member.is_rotated and _refresh(member) in ("first", "next") for member in members):
             for device, flag in bad.items():
                 self._num_bad[device] = self._num_bad.get(device, 0) + flag
+            self._num_unseen += 1
             return bad
+        num_bad = self._take_num_bad()
         if any(flag.item() for flag in bad.values()):
-            raise ValueError(
+            raise BadGradientError(
                 f"{self._first_bad(members)}: its gradient has NaN, infinity, or entries too large to be squared; "
-                f"no parameter was updated"
+                f"no parameter was updated{f', as in {num_bad} steps before' if num_bad else ''}"
             )
-        if num_bad := self._take_num_bad():
-            raise ValueError(
+        if num_bad:
+            raise BadGradientError(
                 f"{num_bad} of the last updates met gradients with NaN, infinity, or entries too large to be squared; "
                 f"no parameter was updated in them"
             )
@@ -387,10 +396,10 @@ class BasisRotation(Optimizer):
         """How many steps have changed nothing since the host looked last; it looks now, and waits for the device."""
         num_bad = int(sum(count.item() for count in self._num_bad.values()))
         self._num_bad.clear()
+        self._num_unseen = 0
         if num_bad:
-            for batch in self._layout.batches:
-                batch.seen_version = -1
-                batch.take_counts()
+            for member in self._layout.members.values():
+                member.num_updates = int(member.state["step"])
         return num_bad
 
     def _first_bad(self, members: list[Member]) -> str:
@@ -548,6 +557,16 @@ class BasisRotation(Optimizer):
         self._forget()
 
 
+@contextmanager
+def _full_precision(members: list[Member]) -> Iterator[None]:
+    """The optimizer's own arithmetic, whatever autocast and TF32 the program uses for its model."""
+    with ExitStack() as stack:
+        for device_type in {member.parameter.device.type for member in members}:
+            stack.enter_context(torch.autocast(device_type, enabled=False))
+        stack.enter_context(fp32_products("ieee"))
+        yield
+
+
 def rotate_in(batch: MatrixBatch, matrices: Tensor, precision: Precision = "highest") -> Tensor:
     """U^T A V for A (b, m, n)."""
     if "right_basis" in batch.state:
@@ -573,10 +592,12 @@ def _refresh(member: Member) -> Refresh:
         return "accumulate"
     if update == FIRST_REFRESH:
         return "first"
-    if frequency is None:
-        return "none"
-    update += member.phase
-    return "next" if update // frequency > (update - 1) // frequency else "none"
+    return "next" if frequency is not None and _is_due(update + member.phase, frequency) else "none"
+
+
+def _is_due(update: int, frequency: float) -> bool:
+    """Whether the update is, or has passed since the last one, a multiple of the frequency."""
+    return update // frequency > (update - 1) // frequency
 
 
 def _refresh_and_interval(member: Member) -> tuple[Refresh, int]:
@@ -597,8 +618,9 @@ def _refresh_and_interval(member: Member) -> tuple[Refresh, int]:
 def _updates_since_refresh(member: Member) -> int:
     """How many updates the last interval had, at a refresh after the first one."""
     update, frequency = member.num_updates + 1, member.group["frequency"]
-    last = math.ceil((update + member.phase - 1) // frequency * frequency) - member.phase
-    return int(update - max(last, FIRST_REFRESH))
+    earlier = range(update - 1, FIRST_REFRESH, -1)
+    last = next((u for u in earlier if _is_due(u + member.phase, frequency)), FIRST_REFRESH)
+    return update - last
 
 
 def _above_noise(second_moment: Tensor) -> Tensor:

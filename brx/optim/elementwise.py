@@ -20,9 +20,19 @@ def update_elementwise(members: list[Member], bad: dict[torch.device, Tensor]) -
         members: parameters with gradients.
         bad: by device, a flag () that makes the step change nothing; empty where gradients are known to be finite.
     """
-    for _, alike in groupby(members, _what_one_call_shares):
-        _adamw([member for member in alike if local(member.parameter).numel()], bad)
+    here = [member for member in members if local(member.parameter).numel()]
+    for _, alike in groupby(here, _what_one_call_shares):
+        _adamw(list(alike), bad)  # which counts on the device
+    for member in here:
+        member.num_updates += 1
+    count_updates([member for member in members if not local(member.parameter).numel()], bad)
+
+
+def count_updates(members: list[Member], bad: dict[torch.device, Tensor]) -> None:
+    """Count an update of parameters of which nothing lies here, or which another rank updates."""
     for member in members:
+        flag = bad.get(member.parameter.device)
+        member.state["step"] += 1 if flag is None else ~flag
         member.num_updates += 1
 
 
@@ -31,8 +41,6 @@ def _what_one_call_shares(member: Member) -> tuple[object, ...]:
 
 
 def _adamw(members: list[Member], bad: dict[torch.device, Tensor]) -> None:
-    if not members:
-        return
     parameters = [local(member.parameter) for member in members]
     dtype, options = arithmetic(parameters[0]), members[0].options.group
     # Half-precision weights are rounded once, after the update. The kernel goes through memory from end to end.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -35,7 +35,7 @@ def product(left: Tensor, right: Tensor, precision: Precision) -> Tensor:
     on_cuda = left.device.type == "cuda"
     if precision == "tf32":
         if on_cuda:
-            with tf32():
+            with fp32_products("tf32"):
                 return left @ right
         return round_to_tf32(left) @ round_to_tf32(right)
     (left_high, left_low), (right_high, right_low) = _halves(left), _halves(right)
@@ -45,14 +45,17 @@ def product(left: Tensor, right: Tensor, precision: Precision) -> Tensor:
 
 
 @contextmanager
-def tf32() -> Iterator[None]:
-    """Let CUDA's fp32 products use TF32."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
+def fp32_products(precision: Literal["ieee", "tf32"]) -> Iterator[None]:
+    """Take fp32 products in full, or on CUDA's TF32 units, whatever the program has chosen for its own products."""
+    settings: list[Any] = [torch.backends.cuda.matmul, torch.backends.mkldnn.matmul]
+    before = [setting.fp32_precision for setting in settings]
+    for setting in settings:
+        setting.fp32_precision = precision
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        for setting, chosen in zip(settings, before, strict=True):
+            setting.fp32_precision = chosen
 
 
 def round_to_tf32(matrices: Tensor) -> Tensor:

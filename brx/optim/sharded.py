@@ -147,9 +147,9 @@ class Sharding:
 
 
 def gather_gradients(members: Sequence[Member]) -> None:
-    """Replace the sharded gradients by whole ones where the owner is, and by none elsewhere."""
+    """Replace the gradients, sharded as their parameters are, by whole ones where the owner is, and by none elsewhere."""
     for alike in _by_mesh_and_dtype(members):
-        gradients = [local(like_parameter(_given(member.gradient), member.parameter)) for member in alike]
+        gradients = [local(_given(member.gradient)) for member in alike]
         wholes = collect([_given(member.shards) for member in alike], gradients)
         for member, gradient in zip(alike, wholes, strict=True):
             member.gradient = None if gradient is None else gradient.view(member.parameter.shape)

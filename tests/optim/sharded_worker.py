@@ -12,8 +12,8 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor, init_device_mesh
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 
 from brx.optim import BasisRotation, param_groups
 
@@ -37,6 +37,20 @@ class Model(nn.Module):
         for expert in self.experts.unbind():
             x = x + torch.tanh(x @ expert)
         return self.head(x)
+
+
+class NormedModel(nn.Module):
+    """A residual block with a LayerNorm, of which sequence parallelism gives each rank a part of the tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(13, 6)
+        self.norm, self.up, self.down = nn.LayerNorm(6), nn.Linear(6, 20), nn.Linear(20, 6)
+        self.head = nn.Linear(6, 13)
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        return self.head(x + self.down(torch.tanh(self.up(self.norm(x)))))
 
 
 def make(dtype=torch.float64):
@@ -94,6 +108,37 @@ def both():
 def replicated_shards():
     mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("replicate", "shard"))
     return fully_shard(make(), mesh=mesh)
+
+
+def sequence_parallel():
+    """The LayerNorm's gradient is a sum over ranks that nobody has added up when the optimizer gets it."""
+    torch.manual_seed(0)
+    alone = NormedModel().double()
+    plan = {
+        "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
+        "norm": SequenceParallel(),
+        "up": ColwiseParallel(input_layouts=Shard(1)),
+        "down": RowwiseParallel(output_layouts=Shard(1)),
+        "head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate()),
+    }
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    sharded = parallelize_module(copy.deepcopy(alone), mesh, plan)
+    for model in (alone, sharded):
+        train(model, BasisRotation(param_groups(model), **OPTIONS), 0, NUM_STEPS)
+    return difference(sharded, whole(alone))
+
+
+def updates_of_an_empty_shard():
+    """The numbers of updates that the ranks have counted, of parameters of which one rank may have nothing."""
+    model = fully_shard(nn.Linear(6, 1))
+    optimizer = BasisRotation(param_groups(model), **OPTIONS)
+    for t in range(3):
+        optimizer.zero_grad()
+        model(torch.full((4, 6), float(t))).sum().backward()
+        optimizer.step()
+    counts = [None] * dist.get_world_size()
+    dist.all_gather_object(counts, [int(state["step"]) for state in optimizer.state.values()])
+    return counts
 
 
 def trains_as_one_process(shard, **options):
@@ -203,17 +248,20 @@ def columns_on_a_plain_tensor():
 def cases(folder):
     """By name; with four processes what differs from two."""
     yield "fsdp2", lambda: trains_as_one_process(fsdp2)
+    yield "sequence parallel", sequence_parallel
     yield "tensor parallel", lambda: trains_as_one_process(tensor_parallel, geometry="unilateral")
     if dist.get_world_size() == 4:
         yield "fsdp2 and tensor parallel", lambda: trains_as_one_process(both, geometry="unilateral")
         yield "hybrid", lambda: trains_as_one_process(replicated_shards)
         return
     yield "fsdp2, 1st unilateral", lambda: trains_as_one_process(fsdp2, source="1st", geometry="unilateral")
-    yield "fsdp2, covariance at every step", lambda: trains_as_one_process(fsdp2, covariance="step", staggered=True)
+    yield "fsdp2, staggered", lambda: trains_as_one_process(fsdp2, staggered=True)
+    yield "fsdp2, covariance of intervals", lambda: trains_as_one_process(fsdp2, covariance="interval")
     yield "columns, gradient in rows", columns_on_a_plain_tensor
     yield "half precision", half_precision
     yield "bad gradient", bad_gradient
     yield "matrices per rank", matrices_per_rank
+    yield "updates of an empty shard", updates_of_an_empty_shard
     for through in ("state_dict", "dcp", "whole"):
         yield f"resume through {through}", lambda through=through: resumes(through, folder / "dcp")
     yield "full state", whole_state_fits_one_process

@@ -10,6 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from brx.optim import BasisRotation
+from brx.optim.basis_rotation import FIRST_REFRESH, _refresh_and_interval
+from brx.optim.matrix_batch import Member
+from brx.optim.options import step_options
+from brx.optim.products import product
 from tests.optim.naive_basis_rotation import naive_basis_rotation
 
 STRATEGIES = list(itertools.product(["2nd", "1st"], ["bilateral", "unilateral"]))
@@ -47,7 +51,7 @@ def test_equals_naive_algorithm(shape, source, geometry, frequency, covariance):
     for gradient, after in zip(gradients, expected, strict=True):
         parameter.grad = gradient.clone()
         optimizer.step()
-        torch.testing.assert_close(parameter.detach(), after, rtol=0, atol=1e-6)  # 1e-4 of a step
+        torch.testing.assert_close(parameter.detach(), after, rtol=0, atol=1e-10)  # 1e-8 of a step
 
 
 def test_covariances_are_equal_at_frequency_one():
@@ -72,7 +76,7 @@ def test_gradients_of_low_rank_equal_naive_algorithm(source, rank):
     arguments = (0.01, (0.9, 0.999), 1e-8, 0.01, source, "bilateral", 5)
     expected = naive_basis_rotation(parameter.detach(), gradients, *arguments)[-1]
     take_steps(optimizer, [parameter], [gradients])
-    torch.testing.assert_close(parameter.detach(), expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(parameter.detach(), expected, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize(("source", "geometry"), STRATEGIES)
@@ -319,6 +323,47 @@ def test_decomposition_that_fails_keeps_the_basis_and_is_counted(monkeypatch):
     assert optimizer.num_failed_refreshes == 2
     assert torch.equal(optimizer.state[parameter]["left_basis"], torch.eye(3))
     assert torch.isfinite(parameter).all()
+
+
+def test_programs_autocast_and_tf32_do_not_reach_the_step(monkeypatch):
+    seen = set()
+
+    def watched(*arguments):
+        seen.add((torch.backends.cuda.matmul.fp32_precision, torch.is_autocast_enabled("cpu")))
+        return product(*arguments)
+
+    def train():
+        parameter = torch.nn.Parameter(random(4, 5, dtype=torch.float32))
+        optimizer = BasisRotation([parameter], frequency=3)
+        take_steps(optimizer, [parameter], [[gradient.float() for gradient in full_rank_gradients(13, 4, 5)]])
+        return parameter.detach()
+
+    expected = train()
+    monkeypatch.setattr("brx.optim.basis_rotation.product", watched)
+    at_start = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            result = train()
+    finally:
+        torch.set_float32_matmul_precision(at_start)
+    assert seen == {("ieee", False)}
+    assert torch.equal(result, expected)
+
+
+@given(st.fractions(min_value=1, max_value=30, max_denominator=7), st.integers(0, 30))
+def test_intervals_add_up_to_the_updates_since_the_first_basis(frequency, phase):
+    parameter = torch.nn.Parameter(random(2, 2))
+    group = {**BasisRotation([parameter]).param_groups[0], "covariance": "interval", "frequency": float(frequency)}
+    options = step_options(group, None)
+    member = Member(parameter, group, {}, options.layout, (), options, phase=phase)
+    total, last = 0, FIRST_REFRESH
+    for update in range(FIRST_REFRESH + 1, 200):
+        member.num_updates = update - 1
+        refresh, interval = _refresh_and_interval(member)
+        total += interval
+        last = update if refresh == "next" else last
+    assert total == last - FIRST_REFRESH
 
 
 def test_closure_scheduler_and_added_group():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from brx.optim.products import product, round_to_tf32, tf32
+from brx.optim.products import fp32_products, product, round_to_tf32
 
 
 def matrices(seed, *shape):
@@ -41,11 +41,20 @@ def test_tf32_has_ten_bits_of_mantissa():
     assert round_to_tf32(numbers)[:5].tolist() == expected[:5].tolist()
 
 
-def test_tf32_is_allowed_only_inside():
-    before = torch.get_float32_matmul_precision()
-    with tf32():
-        assert torch.get_float32_matmul_precision() == "high"
-    assert torch.get_float32_matmul_precision() == before
+@pytest.mark.parametrize("chosen", ["highest", "high", "medium"])
+def test_precision_of_products_is_the_programs_own_again_outside(chosen):
+    at_start = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision(chosen)
+        before = torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision
+        for precision in ("ieee", "tf32"):
+            with fp32_products(precision):
+                assert torch.backends.cuda.matmul.fp32_precision == precision
+                assert torch.backends.mkldnn.matmul.fp32_precision == precision
+            assert torch.get_float32_matmul_precision() == chosen
+        assert before == (torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision)
+    finally:
+        torch.set_float32_matmul_precision(at_start)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

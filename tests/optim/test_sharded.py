@@ -11,7 +11,9 @@ TWO = (
     "fsdp2",
     "tensor parallel",
     "fsdp2, 1st unilateral",
-    "fsdp2, covariance at every step",
+    "fsdp2, staggered",
+    "fsdp2, covariance of intervals",
+    "sequence parallel",
     "columns, gradient in rows",
     "half precision",
     "resume through state_dict",
@@ -19,7 +21,7 @@ TWO = (
     "resume through whole",
     "full state",
 )
-FOUR = ("fsdp2", "tensor parallel", "fsdp2 and tensor parallel", "hybrid")
+FOUR = ("fsdp2", "sequence parallel", "tensor parallel", "fsdp2 and tensor parallel", "hybrid")
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +49,10 @@ def test_gradient_that_is_bad_on_one_rank_changes_nothing_on_any(results):
     difference, message = results(2)["bad gradient"]
     assert difference == 0
     assert "another rank" in message
+
+
+def test_ranks_without_a_part_of_a_parameter_count_its_updates(results):
+    assert results(2)["updates of an empty shard"] == [[3, 3], [3, 3]]
 
 
 def test_state_is_shared_among_the_ranks(results):

@@ -5,6 +5,7 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from brx.optim import BasisRotation
+from brx.optim.basis_rotation import LONGEST_WAIT, BadGradientError
 
 SHAPES = [(8, 8), (8, 8), (16, 8), (2, 4, 4), (8,), (12, 4)]
 
@@ -62,6 +63,26 @@ def test_next_refresh_tells_and_training_can_go_on():
         give_gradients(parameters, time)
         optimizer.step()
     assert int(optimizer.state[parameters[0]]["step"]) == num_updates + 5
+
+
+@pytest.mark.parametrize("options", [{"frequency": None}, {"rotate": False}], ids=str)
+def test_bad_gradients_are_told_of_without_any_refresh(options):
+    parameters = [torch.nn.Parameter(torch.ones(shape)) for shape in [(4, 4), (4, 3)]]
+    optimizer = BasisRotation(parameters, **options)
+    for time in range(1, 21):
+        give_gradients(parameters, time)
+        optimizer.step()
+    parameters[0].grad[0, 0] = float("nan")
+
+    def train_on():
+        for _ in range(LONGEST_WAIT + 1):
+            optimizer.step()
+
+    with pytest.raises(BadGradientError, match=r"parameter 0 of group 0 .*, as in \d+ steps before"):
+        train_on()
+    give_gradients(parameters, 1)
+    optimizer.step()
+    assert int(optimizer.state[parameters[1]]["step"]) == 21
 
 
 def test_bad_gradient_at_a_refresh_is_named_at_once():
