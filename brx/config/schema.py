@@ -404,7 +404,7 @@ class RuntimeConfig(Section):
     """How the computation is carried out; nothing here is meant to change a result beyond rounding."""
 
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    """Where to compute; `auto` takes CUDA, then MPS, then CPU."""
+    """Where to compute; `auto` takes CUDA or else the CPU."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """`bf16` runs matrix products under autocast; weights and optimizer state stay in fp32."""
     compile: bool = False

@@ -25,7 +25,8 @@ REPORT = "BRX_RANK_REPORT"
 """Environment variable: the file in which a rank leaves its error for the launcher."""
 
 POLL_S = 0.05
-# After the first failure the others get this long to report theirs, so that the cause is told from its consequences.
+# After the first failure the others get this long to report theirs, so that the cause is told from its consequences;
+# and after rank 0 was stopped, to end.
 GRACE_S = 3.0
 TERMINATE_S = 5.0
 
@@ -75,8 +76,9 @@ def launch(
         processes = [_start(arguments, rank, reports[rank], shared, descriptors) for rank in range(num_ranks)]
 
         def pass_on(number: int, frame: FrameType | None) -> None:
-            if processes[0].poll() is None:
-                processes[0].send_signal(number)
+            if processes[0].poll() is not None:
+                raise KeyboardInterrupt  # the one that would stop the others is gone
+            processes[0].send_signal(number)
 
         before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
@@ -128,12 +130,20 @@ def _start(
 
 
 def _watch(processes: list[subprocess.Popen[bytes]], reports: list[Path]) -> int:
+    stopped_at = None
     while True:
         codes = [process.poll() for process in processes]
+        if codes[0] == -signal.SIGINT:  # while it was still starting
+            codes[0] = 130
         if any(code not in (None, 0, 130) for code in codes):
             break
         if all(code is not None for code in codes):
             return 130 if 130 in codes else 0
+        if codes[0] == 130:
+            # It parts from the others last; stopped before it has met them, it leaves them waiting for it.
+            stopped_at = stopped_at or time.monotonic()
+            if time.monotonic() > stopped_at + GRACE_S:
+                return 130
         time.sleep(POLL_S)
     deadline = time.monotonic() + GRACE_S
     while time.monotonic() < deadline and not _cause(processes, reports, final=False):

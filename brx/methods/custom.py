@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -172,7 +173,8 @@ def _import(module_name: str, where: str) -> ModuleType:
     """
     try:
         if module_name.endswith(".py"):
-            return _import_file(Path(module_name).resolve())
+            path = Path(module_name).resolve()
+            return _import_file(path, hashlib.sha256(path.read_bytes()).hexdigest())
         return importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
         advice = "" if module_name.endswith(".py") else " (install it, or put its folder on PYTHONPATH)"
@@ -181,7 +183,8 @@ def _import(module_name: str, where: str) -> ModuleType:
 
 
 @cache
-def _import_file(path: Path) -> ModuleType:
+def _import_file(path: Path, sha256: str) -> ModuleType:
+    """Execute a file, anew only when its content is another."""
     # Not its plain name, which may be an installed module's.
     spec = importlib.util.spec_from_file_location(f"brx_user_code.{path.stem}", path)
     assert spec is not None

@@ -47,7 +47,7 @@ def product(left: Tensor, right: Tensor, precision: Precision) -> Tensor:
 @contextmanager
 def fp32_products(precision: Literal["ieee", "tf32"]) -> Iterator[None]:
     """Take fp32 products in full, or on CUDA's TF32 units, whatever the program has chosen for its own products."""
-    settings: list[Any] = [torch.backends.cuda.matmul, torch.backends.mkldnn.matmul]
+    settings: list[Any] = [torch.backends.cuda.matmul, torch.backends.mkldnn.matmul]  # type: ignore[attr-defined]
     before = [setting.fp32_precision for setting in settings]
     for setting in settings:
         setting.fp32_precision = precision

@@ -147,7 +147,7 @@ class Sharding:
 
 
 def gather_gradients(members: Sequence[Member]) -> None:
-    """Replace the gradients, sharded as their parameters are, by whole ones where the owner is, and by none elsewhere."""
+    """Replace gradients that are sharded as their parameters by whole ones at the owner and by none elsewhere."""
     for alike in _by_mesh_and_dtype(members):
         gradients = [local(_given(member.gradient)) for member in alike]
         wholes = collect([_given(member.shards) for member in alike], gradients)

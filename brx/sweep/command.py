@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from typing import Literal
 
+import torch
 from rich.console import Console
 
-from brx.config.schema import CustomConfig
+from brx.config.schema import CustomConfig, RunConfig
+from brx.errors import UserError
 from brx.sweep.cell_state import state_of
 from brx.sweep.choice import tried_cells
 from brx.sweep.display import SweepDisplay, duration
@@ -20,6 +22,7 @@ from brx.sweep.outcome import choice_table, failure_table, write_choices
 from brx.sweep.ray_cluster import RayLauncher
 from brx.sweep.run import Launcher, choices_and_repetitions, run_sweep
 from brx.sweep.spec import Sweep
+from brx.train.device import choose_device
 from brx.train.method_check import check_method
 
 
@@ -35,8 +38,16 @@ def check_own_methods(sweeps: Sequence[Sweep]) -> None:
         if isinstance(optimizer, CustomConfig):
             asked = (optimizer.method, optimizer.arguments, cell.config.pipeline)
             if asked not in checked:
-                check_method(cell.config)
+                check_method(cell.config, _trial_device(cell.config))
                 checked.append(asked)
+
+
+def _trial_device(config: RunConfig) -> torch.device:
+    """The cell's, or the CPU where a machine without it starts the sweep of others."""
+    try:
+        return choose_device(config.runtime.device)[0]
+    except UserError:
+        return torch.device("cpu")
 
 
 def list_cells(sweep: Sweep, jobs: int | None, *, retry_failed: bool) -> None:

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from brx.config.schema import RuntimeConfig
+from brx.config.schema import BasisRotationConfig, RunConfig, RuntimeConfig
 from brx.errors import UserError
 
 
@@ -19,9 +19,7 @@ def choose_device(requested: str, local_rank: int = 0) -> tuple[torch.device, st
     """
     available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if requested == "auto":
-        kind = next(kind for kind, there in available.items() if there)
-        missing = [name.upper() for name, there in available.items() if not there]
-        reason = "found" if kind != "cpu" else f"{' and '.join(missing)} not available"
+        kind, reason = ("cuda", "found") if available["cuda"] else ("cpu", "CUDA not available")
     else:
         kind, reason = requested, "runtime.device"
         if not available[kind]:
@@ -35,6 +33,16 @@ def choose_device(requested: str, local_rank: int = 0) -> tuple[torch.device, st
             )
         return torch.device("cuda", local_rank), reason
     return torch.device(kind), reason
+
+
+def check_arithmetic(config: RunConfig, device: torch.device) -> None:
+    """Refuse a device that lacks a method's number format.
+
+    Raises:
+        UserError: names it, and the device to take.
+    """
+    if device.type == "mps" and isinstance(config.optimizer, BasisRotationConfig):
+        raise UserError("runtime.device: basis rotation's first bases need float64, which mps has not; use cpu")
 
 
 def autocast(runtime: RuntimeConfig, device: torch.device) -> Callable[[], AbstractContextManager[object]]:

@@ -32,7 +32,7 @@ from brx.runs.lock import hold
 from brx.runs.metrics import MetricsWriter, truncate_metrics
 from brx.runs.resume import check_data, check_request, choose_checkpoint, what_is_saved
 from brx.train.build import assemble, check_head, training_batches
-from brx.train.device import autocast, choose_device, set_up
+from brx.train.device import autocast, check_arithmetic, choose_device, set_up
 from brx.train.efficiency import Efficiency
 from brx.train.interrupt import StopSignal
 from brx.train.method_check import check_method
@@ -87,7 +87,8 @@ class Trainer:
         set_up(config.runtime, self.device, world.num_local_ranks)
         # What needs no data is refused before hours go into preparing it.
         autocast(config.runtime, self.device)
-        check_method(config)
+        check_arithmetic(config, self.device)
+        check_method(config, self.device)
         if config.data.tokens is not None:
             check_budget(config, config.data.tokens)
         ranges = self._stage_ranges()

@@ -16,10 +16,14 @@ UPDATES = 2
 """Of a user's own method: one from version 0 everywhere, and one after which weights have moved on."""
 
 
-def check_method(config: RunConfig) -> None:
+def check_method(config: RunConfig, device: torch.device) -> None:
     """Make the method's optimizers for a small model with the same parameters by name; train a user's own two updates.
 
     The model's stages are one update old where the run's are older, so that the trial needs no more memory for these.
+
+    Args:
+        config: the run.
+        device: where it will compute; a user's own method may work there alone.
 
     Raises:
         UserError: a package is missing; or a user's own method cannot be imported, does not construct, leaves a
@@ -29,7 +33,8 @@ def check_method(config: RunConfig) -> None:
     trial = _small(config, min(config.model.width, TRIED_WIDTH) if is_own else 2)
     state = torch.get_rng_state()
     try:
-        assembly = assemble(trial, lambda n: _random_micro_batch(trial, n))
+        trial_device = device if is_own else torch.device("cpu")
+        assembly = assemble(trial, lambda n: _random_micro_batch(trial, n, trial_device), device=trial_device)
         if is_own:
             _try(assembly, config)
     except RunError as error:
@@ -53,9 +58,9 @@ def _small(config: RunConfig, width: int) -> RunConfig:
     return config.model_copy(update=sections)
 
 
-def _random_micro_batch(config: RunConfig, n: int) -> MicroBatch:
+def _random_micro_batch(config: RunConfig, n: int, device: torch.device) -> MicroBatch:
     generator = torch.Generator().manual_seed(n)
-    tokens = torch.randint(256, (1, config.model.sequence_length + 1), generator=generator)
+    tokens = torch.randint(256, (1, config.model.sequence_length + 1), generator=generator).to(device)
     return tokens[:, :-1], tokens[:, 1:]
 
 

@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -192,6 +193,20 @@ def resumed(path):
     wait_for_lines(path.parent / "run" / "metrics.jsonl", before + 5, process)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     return process, [int(child) for child in children]
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="finds the ranks in /proc")
+@pytest.mark.parametrize("seconds", [0.0, 0.5, 1.5])
+def test_ctrl_c_before_the_ranks_have_met_ends_all_of_them(long_config, seconds):
+    process = start_brx("train", long_config, "--devices", 2, "--out", long_config.parent / "run")
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    while len(ranks := [int(child) for child in children.read_text().split()]) < 2:
+        time.sleep(0.01)
+    time.sleep(seconds)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 130, stderr
+    assert gone(ranks)
 
 
 def test_divergence_on_the_last_rank_is_in_the_summary(tmp_path):

@@ -7,6 +7,7 @@ import torch
 
 from brx.cli.main import main
 from brx.errors import RunError, UserError
+from brx.methods.custom import load_class
 from brx.methods.updater import MethodUpdater
 from brx.runs.folder import default_folder, settings_key, trajectory_of
 from brx.train.loop import train
@@ -14,6 +15,7 @@ from brx.train.method_check import check_method
 from tests.pipeline.test_engine import NaiveUpdate, assert_equals_naive, make_config, make_versions, run_engine
 from tests.train.helpers import losses, tiny_config
 
+CPU = torch.device("cpu")
 EXAMPLES = Path(__file__).parents[2] / "examples" / "methods"
 STALENESS, LION, CORRECTOR, XPIPE = (
     f"{EXAMPLES / name}"
@@ -148,7 +150,7 @@ def test_a_prediction_resumes_exactly(method, tmp_path):
 )
 def test_one_prediction_at_a_time(extra, message):
     with pytest.raises(UserError, match=message):
-        check_method(make_config(XPIPE, 2, "exact", 24, extra))
+        check_method(make_config(XPIPE, 2, "exact", 24, extra), CPU)
 
 
 IMPORT = "from brx.methods.method import Method\n\n\n"
@@ -290,7 +292,7 @@ OPTIMIZERS = "class Mine(Method):\n    def optimizers(self, stages):\n"
 def test_faults_are_one_line_before_any_data_are_prepared(body, message, tmp_path):
     config = make_config(write(tmp_path, body), 2, "exact")
     with pytest.raises(UserError, match=message) as caught:
-        check_method(config)
+        check_method(config, CPU)
     assert "\n" not in str(caught.value)
 
 
@@ -299,7 +301,7 @@ def test_a_package_that_does_not_import_is_one_line(tmp_path, monkeypatch):
     (tmp_path / "broken_for_brx" / "__init__.py").write_text("nothing_of_this_name\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(UserError, match=r"broken_for_brx\.mine cannot be imported: name 'nothing_of_this_name' is not"):
-        check_method(make_config("broken_for_brx.mine:Mine", 2, "exact"))
+        check_method(make_config("broken_for_brx.mine:Mine", 2, "exact"), CPU)
 
 
 @pytest.mark.parametrize(
@@ -314,15 +316,28 @@ def test_a_package_that_does_not_import_is_one_line(tmp_path, monkeypatch):
 )
 def test_what_has_to_pass_the_trial(body, tmp_path):
     check_method(
-        make_config(write(tmp_path, body, first=f"from __future__ import annotations\n\n{IMPORT}"), 4, "exact")
+        make_config(write(tmp_path, body, first=f"from __future__ import annotations\n\n{IMPORT}"), 4, "exact"), CPU
     )
+
+
+def test_the_trial_is_on_the_runs_device(tmp_path):
+    fails = "raise ValueError(groups[0]['params'][0][1].device)"
+    body = f"class Mine(Method):\n    def matrices(self, groups):\n        {fails}\n"
+    with pytest.raises(UserError, match="ValueError: meta"):
+        check_method(make_config(write(tmp_path, body), 2, "exact"), torch.device("meta"))
+
+
+def test_an_edited_file_is_executed_anew_in_one_process(tmp_path):
+    for divisor in ("2", "3"):
+        body = f"class Mine(Method):\n    def lr_divisor(self, tau, t, T):\n        return {divisor}\n"
+        assert load_class(write(tmp_path, body)).lr_divisor(None, 1, 1, 1) == int(divisor)
 
 
 def test_the_trial_keeps_few_versions_however_long_the_delay(tmp_path):
     body = "class Mine(Method):\n    def lr_divisor(self, tau, t, T):\n        return 1 if tau < 10**9 else 1 / 0\n"
     config = make_config(write(tmp_path, body), 2, "exact", 24, "pipeline.delay=1000000000")
     with pytest.raises(UserError, match=r"its lr_divisor: .*ZeroDivisionError"):  # asked at the run's own delays
-        check_method(config)
+        check_method(config, CPU)
 
 
 def test_a_missing_file_is_one_line(tmp_path):
@@ -333,7 +348,7 @@ def test_a_missing_file_is_one_line(tmp_path):
 def test_unknown_arguments_are_told_with_the_known_ones():
     config = make_config(STALENESS, 2, "exact", 24, "optimizer.arguments={powr: 2}")
     with pytest.raises(UserError, match=r"takes no argument 'powr' \(known: power\)"):
-        check_method(config)
+        check_method(config, CPU)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import yaml
 
 from brx.config.loading import dump_config, load_config
 from brx.data.prepare import prepare
-from brx.errors import RunError, UserError
+from brx.errors import DivergedError, RunError, UserError
 from brx.methods.builtin import DelayCompensation
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
 from brx.runs import checkpoint
@@ -314,6 +314,17 @@ def test_loss_that_is_not_finite_stops_the_run(tmp_path, monkeypatch):
     assert train(config, tmp_path / "run", resume=True) == "finished"
     train(config, tmp_path / "straight")
     assert losses(tmp_path / "run") == losses(tmp_path / "straight")
+
+
+def test_bad_gradient_that_basis_rotation_finds_first_is_a_divergence(tmp_path, monkeypatch):
+    """On a GPU, where the engine does not look at every update's losses and norms."""
+    monkeypatch.setattr("brx.optim.basis_rotation.ASYNCHRONOUS", ("cpu",))
+    monkeypatch.setattr("brx.pipeline.engine.check_finite", lambda *arguments: None)
+    monkeypatch.setattr("brx.methods.updater.lr_factor", lambda t, training: 1e30 if t == 17 else 1.0)
+    config = tiny_config(tmp_path, "optimizer.method=basis-rotation", "optimizer.frequency=1", "training.log_every=100")
+    with pytest.raises(DivergedError, match=r"iteration 1[89]: .* NaN"):
+        train(config, tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "diverged"
 
 
 def test_losses_before_a_failure_are_written_although_no_log_point_was_reached(tmp_path, monkeypatch):
