@@ -32,7 +32,7 @@ def plot(
         str,
         typer.Argument(
             metavar="FIGURE",
-            help="curves, staleness, profiles, all, list, or one of the paper's figures by name or label",
+            help="curves, staleness, profiles, all, list, or one of the paper's figures by name or number ('Figure 5')",
             show_default=False,
         ),
     ],
@@ -79,7 +79,7 @@ def plot(
         raise UserError(f"RUN: only {', '.join(OF_ANY_RUNS)} take runs; name the folder of {figure}'s with --runs")
     elif figure == "list":
         for entry in figure_catalogue():
-            print(f"{entry.name:24}{entry.label:40}{entry.caption}")
+            print(f"{entry.name:24}{entry.place:13}{entry.caption}")
         return
     else:
         written = draw_figures(figure, scale, runs, out, print_note)

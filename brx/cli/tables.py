@@ -35,7 +35,7 @@ def tables(
 
     if table == "list":
         for entry in TABLES.values():
-            print(f"{entry.name:20}{entry.label:38}{entry.title}")
+            print(f"{entry.name:20}{entry.place:13}{entry.title}")
         return
     for paper_table, texts in make_tables(table, scale, runs, print_note):
         if out is None:

@@ -68,206 +68,206 @@ def _slug(method: str) -> str:
 CLAIMS = (
     Claim(
         "toy-quadratic", "delay slows Adam where the eigenvectors lie between the axes, hardly where along them",
-        "fig:quadratic", delay_hurts_where_misaligned, command="brx toy quadratic",
+        "Figure 3", delay_hurts_where_misaligned, command="brx toy quadratic",
     ),
     Claim(
         "toy-spiral", "along the spiral, delay slows Adam the more, the more misaligned the Hessian is",
-        "fig:delay_conv_speed", misalignment_slows_on_the_spiral, command="brx toy spiral",
+        "Figure 4b", misalignment_slows_on_the_spiral, command="brx toy spiral",
     ),
     Claim(
-        "teaser-slowdown", "PipeDream's slowdown at the deepest pipeline (to its own final loss)", "fig:teaser-stages",
+        "teaser-slowdown", "PipeDream's slowdown at the deepest pipeline (to its own final loss)", "Figure 2a",
         slowdown_of("pipedream"), SLOWDOWNS["pipedream"], "times", "number",
     ),
     share_claim(
-        "teaser-reduction", "iterations that basis rotation saves over PipeDream", "fig:teaser-rotation",
+        "teaser-reduction", "iterations that basis rotation saves over PipeDream", "Figure 2b",
         saved_over_baselines(baselines=("pipedream",)), 0.816,
     ),
     share_claim(
-        "main-reduction", "iterations saved over the best baseline, deepest pipeline", "fig:result-main-stage32",
+        "main-reduction", "iterations saved over the best baseline, deepest pipeline", "Figure 5b",
         saved_over_baselines(), 0.716,
     ),
     Claim(
-        "main-every-depth", "basis rotation ends below all baselines at every P > 1", "fig:result-main-numstages",
+        "main-every-depth", "basis rotation ends below all baselines at every P > 1", "Figure 5a",
         at_every_depth(*(over("basis-rotation", baseline) for baseline in BASELINES), from_stages=2),
     ),
     Claim(
-        "main-gap-widens", "its lead widens with P", "fig:result-main-numstages",
+        "main-gap-widens", "its lead widens with P", "Figure 5a",
         grows(over_baselines("basis-rotation"), from_stages=2),
     ),
     Claim(
-        "main-amplified", "its lead without delay is amplified by delay", "sec:exp-main",
+        "main-amplified", "its lead without delay is amplified by delay", "Section 4.2",
         grows(over_baselines("basis-rotation"), from_stages=1),
     ),
     *(
         Claim(
             f"slowdown-{_slug(method)}", f"slowdown of {method}",
-            "tab:result-rotation-slowdown" if method in STRATEGY_NAMES else "tab:result-preconditioned-slowdown",
+            "Figure 8a" if method in STRATEGY_NAMES else "Table 3",
             slowdown_of(method), printed, "times", "number",
         )
         for method, printed in SLOWDOWNS.items()
         if method != "pipedream"
     ),
     Claim(
-        "slowdown-order", "basis rotation slows down less than all baselines", "fig:result-main-slowdown-rotatedadam",
+        "slowdown-order", "basis rotation slows down less than all baselines", "Figure 5e",
         BASELINES_SLOW_DOWN_MORE,
     ),
     Claim(
         "strategies-order", "closer estimates slow down less: bilateral below unilateral, 2nd below 1st",
-        "tab:result-rotation-slowdown", FINER_STRATEGIES_SLOW_DOWN_LESS,
+        "Figure 8a", FINER_STRATEGIES_SLOW_DOWN_LESS,
     ),
     Claim(
-        "strategies-every-depth", "closer estimates end lower at every P", "fig:result-appendix-optrotated",
+        "strategies-every-depth", "closer estimates end lower at every P", "Figure 16",
         at_every_depth(*(over(finer, coarser) for finer, coarser in FINER_THAN), from_stages=1),
     ),
     Claim(
         "strategies-gap-widens", "the lead of the closest over the least accurate (1st/unilateral) widens with P",
-        "fig:result-appendix-optrotated", grows(over("basis-rotation", LEAST_ACCURATE), from_stages=2),
+        "Figure 16", grows(over("basis-rotation", LEAST_ACCURATE), from_stages=2),
     ),
     Claim(
         "strategies-least", "1st/unilateral ends below the best baseline at every P > 1",
-        "fig:result-appendix-optrotated", at_every_depth(over_baselines(LEAST_ACCURATE), from_stages=2),
+        "Figure 16", at_every_depth(over_baselines(LEAST_ACCURATE), from_stages=2),
     ),
     Claim(
         "strategies-least-gap-widens", "the lead of 1st/unilateral over the best baseline widens with P",
-        "fig:result-appendix-optrotated", grows(over_baselines(LEAST_ACCURATE), from_stages=2),
+        "Figure 16", grows(over_baselines(LEAST_ACCURATE), from_stages=2),
     ),
     Claim(
         "strategies-least-reduction", "iterations that 1st/unilateral saves over the best baseline: more than 40 %",
-        "app:memory_overhead", saved_over_baselines(LEAST_ACCURATE), 0.40, "percent", "at least",
+        "Appendix H", saved_over_baselines(LEAST_ACCURATE), 0.40, "percent", "at least",
     ),
     Claim(
         "preconditioned-order", "methods in the eigenbasis (SOAP, basis rotation) slow down less than Muon and Scion",
-        "tab:result-preconditioned-slowdown", EIGENBASIS_SLOWS_DOWN_LESS,
+        "Table 3", EIGENBASIS_SLOWS_DOWN_LESS,
     ),
     Claim(
         "preconditioned-baselines", "Muon and Scion slow down less than the baselines",
-        "tab:result-preconditioned-slowdown", PRECONDITIONED_SLOW_DOWN_LESS,
+        "Table 3", PRECONDITIONED_SLOW_DOWN_LESS,
     ),
     Claim(
         "soap-close", "SOAP slows down about as basis rotation does: nearer to it than Muon and Scion",
-        "tab:result-preconditioned-slowdown", soap_is_close,
+        "Table 3", soap_is_close,
     ),
     *(
         Claim(
             f"depth-{_slug(method)}",
             f"one block per stage: deeper models end {'lower' if method in STRATEGY_NAMES else 'higher'} with {method}",
-            "fig:result-appendix-blockscaling", depth(method, helps=method in STRATEGY_NAMES),
+            "Figure 14", depth(method, helps=method in STRATEGY_NAMES),
         )
         for method in (*BASELINES, *STRATEGY_NAMES)
     ),
     share_claim(
-        "width-smaller", "iterations saved at P = 24, the smaller model", "fig:result-main-24layers-small",
+        "width-smaller", "iterations saved at P = 24, the smaller model", "Figure 7a",
         SAVED_BY_SMALLER, 0.624,
     ),
     share_claim(
-        "width-larger", "iterations saved at P = 24, the larger model (1B)", "fig:result-main-24layers-large",
+        "width-larger", "iterations saved at P = 24, the larger model (1B)", "Figure 7b",
         SAVED_BY_LARGER, 0.768,
     ),
     Claim(
-        "width-order", "the larger model saves more", "fig:result-main-1b",
+        "width-order", "the larger model saves more", "Figure 7",
         saves_more(SAVED_BY_LARGER, SAVED_BY_SMALLER),
     ),
-    share_claim("3b", "iterations saved with 3B parameters", "fig:result-appendix-3b", SAVED_BY_HUGE, 0.817),
+    share_claim("3b", "iterations saved with 3B parameters", "Figure 20", SAVED_BY_HUGE, 0.817),
     Claim(
-        "3b-order", "3B parameters save more than 1B", "fig:result-appendix-3b",
+        "3b-order", "3B parameters save more than 1B", "Figure 20",
         saves_more(SAVED_BY_HUGE, SAVED_BY_LARGER),
     ),
     share_claim(
-        "mixture", "iterations saved with a mixture of experts", "fig:result-appendix-moe",
+        "mixture", "iterations saved with a mixture of experts", "Figure 21",
         saved_over_baselines(model_of=mixture), 0.468,
     ),
     Claim(
         "mixture-lowest", "with a mixture of experts, basis rotation ends below all baselines",
-        "fig:result-appendix-moe", beats_baselines(model_of=mixture),
+        "Figure 21", beats_baselines(model_of=mixture),
     ),
     Claim(
-        "gpu-hours", "GPU hours saved over the best baseline", "fig:result-main-efficiency-runtime",
+        "gpu-hours", "GPU hours saved over the best baseline", "Figure 9a",
         hours_saved, 0.543, "percent", "direction", command="make bench",
     ),
     Claim(
         "frequency-100", "refreshes every 100 iterations still end below all baselines",
-        "fig:result-main-efficiency-frequency",
+        "Figure 9b",
         beats_baselines("frequency", own={"optimizer.frequency": 100}),
     ),
     Claim(
         "frequency-100-little", "refreshes every 100 iterations instead of every 10 cost little",
-        "fig:result-main-efficiency-frequency", few_refreshes_cost_little,
+        "Figure 9b", few_refreshes_cost_little,
     ),
     share_claim(
         "stage-aware", "iterations that stage-aware intervals save over equal ones",
-        "fig:result-main-layerwise_freqeuncy", saved_by_stage_aware, 0.292,
+        "Figure 9c", saved_by_stage_aware, 0.292,
     ),
     Claim(
-        "reversed", "intervals shared the other way round end above equal ones", "fig:reverse-stage-wise-frequency",
+        "reversed", "intervals shared the other way round end above equal ones", "Figure 17",
         reversed_is_worse,
     ),
     Claim(
-        "no-stashing", "without stashing, basis rotation ends below all baselines", "fig:result-main-wows",
+        "no-stashing", "without stashing, basis rotation ends below all baselines", "Figure 10a",
         beats_baselines("stashing", shared={"pipeline.stash": "none"}),
     ),
     Claim(
         "no-stashing-robust", "without stashing, basis rotation loses less than the baselines",
-        "fig:result-weightstashing", loses_less_without_stashing,
+        "Figure 10", loses_less_without_stashing,
     ),
     Claim(
-        "prediction", "with predicted weights, basis rotation ends below all baselines", "fig:result-appendix-pipemare",
+        "prediction", "with predicted weights, basis rotation ends below all baselines", "Figure 15",
         beats_baselines("prediction", shared={"pipeline.stash": "predict"}),
     ),
     Claim(
-        "validation", "the methods end in the same order by validation as by training loss", "fig:result-appendix-val",
+        "validation", "the methods end in the same order by validation as by training loss", "Figure 18",
         validation_follows_training,
     ),
     Claim(
         "delay-compensation", "basis rotation ends below delay compensation at P = 8, 16, 32, whatever its strength",
-        "fig:result-appendix-dc", beats_delay_compensation,
+        "Figure 19", beats_delay_compensation,
     ),
     Claim(
         "delay-compensation-like-pipedream", "delay compensation ends about where PipeDream does",
-        "fig:result-appendix-dc", delay_compensation_is_like_pipedream,
+        "Figure 19", delay_compensation_is_like_pipedream,
     ),
     Claim(
         "hessian-norm", "the Hessian's (1,1)-norm in basis rotation's coordinates over the original ones, at one"
-        " checkpoint (0.1228 / 0.5436)", "sec:exp-more", norm_ratio, 0.1228 / 0.5436, "plain", "number",
+        " checkpoint (0.1228 / 0.5436)", "Section 4.3", norm_ratio, 0.1228 / 0.5436, "plain", "number",
         command="brx hessian-norm {curvature} --measured",
     ),
     Claim(
         "theorem-order", "the norm falls from original over unilateral to bilateral coordinates, source 2nd",
-        "thm:covariance_Hessian_approximation", theorem_order("2nd"), rule="order of norms",
+        "Theorem 3.1", theorem_order("2nd"), rule="order of norms",
         command="brx hessian-norm {curvature} --strategies --measured",
     ),
     Claim(
         "theorem-order-1st", "the norm falls from original over unilateral to bilateral coordinates, source 1st",
-        "thm:gradient_Hessian_approximation", theorem_order("1st"), rule="order of norms",
+        "Theorem F.5", theorem_order("1st"), rule="order of norms",
         command="brx hessian-norm {curvature} --strategies --measured",
     ),
     Claim(
         "oscillation", "updates oscillate less along the dominant eigenvector with basis rotation, without delay",
-        "fig:result-main-oscillation", oscillates_less(delayed=False),
+        "Figure 11", oscillates_less(delayed=False),
         command="brx oscillation {curvature} --measured",
     ),
     Claim(
         "oscillation-delayed", "updates oscillate less along the dominant eigenvector with basis rotation, with delay",
-        "fig:result-main-oscillation", oscillates_less(delayed=True),
+        "Figure 11", oscillates_less(delayed=True),
         command="brx oscillation {curvature} --measured",
     ),
     Claim(
         "oscillation-stable", "along other directions than the dominant one they oscillate little with either",
-        "fig:result-main-oscillation", stable_elsewhere, command="brx oscillation {curvature} --measured",
+        "Figure 11", stable_elsewhere, command="brx oscillation {curvature} --measured",
     ),
     Claim(
-        "memory-share", "memory of 1st/unilateral for an MLP matrix, of Adam's", "app:memory_overhead",
+        "memory-share", "memory of 1st/unilateral for an MLP matrix, of Adam's", "Appendix H",
         memory_share, 0.075, "percent", "closed form", "brx memory",
     ),
     Claim(
-        "memory-table", "memory of each strategy for Llama-3-8B's matrices, GiB", "tab:memory_overhead",
+        "memory-table", "memory of each strategy for Llama-3-8B's matrices, GiB", "Table 2",
         memory_of_strategies, rule="closed form", command="brx memory",
     ),
     Claim(
-        "parameters", "number of parameters: about 96 M, about 1.03 B, 3,047 M", "app:sub:LLM-exp-details",
+        "parameters", "number of parameters: about 96 M, about 1.03 B, 3,047 M", "Appendix D.2",
         parameter_counts, rule="closed form", command="brx plan paper-95m",
     ),
     Claim(
-        "stage-counts", "least number of stages of large models by device", "tab:stages_s4096", stage_counts,
+        "stage-counts", "least number of stages of large models by device", "Table 1", stage_counts,
         rule="closed form", command="brx stages",
     ),
 )  # fmt: skip

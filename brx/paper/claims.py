@@ -31,7 +31,7 @@ class Claim:
     Attributes:
         name: on the command line.
         statement: what is said, in our words.
-        where: the label of its figure, table or section in the paper's source.
+        where: its figure, table or section in the paper.
         evidence: ours, from the runs of a scale.
         paper: the printed number; None for a direction.
         unit: of the number.

@@ -1,4 +1,4 @@
-"""The paper's figures, one function each, under the paper's own labels."""
+"""The paper's figures, one function each."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class PaperFigure:
 
     Attributes:
         name: on the command line and of the files.
-        label: in the paper's source; empty where the paper has no such figure.
+        place: in the paper, such as `Figure 5`; empty where it has no such figure.
         caption: what it shows.
         size: panels across and down.
         draw: fills it; leaves panels without runs empty.
@@ -58,7 +58,7 @@ class PaperFigure:
     """
 
     name: str
-    label: str
+    place: str
     caption: str
     size: tuple[int, int]
     draw: Draw
@@ -69,12 +69,12 @@ FIGURES: dict[str, PaperFigure] = {}
 
 
 def paper_figure(
-    name: str, label: str, caption: str, *, across: int, down: int = 1, sweep: str = ""
+    name: str, place: str, caption: str, *, across: int, down: int = 1, sweep: str = ""
 ) -> Callable[[Draw], Draw]:
     """Enter a drawing function into the catalogue."""
 
     def enter(draw: Draw) -> Draw:
-        FIGURES[name] = PaperFigure(name, label, caption, (across, down), draw, sweep)
+        FIGURES[name] = PaperFigure(name, place, caption, (across, down), draw, sweep)
         return draw
 
     return enter
@@ -103,7 +103,7 @@ def draw_paper_figure(name: str, experiments: Experiments, folder: Path) -> tupl
 
 def _caption(paper: PaperFigure, asked: Experiments) -> str:
     lines = [
-        f"{paper.caption} (The paper's {paper.label}.)" if paper.label else paper.caption,
+        f"{paper.caption} (The paper's {paper.place}.)" if paper.place else paper.caption,
         f"Training losses are means over {SMOOTHING:.0%} of the iterations; bands: range over seeds;"
         " thin: one seed; learning rates: lowest final validation loss of the grid (* at its edge).",
     ]
@@ -173,7 +173,7 @@ def _fill_alone(figure: Figure, curves: list[Curve], title: str) -> None:
     _share_legend(figure, axes)
 
 
-@paper_figure("teaser", "fig:teaser", "Delay slows training down; basis rotation takes most of that back.", across=2)
+@paper_figure("teaser", "Figure 2", "Delay slows training down; basis rotation takes most of that back.", across=2)
 def _teaser(experiments: Experiments, figure: Figure) -> None:
     figure.set_size_inches(PANEL_IN * 2, 2.9)
     left, right = row_of_axes(figure, 2, share_y=True)
@@ -184,7 +184,7 @@ def _teaser(experiments: Experiments, figure: Figure) -> None:
 
 @paper_figure(
     "main",
-    "fig:result-main",
+    "Figure 5",
     "Methods against the number of stages for one model; (c-e) slowdown, to the loss that they and the strategies of"
     " basis rotation all reach, with its 95 % interval where there are seeds enough for one.",
     across=3,
@@ -221,7 +221,7 @@ def _fill_slowdowns(experiments: Experiments, methods: Sequence[str], panels: Se
 
 @paper_figure(
     "block-scaling",
-    "fig:result-main-blockscaling",
+    "Figure 6",
     "Deeper models, one block per stage: (a) final loss, (b-d) by method.",
     across=2,
     down=2,
@@ -256,7 +256,7 @@ def _fill_block_scaling(experiments: Experiments, methods: Sequence[str], panels
         _fill(axes, _shaded_curves(by_label), look_of(method).label)
 
 
-@paper_figure("width", "fig:result-main-1b", "P = 24, (a) the smaller and (b) the larger model.", across=2)
+@paper_figure("width", "Figure 7", "P = 24, (a) the smaller and (b) the larger model.", across=2)
 def _width(experiments: Experiments, figure: Figure) -> None:
     left, right = row_of_axes(figure, 2, share_y=True)
     scale = experiments.scale
@@ -268,7 +268,7 @@ def _width(experiments: Experiments, figure: Figure) -> None:
 
 @paper_figure(
     "strategies",
-    "fig:result-rotation",
+    "Figure 8",
     "Estimation strategies of basis rotation: (a) final loss, with the best baseline at each P, (b) at the largest.",
     across=2,
 )
@@ -286,7 +286,7 @@ def _strategies(experiments: Experiments, figure: Figure) -> None:
 
 
 @paper_figure(
-    "efficiency", "fig:result-main-efficiency",
+    "efficiency", "Figure 9",
     "(a) loss against training time, at the pace of the method's fastest seed while least disturbed (cells share a"
     " machine: an upper bound), (b) refresh intervals, (c) stage-aware.",
     across=3,
@@ -322,7 +322,7 @@ def _refresh_schedule_curves(experiments: Experiments, schedules: Sequence[str])
 
 
 @paper_figure(
-    "weight-stashing", "fig:result-weightstashing",
+    "weight-stashing", "Figure 10",
     "Without weight stashing: (a) all methods, (b, c) with and without.", across=3, sweep="stashing",
 )  # fmt: skip
 def _weight_stashing(experiments: Experiments, figure: Figure) -> None:
@@ -341,7 +341,7 @@ def _weight_stashing(experiments: Experiments, figure: Figure) -> None:
         _fill(axes, curves, f"({letter}) {look_of(method).label}")
 
 
-@paper_figure("all-stages", "fig:result-appendix-optmain", "All methods at every number of stages.", across=3, down=2)
+@paper_figure("all-stages", "Figure 12", "All methods at every number of stages.", across=3, down=2)
 def _all_stages(experiments: Experiments, figure: Figure) -> None:
     panels = figure.subplots(2, 3, squeeze=False, sharey=True).ravel()
     for axes, stages in zip(panels, experiments.scale.depths, strict=True):
@@ -351,7 +351,7 @@ def _all_stages(experiments: Experiments, figure: Figure) -> None:
 
 @paper_figure(
     "slowdown-all",
-    "fig:result-appendix-slowdown",
+    "Figure 13",
     "Slowdown of seven methods, to the loss that all but PipeDream reach.",
     across=4,
     down=2,
@@ -364,7 +364,7 @@ def _slowdown_all(experiments: Experiments, figure: Figure) -> None:
 
 
 @paper_figure(
-    "block-scaling-all", "fig:result-appendix-blockscaling", "Deeper models, one block per stage, seven methods.",
+    "block-scaling-all", "Figure 14", "Deeper models, one block per stage, seven methods.",
     across=4, down=2,
 )  # fmt: skip
 def _block_scaling_all(experiments: Experiments, figure: Figure) -> None:
@@ -374,7 +374,7 @@ def _block_scaling_all(experiments: Experiments, figure: Figure) -> None:
     _share_legend(figure, *panels[:-1])
 
 
-@paper_figure("weight-prediction", "fig:result-appendix-pipemare", "With PipeMare's weight prediction.", across=1)
+@paper_figure("weight-prediction", "Figure 15", "With PipeMare's weight prediction.", across=1)
 def _weight_prediction(experiments: Experiments, figure: Figure) -> None:
     deepest = experiments.scale.deepest
     settings = {"pipeline.stash": "predict"}
@@ -382,7 +382,7 @@ def _weight_prediction(experiments: Experiments, figure: Figure) -> None:
 
 
 @paper_figure(
-    "strategies-all-stages", "fig:result-appendix-optrotated", "Estimation strategies at every number of stages.",
+    "strategies-all-stages", "Figure 16", "Estimation strategies at every number of stages.",
     across=3, down=2,
 )  # fmt: skip
 def _strategies_all_stages(experiments: Experiments, figure: Figure) -> None:
@@ -394,7 +394,7 @@ def _strategies_all_stages(experiments: Experiments, figure: Figure) -> None:
 
 @paper_figure(
     "reversed",
-    "fig:reverse-stage-wise-frequency",
+    "Figure 17",
     "Refreshes shared by delay, evenly, and inversely.",
     across=1,
     sweep="stage-aware",
@@ -404,7 +404,7 @@ def _reversed(experiments: Experiments, figure: Figure) -> None:
     _fill_alone(figure, curves, f"P = {experiments.scale.deepest}")
 
 
-@paper_figure("validation", "fig:result-appendix-val", "(a) training and (b) validation loss.", across=2)
+@paper_figure("validation", "Figure 18", "(a) training and (b) validation loss.", across=2)
 def _validation(experiments: Experiments, figure: Figure) -> None:
     left, right = row_of_axes(figure, 2, share_y=True)
     deepest = experiments.scale.deepest
@@ -414,9 +414,7 @@ def _validation(experiments: Experiments, figure: Figure) -> None:
     _share_legend(figure, left, right)
 
 
-@paper_figure(
-    "delay-compensation", "fig:result-appendix-dc", "Delay compensation.", across=3, sweep="delay-compensation"
-)
+@paper_figure("delay-compensation", "Figure 19", "Delay compensation.", across=3, sweep="delay-compensation")
 def _delay_compensation(experiments: Experiments, figure: Figure) -> None:
     panels = row_of_axes(figure, 3, share_y=True)
     for axes, stages in zip(panels, (8, 16, 32), strict=True):
@@ -431,15 +429,13 @@ def _delay_compensation(experiments: Experiments, figure: Figure) -> None:
     _share_legend(figure, *panels)
 
 
-@paper_figure(
-    "preconditioned", "tab:result-preconditioned-slowdown", "Preconditioned methods.", across=1, sweep="preconditioned"
-)
+@paper_figure("preconditioned", "Table 3", "Preconditioned methods.", across=1, sweep="preconditioned")
 def _preconditioned(experiments: Experiments, figure: Figure) -> None:
     deepest = experiments.scale.deepest
     _fill_alone(figure, _curves(experiments, PRECONDITIONED, deepest), f"P = {deepest}")
 
 
-@paper_figure("3b", "fig:result-appendix-3b", "The 3B model.", across=1)
+@paper_figure("3b", "Figure 20", "The 3B model.", across=1)
 def _huge(experiments: Experiments, figure: Figure) -> None:
     preset = experiments.scale.huge_preset
     if preset is None:
@@ -447,7 +443,7 @@ def _huge(experiments: Experiments, figure: Figure) -> None:
     _fill_alone(figure, _curves(experiments, MAIN, 32, "3b", preset=preset), "3B, P = 32")
 
 
-@paper_figure("moe", "fig:result-appendix-moe", "A mixture-of-experts model.", across=1)
+@paper_figure("moe", "Figure 21", "A mixture-of-experts model.", across=1)
 def _moe(experiments: Experiments, figure: Figure) -> None:
     deepest = experiments.scale.deepest
     curves = _curves(experiments, MAIN, deepest, "moe", preset=experiments.scale.moe_preset)

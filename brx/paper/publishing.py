@@ -28,7 +28,7 @@ def draw_figures(wanted: str, scale: str, runs: Path | None, out: Path | None, n
     """Draw one figure, or of `all` those that have runs or measurements; yields their images.
 
     Args:
-        wanted: a figure's name, its label in the paper's source, or `all`.
+        wanted: a figure's name, its place in the paper (`Figure 5`), or `all`.
         scale: whose experiments.
         runs: their folder; None for the scale's.
         out: folder of the figures; None for figures/SCALE, and figures for those that are the same at several scales.
@@ -37,8 +37,8 @@ def draw_figures(wanted: str, scale: str, runs: Path | None, out: Path | None, n
     Raises:
         UserError: there is no such figure, or the one that was asked for has no runs.
     """
-    by_label = {figure.label: figure.name for figure in figure_catalogue()}
-    name = by_label.get(wanted, wanted)
+    by_place = {figure.place: figure.name for figure in figure_catalogue() if figure.place}
+    name = by_place.get(wanted, wanted)
     if name not in (*STANDALONE, *FIGURES, "all"):
         known = ", ".join(("curves", "all", "list", *STANDALONE, *FIGURES))
         raise UserError(f"FIGURE: unknown figure '{name}' (known: {known})")

@@ -37,14 +37,14 @@ class StandaloneFigure:
 
     Attributes:
         name: on the command line and of the files.
-        label: in the paper's source; empty where the paper has only a sentence.
+        place: in the paper, such as `Figure 4`; empty where it has only a sentence.
         caption: what it shows.
         draw: draws it at a path without suffix, from what was measured at a scale; the files written.
         is_measured: whether it is from what was measured, and not the same at all scales.
     """
 
     name: str
-    label: str
+    place: str
     caption: str
     draw: DrawTo
     is_measured: bool = False
@@ -108,12 +108,12 @@ def _effective_delay(path: Path, scale: Scale) -> list[Path]:
 STANDALONE = {
     figure.name: figure
     for figure in (
-        StandaloneFigure("schedule", "fig:bg", "Synchronous and asynchronous pipelines, and the delay.", _schedule),
-        StandaloneFigure("toy-quadratic", "fig:quadratic", "Delay on a quadratic, aligned or not.", _toy_quadratic),
-        StandaloneFigure("toy-spiral", "fig:toy-example", "Delay in a valley that turns.", _toy_spiral),
+        StandaloneFigure("schedule", "Figure 1", "Synchronous and asynchronous pipelines, and the delay.", _schedule),
+        StandaloneFigure("toy-quadratic", "Figure 3", "Delay on a quadratic, aligned or not.", _toy_quadratic),
+        StandaloneFigure("toy-spiral", "Figure 4", "Delay in a valley that turns.", _toy_spiral),
         StandaloneFigure(
             "oscillation",
-            "fig:result-main-oscillation",
+            "Figure 11",
             "Updates along the Hessian's dominant eigenvector.",
             _oscillation,
             is_measured=True,
@@ -127,7 +127,7 @@ STANDALONE = {
         ),
         StandaloneFigure(
             "strategy-norms",
-            "thm:covariance_Hessian_approximation",
+            "Theorem 3.1",
             "Norm of the Hessian in each strategy's coordinates, and its slowdown.",
             _strategy_norms,
             is_measured=True,

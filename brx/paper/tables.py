@@ -45,14 +45,14 @@ class PaperTable:
 
     Attributes:
         name: on the command line and of the files.
-        label: in the paper's source; empty where the paper has only a sentence.
+        place: in the paper, such as `Table 3`; empty where it has only a sentence.
         title: what it shows.
         make: makes it, a frame of texts; empty where none of its experiments are there.
         legend: what a reader of the table has to know.
     """
 
     name: str
-    label: str
+    place: str
     title: str
     make: Callable[[Experiments], pd.DataFrame]
     legend: str = ""
@@ -208,13 +208,13 @@ TABLES = {
     table.name: table
     for table in (
         PaperTable("claims", "", "What the paper states, and what our runs say", all_claims, CLAIMS_LEGEND),
-        PaperTable("final-loss", "fig:result-main-numstages", "Final training loss", final_losses),
+        PaperTable("final-loss", "Figure 5a", "Final training loss", final_losses),
         PaperTable(
-            "slowdown", "tab:result-rotation-slowdown", "Slowdown by method and estimation strategy",
+            "slowdown", "Figure 8a", "Slowdown by method and estimation strategy",
             lambda experiments: paper_slowdowns(SEVEN, experiments),
         ),
         PaperTable(
-            "preconditioned", "tab:result-preconditioned-slowdown", "Slowdown of preconditioned methods",
+            "preconditioned", "Table 3", "Slowdown of preconditioned methods",
             lambda experiments: paper_slowdowns(PRECONDITIONED, experiments),
         ),
         PaperTable("experiments", "", "Final losses of every experiment",
@@ -223,7 +223,7 @@ TABLES = {
         PaperTable("reduction", "", "Iterations saved over the best baseline, at its final loss", paper_reductions),
         PaperTable("ladder", "", "What delay costs, by the length of the training", slowdowns_by_length),
         PaperTable(
-            "stages", "tab:stages_s4096", "The least number of stages of large models, by the memory of a device",
+            "stages", "Table 1", "The least number of stages of large models, by the memory of a device",
             lambda _: stage_count_table(LLAMAS, DEVICES_GB),
         ),
         PaperTable("memory", "", "Memory beyond Adam's moments, GiB per matrix (fp32)", memory_overhead),

@@ -23,7 +23,7 @@ def test_every_figure_draws_from_complete_results(complete, tmp_path, name):
     assert [path.suffix for path in written] == [".png", ".pdf", ".txt"]
     assert all(path.stat().st_size > 200 for path in written)
     caption = written[2].read_text()
-    assert FIGURES[name].label in caption
+    assert FIGURES[name].place in caption
     for seeds in found.used.values():
         assert seeds["name"].iloc[0] in caption
 

@@ -26,7 +26,7 @@ def test_figure_is_that_of_its_own_command(name, tmp_path):
     arguments = [part.format(runs=SCALES["laptop"].curvature) for part in OWN_COMMANDS[name]]
     (tmp_path / "own").mkdir()
     assert main([*arguments, str(tmp_path / "own" / name)]) == 0
-    assert main(["plot", STANDALONE[name].label or name, "--out", str(tmp_path / "plot")]) == 0
+    assert main(["plot", STANDALONE[name].place or name, "--out", str(tmp_path / "plot")]) == 0
     for suffix in (".png", ".pdf", ".txt"):
         own, drawn = (tmp_path / which / f"{name}{suffix}" for which in ("own", "plot"))
         assert own.read_bytes().replace(b"/own/", b"/plot/") == drawn.read_bytes()
