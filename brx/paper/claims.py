@@ -146,8 +146,10 @@ def _judge(claim: Claim, experiments: Experiments) -> Outcome:
     except (NotTriedError, UserError) as error:
         return Outcome(claim, None, str(error), [], sweeps=experiments.makers)
     runs = [name for seeds in experiments.used.values() for name in seeds["name"]]
-    num_seeds = min((seeds[SEED].nunique() for seeds in experiments.used.values()), default=evidence.num_seeds)
-    return Outcome(claim, evidence, "", runs, num_seeds, experiments.makers)
+    counts = [seeds[SEED].nunique() for seeds in experiments.used.values()]
+    if evidence.num_seeds is not None:
+        counts.append(evidence.num_seeds)
+    return Outcome(claim, evidence, "", runs, min(counts, default=None), experiments.makers)
 
 
 def _is_reproduced(claim: Claim, ours: Evidence, num_seeds: int | None) -> bool:
@@ -156,7 +158,8 @@ def _is_reproduced(claim: Claim, ours: Evidence, num_seeds: int | None) -> bool:
     has_interval = not pd.isna(ours.low) and (num_seeds is None or num_seeds >= SEEDS_FOR_AN_INTERVAL)
     surely = ours.low if has_interval else ours.value
     if claim.rule == "at least":
-        return surely >= claim.paper
+        is_at_most = ours.is_bound and claim.unit == "percent"  # the bound of a share is an upper one
+        return surely >= claim.paper and not is_at_most
     if claim.rule == "closed form":
         return number_text(ours.value, claim.unit) == number_text(claim.paper, claim.unit)
     if ours.is_bound or pd.isna(ours.value):

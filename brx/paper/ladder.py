@@ -26,6 +26,8 @@ PAPER_RELATIVE_DELAY = 31 / 244_000
 PAPER_SAVED = 0.716
 """Iterations that basis rotation saves over the best baseline, in the paper."""
 LEAST_RUNGS = 3
+MOST = 100
+"""Ends of intervals above it are not worth their digits."""
 BESIDE_THE_LADDER = (*STRATEGY_NAMES[1:], "soap", "muon", "scion")
 
 
@@ -177,3 +179,26 @@ def fit_power_law(x: Sequence[float], y: Sequence[float]) -> PowerLaw | None:
     residuals = log_y - intercept - slope * log_x
     deviation = math.sqrt(float((residuals**2).sum()) / (len(x) - 2))
     return PowerLaw(intercept, slope, deviation, len(x), float(log_x.mean()), spread)
+
+
+def slowdown_law(slowdowns_of_method: pd.DataFrame) -> PowerLaw | None:
+    """Of slowdown - 1, by the lengths at which the slowdown is known and no bound."""
+    exact = slowdowns_of_method[slowdowns_of_method["ratio"].notna() & ~slowdowns_of_method["is_censored"]]
+    return fit_power_law(exact["relative_delay"].tolist(), (exact["ratio"] - 1).tolist())
+
+
+def saving_law(reductions_of_method: pd.DataFrame) -> PowerLaw | None:
+    """Of the share of the best baseline's iterations that is left."""
+    known = reductions_of_method[reductions_of_method["share"].notna()]
+    return fit_power_law(known["relative_delay"].tolist(), (1 - known["share"]).tolist())
+
+
+def at_the_papers_delay(law: PowerLaw | None, shift: float, factor: float, form: str) -> str:
+    """The value and interval of shift + factor times a law at the paper's relative delay."""
+    if law is None:
+        return "no law"
+    value, *ends = (shift + factor * end for end in law.at(PAPER_RELATIVE_DELAY))
+    low, high = min(ends), max(ends)
+    low_text = f"{low:{form}}" if low >= 0 else f"< {0:{form}}"
+    high_text = f"{high:{form}}" if high <= MOST else f"> {MOST}"
+    return f"{value:{form}} [{low_text}, {high_text}]"

@@ -15,9 +15,11 @@ from brx.paper.ladder import (
     PAPER_SAVED,
     PowerLaw,
     Rung,
-    fit_power_law,
+    at_the_papers_delay,
     ladder_savings,
     ladder_slowdowns,
+    saving_law,
+    slowdown_law,
 )
 from brx.plot.ladder import draw_band, draw_rungs, finish_ladder, mark_paper
 from brx.plot.panels import row_of_axes
@@ -25,8 +27,6 @@ from brx.plot.style import look_of
 
 SIDEWAYS = 1.03
 """Neighbouring methods' points, as a factor of the relative delay."""
-MOST = 100
-"""Ends of intervals above it are not worth their digits."""
 
 
 def fill_ladder(figure: Figure, ladder: Sequence[Rung]) -> None:
@@ -50,9 +50,8 @@ def _fill_slowdowns(axes: Axes, rows: pd.DataFrame) -> None:
         points = rows[(rows["method"] == method) & rows["ratio"].notna()]
         points = points.assign(value=points["ratio"], is_bound=points["is_censored"])
         top += points["value"].tolist()
-        exact = points[~points["is_bound"]]
-        law = fit_power_law(exact["relative_delay"].tolist(), (exact["value"] - 1).tolist())
-        text = f"{_extrapolated(law, 1, 1, '.2f')} / {SLOWDOWNS[method]:.2f}"
+        law = slowdown_law(points)
+        text = f"{at_the_papers_delay(law, 1, 1, '.2f')} / {SLOWDOWNS[method]:.2f}"
         _draw(axes, points, method, law, (1, 1), text, SIDEWAYS ** (index - (len(methods) - 1) / 2))
         mark_paper(axes, PAPER_RELATIVE_DELAY, SLOWDOWNS[method], look_of(method))
     axes.set_yscale("log")
@@ -69,8 +68,8 @@ def _fill_savings(axes: Axes, rows: pd.DataFrame) -> None:
         points = rows[(rows["method"] == method) & rows["share"].notna()]
         points = points.assign(value=points["share"], is_bound=False)
         bottom += points["value"].tolist()
-        law = fit_power_law(points["relative_delay"].tolist(), (1 - points["value"]).tolist())
-        text = f"{_extrapolated(law, 1, -1, '.0%')} / {PAPER_SAVED:.1%}"
+        law = saving_law(points)
+        text = f"{at_the_papers_delay(law, 1, -1, '.0%')} / {PAPER_SAVED:.1%}"
         _draw(axes, points, method, law, (1, -1), text, 1.0)
         mark_paper(axes, PAPER_RELATIVE_DELAY, PAPER_SAVED, look_of(method))
     axes.set_ylim(min(0.0, min(bottom) - 0.05), 1.0)
@@ -97,14 +96,3 @@ def _draw(
             return shift + factor * value, shift + factor * low, shift + factor * high
 
         draw_band(axes, law_at, PAPER_RELATIVE_DELAY, points["relative_delay"].max(), look)
-
-
-def _extrapolated(law: PowerLaw | None, shift: float, factor: float, form: str) -> str:
-    """The value and interval of shift + factor times a law at the paper's relative delay."""
-    if law is None:
-        return "no law"
-    value, *ends = (shift + factor * end for end in law.at(PAPER_RELATIVE_DELAY))
-    low, high = min(ends), max(ends)
-    low_text = f"{low:{form}}" if low >= 0 else f"< {0:{form}}"
-    high_text = f"{high:{form}}" if high <= MOST else f"> {MOST}"
-    return f"{value:{form}} [{low_text}, {high_text}]"

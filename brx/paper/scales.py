@@ -159,7 +159,7 @@ class Experiments:
         chosen: the runs at the best learning rate of each experiment.
         used: the runs of each experiment that was asked for, by its id.
         sweeps: the files that make these.
-        missing: a line for each that is not there.
+        missing: a line for each that is not there, or of which every run diverged; the last asked for comes last.
     """
 
     def __init__(self, scale: Scale, runs: pd.DataFrame, folder: Path) -> None:
@@ -169,6 +169,7 @@ class Experiments:
         self.chosen = at_best_rates(runs)
         self._origin = main_origin(self.chosen)
         self._by_experiment = dict(iter(self.chosen.groupby("experiment")))
+        self._diverged = set(runs.loc[runs["status"] == "diverged", "experiment"]) - set(self._by_experiment)
         self.used: dict[str, pd.DataFrame] = {}
         self.sweeps: list[str] = []
         self.missing: list[str] = []
@@ -228,8 +229,9 @@ class Experiments:
         maker = self.scale.sweep(self.scale.between_sweep if is_between else sweep)
         if seeds is None:
             extra = "".join(f", {key} = {value}" for key, value in settings.items())
-            line = f"{method} at P = {stages}{extra}: brx sweep {maker}"
-            self.missing += [] if line in self.missing else [line]
+            why = "every run diverged, of " if experiment in self._diverged else ""
+            line = f"{method} at P = {stages}{extra}: {why}brx sweep {maker}"
+            self.missing = [*(other for other in self.missing if other != line), line]
         else:
             self.used[experiment] = seeds
             first, further = self.scale.further_seeds.get(sweep, (math.inf, ""))
@@ -248,7 +250,8 @@ class Experiments:
     def slowdown_target(self) -> float | None:
         """The one target of all the paper's slowdowns at this scale; None while no method has both ends.
 
-        It is the highest final training loss, at P = 1 and at the deepest pipeline, of TARGET_METHODS.
+        It is the highest mean training loss over the last quarter, at P = 1 and at the deepest pipeline, of
+        TARGET_METHODS.
         """
         finals = []
         for method in TARGET_METHODS:

@@ -10,7 +10,7 @@ import pandas as pd
 
 from brx.plot.panels import factor_axis, finish_panel
 from brx.plot.style import look_of, new_figure, save
-from brx.runs.comparison import common_target, slowdowns, with_reference
+from brx.runs.comparison import common_target, is_reference, slowdowns, with_reference
 from brx.runs.experiments import by_experiment
 from brx.runs.frames import DEPTH, side_by_side
 
@@ -25,13 +25,14 @@ def draw_all_targets(
     A line ends where its method no longer reaches the target under delay.
 
     Args:
-        chosen: experiments of one model and budget, rows of `at_best_rates`.
+        chosen: experiments of one model and budget, rows of `at_best_rates`, of which `has_slowdowns`.
         path: of the figure, without suffix.
         reference_stages: what slowdown is relative to.
         marked: a target to mark; by default the loss that all of `chosen` that have a reference reach.
     """
-    most = chosen[DEPTH].max()
-    delayed = chosen[chosen[DEPTH].isin((most, reference_stages))]
+    compared = with_reference(chosen, reference_stages)
+    most = compared.loc[~is_reference(compared, reference_stages), DEPTH].max()
+    delayed = compared[compared[DEPTH].isin((most, reference_stages))]
     curves = [side_by_side(seeds) for seeds in by_experiment(delayed)]
     highest = max(float(losses.iloc[len(losses) // 20].mean()) for losses in curves)
     lowest = delayed[delayed[DEPTH] == most].groupby("experiment")["train_loss"].mean().min()
@@ -45,7 +46,7 @@ def draw_all_targets(
             style: dict[str, Any] = {"color": look.color, "marker": look.marker, "markersize": 3}
             axes.plot(points["target"], points["ratio"], label=look.label, **style)
         label = "common target" if marked is None else "target"
-        line = common_target(with_reference(chosen, reference_stages)) if marked is None else marked
+        line = common_target(compared) if marked is None else marked
         axes.axvline(line, color="black", linewidth=0.6, linestyle=":", label=label)
         axes.invert_xaxis()
         factor_axis(axes)

@@ -48,7 +48,7 @@ def compare(chosen: pd.DataFrame, target: float | None = None, reference_stages:
         if (alike["status"] == "diverged").all():
             continue
         compared = with_reference(alike, reference_stages)
-        if not is_reference(compared, reference_stages).all():
+        if has_slowdowns(alike, reference_stages):
             delays.append(slowdowns(compared, common_target(compared) if target is None else target, reference_stages))
         savings.append(reductions(alike[alike["status"] == "finished"]))
         alone += [str(seeds.index[0]) for seeds in by_experiment(alike.drop(compared.index))]
@@ -137,6 +137,12 @@ def with_reference(chosen: pd.DataFrame, reference_stages: int = 1) -> pd.DataFr
     """Runs whose method has runs at the reference number of stages, those themselves among them."""
     labels = _but_for_delay(chosen)
     return chosen[labels.isin(labels[is_reference(chosen, reference_stages)])]
+
+
+def has_slowdowns(chosen: pd.DataFrame, reference_stages: int = 1) -> bool:
+    """Whether any method has runs both at the reference number of stages and under other delays."""
+    compared = with_reference(chosen, reference_stages)
+    return not is_reference(compared, reference_stages).all()
 
 
 def is_reference(chosen: pd.DataFrame, reference_stages: int = 1) -> pd.Series:

@@ -69,14 +69,20 @@ def test_a_claim_without_runs_is_not_tried_and_names_what_is_missing(tmp_path):
     ],
 )
 def test_verdict_follows_the_rule(rule, paper, evidence, verdict):
-    claim = Claim("name", "statement", "fig:x", lambda _: evidence, paper, "times", rule)
+    claim = Claim("name", "statement", "Figure 5", lambda _: evidence, paper, "times", rule)
     assert Outcome(claim, evidence, "", []).verdict == verdict
 
 
 def test_reductions_are_compared_by_what_is_left():
-    claim = Claim("name", "statement", "fig:x", lambda _: Evidence(), 0.716, "percent", "number")
+    claim = Claim("name", "statement", "Figure 5", lambda _: Evidence(), 0.716, "percent", "number")
     verdicts = [Outcome(claim, Evidence(share), "", []).verdict for share in (0.9, 0.85, 0.5, 0.4, 0.0)]
     assert verdicts == ["no", "yes", "yes", "no", "no"]
+
+
+def test_an_upper_bound_of_a_share_is_not_at_least_anything():
+    claim = Claim("name", "statement", "Figure 5", lambda _: Evidence(), 0.4, "percent", "at least")
+    verdicts = [Outcome(claim, Evidence(0.55, is_bound=bound), "", []).verdict for bound in (False, True)]
+    assert verdicts == ["yes", "no"]
 
 
 def test_numbers_as_texts():

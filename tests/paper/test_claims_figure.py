@@ -17,7 +17,7 @@ LAPTOP = SCALES["laptop"]
 
 
 def outcome(evidence, paper=2.0, unit="times", rule="number", num_seeds=3):
-    claim = Claim("name", "statement", "fig:x", lambda _: evidence, paper, unit, rule)
+    claim = Claim("name", "statement", "Figure 5", lambda _: evidence, paper, unit, rule)
     return Outcome(claim, evidence, "" if evidence else "no runs", ["a"], num_seeds)
 
 

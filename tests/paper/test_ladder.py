@@ -10,7 +10,8 @@ from brx.errors import UserError
 from brx.paper.figures import draw_paper_figure
 from brx.paper.ladder import PAPER_RELATIVE_DELAY, fit_power_law, ladder_savings, ladder_slowdowns, rungs
 from brx.paper.ladder_figure import fill_ladder
-from brx.paper.scales import SCALES, VARIANTS, Experiments
+from brx.paper.scales import LADDER_METHODS, SCALES, VARIANTS, Experiments
+from brx.paper.tables import slowdowns_by_length
 from brx.plot.style import new_figure
 from tests.paper.helpers import write_experiment
 
@@ -131,6 +132,19 @@ def test_figure_states_the_extrapolation_with_its_interval_beside_the_papers_num
     assert any(label.startswith("PipeDream-LR: ") and label.endswith("/ 5.43") for label in labels)
     assert any(label.startswith("Basis rotation: ") and label.endswith("/ 71.6%") for label in labels)
     assert all("[" in label for label in labels)
+
+
+def test_table_ends_with_the_extrapolation_that_the_figure_states(runs):
+    experiments = Experiments.load(LAPTOP, runs)
+    with new_figure() as figure:
+        fill_ladder(figure, rungs(experiments))
+        labels = [text.get_text() for axes in figure.axes for text in axes.get_legend().get_texts()]
+    table = slowdowns_by_length(experiments)
+    last = table[table["iterations"].str.endswith("extrapolated")].set_index("method")
+    assert set(last.index) == set(LADDER_METHODS)
+    for method, name in (("basis-rotation", "Basis rotation"), ("pipedream-lr", "PipeDream-LR")):
+        assert any(label.startswith(f"{name}: {last.loc[method, 'slowdown']} / ") for label in labels)
+    assert f"Basis rotation: {last.loc['basis-rotation', 'iterations saved at P']} / 71.6%" in labels
 
 
 def test_figure_without_complete_lengths_says_so(tmp_path):

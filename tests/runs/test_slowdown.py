@@ -277,6 +277,21 @@ def test_all_targets_figure(tmp_path, capsys):
     assert (tmp_path / "figure.png").stat().st_size > 5000
 
 
+def test_all_targets_figure_is_of_runs_that_have_slowdowns(tmp_path, capsys):
+    write_run(tmp_path, "p1", "pipeline.stages=1", crosses_3_at=50)
+    write_run(tmp_path, "p4", "pipeline.stages=4", crosses_3_at=200)
+    for seed in range(3):  # another model, the largest set, without a reference; and a method without one
+        settings = ("pipeline.stages=4", "model.width=16", f"training.seed={seed}")
+        write_run(tmp_path, f"other{seed}", *settings, crosses_3_at=100)
+    write_run(tmp_path, "p8", "pipeline.stages=8", "model.blocks=8", "optimizer.method=nesterov", crosses_3_at=100)
+    command = ["slowdown", str(tmp_path / "runs"), "--all-targets", str(tmp_path / "figure")]
+    for reference in ("1", "4"):
+        assert main([*command, "--reference-stages", reference]) == 0
+        caption = (tmp_path / "figure.txt").read_text()
+        assert caption.startswith(f"Slowdown at P = {5 - int(reference)} ")
+        assert "other" not in caption
+
+
 def four_rates(folder):
     """At P = 1 the higher rate is faster, at P = 4 it is slower."""
     for P, lr, at, val_loss in (

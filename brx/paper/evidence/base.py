@@ -32,7 +32,8 @@ class Evidence:
         is_bound: whether `value` is a bound: of a slowdown a lower one, of a share saved an upper one.
         holds: whether a direction is as the paper says.
         text: in words, for a direction.
-        num_seeds: of measurements that are kept beside the runs; None: as many as the runs that were asked for.
+        num_seeds: of measurements that are kept beside the runs, or that both sides have; None: as many as the runs
+            that were asked for.
     """
 
     value: float = float("nan")
@@ -52,14 +53,16 @@ class Margin:
     """By how much something is as the paper says, by seed; negative where it is not.
 
     Attributes:
-        by_seed: indexed by seed; those that both sides of a comparison have.
+        by_seed: indexed by seed; those that both sides of a comparison have. Infinite where one side diverged; where
+            both did, a seed says nothing and is left out.
     """
 
     by_seed: pd.Series
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "by_seed", self.by_seed.dropna())
         if self.by_seed.empty:
-            raise NotTriedError("no seed in common")
+            raise NotTriedError("no seed in common that did not diverge on both sides")
 
     @property
     def mean(self) -> float:
@@ -77,8 +80,13 @@ class Margin:
 
     @property
     def least(self) -> float:
-        """What decides: the lower end of the interval, or the mean where there is none (docs/protocol.md, 5)."""
-        return self.interval[0] if self.interval else self.mean
+        """What decides: the lower end of the interval, or the mean where there is none (docs/protocol.md, 5).
+
+        Where a seed diverged, there is no mean either: all seeds have to agree.
+        """
+        if self.interval:
+            return self.interval[0]
+        return self.mean if math.isfinite(self.mean) else float(self.by_seed.min())
 
     @property
     def holds(self) -> bool:
@@ -87,7 +95,7 @@ class Margin:
 
     def __sub__(self, other: Margin) -> Margin:
         """How much larger than another; over the seeds that both have."""
-        return Margin((self.by_seed - other.by_seed).dropna())
+        return Margin(self.by_seed - other.by_seed)
 
 
 def need(
@@ -106,7 +114,8 @@ def need(
     """
     seeds = experiments.find(method, stages, sweep or sweep_of(method), preset=preset, settings=settings)
     if seeds is None:
-        raise NotTriedError(f"no runs of {experiments.missing[-1].partition(':')[0]} yet")
+        what, _, why = experiments.missing[-1].partition(": ")
+        raise NotTriedError(f"every run of {what} diverged" if "diverged" in why else f"no runs of {what} yet")
     return with_diverged(seeds)
 
 
@@ -120,10 +129,18 @@ def with_diverged(seeds: pd.DataFrame) -> pd.DataFrame:
 def shared_seeds(*experiments: pd.DataFrame) -> list[pd.DataFrame]:
     """The runs of each experiment with a seed that all have: it decides weights and order, so that they make pairs.
 
+    Other seeds that diverged are forgotten, as others that finished are.
+
     Raises:
         NotTriedError: they have none in common.
     """
     seeds = set[int].intersection(*(set(runs[SEED]) for runs in experiments))
     if not seeds:
         raise NotTriedError(f"no seed in common among {', '.join(str(runs.index[0]) for runs in experiments)}")
-    return [runs[runs[SEED].isin(seeds)] for runs in experiments]
+    return [_of_seeds(runs, seeds) for runs in experiments]
+
+
+def _of_seeds(runs: pd.DataFrame, seeds: set[int]) -> pd.DataFrame:
+    kept = runs[runs[SEED].isin(seeds)]
+    lost = [[seed for seed in diverged if seed in seeds] for diverged in kept["diverged_seeds"]]
+    return kept.assign(diverged_seeds=pd.Series(lost, kept.index, dtype=object))

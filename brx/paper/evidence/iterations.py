@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
 import pandas as pd
 
 from brx.config.loading import preset_with
-from brx.paper.evidence.base import Ask, Evidence, Margin, NotTriedError, need, shared_seeds
+from brx.paper.evidence.base import (
+    SEEDS_FOR_AN_INTERVAL,
+    Ask,
+    Evidence,
+    Margin,
+    NotTriedError,
+    need,
+    shared_seeds,
+)
 from brx.paper.evidence.losses import FINER_THAN
 from brx.paper.evidence.models import ModelOf, main_model
 from brx.paper.scales import Experiments
 from brx.runs.comparison import BASELINES, common_target, reached_by_seed, saved_ratio, slowdowns
+from brx.runs.frames import SEED
 
 
 def slowdown_of(method: str) -> Ask:
@@ -92,14 +103,14 @@ def _saved(ours: pd.DataFrame, other: pd.DataFrame) -> Evidence:
     """The share of another experiment's iterations that ours saves to its final loss, over the seeds that both have."""
     ours, other = shared_seeds(ours, other)
     ratio = saved_ratio(ours, other)
-    name = other["variant"].iloc[0]
+    name, num_seeds = other["variant"].iloc[0], other[SEED].nunique()
     if ratio is None:
         raise NotTriedError(f"{name} ends above the loss that it has in the mean of its last quarter")
     if ratio.is_lower_bound:
-        return Evidence(1 - ratio.ratio, is_bound=True, text=f"over {name}, whose final loss is never reached")
-    if ratio.low is None or ratio.high is None:
-        return Evidence(1 - ratio.ratio, text=f"over {name}")
-    return Evidence(1 - ratio.ratio, 1 - ratio.high, 1 - ratio.low, text=f"over {name}")
+        text = f"over {name}, whose final loss is never reached"
+        return Evidence(1 - ratio.ratio, is_bound=True, text=text, num_seeds=num_seeds)
+    low, high = (math.nan if end is None else 1 - end for end in (ratio.high, ratio.low))
+    return Evidence(1 - ratio.ratio, low, high, text=f"over {name}", num_seeds=num_seeds)
 
 
 def _lowest_in_training(experiments: Sequence[pd.DataFrame]) -> pd.DataFrame:
@@ -163,8 +174,10 @@ def hours_saved(experiments: Experiments) -> Evidence:
     interval = "" if np.isnan(low) else f" [{low:.1%}, {high:.1%}]"
     bound = "< " if saved.is_bound else ""
     text = f"{bound}{value:.1%}{interval} over {best}; iterations of {our_time:.2f} and {their_time:.2f} x AdamW's"
-    holds = not saved.is_bound and (value if np.isnan(low) else low) > 0
-    return Evidence(value, low, high, is_bound=saved.is_bound, holds=holds, text=text)
+    # As every direction: by the interval from three seeds on.
+    has_interval = not np.isnan(low) and saved.num_seeds is not None and saved.num_seeds >= SEEDS_FOR_AN_INTERVAL
+    holds = not saved.is_bound and (low if has_interval else value) > 0
+    return replace(saved, value=value, low=low, high=high, holds=holds, text=text)
 
 
 def _relative_time(experiments: Experiments, method: str) -> float:
@@ -172,9 +185,9 @@ def _relative_time(experiments: Experiments, method: str) -> float:
     path, blocks = experiments.scale.times, preset_with(experiments.scale.preset, {}).model.blocks
     if path is None or not path.is_file():
         raise NotTriedError("the time of an iteration has not been measured at this scale yet")
-    content = json.loads(path.read_text(encoding="utf-8"))
     try:
+        content = json.loads(path.read_text(encoding="utf-8"))
         table = pd.DataFrame(content["rows"], columns=content["columns"]).set_index(["blocks", "stages", "method"])
         return float(table.loc[(str(blocks), str(blocks), method), "ratio to AdamW"])
-    except KeyError:
-        raise NotTriedError(f"{path} has no row of {method} at {blocks} blocks, one per stage") from None
+    except (KeyError, TypeError, ValueError):
+        raise NotTriedError(f"{path} has no single row of {method} at {blocks} blocks, one per stage") from None

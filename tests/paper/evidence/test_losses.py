@@ -1,12 +1,13 @@
 """Which method ends lower, from made-up runs."""
 
+import numpy as np
 import pandas as pd
 import pytest
 from scipy.stats import ttest_1samp
 
 from brx.config.loading import preset_with
 from brx.files import write_json
-from brx.paper.evidence.base import Margin, NotTriedError, need
+from brx.paper.evidence.base import Margin, NotTriedError, need, shared_seeds
 from brx.paper.evidence.losses import ends_below
 from brx.paper.scales import COMPENSATIONS, MAIN, VARIANTS, Experiments, delays_of
 from brx.runs.comparison import BASELINES
@@ -24,6 +25,12 @@ def write_finals(folder, method, finals, stages=32, **settings):
             seeds=(seed,),
             val_loss=loss,
         )
+
+
+def diverge(folder, method, seed):
+    settings = {**delays_of(32, 8), **VARIANTS[method], "training.seed": seed}
+    run = folder / identity(preset_with(LAPTOP.preset, settings))
+    write_json(run / "summary.json", {"status": "diverged", "data_fingerprint": "f"})
 
 
 def runs_of(folder, method):
@@ -51,13 +58,37 @@ def test_ends_below(ours, theirs, holds, tmp_path):
 def test_a_seed_that_diverged_ends_above_everything(diverged, holds, tmp_path):
     write_finals(tmp_path, "basis-rotation", dict.fromkeys(range(3), 1.0))
     write_finals(tmp_path, "nesterov", dict.fromkeys(range(3), 1.1))
-    run = tmp_path / identity(
-        preset_with(LAPTOP.preset, {**delays_of(32, 8), **VARIANTS[diverged], "training.seed": 1})
-    )
-    write_json(run / "summary.json", {"status": "diverged", "data_fingerprint": "f"})
+    diverge(tmp_path, diverged, 1)
     experiments = Experiments.load(LAPTOP, tmp_path)
     ours, theirs = (need(experiments, method, 32) for method in ("basis-rotation", "nesterov"))
     assert ends_below("ours", ours, {"nesterov": theirs}).holds == holds
+
+
+def test_a_seed_that_diverged_does_not_outvote_the_others():
+    assert not Margin(pd.Series({0: np.inf, 1: -0.5, 2: -0.4, 3: -0.6})).holds
+    assert Margin(pd.Series({0: np.inf, 1: 0.5, 2: 0.4})).holds
+    assert not Margin(pd.Series({0: -np.inf, 1: 0.5, 2: 0.4})).holds
+    of_two = Margin(pd.Series({0: np.inf, 1: 0.5, 2: 0.4}) - pd.Series({0: np.inf, 1: 0.0, 2: 0.0}))
+    assert of_two.interval is None
+    assert of_two.mean == pytest.approx(0.45)
+
+
+def test_seeds_that_one_side_lacks_are_forgotten_although_they_diverged(tmp_path):
+    write_finals(tmp_path, "basis-rotation", dict.fromkeys(range(2), 1.0))
+    write_finals(tmp_path, "nesterov", dict.fromkeys((0, 1, 4), 1.1))
+    diverge(tmp_path, "nesterov", 4)
+    experiments = Experiments.load(LAPTOP, tmp_path)
+    pair = shared_seeds(*(need(experiments, method, 32) for method in ("basis-rotation", "nesterov")))
+    assert [sorted(seeds["training.seed"]) for seeds in pair] == [[0, 1], [0, 1]]
+    assert not any(lost for seeds in pair for lost in seeds["diverged_seeds"])
+
+
+def test_an_experiment_of_which_every_run_diverged_was_tried(tmp_path):
+    write_finals(tmp_path, "basis-rotation", {0: 1.0})
+    write_finals(tmp_path, "nesterov", {0: 1.0})
+    diverge(tmp_path, "nesterov", 0)
+    with pytest.raises(NotTriedError, match="every run of nesterov at P = 32 diverged"):
+        need(Experiments.load(LAPTOP, tmp_path), "nesterov", 32)
 
 
 def test_no_seed_in_common_is_not_tried(tmp_path):
