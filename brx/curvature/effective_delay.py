@@ -22,7 +22,8 @@ from brx.curvature.norm_result import NORMAL_95, NormResult, Space, results_of, 
 from brx.errors import UserError
 from brx.pipeline.delay import StageDelay, pipeline_delays, stage_delays
 from brx.runs.comparison import common_target, passage
-from brx.runs.frames import DEPTH, SEED
+from brx.runs.experiments import at_best_rates
+from brx.runs.frames import DEPTH, RATE, SEED
 from brx.runs.reading import ENDED
 
 
@@ -112,14 +113,16 @@ class SlowdownPoint:
 def slowdown_points(runs: pd.DataFrame) -> list[SlowdownPoint]:
     """The runs that have finished or diverged, by method and stages.
 
-    Of methods with a finished run without delay and a measurement. A run is compared with the one without delay of its
-    seed, where there is one. Its coordinates are those that its method takes its steps in: rotated ones for basis
-    rotation.
+    Of methods with a finished run without delay and a measurement; of each experiment at its best rate. A run is
+    compared with the one without delay of its seed, where there is one. Its coordinates are those that its method takes
+    its steps in: rotated ones for basis rotation.
 
     Args:
         runs: rows of `brx.runs.load`.
     """
     points = []
+    best = at_best_rates(runs, with_diverged=True).drop_duplicates("experiment").set_index("experiment")[RATE]
+    runs = runs[runs[RATE] == runs["experiment"].map(best)]
     pipelines = {run: load_config(Path(run) / "config.yaml").pipeline for run in runs.index}
     delays = {run: stage_delays(pipeline) for run, pipeline in pipelines.items()}
     for method, alike in runs.sort_values(DEPTH, kind="stable").groupby("method", sort=False):

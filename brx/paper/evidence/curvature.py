@@ -25,14 +25,20 @@ from brx.curvature.oscillation import measured_oscillations, with_oscillation
 from brx.curvature.strategies import complete_measurements
 from brx.paper.evidence.base import Ask, Evidence, Margin, NotTriedError
 from brx.paper.scales import Experiments
-from brx.runs.frames import find_runs
+from brx.runs.experiments import at_best_rates
+from brx.runs.frames import load
 from brx.runs.reading import Run
 from brx.runs.slowdown import geometric_mean
 
 
+def _folders(experiments: Experiments) -> list[Path]:
+    """The runs among which the measured ones are: of each experiment those at its best rate."""
+    return [Path(run) for run in at_best_rates(load([experiments.scale.curvature])).index]
+
+
 def _norms(experiments: Experiments, spaces: Sequence[Space]) -> Iterator[NormResult]:
     """What was measured, with the folder in which it lies as its run: exported ones name where they were made."""
-    for folder in find_runs([experiments.scale.curvature]):
+    for folder in _folders(experiments):
         for norm in results_of(folder, spaces).values():
             yield replace(norm, run=str(folder))
 
@@ -126,7 +132,7 @@ def _variances(experiments: Experiments) -> pd.DataFrame:
             "random": np.log(measured.random.variance),
             "eigenvalue": measured.eigenvalue,
         }
-        for folder in with_oscillation(find_runs([experiments.scale.curvature]))
+        for folder in with_oscillation(_folders(experiments))
         for measured in measured_oscillations(folder)
     ]
     if not rows:
@@ -159,7 +165,7 @@ def oscillates_less(*, delayed: bool) -> Ask:
             text += ", basis rotation over PipeDream [{:.2g}, {:.2g}]".format(*np.exp(-np.array(less.interval[::-1])))
         text += f" ({_plural(len(less.by_seed), 'seed')}, {_plural(len(both), 'checkpoint')})"
         if plateaus := int((both["eigenvalue_of_pipedream"] < 0).sum()):
-            text += f"; at {plateaus} PipeDream's dominant eigenvalue is negative: the two do not compare there"
+            text += f"; at {plateaus} of them PipeDream's dominant eigenvalue is negative, as on a plateau"
         return Evidence(holds=less.holds, text=text, num_seeds=len(less.by_seed))
 
     return ask

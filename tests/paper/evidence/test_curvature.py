@@ -44,7 +44,7 @@ def test_oscillation_is_judged_over_seeds_and_checkpoints(tmp_path, measured):
     judged = oscillates_less(delayed=True)(measured)
     assert judged.holds
     assert judged.num_seeds == 3
-    assert "(3 seeds, 6 checkpoints); at 2 PipeDream's dominant eigenvalue is negative" in judged.text
+    assert "(3 seeds, 6 checkpoints); at 2 of them PipeDream's dominant eigenvalue is negative" in judged.text
     with pytest.raises(NotTriedError, match="at P = 1 yet"):
         oscillates_less(delayed=False)(measured)
     for method, variance in (("pipedream", 1e-4), ("basis-rotation", 2e-4)):
@@ -55,6 +55,24 @@ def test_oscillation_is_judged_over_seeds_and_checkpoints(tmp_path, measured):
         for iteration in (500, 1000):
             write_oscillation(tmp_path, "basis-rotation", seed, iteration, 1e-4 if seed == 1 else 1e-2)
     assert not oscillates_less(delayed=True)(measured).holds
+
+
+def test_of_several_rates_the_best_one_counts(tmp_path, measured):
+    for method, variance in (("pipedream", 4e-4), ("basis-rotation", 1e-4)):
+        for seed in (0, 1):
+            write_oscillation(tmp_path, method, seed, 500, variance)
+    before = oscillates_less(delayed=True)(measured)
+    for val_loss, rate in ((9.0, 3e-4), (8.0, 3e-3)):
+        settings = {"pipeline.stages": 8, **VARIANTS["basis-rotation"], "optimizer.lr": rate}
+        write_experiment(tmp_path, "quick", settings, seeds=(0, 1), val_loss=val_loss)
+        for seed in (0, 1):
+            run = tmp_path / identity(preset_with("quick", {**settings, "training.seed": seed}))
+            tracks = [Track([1.0, -1.0], 0.1)] * 2
+            (run / "analysis").mkdir()
+            Oscillation(str(run), "basis-rotation", 8, 500, 5.0, 0.01, 20, *tracks).write(
+                run / "analysis" / "oscillation-00000500.json"
+            )
+    assert oscillates_less(delayed=True)(measured) == before
 
 
 def test_other_directions_are_those_in_which_both_methods_move_less(tmp_path, measured):
