@@ -106,6 +106,11 @@ def hessian_norm(
         raise UserError("--original, --rotated, --strategies: give one of them, or none for the first two")
     if slowdown_runs is not None and not strategies:
         raise UserError("--runs: only with --strategies")
+    for path in runs:
+        if checkpoint is not None and run_and_iteration(path)[1] is not None:
+            raise UserError(f"--checkpoint {checkpoint}: {path} is a checkpoint already; give one of the two")
+    if original and (basis_from is not None or basis_batches is not None):
+        raise UserError("--original: takes no basis; leave out --basis-from and --basis-batches")
     _check_basis(basis_from, basis_batches, strategies=strategies)
     spaces: Sequence[Space] | None = ["original"] if original else ["rotated"] if rotated else None
     if strategies:
@@ -115,7 +120,7 @@ def hessian_norm(
         places = runs_in_place(runs)
         for path in places:
             Run.load(run_and_iteration(path)[0])  # refuses what is no run
-        results = measured_norms(places, spaces or SPACES)
+        results = measured_norms(places, spaces or SPACES, checkpoint)
     else:
         basis_run = None if basis_from is None else str(basis_from)
         settings = NormSettings(vectors, batches_per_vector, estimator, precision, seed, basis_run, basis_batches)

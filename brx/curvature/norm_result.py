@@ -151,16 +151,28 @@ def results_of(run: Path, spaces: Sequence[Space] = SPACES, iteration: int | Non
     return {space: NormResult.read(paths[-1]) for space, paths in files.items() if paths}
 
 
-def measured_norms(runs: Sequence[Path], spaces: Sequence[Space] = SPACES) -> list[NormResult]:
+def measured_norms(
+    runs: Sequence[Path], spaces: Sequence[Space] = SPACES, iteration: int | None = None
+) -> list[NormResult]:
     """What has been measured of some runs before, or at some of their checkpoints.
+
+    Args:
+        runs: their folders, or those of checkpoints.
+        spaces: the coordinates.
+        iteration: of the checkpoints of runs; None for any.
 
     Raises:
         UserError: nothing has.
     """
     pairs = [run_and_iteration(path) for path in runs]
-    results = [result for run, iteration in pairs for result in results_of(run, spaces, iteration).values()]
+    results = [
+        result
+        for run, named in pairs
+        for result in results_of(run, spaces, iteration if named is None else named).values()
+    ]
     if not results:
-        raise UserError(f"{runs[0]}: has no measured norms; run `brx hessian-norm {runs[0]}` first")
+        at = "" if iteration is None else f" at iteration {iteration}"
+        raise UserError(f"{runs[0]}: has no measured norms{at}; run `brx hessian-norm {runs[0]}` first")
     return results
 
 

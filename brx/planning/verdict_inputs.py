@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -98,6 +99,9 @@ def _seconds_of_table(path: Path) -> dict[str, float]:
         table = json.loads(path.read_text(encoding="utf-8"))
         time = next(place for place, name in enumerate(table["columns"]) if name.startswith("ms / iteration"))
         method = table["columns"].index("method")
-        return {row[method]: 1e-3 * float(row[time]) for row in table["rows"]}
-    except (OSError, ValueError, KeyError, TypeError, StopIteration, IndexError):
+        seconds = {row[method]: 1e-3 * float(row[time]) for row in table["rows"]}
+        if not all(0 < one < math.inf for one in seconds.values()):
+            raise ValueError("a time must be above 0")
+        return seconds
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, StopIteration, IndexError):
         raise UserError(f"--cost-from {path}: no table of milliseconds per iteration by method") from None

@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -146,8 +147,22 @@ def _from_compact(path: Path) -> Curves:
     try:
         with np.load(path) as file:
             arrays = {name: file[name].astype(np.float64) for name in file.files}
+        _check_arrays(arrays)
         indices = np.arange(len(arrays["iterations"]), dtype=np.float64)
         seconds = np.interp(indices, arrays["second_places"], arrays["seconds"]) if len(indices) else indices
         return Curves(arrays["iterations"], arrays["train_loss"], seconds, arrays["val_iterations"], arrays["val_loss"])
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise UserError(f"{path}: not readable: {error}") from None
+
+
+def _check_arrays(arrays: Mapping[str, NDArray[np.float64]]) -> None:
+    """Refuse what `write_compact` does not write: curves that are no functions of the iteration.
+
+    Raises:
+        ValueError: names the array, and what would be right.
+    """
+    for places, values in (("iterations", "train_loss"), ("second_places", "seconds"), ("val_iterations", "val_loss")):
+        if not arrays[places].ndim == arrays[values].ndim == 1 or len(arrays[places]) != len(arrays[values]):
+            raise ValueError(f"{places} and {values} must be two lists of one length")
+        if (np.diff(arrays[places]) <= 0).any():
+            raise ValueError(f"{places} must rise")

@@ -99,12 +99,13 @@ def parse_summary(text: str) -> dict[str, Any]:
     """The content of a summary.json.
 
     Raises:
-        ValueError: it is no JSON object, or its status or iteration is of another type than brx writes.
+        ValueError: it is no JSON object, or a value that runs are sorted by is of another type than brx writes.
     """
     content = json.loads(text)
     if not isinstance(content, dict):
         raise ValueError("must be a JSON object")
-    for key, kind in (("status", str), ("iteration", int)):
+    kinds = {"status": str, "iteration": int, "trajectory_version": int, "data_fingerprint": str}
+    for key, kind in kinds.items():
         if not isinstance(content.get(key, kind()), kind):
             raise ValueError(f"{key} is {content[key]!r}, must be of type {kind.__name__}")
     return content

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import pairwise
 from pathlib import Path
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from brx.config.loading import validate
 from brx.errors import UserError
@@ -31,13 +32,13 @@ class Experiment(_Frozen):
 
     method: str
     """The method, with what tells its variants apart."""
-    delay: float
+    delay: float = Field(ge=0)
     """The largest delay of a stage, in updates: 0 without asynchrony."""
     lr: float
     """The chosen learning rate."""
     num_rates: int
     """How many learning rates were tried."""
-    seconds: float
+    seconds: float = Field(gt=0)
     """Seconds per iteration of the fastest seed while nothing else used the machine."""
     micro_batches: int = 1
     """M of these runs: the pace of runs compares among equal M."""
@@ -52,11 +53,23 @@ class Measurements(_Frozen):
     """Where the runs are."""
     model: str
     """The model in a few words."""
-    last_iteration: int
+    last_iteration: int = Field(gt=0)
     """The iteration at which the runs end."""
     losses: list[float] = Field(min_length=1)
     """Losses in nats, descending by `LOSS_STEP`."""
     experiments: list[Experiment] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _check_tables(self) -> Self:
+        if any(higher <= lower for higher, lower in pairwise(self.losses)):
+            raise ValueError("losses: must descend")
+        for experiment in self.experiments:
+            lengths = {len(row) for row in experiment.iterations}
+            if len(experiment.iterations) != len(self.losses) or len(lengths) != 1 or 0 in lengths:
+                where = f"{experiment.method} at delay {experiment.delay:g}"
+                rows = f"a row per loss, {len(self.losses)}, of a number per seed"
+                raise ValueError(f"{where}: iterations must have {rows}")
+        return self
 
     @classmethod
     def read(cls, path: Path) -> Self:

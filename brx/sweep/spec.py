@@ -55,7 +55,7 @@ class Choice(Section):
     """The key whose best value is taken, separately for each combination of the others (seeds aside)."""
     by: Literal["final_val_loss", "best_val_loss"] = "final_val_loss"
     """What is lowest for the best value (averaged over seeds)."""
-    further: list[float] = Field(default_factory=list)
+    further: list[int | float] = Field(default_factory=list)
     """Values beyond the grid, tried one after another where the best value is the lowest or highest of those tried."""
 
 
@@ -152,7 +152,18 @@ class Sweep:
         if not included:
             raise UserError(f"{path}: exclude: leaves no cell of the grid's {len(cells)}")
         distinct = {identity(cell.config): cell for cell in reversed(included)}  # of equal cells, the first one's name
-        return cls(path, spec, folder, list(reversed(distinct.values())))
+        sweep = cls(path, spec, folder, list(reversed(distinct.values())))
+        sweep._check_variations()
+        return sweep
+
+    def _check_variations(self) -> None:
+        """Refuse values beyond the grid that make no run, before the grid has been paid for."""
+        if self.spec.choose is not None:
+            over = self.spec.choose.over
+            self.varied_further((self.cells[0], {over: value}) for value in self.spec.choose.further)
+        if self.spec.repeat is not None:
+            where = self.spec.repeat.where
+            self.repetitions([cell for cell in self.cells if matches(cell.config, where)][:1])
 
     def varied_further(self, variations: Iterable[tuple[Cell, Settings]]) -> list[Cell]:
         """Cells beyond the grid: each the same as one of it but for some dotted keys."""
@@ -221,6 +232,8 @@ def _check_keys(path: Path, spec: SweepSpec, cells: Sequence[Cell]) -> None:
             if all(value_at(content, key) is None for content in contents):
                 raise UserError(f"{path}: {name}: '{key}' has a value in no cell")
     if spec.choose is not None:
+        if current_key(spec.choose.over) == "training.seed":
+            raise UserError(f"{path}: choose.over: seeds are repetitions, among which nothing is chosen")
         for content in contents:
             value = value_at(content, spec.choose.over)
             if isinstance(value, bool) or not isinstance(value, int | float):

@@ -187,6 +187,8 @@ def test_the_variants_are_those_of_the_paper():
     [
         (["--strategies", "--rotated"], "--original, --rotated, --strategies: give one of them"),
         (["--strategies", "--basis-from", "x"], "--strategies and --basis-from: give one of the two"),
+        (["--original", "--basis-batches", "2"], "--original: takes no basis"),
+        (["--measured", "--checkpoint", "999"], "has no measured norms at iteration 999"),
         (["--runs", "x"], "--runs: only with --strategies"),
         (["--strategies"], "--basis-batches 200: "),  # more than the run's iterations
         (["--seed", "-1"], "--seed: input should be greater than or equal to 0"),

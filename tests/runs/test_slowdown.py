@@ -371,12 +371,35 @@ def test_a_damaged_file_of_a_finished_run_is_not_taken_for_a_short_one(tmp_path)
     assert not (tmp_path / "compact").exists()
 
 
-@pytest.mark.parametrize("content", ["[]", '{"status": "finished", "iteration": "x"}', '{"status": 3}', "{"])
+@pytest.mark.parametrize(
+    "content",
+    ["[]", '{"status": "finished", "iteration": "x"}', '{"status": 3}', "{", '{"data_fingerprint": [1]}'],
+)
 def test_a_summary_that_is_none_is_one_line(content, tmp_path, capsys):
     run = write_run(tmp_path, "a", crosses_3_at=50)
     (run.path / "summary.json").write_text(content)
     assert main(["slowdown", str(tmp_path / "runs")]) == 2
     assert f"{run.path / 'summary.json'}: not readable" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "problem"),
+    [
+        ("iterations", lambda values: values[::-1], "iterations must rise"),
+        ("train_loss", lambda values: values[:-1], "iterations and train_loss must be two lists of one length"),
+        ("val_loss", lambda values: values[None], "val_iterations and val_loss must be two lists"),
+    ],
+)
+def test_compact_curves_that_are_none_are_one_line(name, change, problem, tmp_path, capsys):
+    write_run(tmp_path, "a", crosses_3_at=50)
+    assert main(["export", str(tmp_path / "runs"), "--to", str(tmp_path / "compact")]) == 0
+    (path,) = (tmp_path / "compact").glob("*/curves.npz")
+    with np.load(path) as file:
+        arrays = dict(file)
+    np.savez(path, **{**arrays, name: change(arrays[name])})
+    capsys.readouterr()
+    assert main(["slowdown", str(tmp_path / "compact")]) == 2
+    assert f"{path}: not readable: {problem}" in capsys.readouterr().err
 
 
 def test_an_export_replaces_what_was_there(tmp_path):

@@ -1,9 +1,11 @@
 """Measurements of the demo's runs against the runs themselves."""
 
+import json
 from pathlib import Path
 
 import pytest
 
+from brx.errors import UserError
 from brx.runs.comparison import passage
 from brx.runs.experiments import at_best_rates
 from brx.runs.frames import comparable, has_pipeline_delays, load
@@ -89,3 +91,21 @@ def test_a_seed_that_diverged_never_reaches_a_loss(tmp_path):
     (only,) = measured.experiments
     assert {row[1] for row in only.iterations} == {None}
     assert any(row[0] is not None for row in only.iterations)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda content: content["losses"].reverse(), "losses: must descend"),
+        (lambda content: content["experiments"][0]["iterations"].pop(), "iterations must have a row per loss"),
+        (lambda content: content["experiments"][0]["iterations"][1].append(1.0), "iterations must have a row per loss"),
+        (lambda content: content["experiments"][0].update(seconds=0), "input should be greater than 0"),
+    ],
+)
+def test_measurements_that_are_none_are_refused(change, problem, tmp_path):
+    measure_largest_set(load([DEMO]), "demo")[0].write(tmp_path / "kept.json")
+    content = json.loads((tmp_path / "kept.json").read_text())
+    change(content)
+    (tmp_path / "kept.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match=problem):
+        Measurements.read(tmp_path / "kept.json")

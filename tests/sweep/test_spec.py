@@ -102,6 +102,13 @@ def test_matches_single_values_and_lists(tmp_path):
         ({"exclude": [{"optimizer.lrr": 1.0}]}, "exclude: 'optimizer.lrr' has a value in no cell"),
         ({"repeat": {"where": {"pipeline.stage": 4}}}, "repeat.where: 'pipeline.stage' has a value in no cell"),
         ({"choose": {"over": "pipeline.stash"}}, "choose.over: needs a key of numbers, pipeline.stash is 'exact'"),
+        ({"choose": {"over": "training.seed"}}, "choose.over: seeds are repetitions"),
+        ({"choose": {"over": "optimizer.lr", "further": [-1]}}, "optimizer.lr: input should be greater than 0"),
+        (
+            {"choose": {"over": "training.log_every", "further": [0.5]}},
+            "training.log_every: input should be a valid int",
+        ),
+        ({"repeat": {"set": {"training.sed": [1]}}}, "training.sed: unknown key, did you mean 'seed'?"),
         ({"base": "quik"}, "quik: no such file or preset, did you mean 'quick'?"),
     ],
 )
