@@ -56,6 +56,9 @@ def test_what_never_arrives_is_infinitely_slow(write, tmp_path):
     for name in ("spiral", "spiral-small-steps"):
         write(name, arrived=True, spearman=None, p_value=None)
     assert not toys.misalignment_slows_on_the_spiral(None).holds
+    (tmp_path / "spiral.json").write_text("[]")
+    with pytest.raises(UserError, match=r"spiral\.json"):
+        toys.misalignment_slows_on_the_spiral(None)
     (tmp_path / "spiral.json").write_text("{")
     with pytest.raises(UserError, match=r"spiral\.json: not readable"):
         toys.misalignment_slows_on_the_spiral(None)
