@@ -37,6 +37,10 @@ class MoEConfig(Section):
     router_z_weight: float = Field(0.001, ge=0)
     """Weight of the router z-loss (ST-MoE, arXiv:2202.08906, equation 5)."""
 
+    def is_in_block(self, index: int) -> bool:
+        """Whether the MLP of this block is a mixture."""
+        return index % self.every == self.every - 1
+
     @model_validator(mode="after")
     def _top_k_exists(self) -> Self:
         if self.top_k > self.experts:

@@ -21,7 +21,7 @@ FP32 = 4
 
 def has_mixture(model: ModelConfig, block: int) -> bool:
     """Whether the block's MLP is a mixture of experts."""
-    return model.moe is not None and block % model.moe.every == model.moe.every - 1
+    return model.moe is not None and model.moe.is_in_block(block)
 
 
 def stage_shapes(model: ModelConfig, vocabulary_size: int, blocks: range) -> Shapes:

@@ -83,7 +83,7 @@ class Block(nn.Module):
         self.attention = Attention(config.width, config.heads)
         self.mlp_norm = nn.LayerNorm(config.width)
         self.mlp: MLP | Mixture
-        if config.moe is not None and index % config.moe.every == config.moe.every - 1:
+        if config.moe is not None and config.moe.is_in_block(index):
             self.mlp = Mixture(config.width, MLP_RATIO * config.width, config.moe)
         else:
             self.mlp = MLP(config.width)

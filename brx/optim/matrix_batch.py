@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from brx.optim.options import Group, StepOptions
-from brx.optim.sharded import Shards
+from brx.optim.sharded import Shards, rotation_cost
 
 Side = Literal["left", "right"]
 State = dict[str, Tensor]
@@ -110,9 +110,8 @@ class MatrixBatch:
         return self.members[0].parameter.device
 
     def cost(self) -> int:
-        """Multiply-adds of one rotation of both sides; the order of sizes is what matters."""
-        rows, columns = self.state["exp_avg"].shape[-2:]
-        return self.state["exp_avg"].numel() * (rows + columns)
+        """See `rotation_cost`."""
+        return rotation_cost(self.state["exp_avg"])
 
     def runs(self, key: Callable[[Member], Key]) -> Iterator[tuple[Key, slice]]:
         """Neighbouring members with the same key, which stay one batch."""

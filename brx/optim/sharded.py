@@ -107,11 +107,11 @@ class Sharding:
         """Share new parameters among the ranks, the most expensive ones first, so that all have about equal work."""
         new = [parameter for parameter in parameters if parameter not in self._shards]
         boxes = {parameter: self._boxes(parameter) for parameter in new}
-        for parameter in sorted(new, key=_cost, reverse=True):
+        for parameter in sorted(new, key=rotation_cost, reverse=True):
             mesh = parameter.device_mesh  # type: ignore[attr-defined]
             loads = self._loads.setdefault(mesh, [0] * mesh.size())
             owner = loads.index(min(loads))
-            loads[owner] += _cost(parameter)
+            loads[owner] += rotation_cost(parameter)
             self._shards[parameter] = Shards(self._group(mesh), boxes[parameter], owner)
 
     def agree(self, mesh: Any, flags: dict[torch.device, Tensor]) -> None:
@@ -283,7 +283,7 @@ def _given(value: T | None) -> T:
     return value
 
 
-def _cost(parameter: Tensor) -> int:
-    """Multiply-adds of a rotation of both sides; the order of sizes is what matters."""
-    rows, columns = parameter.shape[-2:]
-    return parameter.numel() * (rows + columns)
+def rotation_cost(matrices: Tensor) -> int:
+    """Multiply-adds of a rotation of both sides of (*, m, n); the order of sizes is what matters."""
+    rows, columns = matrices.shape[-2:]
+    return matrices.numel() * (rows + columns)

@@ -230,13 +230,7 @@ def _block_scaling(experiments: Experiments, figure: Figure) -> None:
     panels = list(figure.subplots(2, 2).ravel())
     for axes in panels[2:]:
         axes.sharey(panels[1])
-    seeds = _present(
-        [
-            experiments.find(method, blocks, "block-scaling", settings={"model.blocks": blocks})
-            for method in MAIN
-            for blocks in experiments.scale.blocks
-        ]
-    )
+    seeds = _present([_of_depth(experiments, method, blocks) for method in MAIN for blocks in experiments.scale.blocks])
     if seeds:
         draw_final_losses(panels[0], pd.concat(seeds), title="(a) final loss", x_label="blocks = stages P")
     else:
@@ -245,12 +239,15 @@ def _block_scaling(experiments: Experiments, figure: Figure) -> None:
     _share_legend(figure, *panels)
 
 
+def _of_depth(experiments: Experiments, method: str, blocks: int) -> pd.DataFrame | None:
+    sweep = experiments.sweep_of_depth(method, blocks)
+    return experiments.find(method, blocks, sweep, settings={"model.blocks": blocks})
+
+
 def _fill_block_scaling(experiments: Experiments, methods: Sequence[str], panels: Sequence[Any]) -> None:
     for method, axes in zip(methods, panels, strict=True):
         by_label = {
-            f"{blocks} blocks, P = {blocks}": experiments.find(
-                method, blocks, "block-scaling", settings={"model.blocks": blocks}
-            )
+            f"{blocks} blocks, P = {blocks}": _of_depth(experiments, method, blocks)
             for blocks in experiments.scale.blocks
         }
         _fill(axes, _shaded_curves(by_label), look_of(method).label)
@@ -261,7 +258,7 @@ def _width(experiments: Experiments, figure: Figure) -> None:
     left, right = row_of_axes(figure, 2, share_y=True)
     scale = experiments.scale
     _fill(left, _curves(experiments, MAIN, 24, "width", settings=scale.narrow), "(a) smaller model")
-    wide = _curves(experiments, MAIN, 24, "width", preset=scale.wide_preset, settings=scale.wide)
+    wide = _curves(experiments, MAIN, 24, scale.wide_sweep, preset=scale.wide_preset, settings=scale.wide)
     _fill(right, wide, "(b) larger model")
     _share_legend(figure, left, right)
 

@@ -239,6 +239,10 @@ class Experiments:
             self.sweeps += [each for each in makers if each not in self.sweeps]
         return seeds
 
+    def sweep_of_depth(self, method: str, blocks: int) -> str:
+        """The sweep with a method's runs on so many blocks, one per stage: the preset's own depth is not repeated."""
+        return sweep_of(method) if blocks == _blocks(self.scale.preset) else "block-scaling"
+
     def _look_up(
         self, method: str, stages: int, preset: str | None, settings: Settings
     ) -> tuple[str, pd.DataFrame | None]:

@@ -7,10 +7,10 @@ from itertools import combinations
 
 import pandas as pd
 
-from brx.config.loading import Settings, preset_with
+from brx.config.loading import Settings
 from brx.paper.evidence.base import Ask, Evidence, Margin, need, shared_seeds
 from brx.paper.evidence.models import ModelOf, main_model
-from brx.paper.scales import COMPENSATIONS, MAIN, Experiments, sweep_of
+from brx.paper.scales import COMPENSATIONS, MAIN, Experiments
 from brx.runs.comparison import BASELINES
 from brx.runs.frames import SEED
 
@@ -163,10 +163,9 @@ def depth(method: str, *, helps: bool) -> Ask:
     """From the shallowest to the deepest model, one block per stage, the final loss falls, or rises."""
 
     def ask(experiments: Experiments) -> Evidence:
-        usual = preset_with(experiments.scale.preset, {}).model.blocks
         runs = {
             blocks: need(
-                experiments, method, blocks, sweep_of(method) if blocks == usual else "block-scaling",
+                experiments, method, blocks, experiments.sweep_of_depth(method, blocks),
                 settings={"model.blocks": blocks},
             )
             for blocks in experiments.scale.blocks
