@@ -73,16 +73,20 @@ def launch(
         port = int(os.environ.get("MASTER_PORT") or free_port())
         shared = {**os.environ, **environment, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         shared |= {"WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks)}
-        processes = [_start(arguments, rank, reports[rank], shared, descriptors) for rank in range(num_ranks)]
+        processes: list[subprocess.Popen[bytes]] = []
+        passed_on: list[int] = []
 
         def pass_on(number: int, frame: FrameType | None) -> None:
-            if processes[0].poll() is not None:
-                raise KeyboardInterrupt  # the one that would stop the others is gone
+            if not processes or processes[0].poll() is not None:
+                raise KeyboardInterrupt  # the one that would stop the others is not there
+            passed_on.append(number)
             processes[0].send_signal(number)
 
         before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
-            return _watch(processes, reports)
+            for rank, report in enumerate(reports):
+                processes.append(_start(arguments, rank, report, shared, descriptors))
+            return _watch(processes, reports, passed_on)
         finally:
             _end(processes)
             for number, handler in before.items():
@@ -129,11 +133,18 @@ def _start(
     )
 
 
-def _watch(processes: list[subprocess.Popen[bytes]], reports: list[Path]) -> int:
+def _watch(processes: list[subprocess.Popen[bytes]], reports: list[Path], passed_on: list[int]) -> int:
+    """Wait for the end of all, or of one that fails.
+
+    Args:
+        processes: the ranks.
+        reports: where they leave their errors.
+        passed_on: the signals that rank 0 was sent, so far.
+    """
     stopped_at = None
     while True:
         codes = [process.poll() for process in processes]
-        if codes[0] == -signal.SIGINT:  # while it was still starting
+        if passed_on and codes[0] not in (None, 0) and not reports[0].exists():  # stopped while it was still starting
             codes[0] = 130
         if any(code not in (None, 0, 130) for code in codes):
             break
