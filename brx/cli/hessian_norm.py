@@ -96,7 +96,7 @@ def hessian_norm(
     """Measure and print; exit code 130 when stopped on the way."""
     from brx.curvature.norm_measurement import NormSettings, Stopped, measure_runs
     from brx.curvature.norm_result import SPACES, STRATEGY_SPACES, Space, measured_norms
-    from brx.curvature.places import runs_in_place
+    from brx.curvature.places import refuse_two_checkpoints, runs_in_place
     from brx.curvature.strategies import StrategySlowdowns
     from brx.runs.checkpoint import run_and_iteration
     from brx.runs.frames import load
@@ -106,9 +106,7 @@ def hessian_norm(
         raise UserError("--original, --rotated, --strategies: give one of them, or none for the first two")
     if slowdown_runs is not None and not strategies:
         raise UserError("--runs: only with --strategies")
-    for path in runs:
-        if checkpoint is not None and run_and_iteration(path)[1] is not None:
-            raise UserError(f"--checkpoint {checkpoint}: {path} is a checkpoint already; give one of the two")
+    refuse_two_checkpoints(runs, checkpoint)
     if original and (basis_from is not None or basis_batches is not None):
         raise UserError("--original: takes no basis; leave out --basis-from and --basis-batches")
     _check_basis(basis_from, basis_batches, strategies=strategies)

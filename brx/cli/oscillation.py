@@ -8,7 +8,6 @@ import typer
 
 from brx.cli.options import FigurePath, RunsOrCheckpoints
 from brx.cli.usage import Application, Command
-from brx.errors import UserError
 
 EXAMPLES = """\
   brx oscillation runs/quick-pipedream-p8-s0 runs/quick-basis-rotation-p8-s0 --out figures/oscillation
@@ -48,13 +47,12 @@ def oscillation(
     from rich.console import Console
 
     from brx.curvature.oscillation import measure_oscillation, oscillation_table, oscillations_in
+    from brx.curvature.places import refuse_two_checkpoints
     from brx.plot.oscillation import draw_oscillation
     from brx.runs.checkpoint import run_and_iteration
 
     console = Console(highlight=False)
-    for path in checkpoints:
-        if checkpoint is not None and run_and_iteration(path)[1] is not None:
-            raise UserError(f"--checkpoint {checkpoint}: {path} is a checkpoint already; give one of the two")
+    refuse_two_checkpoints(checkpoints, checkpoint)
     if measured:
         results = oscillations_in(checkpoints, checkpoint)
     else:

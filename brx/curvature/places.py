@@ -5,8 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from brx.errors import UserError
 from brx.runs.checkpoint import run_and_iteration
 from brx.runs.frames import find_runs
+
+
+def refuse_two_checkpoints(paths: Iterable[Path], checkpoint: int | None) -> None:
+    """Refuse an iteration beside paths that name one already.
+
+    Raises:
+        UserError: names the path.
+    """
+    for path in paths:
+        if checkpoint is not None and run_and_iteration(path)[1] is not None:
+            raise UserError(f"--checkpoint {checkpoint}: {path} is a checkpoint already; give one of the two")
 
 
 def runs_in_place(paths: Iterable[Path]) -> list[Path]:

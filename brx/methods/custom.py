@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -173,8 +172,7 @@ def _import(module_name: str, where: str) -> ModuleType:
     """
     try:
         if module_name.endswith(".py"):
-            path = Path(module_name).resolve()
-            return _import_file(path, hashlib.sha256(path.read_bytes()).hexdigest())
+            return _import_file(Path(module_name).resolve(), code_sha256(f"{module_name}:"))
         return importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
         advice = "" if module_name.endswith(".py") else " (install it, or put its folder on PYTHONPATH)"
@@ -183,7 +181,7 @@ def _import(module_name: str, where: str) -> ModuleType:
 
 
 @cache
-def _import_file(path: Path, sha256: str) -> ModuleType:
+def _import_file(path: Path, sha256: str | None) -> ModuleType:
     """Execute a file, anew only when its content is another."""
     # Not its plain name, which may be an installed module's.
     spec = importlib.util.spec_from_file_location(f"brx_user_code.{path.stem}", path)

@@ -13,7 +13,7 @@ from typing import Literal
 import pandas as pd
 
 from brx.errors import UserError
-from brx.paper.evidence.base import SEEDS_FOR_AN_INTERVAL, Ask, Evidence, NotTriedError
+from brx.paper.evidence.base import Ask, Evidence, NotTriedError
 from brx.paper.scales import Experiments, Scale
 from brx.runs.frames import SEED
 
@@ -155,8 +155,7 @@ def _judge(claim: Claim, experiments: Experiments) -> Outcome:
 def _is_reproduced(claim: Claim, ours: Evidence, num_seeds: int | None) -> bool:
     if claim.rule == "direction" or claim.paper is None:
         return bool(ours.holds)
-    has_interval = not pd.isna(ours.low) and (num_seeds is None or num_seeds >= SEEDS_FOR_AN_INTERVAL)
-    surely = ours.low if has_interval else ours.value
+    surely = ours.decisive(num_seeds)
     if claim.rule == "at least":
         is_at_most = ours.is_bound and claim.unit == "percent"  # the bound of a share is an upper one
         return surely >= claim.paper and not is_at_most

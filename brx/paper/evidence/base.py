@@ -44,6 +44,11 @@ class Evidence:
     text: str = ""
     num_seeds: int | None = None
 
+    def decisive(self, num_seeds: int | None) -> float:
+        """What decides: the lower end of the interval from three seeds on, else the value (docs/protocol.md, 5)."""
+        has_interval = not math.isnan(self.low) and (num_seeds is None or num_seeds >= SEEDS_FOR_AN_INTERVAL)
+        return self.low if has_interval else self.value
+
 
 Ask = Callable[[Experiments], Evidence]
 

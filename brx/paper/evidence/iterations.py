@@ -12,15 +12,7 @@ import numpy as np
 import pandas as pd
 
 from brx.config.loading import preset_with
-from brx.paper.evidence.base import (
-    SEEDS_FOR_AN_INTERVAL,
-    Ask,
-    Evidence,
-    Margin,
-    NotTriedError,
-    need,
-    shared_seeds,
-)
+from brx.paper.evidence.base import Ask, Evidence, Margin, NotTriedError, need, shared_seeds
 from brx.paper.evidence.losses import FINER_THAN
 from brx.paper.evidence.models import ModelOf, main_model
 from brx.paper.scales import Experiments
@@ -174,10 +166,8 @@ def hours_saved(experiments: Experiments) -> Evidence:
     interval = "" if np.isnan(low) else f" [{low:.1%}, {high:.1%}]"
     bound = "< " if saved.is_bound else ""
     text = f"{bound}{value:.1%}{interval} over {best}; iterations of {our_time:.2f} and {their_time:.2f} x AdamW's"
-    # As every direction: by the interval from three seeds on.
-    has_interval = not np.isnan(low) and saved.num_seeds is not None and saved.num_seeds >= SEEDS_FOR_AN_INTERVAL
-    holds = not saved.is_bound and (low if has_interval else value) > 0
-    return replace(saved, value=value, low=low, high=high, holds=holds, text=text)
+    hours = replace(saved, value=value, low=low, high=high, text=text)
+    return replace(hours, holds=not hours.is_bound and hours.decisive(hours.num_seeds) > 0)
 
 
 def _relative_time(experiments: Experiments, method: str) -> float:
