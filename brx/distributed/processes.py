@@ -75,7 +75,10 @@ class DistributedWorld:
 
     def broadcast(self, value: T) -> T:
         box = [value]
-        dist.broadcast_object_list(box, src=0, group=self._control)
+        try:
+            dist.broadcast_object_list(box, src=0, group=self._control)
+        except RuntimeError as error:
+            raise lost(None, error, self._timeout_s) from None
         return box[0]
 
     def barrier(self, *, patient: bool = False) -> None:

@@ -23,8 +23,6 @@ from brx.runs.slowdown import CONFIDENCE
 
 PAPER_RELATIVE_DELAY = 31 / 244_000
 """The paper's largest delay over its training: 1 B tokens at 4,096 per iteration."""
-PAPER_SAVED = 0.716
-"""Iterations that basis rotation saves over the best baseline, in the paper."""
 LEAST_RUNGS = 3
 MOST = 100
 """Ends of intervals above it are not worth their digits."""

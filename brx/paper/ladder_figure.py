@@ -9,10 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter, StrMethodFormatter
 
-from brx.paper.claim_list import SLOWDOWNS
 from brx.paper.ladder import (
     PAPER_RELATIVE_DELAY,
-    PAPER_SAVED,
     PowerLaw,
     Rung,
     at_the_papers_delay,
@@ -21,6 +19,7 @@ from brx.paper.ladder import (
     saving_law,
     slowdown_law,
 )
+from brx.paper.printed import SAVED, SLOWDOWNS
 from brx.plot.ladder import draw_band, draw_rungs, finish_ladder, mark_paper
 from brx.plot.panels import row_of_axes
 from brx.plot.style import look_of
@@ -63,15 +62,15 @@ def _fill_slowdowns(axes: Axes, rows: pd.DataFrame) -> None:
 
 
 def _fill_savings(axes: Axes, rows: pd.DataFrame) -> None:
-    bottom = [PAPER_SAVED]
+    bottom = [SAVED["main"]]
     for method in dict.fromkeys(rows["method"]):
         points = rows[(rows["method"] == method) & rows["share"].notna()]
         points = points.assign(value=points["share"], is_bound=False)
         bottom += points["value"].tolist()
         law = saving_law(points)
-        text = f"{at_the_papers_delay(law, 1, -1, '.0%')} / {PAPER_SAVED:.1%}"
+        text = f"{at_the_papers_delay(law, 1, -1, '.0%')} / {SAVED['main']:.1%}"
         _draw(axes, points, method, law, (1, -1), text, 1.0)
-        mark_paper(axes, PAPER_RELATIVE_DELAY, PAPER_SAVED, look_of(method))
+        mark_paper(axes, PAPER_RELATIVE_DELAY, SAVED["main"], look_of(method))
     axes.set_ylim(min(0.0, min(bottom) - 0.05), 1.0)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
 

@@ -91,7 +91,11 @@ def _draw_break_even(axes: Axes, verdicts: Sequence[Verdict]) -> None:
             look = look_of(method)
             axes.plot(*zip(*reached, strict=True), color=look.color, marker=look.marker, markersize=3, label=look.label)
     axes.set_xscale("log", base=2)
-    axes.set_yscale("log", base=2)
+    if any(verdict.synchronous for verdict in verdicts):
+        axes.set_yscale("log", base=2)
+    else:
+        axes.set_yticks([])
+        axes.text(0.5, 0.5, "no synchronous option", transform=axes.transAxes, ha="center")
     axes.set_xticks(counts, [str(count) for count in counts])
     axes.set(xlabel="micro-batches per update M", ylabel="slowdown in iterations")
     has_transfers = any(verdict.question.transfer_time for verdict in verdicts)

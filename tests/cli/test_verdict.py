@@ -94,6 +94,14 @@ def test_the_figure_has_the_transfers_of_each_cell(capsys, tmp_path, monkeypatch
     assert "Blank: " in caption  # the batch of 8 is no multiple of 16 micro-batches
 
 
+def test_the_figure_is_drawn_where_no_schedule_fits(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    model = ["--config", "paper-95m", "--device-memory", "0.01GB"]
+    assert main(["verdict", *ASKED, *model, "--figure", str(tmp_path / "figure")]) == 0
+    assert "No verdict: no schedule fits" in capsys.readouterr().out
+    assert (tmp_path / "figure.png").stat().st_size > 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
