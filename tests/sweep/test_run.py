@@ -21,6 +21,12 @@ def states(path):
     return [state_of(cell) for cell in Sweep.load(path).cells]
 
 
+def train_here(cells):
+    """In this process, which has torch loaded: what a sweep finds done."""
+    for cell in cells:
+        train(cell.config, cell.folder)
+
+
 def test_cells_equal_runs_by_hand_and_are_skipped_the_second_time(tmp_path, capsys):
     path = write_sweep(tmp_path)
     assert main(["sweep", str(path), "--jobs", "2"]) == 0
@@ -130,6 +136,7 @@ def test_choice_and_repetitions(tmp_path, capsys):
     grid = {"pipeline.stages": [4, 1], "optimizer.lr": [1e-4, 0.01, 1e30]}
     repeat = {"set": {"training.seed": [1]}, "where": {"pipeline.stages": 4}}
     path = write_sweep(tmp_path, grid=grid, choose={"over": "optimizer.lr"}, repeat=repeat)
+    train_here(cell for cell in Sweep.load(path).cells if cell.config.optimizer.lr < 1)
     assert main(["sweep", str(path), "--jobs", "2"]) == 1  # 1e30 diverges
     sweep = Sweep.load(path)
     choices = choose(sweep.cells, sweep.spec.choose)
@@ -155,6 +162,7 @@ def test_where_every_rate_diverges_none_is_chosen_or_repeated(tmp_path, capsys):
 
 def test_a_choice_at_the_edge_is_flagged(tmp_path, capsys):
     path = write_sweep(tmp_path, grid={"optimizer.lr": [1e-4, 0.01]}, choose={})
+    train_here(Sweep.load(path).cells)
     assert main(["sweep", str(path), "--jobs", "2"]) == 0
     assert "at the edge: widen the grid" in (tmp_path / "cells" / "choice-sweep.csv").read_text()
     assert "at the edge" in capsys.readouterr().out.replace("\n", " ")
@@ -163,6 +171,7 @@ def test_a_choice_at_the_edge_is_flagged(tmp_path, capsys):
 def test_a_choice_at_the_edge_goes_on_beyond_the_grid_until_it_is_none(tmp_path, capsys):
     choice = {"over": "optimizer.lr", "further": [1e-5, 0.01, 1e20, 1e30]}
     path = write_sweep(tmp_path, grid={"pipeline.stages": [4], "optimizer.lr": [1e-4, 1e-3]}, choose=choice)
+    train_here(Sweep.load(path).cells)
     assert main(["sweep", str(path), "--jobs", "2"]) == 1  # 1e20 diverges
     sweep = Sweep.load(path)
     tried = tried_cells(sweep)
