@@ -17,9 +17,12 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import stdtrit
 
-from brx.runs.target_loss import Series
+from brx.runs.target_loss import Series, last_quarter_loss
 
 CONFIDENCE = 0.95
+
+END = 0.02
+"""The share of a run, at its end, whose mean loss tells whether it went further than its last quarter."""
 
 
 class Reached(NamedTuple):
@@ -74,7 +77,7 @@ def iterations_to_target(iterations: Series, losses: Series, target: float) -> f
     """
     if not math.isfinite(target):
         raise ValueError(f"target {target}: must be a finite loss, in nats")
-    if not np.isfinite(losses).all():
+    if not np.isfinite(losses).all() or _lowest_loss(losses) > target:
         return None
     sums = np.cumsum(losses - target)
     last_above = int(np.argmax(sums))
@@ -83,6 +86,11 @@ def iterations_to_target(iterations: Series, losses: Series, target: float) -> f
     if last_above + 1 == len(losses):
         return None
     return float(iterations[last_above] + iterations[last_above + 1]) / 2
+
+
+def _lowest_loss(losses: Series) -> float:
+    """What a run has surely reached: a few low losses at its end pull the fit further down, and nothing confirms them."""
+    return min(last_quarter_loss(losses), float(np.mean(losses[-math.ceil(END * len(losses)) :])))
 
 
 def geometric_mean(iterations: Sequence[float]) -> float:

@@ -53,6 +53,20 @@ def test_a_run_that_starts_below_or_ends_above_the_target():
     assert iterations_to_target(iterations, losses, 1.9) is None
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_low_losses_by_chance_at_the_end_are_no_passage(seed):
+    iterations = np.arange(1.0, 2001.0)
+    losses = 2.0 + 0.3 * np.random.default_rng(seed).standard_normal(2000)
+    losses[-1] = 1.0
+    assert monotone_fit(losses[-50:])[-1] == 1.0  # the fit does fall that far
+    assert iterations_to_target(iterations, losses, 1.8) is None
+    assert iterations_to_target(iterations, losses, 2.2) is not None
+
+
+def test_a_loss_exactly_at_the_target_is_reached():
+    assert iterations_to_target(np.arange(1.0, 5.0), np.array([3.0, 2.0, 2.0, 2.0]), 2.0) == 1.5
+
+
 @pytest.mark.parametrize("end", [math.nan, math.inf])
 def test_a_run_that_diverged_never_got_there(end):
     assert iterations_to_target(np.arange(1.0, 5.0), np.array([3.0, 2.0, 1.0, end]), 2.5) is None
