@@ -10,11 +10,16 @@ import yaml
 
 from brx.errors import UserError
 
+try:
+    from yaml import CSafeLoader as SafeLoader
+except ImportError:  # PyYAML was built without libyaml: slower, and the same
+    from yaml import SafeLoader  # type: ignore[assignment]
+
 MOST_VALUES, MOST_LEVELS = 100_000, 50
 """More than any configuration or sweep has: a file beyond them is damaged, or aliases that multiply each other."""
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(SafeLoader):
     """YAML 1.2 numbers (PyYAML alone reads 3e-4 as a string), no key twice, and no more values than there may be."""
 
     def get_single_node(self) -> yaml.Node | None:
@@ -43,17 +48,30 @@ _Loader.add_implicit_resolver(
 def parse_yaml(text: str, where: str) -> Any:
     """Parse YAML text; a mistake in it becomes a UserError that starts with `where`."""
     try:
+        _check_depth(text)
         return yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" (line {mark.line + 1})" if mark else ""
         problem = " ".join(str(getattr(error, "problem", None) or error).split())
         raise UserError(f"{where}: not valid YAML: {problem[:200]}{line}") from None
-    except RecursionError:
-        raise UserError(f"{where}: not valid YAML: nested too deeply") from None
     # An impossible date, a number of thousands of digits, and what PyYAML meets where a tag does not suit its value.
     except (ValueError, OverflowError, LookupError, TypeError, AttributeError) as error:
         raise UserError(f"{where}: not valid YAML: {str(error)[:200]}") from None
+
+
+def _check_depth(text: str) -> None:
+    """Refuse what is nested too deeply by its events, which are read one by one: libyaml crashes where it recurses.
+
+    Raises:
+        yaml.YAMLError: says so, or that the text is no YAML.
+    """
+    level = 0
+    for event in yaml.parse(text, Loader=SafeLoader):
+        level += isinstance(event, yaml.CollectionStartEvent)
+        level -= isinstance(event, yaml.CollectionEndEvent)
+        if level > MOST_LEVELS:
+            raise _too_large(f"nested more than {MOST_LEVELS} levels deep", event)
 
 
 def _check_size(root: yaml.Node) -> None:
@@ -76,5 +94,6 @@ def _check_size(root: yaml.Node) -> None:
             waiting += [(child, level + 1) for pair in node.value for child in pair]
 
 
-def _too_large(problem: str, node: yaml.Node) -> yaml.constructor.ConstructorError:
-    return yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+def _too_large(problem: str, place: yaml.Node | yaml.Event) -> yaml.constructor.ConstructorError:
+    mark: Any = place.start_mark  # libyaml's is of a class of its own
+    return yaml.constructor.ConstructorError(None, None, problem, mark)

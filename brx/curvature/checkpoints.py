@@ -55,8 +55,7 @@ class Checkpoint:
     @property
     def num_trained_on(self) -> int:
         """Micro-batches of the whole training."""
-        config = self.run.config
-        return config.training.last_iteration * config.pipeline.accumulation
+        return _num_trained_on(self.run)
 
     @property
     def num_parameters(self) -> int:
@@ -186,15 +185,26 @@ def fit_bases(
     Raises:
         UserError: the run's data have fewer batches.
     """
-    trained_on = checkpoint.num_trained_on
-    if num_batches > trained_on:
-        raise UserError(
-            f"--basis-batches {num_batches}: {checkpoint.run.path} has trained on {trained_on} batches only"
-        )
+    check_basis_batches(checkpoint.run, num_batches)
     # Numbers below 1 are batches of the training itself: those that measurements take from 1 on stay unseen.
     numbers = range(1 - num_batches, 1)
     gradients = (gradient(checkpoint.model, checkpoint.parameters, batch) for _, batch in checkpoint.batches(numbers))
     return estimate_bases(checkpoint.parameters, gradients, source, geometry)
+
+
+def check_basis_batches(run: Run, num_batches: int) -> None:
+    """Refuse to estimate bases from more batches than the run has trained on.
+
+    Raises:
+        UserError: see above.
+    """
+    trained_on = _num_trained_on(run)
+    if num_batches > trained_on:
+        raise UserError(f"--basis-batches {num_batches}: {run.path} has trained on {trained_on} batches only")
+
+
+def _num_trained_on(run: Run) -> int:
+    return run.config.training.last_iteration * run.config.pipeline.accumulation
 
 
 def _describe(shape: tuple[int, ...] | None) -> str:

@@ -25,7 +25,14 @@ from numpy.typing import NDArray
 
 from brx.config.schema import BasisRotationConfig
 from brx.curvature.bases import Bases, from_weights, to_weights
-from brx.curvature.checkpoints import Checkpoint, borrow_bases, find_checkpoint, fit_bases, load_checkpoint
+from brx.curvature.checkpoints import (
+    Checkpoint,
+    borrow_bases,
+    check_basis_batches,
+    find_checkpoint,
+    fit_bases,
+    load_checkpoint,
+)
 from brx.curvature.hessian import Vectors, mean_product
 from brx.curvature.hessian_norm import GeometricEstimate, Sums, below_resolution, cauchy_vector, median_sums
 from brx.curvature.norm_result import SPACES, Groups, NormResult, Space, block_of, kind_of, result_path, strategy_of
@@ -89,18 +96,27 @@ def measure_runs(
         iteration: of the checkpoints of runs; None for each one's newest.
         jobs: processes that share the vectors.
         or_geometric: take the geometric estimate where the median's samples do not fit on the disk.
+
+    Raises:
+        UserError: a checkpoint is not there, or a run has too few batches for a basis: before anything is measured.
     """
     original = replace(settings, basis_from=None, basis_batches=None)
     has_basis_anyway = settings != original
-    results = []
+    requests: list[tuple[Path, Space, NormSettings, int]] = []
     for path in runs:
-        run, named = run_and_iteration(path)
-        at = iteration if named is None else named
-        has_basis = has_basis_anyway or isinstance(Run.load(run).config.optimizer, BasisRotationConfig)
+        folder, named = run_and_iteration(path)
+        run = Run.load(folder)
+        at = int(find_checkpoint(run, iteration if named is None else named, "newest").name)
+        has_basis = has_basis_anyway or isinstance(run.config.optimizer, BasisRotationConfig)
         for space in spaces or (SPACES if has_basis else SPACES[:1]):
             chosen = original if space == "original" else settings
-            results.append(measure(run, space, chosen, iteration=at, jobs=jobs, or_geometric=or_geometric))
-    return results
+            if chosen.basis_batches is not None:
+                check_basis_batches(run, chosen.basis_batches)
+            requests.append((folder, space, chosen, at))
+    return [
+        measure(folder, space, chosen, iteration=at, jobs=jobs, or_geometric=or_geometric)
+        for folder, space, chosen, at in requests
+    ]
 
 
 def measure(

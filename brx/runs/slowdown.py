@@ -89,7 +89,7 @@ def iterations_to_target(iterations: Series, losses: Series, target: float) -> f
 
 
 def _lowest_loss(losses: Series) -> float:
-    """What a run has surely reached: a few low losses at its end pull the fit further down, and nothing confirms them."""
+    """What a run has surely reached; a few low losses at its end pull the fit further down, and nothing confirms it."""
     return min(last_quarter_loss(losses), float(np.mean(losses[-math.ceil(END * len(losses)) :])))
 
 

@@ -177,6 +177,12 @@ def test_only_complete_measurements_of_one_checkpoint_are_compared(run):
     assert complete_measurements([*later, *results[1:]]) == {}
 
 
+def test_what_cannot_be_measured_is_refused_before_anything_is(run):
+    with pytest.raises(UserError, match="--basis-batches 200: "):
+        measure_runs([run], STRATEGY_SPACES, NormSettings(basis_batches=200))
+    assert not (run / "analysis").exists()
+
+
 def test_the_variants_are_those_of_the_paper():
     assert set(VARIANT_OF_SPACE) == set(STRATEGY_SPACES)
     assert set(VARIANT_OF_SPACE.values()) <= VARIANTS.keys()

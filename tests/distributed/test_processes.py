@@ -196,7 +196,7 @@ def resumed(path):
 
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="finds the ranks in /proc")
-@pytest.mark.parametrize("seconds", [0.0, 0.5, 1.5])
+@pytest.mark.parametrize("seconds", [0.0, pytest.param(0.5, marks=pytest.mark.slow), 1.5])
 def test_ctrl_c_before_the_ranks_have_met_ends_all_of_them(long_config, seconds):
     process = start_brx("train", long_config, "--devices", 2, "--out", long_config.parent / "run")
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")

@@ -40,7 +40,7 @@ OVERRIDES_OF_MIXTURES = {
 def equality_configs(folder):
     """All combinations that must not depend on the number of devices, by name."""
     configs = {}
-    one_stage_each = [(4, stash, name) for stash in ("exact", "none", "predict") for name in OVERRIDES]
+    one_stage_each = zip([4] * 3, ("none", "predict", "exact"), OVERRIDES, strict=True)
     two_each = zip([8] * 3, ("exact", "none", "predict"), OVERRIDES, strict=True)
     for stages, stash, name in (*one_stage_each, *two_each):
         overrides = [

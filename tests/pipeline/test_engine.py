@@ -14,7 +14,7 @@ from brx.pipeline.delay import StageDelay, pipeline_delays, stage_delays
 from brx.train.build import assemble, build_stages
 from tests.pipeline.naive import NaivePipeline
 
-BLOCKS, VOCABULARY = 8, 256
+VOCABULARY = 256
 TOKEN_IDS = 17  # few of the vocabulary, so that they come again and again
 OVERRIDES = {
     "pipedream": [],
@@ -34,7 +34,8 @@ LIBRARY = ("muon", "scion", "torch.optim:SGD")
 
 def make_config(method, stages, stash, iterations=24, *extra):
     content = {
-        "model": {"blocks": BLOCKS, "width": 8, "heads": 2, "sequence_length": 6},
+        # Up to P = 5 one stage has two blocks.
+        "model": {"blocks": min(stages + 1, 8), "width": 8, "heads": 2, "sequence_length": 6},
         "pipeline": {"stages": stages, "stash": stash},
         "optimizer": {"method": method, "lr": 0.01},
         "training": {"iterations": iterations, "batch_size": 2, "clip": 0.5, "warmup_fraction": 0.1},
@@ -297,7 +298,7 @@ def test_one_stage_equals_ordinary_training_loop():
     config = make_config("pipedream", 1, "exact")
     results, versions = run_engine(config, 12)
     model = whole_model(config.model, VOCABULARY)
-    initialize(model, BLOCKS, seed=0)
+    initialize(model, config.model.blocks, seed=0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.01, fused=True)
     naive = NaiveUpdate(config)
     for t, result in enumerate(results, start=1):

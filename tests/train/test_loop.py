@@ -61,7 +61,15 @@ def test_run_folder_holds_what_it_should(tmp_path):
 
 @pytest.mark.parametrize(
     ("method", "stash"),
-    [*itertools.product(NAMES, ["exact", "none", "predict"]), *((name, "exact") for name in CUSTOM)],
+    [
+        *((name, "exact") for name in (*NAMES, *CUSTOM)),
+        *itertools.product(["pipedream", "basis-rotation"], ["none", "predict"]),
+        *(
+            pytest.param(name, stash, marks=pytest.mark.slow)
+            for name, stash in itertools.product(NAMES, ["none", "predict"])
+            if name not in ("pipedream", "basis-rotation")
+        ),
+    ],
 )
 def test_stopped_and_resumed_equals_uninterrupted(method, stash, tmp_path):
     lr = 0.001 if method == "scion" else 0.01
