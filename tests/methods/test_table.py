@@ -11,7 +11,7 @@ from brx.methods.table import METHODS, find_method
 from brx.methods.updater import MethodUpdater
 from brx.model.stage import initialize, whole_model
 from brx.train.build import assemble
-from tests.pipeline.test_engine import BLOCKS, VOCABULARY, make_config, make_versions, micro_batch, run_engine
+from tests.pipeline.test_engine import VOCABULARY, make_config, make_versions, micro_batch, run_engine
 
 MOE = ["model.moe.experts=4", "model.moe.every=2"]
 
@@ -52,7 +52,7 @@ def test_baseline_is_the_librarys_optimizer(method, extra):
     config = make_config(method, 1, "exact", 24, "optimizer.lr=0.001", *constant, *extra)
     _, versions = run_engine(config, 24)
     model = whole_model(config.model, VOCABULARY)
-    initialize(model, BLOCKS, seed=0)
+    initialize(model, config.model.blocks, seed=0)
     optimizers = library_optimizers(method, model, 0.001)
     given = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
     members = {
