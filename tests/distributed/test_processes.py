@@ -139,6 +139,7 @@ def test_rank_that_dies_is_named_and_takes_the_others_down(rank, long_config):
     assert checkpoint.list_checkpoints(long_config.parent / "run")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").exists(), reason="finds the ranks in /proc")
 def test_rank_that_stops_answering_is_named(long_config):
     process, ranks = running(long_config, "--set", "pipeline.timeout_s=5")
@@ -196,7 +197,7 @@ def resumed(path):
 
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="finds the ranks in /proc")
-@pytest.mark.parametrize("seconds", [0.0, pytest.param(0.5, marks=pytest.mark.slow), 1.5])
+@pytest.mark.parametrize("seconds", [*(pytest.param(each, marks=pytest.mark.slow) for each in (0.0, 1.5)), 0.5])
 def test_ctrl_c_before_the_ranks_have_met_ends_all_of_them(long_config, seconds):
     process = start_brx("train", long_config, "--devices", 2, "--out", long_config.parent / "run")
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")

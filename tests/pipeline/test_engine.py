@@ -145,7 +145,7 @@ class NaiveUpdate:
 
 
 @pytest.mark.parametrize("stash", ["exact", "none", "predict"])
-@pytest.mark.parametrize("stages", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("stages", [1, 2, 3, pytest.param(5, marks=pytest.mark.slow), 8])
 @pytest.mark.parametrize("method", OVERRIDES)
 def test_engine_equals_naive_simulation(method, stages, stash):
     # In float64 the two may only differ by rounding: any wrong version shows at once.

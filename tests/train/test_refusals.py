@@ -21,7 +21,7 @@ from tests.train.helpers import tiny_config
         (["optimizer.eps=.inf"], "optimizer.eps: input should be a finite number, got inf"),
         (["pipeline.timeout_s=1e300"], "pipeline.timeout_s: input should be less than or equal to"),
         (["training.seed=99999999999999999999"], "training.seed: input should be less than"),
-        (["model=" + "[" * 10_000], "not valid YAML: nested too deeply"),
+        (["model=" + "[" * 10_000], "not valid YAML: nested more than 50 levels deep"),
     ],
 )
 def test_absurd_settings_are_one_line(settings, expected, tmp_path, capsys):
