@@ -11,6 +11,8 @@ order of the data computes, and say here what changed:
    they were and raise second moments to the momentum's square; rounding noise in rotated gradients moves nothing;
    covariances take every gradient unless told otherwise.
 3. The weights of a block's MLP are called `up` and `down`, and initial weights are drawn by name.
+4. Basis rotation alone: its noise floor, the first basis and when it comes, near-ties. Every other method computes what
+   it computed in version 3.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from typing import Any
 
 from brx.errors import UserError
 
-TRAJECTORY_VERSION = 3
+TRAJECTORY_VERSION = 4
 UNRECORDED = 1
 """The version of runs from before it was recorded."""
 
