@@ -50,6 +50,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "verdict": (PLAN, "synchronous or asynchronous: time to a loss for P stages and M micro-batches per update"),
     "schedule": (PLAN, "show who computes what when, synchronously and asynchronously, with idle times and delays"),
     "plan": (PLAN, "say what a run needs: memory of every device, FLOPs, time"),
+    "similarity": (PLAN, "how far a training resembles another: the dimensionless numbers of both"),
     "memory": (
         PLAN,
         "memory overhead of the basis-rotation strategies; for a configuration, of every stage and device too",

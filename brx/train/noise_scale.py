@@ -1,0 +1,69 @@
+"""The gradient noise scale of a configuration, measured by a short training."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from brx.config.schema import RunConfig
+from brx.data.prepare import prepare
+from brx.errors import UserError
+from brx.train.build import assemble, training_batches
+
+SAMPLES = 100
+"""Batches of the estimate; its relative error is about sqrt(2 / SAMPLES) where noise dominates."""
+
+
+def gradient_noise_scale(config: RunConfig, iterations: int) -> float:
+    """B_simple = tr(Sigma) / |G|^2 in tokens (arXiv:1812.06162), after some iterations without delay.
+
+    Of K gradients g of B tokens each, mean |g|^2 = |G|^2 + tr(Sigma) / B and |mean g|^2 = |G|^2 + tr(Sigma) / (K B) in
+    expectation, whence both.
+
+    Args:
+        config: the training; it runs on the CPU, at the rates of its own schedule.
+        iterations: to train before.
+
+    Raises:
+        UserError: the gradient is lost in the noise of so many batches.
+    """
+    undelayed = config.pipeline.model_copy(update={"stages": 1, "delay": "pipeline", "forecast": None})
+    config = config.model_copy(update={"pipeline": undelayed})
+    batches = training_batches(config, prepare(config.data))
+    engine = assemble(config, batches.batch).engine
+    for _ in engine.run(1, lambda: iterations):
+        pass
+    gradients = (
+        [part.double() for stage in engine.fresh_gradients(iterations + sample) for part in stage]
+        for sample in range(1, SAMPLES + 1)
+    )
+    tokens = config.training.batch_size * config.model.sequence_length * config.pipeline.accumulation
+    return noise_over_signal(gradients) * tokens
+
+
+def noise_over_signal(gradients: Iterable[list[Tensor]]) -> float:
+    """tr(Sigma) / B over |G|^2, from independent gradients of B tokens each, every one a list of tensors.
+
+    Raises:
+        UserError: the gradient is lost in the noise.
+    """
+    total: list[Tensor] = []
+    squares = []
+    for gradient in gradients:
+        squares.append(_square(gradient))
+        total = [a + b for a, b in zip(total, gradient, strict=True)] if total else gradient
+    mean_square = statistics.fmean(squares)
+    noise = (mean_square - _square(total) / len(squares) ** 2) / (1 - 1 / len(squares))
+    signal = mean_square - noise
+    if signal <= 0:
+        raise UserError(
+            f"--noise-scale: {len(squares)} batches do not tell the gradient from its noise; use larger ones"
+        )
+    return noise / signal
+
+
+def _square(vector: list[Tensor]) -> float:
+    return float(torch.stack([part.square().sum() for part in vector]).sum())
