@@ -22,7 +22,7 @@ def dimensionless(config: RunConfig) -> dict[str, float | None]:
     """By name, the numbers that decide whether two trainings resemble each other.
 
     Tau is the largest delay of a stage, in updates; T the iterations. None stands for a number that a run does not
-    have: those of the delay, where there is none.
+    have: those of the delay, where there is none, and of the second moment, where the method has none.
     """
     model, training, optimizer = config.model, config.training, config.optimizer
     iterations, lr = training.iterations, optimizer.lr
@@ -30,7 +30,9 @@ def dimensionless(config: RunConfig) -> dict[str, float | None]:
     tokens = per_iteration * iterations
     shapes = stage_shapes(model, config.data.vocabulary_size, range(model.blocks))
     in_blocks = num_elements({name: shape for name, shape in shapes.items() if name.startswith("blocks.")})
-    memory = 1 / (1 - optimizer.beta2)
+    # Scion has no second moment; an optimizer of the user's own does not say what it has.
+    memory = 1 / (1 - getattr(optimizer, "beta2", math.nan))
+    decay = getattr(optimizer, "weight_decay", math.nan)
     tau = max(delay.in_updates for delay in stage_delays(config.pipeline)) or math.nan
     numbers = {
         "P, stages of the pipeline with these delays": depth(config.pipeline),
@@ -40,7 +42,7 @@ def dimensionless(config: RunConfig) -> dict[str, float | None]:
         "tokens per iteration": per_iteration,
         f"batch / critical batch, as tokens^{CRITICAL_BATCH_EXPONENT}": per_iteration / tokens**CRITICAL_BATCH_EXPONENT,
         "lr x width": lr * model.width,
-        "lr x weight decay x T": lr * optimizer.weight_decay * iterations,
+        "lr x weight decay x T": lr * decay * iterations,
         "second moment's memory, 1 / (1 - beta2), / T": memory / iterations,
         "second moment's memory / tau": memory / tau,
         "warm-up / T": num_warmup_iterations(training) / iterations,

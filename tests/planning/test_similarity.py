@@ -28,6 +28,10 @@ def test_tau_is_in_updates_and_absent_without_delay():
     assert undelayed["warm-up / tau"] is None
 
 
+def test_a_method_without_second_moment_has_no_memory_of_one():
+    assert dimensionless(load_config("quick", ["optimizer.method=scion"]))["second moment's memory / tau"] is None
+
+
 def test_only_what_is_beyond_a_factor_of_three_is_marked():
     like = load_config("quick", [])
     table = similarity_table(
