@@ -18,35 +18,30 @@ EXAMPLES = """\
 
 The figure is figures/toy-NAME, its numbers are results/toy/NAME.json, where NAME is the configuration's.
 """
+Landscape = Annotated[
+    Literal["quadratic", "spiral", "sweep"],
+    typer.Argument(metavar="LANDSCAPE", help="quadratic, spiral or sweep", show_default=False),
+]
+Config = Annotated[Path | None, typer.Argument(metavar="CONFIG", help="set-up (default: configs/toy/LANDSCAPE.yaml)")]
+Figure = Annotated[
+    Path | None, typer.Option(metavar="FIGURE", help="the figure's path without suffix (default: figures/toy-NAME)")
+]
+Numbers = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="where the numbers go (default: results/toy/NAME.json)")
+]
 
 app = Application()
 
 
 @app.command(cls=Command, epilog=EXAMPLES)
-def toy(
-    landscape: Annotated[
-        Literal["quadratic", "spiral", "sweep"],
-        typer.Argument(metavar="LANDSCAPE", help="quadratic, spiral or sweep", show_default=False),
-    ],
-    config: Annotated[
-        Path | None, typer.Argument(metavar="CONFIG", help="set-up (default: configs/toy/LANDSCAPE.yaml)")
-    ] = None,
-    *,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FIGURE", help="the figure's path without suffix (default: figures/toy-NAME)")
-    ] = None,
-    json: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="where the numbers go (default: results/toy/NAME.json)")
-    ] = None,
-) -> None:
+def toy(landscape: Landscape, config: Config = None, *, out: Figure = None, json: Numbers = None) -> None:
     """Run the descents, keep the numbers, and draw."""
     from brx.config.loading import PRESETS
-    from brx.paper.toy.experiment import run_toy
+    from brx.paper.toy.figures import run_toy
 
     path = config or PRESETS / "toy" / f"{landscape}.yaml"
     figure = out or Path("figures") / f"toy-{path.stem}"
-    numbers = json or Path("results") / "toy" / f"{path.stem}.json"
-    caption, written = run_toy(landscape, path, figure, numbers)
-    print(caption, end="")
+    written = run_toy(landscape, path, figure, json or Path("results") / "toy" / f"{path.stem}.json")
+    print(figure.with_name(f"{figure.name}.txt").read_text(encoding="utf-8"), end="")
     for file in written:
         print(file)

@@ -1,47 +1,85 @@
-"""Figures of the two toy landscapes: "Impact of basis alignment" and "spiral"."""
+"""The toys' figures: "Impact of basis alignment", "spiral", and the sweep over angle and delay."""
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
 
-from brx.paper.toy.quadratic import QuadraticResult, Trajectory, comparisons, hessian
-from brx.paper.toy.spiral import FloatArray, SpiralResult, angles_along, distance_from_floor, floor_points
-from brx.plot.style import line_style, new_figure, save
+from brx.config import load_yaml_as
+from brx.files import write_json
+from brx.paper.toy.descent import Array
+from brx.paper.toy.quadratic import (
+    COMPARISONS,
+    Case,
+    QuadraticConfig,
+    QuadraticResult,
+    SweepConfig,
+    SweepResult,
+    Trajectory,
+    hessians,
+    run_quadratic,
+    run_sweep,
+)
+from brx.paper.toy.spiral import SpiralConfig, SpiralResult, angles_along, distance_from_floor, floor_points, run_spiral
+from brx.plot.style import line_style, new_figure, save, sequence_color
 
-ADASGD_COLOR, ADAM_COLOR = "#0072B2", "#E69F00"  # blue and orange, as in the paper
+COLORS = {"AdaSGD": "#0072B2", "Adam": "#E69F00"}  # blue and orange, as in the paper
+ALIGNED_COLOR, MISALIGNED_COLOR = "#009E73", "#D55E00"
 WIDTHS_MAGNIFIED = 1.3
 """Half the side of the spiral's inset, in the largest distances of the path from the floor."""
-ALIGNED_COLOR, MISALIGNED_COLOR = "#009E73", "#D55E00"
+
+
+def run_toy(
+    landscape: Literal["quadratic", "spiral", "sweep"], config: Path, figure: Path, numbers: Path
+) -> list[Path]:
+    """Run the descents of one landscape, draw them, and keep their numbers.
+
+    Args:
+        landscape: which one; `sweep` is the quadratic over angle and delay.
+        config: YAML file of its set-up.
+        figure: the figure's path without suffix.
+        numbers: the JSON file to write.
+
+    Returns:
+        The files written (PNG, PDF, caption, numbers).
+    """
+    result: QuadraticResult | SweepResult | SpiralResult
+    match landscape:
+        case "quadratic":
+            drawn = draw_quadratic(result := run_quadratic(load_yaml_as(config, QuadraticConfig)), figure)
+        case "sweep":
+            drawn = draw_sweep(result := run_sweep(load_yaml_as(config, SweepConfig)), figure)
+        case "spiral":
+            drawn = draw_spiral(result := run_spiral(load_yaml_as(config, SpiralConfig)), figure)
+    numbers.parent.mkdir(parents=True, exist_ok=True)
+    write_json(numbers, result.numbers())
+    return [*drawn, numbers]
 
 
 def draw_quadratic(result: QuadraticResult, path: Path) -> list[Path]:
-    """Trajectories of both optimizers (top) and Adam's updates along the dominant eigenvector (bottom).
-
-    Returns:
-        The files written (PNG, PDF, caption).
-    """
+    """Trajectories of both optimizers (top) and Adam's updates along the dominant eigenvector (bottom)."""
     with new_figure(width=3.6, height=4.8, columns=2) as figure:
         panels = figure.subplots(2, 2, height_ratios=[3, 1.5])
         for column, aligned in enumerate((True, False)):
             top, bottom = panels[0, column], panels[1, column]
-            shown = [trajectory for trajectory in result.trajectories if trajectory.case.aligned == aligned]
+            shown = {case: run for case, run in result.runs.items() if case.aligned == aligned}
             top.set_title("eigenbasis aligned with the axes" if aligned else "eigenbasis misaligned")
-            _draw_landscape(top, result, aligned, shown)
-            for trajectory in shown:
-                path_in_plane, style = trajectory.path.T.numpy(), _line(trajectory)
-                top.plot(*path_in_plane, **style, marker="o", markersize=2, label=_label(trajectory))
-            top.plot(*shown[0].path[0].numpy(), marker="s", color="black", markersize=4)
+            _draw_landscape(top, result, aligned)
+            for case, run in shown.items():
+                delay = f"delay {case.delay}" if case.delay else "no delay"
+                top.plot(
+                    *run.path.T, **_line(case), marker="o", markersize=2,
+                    label=f"{case.optimizer}, {delay}: {_count(run)}",
+                )  # fmt: skip
+                if case.optimizer == "Adam":
+                    bottom.plot(range(1, len(run.path)), run.along_dominant, **_line(case))
+            top.plot(*run.path[0], marker="s", color="black", markersize=4)
             top.set(xlabel="$w_1$", ylabel="$w_2$" if aligned else None)
             top.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=2, fontsize=6)
-            for trajectory in shown:
-                if trajectory.case.optimizer == "Adam":
-                    updates = trajectory.along_dominant.numpy()
-                    bottom.plot(range(1, len(updates) + 1), updates, **_line(trajectory))
             bottom.axhline(0.0, color="black", linewidth=0.5)
             bottom.set(xlabel="update", ylabel="Adam's update along\nthe dominant eigenvector" if aligned else None)
         panels[1, 0].sharey(panels[1, 1])
@@ -49,51 +87,26 @@ def draw_quadratic(result: QuadraticResult, path: Path) -> list[Path]:
         return save(figure, path, _quadratic_caption(result))
 
 
-def draw_spiral(result: SpiralResult, path: Path) -> list[Path]:
-    """The trajectory, its oscillation across the valley, the slowdown along the way and against misalignment.
-
-    Returns:
-        The files written (PNG, PDF, caption).
-    """
-    with new_figure(width=3.2, height=5.4, columns=2) as figure:
-        (way, across), (along, against) = figure.subplots(2, 2)
-        _draw_way(way, result)
-        _draw_oscillation_across(across, result)
-        _draw_slowdown_along(along, result)
-        against.plot(result.misalignments, result.slowdowns, ".", color=ADAM_COLOR, markersize=3)
-        against.axhline(1.0, color="black", linewidth=0.5)
-        correlation = result.correlation()
-        if correlation is not None:
-            against.set_title(f"Spearman correlation {correlation[0]:.3f}")
-        against.set(xlabel="misalignment $\\Sigma |H_{ij}|$ / minimum", ylabel="slowdown", ylim=along.get_ylim())
-        return save(figure, path, _spiral_caption(result))
+def _line(case: Case) -> dict[str, Any]:
+    return {"color": COLORS[case.optimizer], "linestyle": line_style(is_delayed=case.delay > 0), "linewidth": 1.0}
 
 
-def _label(trajectory: Trajectory) -> str:
-    delay = f"delay {trajectory.case.delay}" if trajectory.case.delay else "no delay"
-    return f"{trajectory.case.optimizer}, {delay}: {_count(trajectory.updates)}"
+def _count(run: Trajectory) -> str:
+    return f"{run.updates[0]:.0f} updates" if np.isfinite(run.updates[0]) else "never there"
 
 
-def _line(trajectory: Trajectory) -> dict[str, Any]:
-    color = ADASGD_COLOR if trajectory.case.optimizer == "AdaSGD" else ADAM_COLOR
-    return {"color": color, "linestyle": line_style(is_delayed=trajectory.case.delay > 0), "linewidth": 1.0}
-
-
-def _count(updates: int | None) -> str:
-    return "never there" if updates is None else f"{updates} updates"
-
-
-def _draw_landscape(axes: Axes, result: QuadraticResult, aligned: bool, shown: list[Trajectory]) -> None:
+def _draw_landscape(axes: Axes, result: QuadraticResult, aligned: bool) -> None:
     """Level lines around all the points, the one of the target loss thick."""
-    points = np.concatenate([trajectory.path.numpy() for trajectory in shown])
+    config = result.config
+    points = np.concatenate([run.path for case, run in result.runs.items() if case.aligned == aligned])
     middle, half = (points.min(0) + points.max(0)) / 2, 0.55 * float(np.ptp(points, axis=0).max())
     x, y = (np.linspace(center - half, center + half, 200) for center in middle)
-    curvature = hessian(result.config, aligned)[0].numpy()
+    (curvature,) = hessians(config.eigenvalues, [config.degrees(aligned)])
     grid = np.stack(np.meshgrid(x, y), axis=-1)
     loss = 0.5 * np.einsum("abi,ij,abj->ab", grid, curvature, grid)
-    target = result.config.target
-    axes.contour(x, y, loss, levels=[target * 4.0**power for power in range(1, 7)], colors="0.8", linewidths=0.6)
-    axes.contour(x, y, loss, levels=[target], colors="0.3", linewidths=1.0)
+    levels = [config.target * 4.0**power for power in range(1, 7)]
+    axes.contour(x, y, loss, levels=levels, colors="0.8", linewidths=0.6)
+    axes.contour(x, y, loss, levels=[config.target], colors="0.3", linewidths=1.0)
     axes.set_aspect("equal")
     axes.grid(visible=False)
 
@@ -106,22 +119,34 @@ def _quadratic_caption(result: QuadraticResult) -> str:
         f" {config.beta2:g}. Slowdown: their ratio; in brackets its median over {config.other_starts} other starts at"
         " the same distance."
     ]
-    for optimizer, aligned in comparisons():
-        plain, delayed = (
-            trajectory.updates
-            for trajectory in result.trajectories
-            if trajectory.case.optimizer == optimizer and trajectory.case.aligned == aligned
+    for optimizer, aligned in COMPARISONS:
+        plain, delayed = (_count(result.runs[Case(optimizer, aligned, delay)]) for delay in (0, config.delay))
+        slowdown, median = (
+            f"{ratio:.2f}" if math.isfinite(ratio) else "infinite" for ratio in result.slowdowns(optimizer, aligned)
         )
-        lines.append(
-            f"{optimizer}, {'aligned' if aligned else 'misaligned'}: {_count(plain)}, with delay {_count(delayed)},"
-            f" slowdown {_ratio(result.slowdown(optimizer, aligned))}"
-            f" ({_ratio(result.median_slowdown(optimizer, aligned))})"
-        )
+        basis = "aligned" if aligned else "misaligned"
+        lines.append(f"{optimizer}, {basis}: {plain}, with delay {delayed}, slowdown {slowdown} ({median})")
     return "\n".join(lines)
 
 
-def _ratio(value: float | None) -> str:
-    return "infinite" if value is None else f"{value:.2f}"
+def draw_spiral(result: SpiralResult, path: Path) -> list[Path]:
+    """The trajectory, its oscillation across the valley, the slowdown along the way and against misalignment."""
+    with new_figure(width=3.2, height=5.4, columns=2) as figure:
+        (way, across), (along, against) = figure.subplots(2, 2)
+        _draw_way(way, result)
+        _draw_oscillation_across(across, result)
+        along.plot(result.angles, result.slowdowns, ".", color=COLORS["Adam"], markersize=3)
+        along.axhline(1.0, color="black", linewidth=0.5)
+        _mark(along, result)
+        highest = max(1.1, 1.1 * float(np.nanmax(result.slowdowns, initial=1.0)))
+        along.set(ylabel="slowdown $T_{delay} / T_{no\\ delay}$", ylim=(0.0, highest))
+        against.plot(result.misalignments, result.slowdowns, ".", color=COLORS["Adam"], markersize=3)
+        against.axhline(1.0, color="black", linewidth=0.5)
+        correlation = result.correlation()
+        if correlation is not None:
+            against.set_title(f"Spearman correlation {correlation[0]:.3f}")
+        against.set(xlabel="misalignment $\\Sigma |H_{ij}|$ / minimum", ylabel="slowdown", ylim=along.get_ylim())
+        return save(figure, path, _spiral_caption(result))
 
 
 def _draw_way(axes: Axes, result: SpiralResult) -> None:
@@ -130,7 +155,7 @@ def _draw_way(axes: Axes, result: SpiralResult) -> None:
     x, y = result.path[::every].T
     floor = floor_points(np.linspace(result.config.start_radius, result.config.end_radius, 2000))
     axes.plot(*floor.T, color="0.85", linewidth=3.0, zorder=1)
-    axes.plot(x, y, color=ADAM_COLOR, linewidth=0.8, zorder=2, rasterized=True)
+    axes.plot(x, y, color=COLORS["Adam"], linewidth=0.8, zorder=2, rasterized=True)
     axes.plot(*result.path[0], marker="s", color="black", markersize=4)
     along = angles_along(result.path)
     for angles, color in _special(result):
@@ -141,7 +166,7 @@ def _draw_way(axes: Axes, result: SpiralResult) -> None:
     _magnify_oscillation(axes, result, floor)
 
 
-def _magnify_oscillation(axes: Axes, result: SpiralResult, floor: FloatArray) -> None:
+def _magnify_oscillation(axes: Axes, result: SpiralResult, floor: Array) -> None:
     """An inset beside the spiral: where the path is farthest from the floor."""
     distance = distance_from_floor(result.path)
     center = result.path[int(np.argmax(distance))]
@@ -150,7 +175,7 @@ def _magnify_oscillation(axes: Axes, result: SpiralResult, floor: FloatArray) ->
     near = np.abs(result.path - center).max(axis=1) < 2 * half
     inset.plot(*floor.T, color="0.85", linewidth=3.0)
     inset.plot(
-        *np.where(near[:, None], result.path, np.nan).T, color=ADAM_COLOR, marker=".", markersize=2, linewidth=0.6
+        *np.where(near[:, None], result.path, np.nan).T, color=COLORS["Adam"], marker=".", markersize=2, linewidth=0.6
     )
     inset.set(xticks=[], yticks=[], aspect="equal")
     inset.grid(visible=False)
@@ -169,17 +194,9 @@ def _draw_oscillation_across(axes: Axes, result: SpiralResult) -> None:
     visited = counts >= 10
     centers = np.bincount(bins, weights=turned)[visited] / counts[visited]
     rms = np.sqrt(squares[visited] / counts[visited]) / result.config.lr
-    axes.plot(centers, rms, color=ADAM_COLOR, linewidth=1.0)
+    axes.plot(centers, rms, color=COLORS["Adam"], linewidth=1.0)
     _mark(axes, result)
     axes.set(ylabel="oscillation across the valley\n(r.m.s. distance, in steps of lr)")
-
-
-def _draw_slowdown_along(axes: Axes, result: SpiralResult) -> None:
-    axes.plot(result.angles, result.slowdowns, ".", color=ADAM_COLOR, markersize=3)
-    axes.axhline(1.0, color="black", linewidth=0.5)
-    _mark(axes, result)
-    axes.set(ylabel="slowdown $T_{delay} / T_{no\\ delay}$")
-    axes.set_ylim(0.0, max(1.1, 1.1 * float(np.nanmax(result.slowdowns, initial=1.0))))
 
 
 def _mark(axes: Axes, result: SpiralResult) -> None:
@@ -193,7 +210,7 @@ def _mark(axes: Axes, result: SpiralResult) -> None:
     axes.set_xlabel("angle along the spiral (degrees)")
 
 
-def _special(result: SpiralResult) -> list[tuple[FloatArray, str]]:
+def _special(result: SpiralResult) -> list[tuple[Array, str]]:
     return [(result.aligned_angles, ALIGNED_COLOR), (result.misaligned_angles, MISALIGNED_COLOR)]
 
 
@@ -221,4 +238,45 @@ def _spiral_caption(result: SpiralResult) -> str:
         lines.append(
             f"Spearman correlation of misalignment and slowdown: {correlation[0]:.3f} (p {correlation[1]:.2g})"
         )
+    return "\n".join(lines)
+
+
+def draw_sweep(result: SweepResult, path: Path) -> list[Path]:
+    """Per momentum: slowdown against the angle beside the (1,1)-norm (top), and against tau x norm (bottom)."""
+    momenta, delays, angles = result.config.momenta, result.config.delays, result.config.angles_degrees
+    slowdowns = np.where(np.isfinite(result.slowdowns), result.slowdowns, np.nan)  # gaps where there is no number
+    with new_figure(width=3.4, height=5.2, columns=len(momenta)) as figure:
+        panels = figure.subplots(2, len(momenta), squeeze=False, sharey="row")
+        for column, beta1 in enumerate(momenta):
+            top, bottom = panels[:, column]
+            top.set_title(f"Adam without momentum, $\\beta_1$ = {beta1:g}" if beta1 == 0 else f"$\\beta_1$ = {beta1:g}")
+            for index, delay in enumerate(delays):
+                look = {"color": sequence_color(index, len(delays)), "marker": "o", "markersize": 3}
+                top.plot(angles, slowdowns[column, index], **look, label=f"$\\tau$ = {delay}")
+                bottom.plot(delay * result.norms, slowdowns[column, index], **look, linestyle="none")
+            top.plot(angles, result.norms, color="black", linestyle=":", label="(1,1)-norm / its minimum")
+            top.set(yscale="log", xlabel="angle of the eigenvectors to the coordinates (degrees)")
+            bottom.set(xscale="log", yscale="log", xlabel="$\\tau \\times$ (1,1)-norm / its minimum")
+        panels[0, 0].set_ylabel("slowdown (median over starts)")
+        panels[1, 0].set_ylabel("slowdown (median over starts)")
+        panels[0, 0].legend(fontsize=6)
+        return save(figure, path, _sweep_caption(result))
+
+
+def _sweep_caption(result: SweepResult) -> str:
+    config = result.config
+    lines = [
+        f"Adam on a quadratic with eigenvalues {config.eigenvalues}, whose eigenvectors stand at an angle to the"
+        f" coordinates; lr {config.lr:g}, beta2 {config.beta2:g}, from {config.starts} starts at distance"
+        f" {config.distance:g} to a loss of {config.target:g}. Slowdown: updates with delay over updates without,"
+        f" median over the starts; a gap: more than half of them never arrive in {config.most_updates:,} updates.",
+        "Spearman's correlation of slowdown and (1,1)-norm over the angles:",
+    ]
+    for row, beta1 in enumerate(config.momenta):
+        correlations = [
+            f"tau {delay}: " + ("all equal" if correlation is None else f"{correlation:.2f}")
+            for column, delay in enumerate(config.delays)
+            for correlation in [result.correlation(row, column)]
+        ]
+        lines.append(f"beta1 {beta1:g}: {', '.join(correlations)}")
     return "\n".join(lines)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -14,23 +14,17 @@ from scipy.stats import spearmanr
 from torch import Tensor
 from torch.func import hessian, vmap
 
-from brx.config.schema import Section
-
-FloatArray = NDArray[np.float64]
+from brx.paper.toy.descent import Array, DelayedAdam, ToySection, counts, finite
 
 PHASE_OF_FLOOR = -math.asin(1.0 / 20.0)
 """4 r - theta where the second term of the spiral vanishes."""
 
 
-class SpiralConfig(Section):
+class SpiralConfig(ToySection):
     """The set-up; configs/toy/spiral.yaml says which values are the paper's, and why the others are as they are."""
 
-    lr: float = Field(gt=0)
-    """Adam's learning rate."""
     beta1: float = Field(ge=0, lt=1)
     """Decay of the first moment."""
-    beta2: float = Field(ge=0, lt=1)
-    """Decay of the second moment."""
     delay: int = Field(ge=1)
     """tau, introduced at a chosen iteration."""
     interval_degrees: float = Field(gt=0)
@@ -38,15 +32,11 @@ class SpiralConfig(Section):
     start_radius: float = Field(gt=0)
     """The trajectory starts on the valley's floor at this radius,"""
     end_radius: float = Field(gt=0)
-    """and ends at this one,"""
-    most_updates: int = Field(ge=1)
-    """or after so many updates."""
+    """and ends at this one, or after `most_updates`."""
     measurements: int = Field(ge=2)
-    """At how many iterations of the trajectory the delay is introduced."""
+    """At how many iterations of the trajectory, drawn at random, the delay is introduced."""
     most_measured: int = Field(ge=1)
     """Updates after which a measurement gives up."""
-    seed: int = Field(ge=0)
-    """Chooses those iterations."""
 
     @property
     def first_measured(self) -> int:
@@ -64,34 +54,22 @@ class SpiralConfig(Section):
         return self
 
 
-@dataclass(frozen=True)
-class SpiralResult:
-    """What was measured; angles in degrees along the way (unwrapped), which falls towards the centre.
-
-    Attributes:
-        config: the set-up.
-        path: the trajectory without delay (T + 1, 2).
-        angles: where the delay was introduced (N,).
-        plain: updates for the interval without delay (N,); NaN where it was not travelled.
-        delayed: the same with delay.
-        misalignments: sum |H_ij| over its minimum over all rotations, there (N,).
-        aligned_angles: where the dominant eigenvector on the valley's floor lies along an axis.
-        misaligned_angles: where it is half-way between axes.
-    """
+class SpiralResult(NamedTuple):
+    """What was measured at N iterations; angles in degrees along the way (unwrapped), falling towards the centre."""
 
     config: SpiralConfig
-    path: FloatArray
-    angles: FloatArray
-    plain: FloatArray
-    delayed: FloatArray
-    misalignments: FloatArray
-    aligned_angles: FloatArray
-    misaligned_angles: FloatArray
+    path: Array  # the trajectory without delay (T + 1, 2)
+    angles: Array  # where the delay was introduced (N,)
+    plain: Array  # updates for the interval without delay (N,); NaN where it was not travelled
+    delayed: Array  # the same with delay
+    misalignments: Array  # there (N,)
+    aligned_angles: Array  # where the dominant eigenvector on the valley's floor lies along an axis,
+    misaligned_angles: Array  # and where half-way between axes
 
     @property
-    def slowdowns(self) -> FloatArray:
+    def slowdowns(self) -> Array:
         """Updates with delay over updates without; NaN where either did not travel the interval."""
-        ratio: FloatArray = self.delayed / self.plain
+        ratio: Array = self.delayed / self.plain
         return ratio
 
     @property
@@ -115,22 +93,27 @@ class SpiralResult:
 
     def numbers(self) -> dict[str, Any]:
         """What is kept in a file."""
-        correlation = self.correlation()
+        correlation, p_value = self.correlation() or (None, None)
+        way = angles_along(self.path)
+
+        def rounded(values: Array, digits: int) -> list[float]:
+            return [round(float(value), digits) for value in values]
+
         return {
             "config": self.config.model_dump(),
             "updates": len(self.path) - 1,
             "arrived": self.arrived,
-            "turned_degrees": round(float(angles_along(self.path)[-1] - angles_along(self.path)[0]), 2),
-            "spearman": None if correlation is None else round(correlation[0], 4),
-            "p_value": None if correlation is None else float(f"{correlation[1]:.2g}"),
+            "turned_degrees": round(float(way[-1] - way[0]), 2),
+            "spearman": finite(correlation, 4),
+            "p_value": None if p_value is None else float(f"{p_value:.2g}"),
             "not_travelled_without_delay": int(np.isnan(self.plain).sum()),
             "not_travelled_with_delay": int(np.isnan(self.delayed).sum()),
-            "aligned_angles": [round(float(angle), 2) for angle in self.aligned_angles],
-            "misaligned_angles": [round(float(angle), 2) for angle in self.misaligned_angles],
-            "angles": [round(float(angle), 3) for angle in self.angles],
-            "misalignments": [round(float(value), 4) for value in self.misalignments],
-            "updates_without_delay": _counts(self.plain),
-            "updates_with_delay": _counts(self.delayed),
+            "aligned_angles": rounded(self.aligned_angles, 2),
+            "misaligned_angles": rounded(self.misaligned_angles, 2),
+            "angles": rounded(self.angles, 3),
+            "misalignments": rounded(self.misalignments, 4),
+            "updates_without_delay": counts(self.plain),
+            "updates_with_delay": counts(self.delayed),
         }
 
 
@@ -142,7 +125,7 @@ def spiral(point: Tensor) -> Tensor:
     return value
 
 
-def gradient(points: FloatArray) -> FloatArray:
+def gradient(points: Array) -> Array:
     """Of the spiral, at points (N, 2): by hand, since a descent takes a hundred thousand of them."""
     x, y = points.T
     radius = np.hypot(x, y)
@@ -154,123 +137,95 @@ def gradient(points: FloatArray) -> FloatArray:
     )
 
 
-def hessians(points: FloatArray) -> Tensor:
+def hessians(points: Array) -> Tensor:
     """Second derivatives (N, 2, 2) of the spiral at points (N, 2)."""
     hessians: Tensor = vmap(hessian(spiral))(torch.from_numpy(points))
     return hessians
 
 
-def misalignment(curvatures: Tensor) -> FloatArray:
+def misalignment(curvatures: Tensor) -> Array:
     """sum |H_ij| of matrices (N, 2, 2) over its minimum over rotations, the sum of |eigenvalues|: from 1 to 2."""
-    ratio: FloatArray = (curvatures.abs().sum((-2, -1)) / torch.linalg.eigvalsh(curvatures).abs().sum(-1)).numpy()
+    ratio: Array = (curvatures.abs().sum((-2, -1)) / torch.linalg.eigvalsh(curvatures).abs().sum(-1)).numpy()
     return ratio
 
 
-def floor_points(radii: FloatArray) -> FloatArray:
+def floor_points(radii: Array) -> Array:
     """The points (N, 2) of the valley's floor at these radii."""
     angles = 4.0 * radii - PHASE_OF_FLOOR
     return np.stack([radii * np.cos(angles), radii * np.sin(angles)], axis=1)
 
 
-def distance_from_floor(points: FloatArray) -> FloatArray:
+def distance_from_floor(points: Array) -> Array:
     """Signed and to first order, for points (N, 2) in the valley."""
     x, y = points.T
     radius = np.hypot(x, y)
     phase = 4.0 * radius - np.arctan2(y, x) - PHASE_OF_FLOOR
     wrapped = (phase + math.pi) % (2.0 * math.pi) - math.pi
-    distance: FloatArray = wrapped / np.sqrt(16.0 + 1.0 / radius**2)
+    distance: Array = wrapped / np.sqrt(16.0 + 1.0 / radius**2)
     return distance
 
 
-def angles_along(path: FloatArray) -> FloatArray:
+def angles_along(path: Array) -> Array:
     """Angles in degrees of consecutive points (T, 2), unwrapped."""
-    unwrapped: FloatArray = np.degrees(np.unwrap(np.arctan2(path[:, 1], path[:, 0])))
+    unwrapped: Array = np.degrees(np.unwrap(np.arctan2(path[:, 1], path[:, 0])))
     return unwrapped
-
-
-@dataclass
-class AdamPoints:
-    """Adam on N points of the spiral, each by itself, with delayed gradients: a copy of torch's would take minutes.
-
-    Attributes:
-        recent: the last tau + 1 positions (N, 2), the newest last; the gradient is that of the first.
-        exp_avg: first moment (N, 2).
-        exp_avg_sq: second moment (N, 2).
-        step: updates behind each point (N, 1).
-    """
-
-    recent: list[FloatArray]
-    exp_avg: FloatArray
-    exp_avg_sq: FloatArray
-    step: FloatArray
-
-    def update(self, config: SpiralConfig) -> FloatArray:
-        """Make one update; returns the new positions."""
-        slope = gradient(self.recent[0])
-        self.exp_avg = config.beta1 * self.exp_avg + (1.0 - config.beta1) * slope
-        self.exp_avg_sq = config.beta2 * self.exp_avg_sq + (1.0 - config.beta2) * slope**2
-        self.step = self.step + 1.0
-        mean = self.exp_avg / (1.0 - config.beta1**self.step)
-        root = np.sqrt(self.exp_avg_sq / (1.0 - config.beta2**self.step)) + 1e-8
-        self.recent = [*self.recent[1:], self.recent[-1] - config.lr * mean / root]
-        return self.recent[-1]
 
 
 @dataclass(frozen=True)
 class History:
     """A trajectory without delay, with the optimizer's state at each iteration t = 0 .. T; arrays (T + 1, 2)."""
 
-    path: FloatArray
-    exp_avg: FloatArray
-    exp_avg_sq: FloatArray
+    config: SpiralConfig
+    path: Array
+    exp_avg: Array
+    exp_avg_sq: Array
 
-    def at(self, iterations: NDArray[np.int64], delay: int) -> AdamPoints:
-        """The optimizer at some iterations, to go on from there with a delay."""
+    def at(self, iterations: NDArray[np.int64], delay: int) -> DelayedAdam:
+        """The optimizer at N iterations, to go on from there with a delay."""
         recent = [self.path[np.maximum(0, iterations - age)] for age in range(delay, -1, -1)]
-        step = iterations[:, None].astype(np.float64)
-        return AdamPoints(recent, self.exp_avg[iterations], self.exp_avg_sq[iterations], step)
+        moments = self.exp_avg[iterations], self.exp_avg_sq[iterations]
+        return adam(self.config, recent, *moments, iterations[:, None].astype(np.float64))
+
+
+def adam(config: SpiralConfig, recent: list[Array], exp_avg: Array, exp_avg_sq: Array, step: Array) -> DelayedAdam:
+    """Adam on the spiral, at N points (N, 2) with N counts of updates (N, 1)."""
+    return DelayedAdam(
+        gradient, config.lr, config.beta1, config.beta2, recent, exp_avg=exp_avg, exp_avg_sq=exp_avg_sq, step=step
+    )
 
 
 def run_spiral(config: SpiralConfig) -> SpiralResult:
     """Descend without delay, and measure at random iterations what a delay introduced there would cost."""
     history = descend(config)
-    chosen = _chosen_iterations(config, len(history.path) - 1)
+    candidates = np.arange(min(len(history.path) - 1, config.first_measured), len(history.path))
+    count = min(config.measurements, len(candidates))
+    chosen = np.sort(np.random.default_rng(config.seed).choice(candidates, size=count, replace=False))
     plain, delayed = (updates_for_interval(config, history.at(chosen, delay)) for delay in (0, config.delay))
     angles = angles_along(history.path)
-    aligned, misaligned = special_angles(config, angles)
+    misalignments = misalignment(hessians(history.path[chosen]))
     return SpiralResult(
-        config=config,
-        path=history.path,
-        angles=angles[chosen],
-        plain=plain,
-        delayed=delayed,
-        misalignments=misalignment(hessians(history.path[chosen])),
-        aligned_angles=aligned,
-        misaligned_angles=misaligned,
+        config, history.path, angles[chosen], plain, delayed, misalignments, *special_angles(config, angles)
     )
 
 
 def descend(config: SpiralConfig) -> History:
     """The trajectory without delay."""
     start = floor_points(np.array([config.start_radius]))
-    point = AdamPoints([start], np.zeros((1, 2)), np.zeros((1, 2)), np.zeros((1, 1)))
-    path, exp_avg, exp_avg_sq = [start], [point.exp_avg], [point.exp_avg_sq]
+    point = adam(config, [start], np.zeros((1, 2)), np.zeros((1, 2)), np.zeros((1, 1)))
+    states = [(start, point.exp_avg, point.exp_avg_sq)]
     for _ in range(config.most_updates):
-        path.append(point.update(config))
-        exp_avg.append(point.exp_avg)
-        exp_avg_sq.append(point.exp_avg_sq)
-        if math.hypot(*path[-1][0]) <= config.end_radius:
+        states.append((point.update(), point.exp_avg, point.exp_avg_sq))
+        if math.hypot(*states[-1][0][0]) <= config.end_radius:
             break
-    return History(*(np.concatenate(values) for values in (path, exp_avg, exp_avg_sq)))
+    return History(config, *(np.concatenate(values) for values in zip(*states, strict=True)))
 
 
-def updates_for_interval(config: SpiralConfig, points: AdamPoints) -> FloatArray:
-    """Updates until each point's angle has fallen by the interval; NaN where it has not by `most_measured`."""
-    turned = np.zeros(len(points.step))
-    updates = np.full(len(points.step), np.nan)
+def updates_for_interval(config: SpiralConfig, points: DelayedAdam) -> Array:
+    """Updates until each point's angle has fallen by the interval (N,); NaN where it has not by `most_measured`."""
     before = np.arctan2(*points.recent[-1].T[::-1])
+    turned, updates = np.zeros(len(before)), np.full(len(before), np.nan)
     for count in range(1, config.most_measured + 1):
-        now = np.arctan2(*points.update(config).T[::-1])
+        now = np.arctan2(*points.update().T[::-1])
         turned += (now - before + math.pi) % (2.0 * math.pi) - math.pi
         before = now
         updates[np.isnan(updates) & (turned <= -math.radians(config.interval_degrees))] = count
@@ -279,12 +234,10 @@ def updates_for_interval(config: SpiralConfig, points: AdamPoints) -> FloatArray
     return updates
 
 
-def special_angles(config: SpiralConfig, angles: FloatArray) -> tuple[FloatArray, FloatArray]:
+def special_angles(config: SpiralConfig, angles: Array) -> tuple[Array, Array]:
     """Where on the valley's floor the dominant eigenvector of the Hessian lies on an axis, and half-way between axes.
 
-    Args:
-        config: from which radius to which.
-        angles: of the trajectory, whose range is kept; its first one is the floor's at the start.
+    Only within the range of `angles`, a trajectory's, whose first one is the floor's at the start.
     """
     points = floor_points(np.linspace(config.start_radius, config.end_radius, 4000))
     along_floor = angles_along(points)
@@ -294,20 +247,9 @@ def special_angles(config: SpiralConfig, angles: FloatArray) -> tuple[FloatArray
     turns = np.unwrap(4.0 * np.arctan2(dominant[:, 1], dominant[:, 0])) / (2.0 * math.pi)
     inside = (along_floor >= angles.min()) & (along_floor <= angles.max())
 
-    def crossings(offset: float) -> FloatArray:
+    def crossings(offset: float) -> Array:
         crossed = np.diff(np.floor(turns - offset)) != 0
-        angles: FloatArray = along_floor[1:][crossed & inside[1:]]
+        angles: Array = along_floor[1:][crossed & inside[1:]]
         return angles
 
     return crossings(0.0), crossings(0.5)
-
-
-def _chosen_iterations(config: SpiralConfig, length: int) -> NDArray[np.int64]:
-    """Iterations of the trajectory in increasing order, drawn without replacement."""
-    candidates = np.arange(min(length, config.first_measured), length + 1)
-    count = min(config.measurements, len(candidates))
-    return np.sort(np.random.default_rng(config.seed).choice(candidates, size=count, replace=False))
-
-
-def _counts(updates: FloatArray) -> list[int | None]:
-    return [None if math.isnan(count) else int(count) for count in updates]
