@@ -26,8 +26,7 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from benchmarks.report import Table
-from brx.runs.slowdown import CONFIDENCE, Reached, iteration_ratio, iterations_to_target
-from brx.runs.target_loss import last_quarter_loss
+from brx.runs.slowdown import CONFIDENCE, Reached, iteration_ratio, iterations_to_target, last_quarter_loss
 
 Series = NDArray[np.float64]
 Curve = Callable[[Series], Series]

@@ -87,6 +87,7 @@ def slowdown(
 
 def _print(comparison: Comparison, format: TableFormat, target_rule: str) -> None:
     """The slowdowns, and in the formats that hold more than a table the savings too."""
+    from brx.runs.comparison import EARLY
     from brx.runs.formats import format_table
     from brx.runs.tables import reduction_table, slowdown_table
 
@@ -97,6 +98,10 @@ def _print(comparison: Comparison, format: TableFormat, target_rule: str) -> Non
     elif format == "table":
         print(f"Iterations until the training loss falls to the target ({target_rule}); 95 % intervals over seeds")
         print(format_table(slowdown_table(slowdowns), format))
+        if slowdowns["is_early"].any():
+            print(f"(early): without delay, training passes the target in its first {EARLY:.0%}: a ratio of its start")
+        if slowdowns["is_plateau"].any():
+            print("plateau: the losses fall so little there that noise decides when they pass; take a higher --target")
         if slowdowns[["lr_at_edge", "reference_lr_at_edge"]].any(axis=None):
             print("*: at the edge of the rates that were tried, or the only one")
         if len(reductions):

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 
 from brx.runs.experiments import at_each_rate, by_experiment
 from brx.runs.frames import DEPTH, RATE, SEED, comparable, first_names, has_pipeline_delays, same_but_for, training_loss
-from brx.runs.slowdown import IterationRatio, Reached, geometric_mean, iteration_ratio, iterations_to_target
+from brx.runs.slowdown import (
+    PLATEAU,
+    IterationRatio,
+    Reached,
+    geometric_mean,
+    iteration_ratio,
+    iterations_to_target,
+    passage_error,
+)
 
 BASELINES = ("pipedream", "pipedream-lr", "nesterov")
 EARLY = 0.05
@@ -17,21 +27,18 @@ EARLY = 0.05
 
 @dataclass(frozen=True)
 class Comparison:
-    """Everything that can be compared among some runs, each set of comparable ones by itself.
-
-    Attributes:
-        sets: the experiments, sorted by what makes losses comparable; most runs first.
-        slowdowns: see `slowdowns`.
-        reductions: see `reductions`.
-        alone: a run of each experiment that has none at the reference number of stages, and so no slowdown.
-        notes: a line for everything that does not compare, and for what to be careful with.
-    """
+    """Everything that can be compared among some runs, each set of comparable ones by itself."""
 
     sets: list[pd.DataFrame]
+    """The experiments, sorted by what makes losses comparable; most runs first."""
     slowdowns: pd.DataFrame
+    """See `slowdowns`."""
     reductions: pd.DataFrame
+    """See `reductions`."""
     alone: list[str]
+    """A run of each experiment that has none at the reference number of stages, and so no slowdown."""
     notes: list[str]
+    """A line for everything that does not compare, and for what to be careful with."""
 
 
 def compare(chosen: pd.DataFrame, target: float | None = None, reference_stages: int = 1) -> Comparison:
@@ -61,13 +68,7 @@ def compare(chosen: pd.DataFrame, target: float | None = None, reference_stages:
 
 
 def at_same_rates(runs: pd.DataFrame, target: float | None = None, reference_stages: int = 1) -> Comparison:
-    """Slowdowns with both sides at one learning rate, at every rate that both have; no reductions.
-
-    Args:
-        runs: rows of `load`.
-        target: training loss to reach, in nats; by default the `common_target` of each set at each rate.
-        reference_stages: P that slowdowns are relative to.
-    """
+    """As `compare`, of all rows of `load`, with both sides at one learning rate: each that both have. No reductions."""
     comparisons = [compare(alike, target, reference_stages) for alike in at_each_rate(runs)]
     alone = [run for comparison in comparisons for run in comparison.alone]
     delay_frame = _concat([comparison.slowdowns for comparison in comparisons])
@@ -79,9 +80,7 @@ def at_same_rates(runs: pd.DataFrame, target: float | None = None, reference_sta
 
 def _alone_note(alone: list[str], why: str) -> list[str]:
     """One line for all experiments without a reference, which are many in a folder of a whole reproduction."""
-    if not alone:
-        return []
-    return [f"no slowdown for want of a reference ({why}): {first_names(alone)}"]
+    return [f"no slowdown for want of a reference ({why}): {first_names(alone)}"] if alone else []
 
 
 def _early_note(delay_frame: pd.DataFrame) -> list[str]:
@@ -112,12 +111,7 @@ def passage(run: str, target: float) -> float | None:
 
 
 def reached_by_seed(seeds: pd.DataFrame, target: float) -> dict[int, Reached]:
-    """When each run of an experiment passed a training loss; those that diverged, at its learning rate, did not.
-
-    Args:
-        seeds: rows of `at_best_rates`, of one experiment.
-        target: in nats.
-    """
+    """When each run of an experiment (rows of `at_best_rates`) passed a loss; those that diverged there did not."""
     last = float(seeds["last_iteration"].iloc[0])
     finished = seeds.loc[seeds["status"] == "finished", SEED]
     passages = {int(seed): passage(str(run), target) for run, seed in finished.items()}
@@ -156,10 +150,12 @@ def slowdowns(chosen: pd.DataFrame, target: float, reference_stages: int = 1) ->
     Runs under other delays than a pipeline's are a variant of their own, with the same reference.
 
     Columns: `model`, `method` (the variant), `stages`, `ratio` (NaN where a reference run never reached the target, or
-    diverged), `low` and `high` (of the 95 % interval; NaN for a bound, and with fewer than two seeds in common),
-    `is_censored` (a run never reached the target, or diverged: `ratio` is a lower bound), `is_early` (the reference
-    reaches the target before training has settled), `iterations` of each seed, `lr`, `lr_at_edge`, those of the
-    reference under `reference_...`, and `target` in nats. See docs/slowdown.md.
+    diverged, and on a plateau), `low` and `high` (of the 95 % interval; NaN for a bound, and with fewer than two seeds
+    in common), `resolution` (half the distance of the recorded iterations around the passages, of the ratio),
+    `is_censored` (a run never reached the target, or diverged: `ratio` is a lower bound), `is_plateau` (noise decides
+    when the target is passed, see `passage_error`), `is_early` (the reference reaches the target before training has
+    settled), `iterations` of each seed, `lr`, `lr_at_edge`, those of the reference under `reference_...`, and `target`
+    in nats. See docs/slowdown.md.
 
     Args:
         chosen: rows of `at_best_rates`.
@@ -177,11 +173,16 @@ def slowdowns(chosen: pd.DataFrame, target: float, reference_stages: int = 1) ->
 
 
 def _slowdown(delayed: pd.DataFrame, references: pd.DataFrame, target: float) -> dict[str, object]:
-    reached, reference_reached = (reached_by_seed(seeds, target) for seeds in (delayed, references))
+    sides = delayed, references
+    reached, reference_reached = (reached_by_seed(seeds, target) for seeds in sides)
     estimate = iteration_ratio(reached, reference_reached)
     iterations, reference_iterations = (
         [run.iterations for run in side.values()] for side in (reached, reference_reached)
     )
+    errors, steps = zip(*(_passage_quality(seeds, target) for seeds in sides), strict=True)
+    is_plateau = max(errors) > PLATEAU
+    if is_plateau:
+        estimate = None
     first, reference = delayed.iloc[0], references.iloc[0]
     return {
         "model": first["architecture"],
@@ -190,7 +191,9 @@ def _slowdown(delayed: pd.DataFrame, references: pd.DataFrame, target: float) ->
         "ratio": estimate and estimate.ratio,
         "low": estimate and estimate.low,
         "high": estimate and estimate.high,
+        "resolution": math.nan if estimate is None else estimate.ratio * sum(steps),
         "is_censored": not all(run.is_reached for run in reached.values()),
+        "is_plateau": is_plateau,
         "is_early": geometric_mean(reference_iterations) < EARLY * reference["last_iteration"],
         "iterations": iterations,
         "lr": first[RATE],
@@ -202,6 +205,23 @@ def _slowdown(delayed: pd.DataFrame, references: pd.DataFrame, target: float) ->
         "reference_lr_at_edge": reference["lr_at_edge"],
         "target": target,
     }
+
+
+def _passage_quality(seeds: pd.DataFrame, target: float) -> tuple[float, float]:
+    """Of log(passage), the median over an experiment's runs that reach the target: its error and its resolution.
+
+    The resolution is half the distance of the two recorded iterations between which a run passes.
+    """
+    errors, steps = [0.0], [0.0]
+    for run in seeds.index[seeds["status"] == "finished"]:
+        losses = training_loss(str(run))
+        iterations = losses.index.to_numpy()
+        passed = iterations_to_target(iterations, losses.to_numpy(), target)
+        if passed is not None:
+            errors.append(passage_error(iterations, losses.to_numpy(), passed))
+            after = int(np.clip(np.searchsorted(iterations, passed), 1, len(iterations) - 1))
+            steps.append((iterations[after] - iterations[after - 1]) / 2 / passed)
+    return float(np.median(errors[1:] or errors)), float(np.median(steps[1:] or steps))
 
 
 def saved_ratio(ours: pd.DataFrame, baseline: pd.DataFrame) -> IterationRatio | None:

@@ -18,7 +18,7 @@ from brx.errors import UserError
 from brx.pipeline.delay import depth
 from brx.runs.folder import RunFolder, decides_trajectory, settings_key
 from brx.runs.reading import Run
-from brx.runs.target_loss import last_quarter_loss
+from brx.runs.slowdown import last_quarter_loss
 
 Folders = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 

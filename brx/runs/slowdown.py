@@ -1,8 +1,8 @@
 """Slowdown: how many times the iterations training needs with delay, from arrays of training losses alone.
 
-Three steps, each a function: `last_quarter_loss` (of target_loss.py), whose highest among the runs that are compared is
-the loss to reach; `iterations_to_target`, when a run passes it; `iteration_ratio`, the ratio over seeds with its
-interval.
+Three steps, each a function: `last_quarter_loss`, whose highest among the runs that are compared is the loss to reach;
+`iterations_to_target`, when a run passes it; `iteration_ratio`, the ratio over seeds with its interval. `passage_error`
+says where a passage is chance: on a plateau.
 docs/slowdown.md says what the result means, and benchmarks/slowdown_study.py how far it is from the truth on loss
 curves whose slowdown is known.
 """
@@ -15,14 +15,27 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import stdtrit
+from numpy.typing import NDArray
 
-from brx.runs.target_loss import Series, last_quarter_loss
+Series = NDArray[np.float64]
 
 CONFIDENCE = 0.95
 
+TAIL = 0.25
+"""The share of a run, at its end, whose mean loss is the target that the run proposes."""
+
 END = 0.02
 """The share of a run, at its end, whose mean loss tells whether it went further than its last quarter."""
+
+PLATEAU = 0.2
+"""A target is on a plateau where noise alone moves log(passage) by more than this (standard deviation): passages are
+then cut off by the runs' ends, and estimates of a slowdown of 3 come out 10 to 40 % low (tests/runs)."""
+
+NUM_BLOCKS = 16
+"""Into which the losses around a passage are cut to estimate the variance of correlated noise."""
+
+CHERNOFF = math.sqrt(0.26355964)
+"""Standard deviation of argmax(W(t) - t^2), W Brownian motion (Groeneboom and Wellner, 2001, table 4)."""
 
 
 class Reached(NamedTuple):
@@ -52,6 +65,15 @@ class IterationRatio:
     low: float | None
     high: float | None
     is_lower_bound: bool
+
+
+def last_quarter_loss(losses: Series) -> float:
+    """A loss in nats that a run passes well before its end: the mean over its last quarter.
+
+    It hardly moves with the noise of single iterations, and the run passes it about an eighth of its iterations before
+    its end, so that what follows can confirm the passage. The highest of the runs that are compared is their target.
+    """
+    return float(np.mean(losses[-math.ceil(TAIL * len(losses)) :]))
 
 
 def iterations_to_target(iterations: Series, losses: Series, target: float) -> float | None:
@@ -93,6 +115,32 @@ def _lowest_loss(losses: Series) -> float:
     return min(last_quarter_loss(losses), float(np.mean(losses[-math.ceil(END * len(losses)) :])))
 
 
+def passage_error(iterations: Series, losses: Series, passage: float) -> float:
+    """The standard deviation of log(passage) that the noise of a run's losses makes; infinite where they do not fall.
+
+    That of the inverse of isotonic regression, (4 S / (b^2 passage))^(1/3) times Chernoff's (Groeneboom, 1985): losses
+    fall by b nats per e-fold of iterations, and S is their noise's variance per iteration, with what neighbours have in
+    common. Both are estimated from half the passage to twice it.
+
+    Args:
+        iterations: (n,), increasing.
+        losses: (n,), in nats.
+        passage: of `iterations_to_target`.
+    """
+    around = (iterations >= passage / 2) & (iterations <= 2 * passage)
+    x, y = np.log(iterations[around]), losses[around]
+    if len(y) < 4 * NUM_BLOCKS:
+        return 0.0  # too few to tell noise from a fall
+    x = x - x.mean()
+    fall = -(x @ y) / (x @ x)
+    if fall <= 0:
+        return math.inf
+    length = len(y) // NUM_BLOCKS  # blocks' means are nearly independent, where neighbours are not
+    means = y[: NUM_BLOCKS * length].reshape(NUM_BLOCKS, length).mean(axis=1)
+    variance = length * np.mean(np.diff(means, n=2) ** 2) / 6  # second differences leave a smooth curve out
+    return float(CHERNOFF * (4 * variance / (fall**2 * passage)) ** (1 / 3))
+
+
 def geometric_mean(iterations: Sequence[float]) -> float:
     """Of the iterations of several seeds."""
     return math.exp(np.mean(np.log(iterations)))
@@ -113,6 +161,8 @@ def iteration_ratio(delayed: Mapping[int, Reached], reference: Mapping[int, Reac
         Over the seeds in common; if there are none, over all of each side. None if a reference run did not reach the
         target: then nothing bounds the ratio.
     """
+    from scipy.special import stdtrit  # not needed by those who only read losses, and slow to load
+
     if not all(run.is_reached for run in reference.values()):
         return None
     shared = sorted(delayed.keys() & reference.keys())

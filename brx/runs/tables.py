@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from brx.runs.comparison import passage
@@ -35,7 +37,7 @@ def slowdown_table(slowdowns: pd.DataFrame) -> pd.DataFrame:
             "model": row["model"],
             "method": row["method"],
             "P": str(row["stages"]),
-            "slowdown": slowdown_text(row),
+            "slowdown": slowdown_text(row) + (" (early)" if row["is_early"] else ""),
             "iterations": _iterations_text(row["iterations"], is_censored=row["is_censored"]),
             "reference P": str(row["reference_stages"]),
             "its iterations": _iterations_text(row["reference_iterations"], is_censored=row["reference_is_censored"]),
@@ -49,13 +51,20 @@ def slowdown_table(slowdowns: pd.DataFrame) -> pd.DataFrame:
 
 
 def slowdown_text(slowdown: Mapping[str, Any]) -> str:
-    """For example `4.24`, `1.27 [1.21, 1.35]`, or `> 8.1` for a run that never got there."""
-    if pd.isna(slowdown["ratio"]):
-        return "reference never reaches it"
+    """For example `4.24`, `1.27 [1.21, 1.35]`, or `> 8.1` for a run that never got there.
+
+    Where an interval is finer than the recorded iterations can tell, that resolution: `1.00 (to 0.01)`.
+    """
+    ratio, low, high, resolution = (slowdown.get(key, math.nan) for key in ("ratio", "low", "high", "resolution"))
+    if pd.isna(ratio):
+        return "target on a plateau" if slowdown.get("is_plateau") else "reference never reaches it"
     if slowdown["is_censored"]:
-        return f"> {slowdown['ratio']:.2f}"
-    interval = "" if pd.isna(slowdown["low"]) else f" [{slowdown['low']:.2f}, {slowdown['high']:.2f}]"
-    return f"{slowdown['ratio']:.2f}{interval}"
+        return f"> {ratio:.2f}"
+    if pd.isna(low):
+        return f"{ratio:.2f}"
+    if high - low < 2 * resolution or f"{low:.2f}" == f"{high:.2f}":
+        return f"{ratio:.2f} (to {np.nanmax([resolution, 0.005]):.1g})"
+    return f"{ratio:.2f} [{low:.2f}, {high:.2f}]"
 
 
 def reduction_table(reductions: pd.DataFrame) -> pd.DataFrame:

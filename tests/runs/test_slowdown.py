@@ -165,7 +165,23 @@ def test_an_early_target_is_told(tmp_path, capsys):
     write_run(tmp_path, "p4", "pipeline.stages=4", crosses_3_at=200)
     for target, is_told in (("3", True), ("-10", False)):
         main(["slowdown", str(tmp_path / "runs"), "--target", target])
-        assert ("first 5% of iterations" in capsys.readouterr().err) == is_told
+        output = capsys.readouterr()
+        assert ("first 5% of iterations" in output.err) == ("(early)" in output.out) == is_told
+
+
+def test_a_target_on_a_plateau_gives_no_ratio_and_equal_passages_their_resolution(tmp_path, capsys):
+    for P in (1, 4):
+        for seed in (0, 1):
+            settings = (f"pipeline.stages={P}", f"training.seed={seed}")
+            write_run(tmp_path, f"p{P}s{seed}", *settings, crosses_3_at=50.5)
+    assert slowdown_text(only_slowdown(tmp_path)) == "1.00 (to 0.02)"
+    rng = np.random.default_rng(0)
+    for path in (tmp_path / "runs").glob("p1*"):
+        losses = np.where(np.arange(ITERATIONS) < 20, 3.5, 3 + 0.1 * rng.standard_normal(ITERATIONS))
+        lines = [{"iteration": t, "train_loss": loss, "seconds": t} for t, loss in enumerate(losses.tolist(), start=1)]
+        (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert main(["slowdown", str(tmp_path / "runs"), "--target", "3"]) == 0
+    assert "noise decides when they pass" in capsys.readouterr().out
 
 
 def test_runs_of_another_length_or_corpus_are_other_experiments(tmp_path):

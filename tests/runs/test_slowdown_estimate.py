@@ -4,10 +4,17 @@ import math
 
 import numpy as np
 import pytest
+from scipy.signal import lfilter
 from scipy.stats import ttest_1samp
 
-from brx.runs.slowdown import Reached, iteration_ratio, iterations_to_target
-from brx.runs.target_loss import last_quarter_loss
+from brx.runs.slowdown import (
+    PLATEAU,
+    Reached,
+    iteration_ratio,
+    iterations_to_target,
+    last_quarter_loss,
+    passage_error,
+)
 
 
 def power_law(iterations, stretch=1.0):
@@ -155,6 +162,54 @@ def test_estimates_of_noisy_stretches_are_unbiased_and_their_intervals_cover():
         covered.append(estimate.low < 2.0 < estimate.high)
     assert abs(np.mean(errors)) < 0.03
     assert 0.92 < np.mean(covered) < 0.98
+
+
+def noise(rng, shape, correlation, deviation):
+    """White, or AR(1): neighbours correlate."""
+    drawn = rng.standard_normal(shape)
+    drawn[..., 1:] *= math.sqrt(1 - correlation**2)
+    return deviation * lfilter([1.0], [1.0, -correlation], drawn, axis=-1)
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.9])
+@pytest.mark.parametrize(
+    ("curve", "is_plateau"),
+    [(lambda x: 2 + 2 * np.exp(-x / 100), True), (lambda x: 1.2 + 6 * (x + 20) ** -0.25, False)],
+    ids=["plateau", "falling"],
+)
+def test_no_slowdown_at_a_target_that_noise_decides(curve, is_plateau, correlation):
+    """At a true slowdown of 3, three seeds: on a plateau the estimate is a fifth too low, what is left of it is not."""
+    rng = np.random.default_rng(0)
+    iterations = np.arange(1.0, 4001.0)
+    logs, is_given = [], []
+    for _ in range(120):
+        slow, fast = (curve(iterations / s) + noise(rng, (3, 4000), correlation, 0.1) for s in (3.0, 1.0))
+        target = max(map(last_quarter_loss, [*slow, *fast]))
+        passed = [[iterations_to_target(iterations, losses, target) for losses in side] for side in (slow, fast)]
+        errors = [
+            np.median([passage_error(iterations, *pair) for pair in zip(side, passages, strict=True)])
+            for side, passages in zip((slow, fast), passed, strict=True)
+        ]
+        logs.append(np.log(passed[0]).mean() - np.log(passed[1]).mean() - math.log(3))
+        is_given.append(max(errors) <= PLATEAU)
+    logs, is_given = np.array(logs), np.array(is_given)
+    if is_plateau:
+        assert logs.mean() < math.log(0.85)  # what the rule is for
+        assert is_given.mean() < (0.6 if correlation == 0 else 0.25)
+        assert abs(logs[is_given].mean()) < 0.07
+    else:
+        assert is_given.all()
+        assert abs(logs.mean()) < 0.03
+
+
+def test_passage_error_is_the_spread_of_passages_over_noise():
+    rng = np.random.default_rng(0)
+    iterations = np.arange(1.0, 2001.0)
+    losses = 4 - 0.5 * np.log(iterations) + 0.2 * rng.standard_normal((300, 2000))
+    passages = [iterations_to_target(iterations, one, 4 - 0.5 * math.log(700)) for one in losses]
+    errors = [passage_error(iterations, one, at) for one, at in zip(losses, passages, strict=True)]
+    assert np.median(errors) == pytest.approx(np.std(np.log(passages)), rel=0.2)
+    assert passage_error(iterations, np.full(2000, 3.0), 700.5) == math.inf
 
 
 def test_a_target_that_is_no_loss_is_refused():

@@ -16,7 +16,7 @@ from brx.paper.evidence.base import Ask, Evidence, Margin, NotTriedError, need, 
 from brx.paper.evidence.losses import FINER_THAN
 from brx.paper.evidence.models import ModelOf, main_model
 from brx.paper.scales import Experiments
-from brx.runs.comparison import BASELINES, common_target, reached_by_seed, saved_ratio, slowdowns
+from brx.runs.comparison import BASELINES, EARLY, common_target, reached_by_seed, saved_ratio, slowdowns
 from brx.runs.frames import SEED
 
 
@@ -28,8 +28,10 @@ def slowdown_of(method: str) -> Ask:
         target = common_target(ends) if method == "pipedream" else _target(experiments)
         (row,) = slowdowns(ends, target).to_dict("records")
         if pd.isna(row["ratio"]):
-            raise NotTriedError("the runs without delay never reach the target loss")
-        return Evidence(row["ratio"], row["low"], row["high"], is_bound=row["is_censored"])
+            why = "the target loss is on a plateau" if row["is_plateau"] else "the runs without delay never reach it"
+            raise NotTriedError(f"target loss {target:.2f}: {why}")
+        early = f"early: without delay in the first {EARLY:.0%} of training" if row["is_early"] else ""
+        return Evidence(row["ratio"], row["low"], row["high"], is_bound=row["is_censored"], text=early)
 
     return ask
 
