@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import reprlib
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from functools import lru_cache
 from pathlib import Path
 from types import UnionType
@@ -27,9 +28,6 @@ MOST_SHOWN = 200
 
 Settings = Mapping[str, Any]
 """Dotted keys of a run's configuration and their values."""
-
-RENAMED = {"optimizer.allocation": "optimizer.refresh_schedule"}
-"""Dotted keys of earlier versions, which run folders and sweep files still hold, and what they are called today."""
 
 _EITHER = {"delay"}
 """Keys that hold a value or a section of their own (`pipeline.delay.like`)."""
@@ -112,7 +110,7 @@ def apply_overrides(content: Mapping[str, Any], overrides: Sequence[str], where:
         if not equals or not all(key.split(".")) or not key.isprintable():
             raise UserError(f"{shown}: write it as section.key=value, for example optimizer.lr=3e-4")
         settings[key] = parse_yaml(text, shown)
-        origins[tuple(current_key(key).split("."))] = shown
+        origins[tuple(key.split("."))] = shown
     source = f"{where} with {' '.join(origins.values())}" if origins else where
     return validate(set_values(content, settings, "--set"), RunConfig, source, origins)
 
@@ -128,42 +126,24 @@ def _read_once(path: Path) -> Mapping[str, Any]:
     return read_mapping(path)
 
 
-def current_key(key: str) -> str:
-    """A dotted key as it is called today."""
-    return RENAMED.get(key, key)
-
-
-def with_current_keys(content: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of a configuration's content in which keys of earlier versions have their present names."""
-    copy = _copy(content)
-    for old, new in RENAMED.items():
-        section_name, old_name = old.split(".")
-        section = copy.get(section_name)
-        if isinstance(section, dict) and old_name in section:
-            section.setdefault(new.rpartition(".")[2], section.pop(old_name))
-    return copy
-
-
 def set_values(content: Mapping[str, Any], settings: Settings, where: str) -> dict[str, Any]:
-    """A copy of a configuration's content with dotted keys set; keys of earlier versions get their present names.
+    """A copy of a configuration's content with dotted keys set.
 
     Where `optimizer.method` is set, other keys of the optimizer are kept as far as that method knows them.
 
     Raises:
         UserError: a dotted key leads through a value; starts with `where`.
     """
-    copy = with_current_keys(content)
+    copy = deepcopy(dict(content))
     if "optimizer.method" in settings and isinstance(copy.get("optimizer"), dict):
         known = _known_keys(RunConfig, ["optimizer", method_tag(settings["optimizer.method"])])
         kept = set(known) - {"code_sha256"}  # which is the file's of the method before
         copy["optimizer"] = {key: value for key, value in copy["optimizer"].items() if key in kept}
     for key, value in settings.items():
-        *sections, last = current_key(key).split(".")
+        *sections, last = key.split(".")
         section = copy
         for part in sections:
-            if section.get(part) is None:
-                section[part] = {}
-            if not isinstance(section[part], dict) and part in _EITHER:
+            if section.get(part) is None or (part in _EITHER and not isinstance(section[part], dict)):
                 section[part] = {}
             section = section[part]
             if not isinstance(section, dict):
@@ -245,7 +225,3 @@ def _tag_of(model: type[BaseModel]) -> str:
 def _nearest(word: str, known: Sequence[str]) -> str:
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     return f", did you mean '{close[0]}'?" if close else ""
-
-
-def _copy(content: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: _copy(value) if isinstance(value, dict) else value for key, value in content.items()}

@@ -100,11 +100,6 @@ class DataConfig(Section):
         return VOCABULARY_SIZES[self.tokenizer]
 
 
-def current_stash_name(value: Any) -> Any:
-    """`exact` for what files of earlier versions call `stash`."""
-    return "exact" if value == "stash" else value
-
-
 class DelayLike(Section):
     """Few stages under the delays of a deeper pipeline: `{like: 32}`."""
 
@@ -142,7 +137,7 @@ class PipelineConfig(Section):
     `{like: 32}` (those of a pipeline of 32 stages, spread over the P stages)."""
     accumulation: int = Field(1, ge=1)
     """M, the micro-batches (of `training.batch_size` examples each) whose mean gradient makes one update."""
-    stash: Annotated[Literal["exact", "none", "predict"], BeforeValidator(current_stash_name)] = "exact"
+    stash: Literal["exact", "none", "predict"] = "exact"
     """What the backward pass sees: exactly the forward's weights, the newest weights, or PipeMare's prediction."""
     forecast: Literal["last-update", "momentum"] | None = None
     """Run forward and backward pass at w + tau d, where the weights are expected to be when the update comes, instead
@@ -204,14 +199,12 @@ class PipeDreamConfig(OptimizerSection):
     """AdamW on delayed gradients (PipeDream)."""
 
     method: Literal["pipedream"] = "pipedream"
-    """The method's name."""
 
 
 class PipeDreamLRConfig(OptimizerSection):
     """AdamW with learning rates lowered by delay early in training (PipeMare T1, arXiv:1910.05124)."""
 
     method: Literal["pipedream-lr"]
-    """The method's name."""
     annealing_fraction: float = Field(0.028, gt=0, le=1)
     """T_c / T: the share of the iterations during which a stage's learning rate is lowered."""
 
@@ -220,7 +213,6 @@ class NesterovConfig(OptimizerSection):
     """NAdam with a long momentum (arXiv:2505.01099)."""
 
     method: Literal["nesterov"]
-    """The method's name."""
     beta1: float = Field(0.99, ge=0, lt=1)
     """Decay of the first moment."""
     momentum_decay: float = Field(0.004, ge=0)
@@ -231,7 +223,6 @@ class BasisRotationConfig(OptimizerSection):
     """Adam in the Hessian's Kronecker eigenbasis (the paper's algorithms 1 and 2)."""
 
     method: Literal["basis-rotation"]
-    """The method's name."""
     source: Literal["2nd", "1st"] = "2nd"
     """Curvature source: `2nd` covariances of the gradient, `1st` the momentum."""
     geometry: Literal["bilateral", "unilateral"] = "bilateral"
@@ -255,7 +246,6 @@ class DelayCompensationConfig(OptimizerSection):
     """AdamW on gradients corrected to first order for the weights' change (arXiv:1609.08326)."""
 
     method: Literal["delay-compensation"]
-    """The method's name."""
     compensation: float = Field(0.5, ge=0, le=1)
     """lambda in g + lambda g*g*(w_now - w_used); the paper tries 0.04, 0.1, 0.5 and 1.0. w_used are the weights that
     the backward pass used: with `pipeline.stash: none` these are the newest ones, and nothing is left to correct."""
@@ -265,7 +255,6 @@ class SoapConfig(OptimizerSection):
     """SOAP (arXiv:2409.11321) on the matrices of attention and MLP, AdamW on the rest."""
 
     method: Literal["soap"]
-    """The method's name."""
     frequency: int = Field(10, ge=1)
     """Iterations between updates of the preconditioner's eigenbasis."""
 
@@ -274,7 +263,6 @@ class MuonConfig(OptimizerSection):
     """Muon on the matrices of attention and MLP, AdamW on the rest."""
 
     method: Literal["muon"]
-    """The method's name."""
     momentum: float = Field(0.95, ge=0, lt=1)
     """Muon's momentum (its rest-of-the-model AdamW uses beta1, beta2)."""
     adjust_lr: Literal["match_rms_adamw", "original"] = "match_rms_adamw"
@@ -286,7 +274,6 @@ class ScionConfig(Section):
     """Scion (arXiv:2502.07529): a step of fixed size in a norm chosen for each kind of parameter."""
 
     method: Literal["scion"]
-    """The method's name."""
     lr: float = Field(1e-3, gt=0)
     """Peak learning rate; the length of a step is this times the radius."""
     momentum: float = Field(0.1, gt=0, le=1)

@@ -20,19 +20,13 @@ MOST_VALUES, MOST_LEVELS = 100_000, 50
 
 
 class _Loader(SafeLoader):
-    """YAML 1.2 numbers (PyYAML alone reads 3e-4 as a string), no key twice, and no more values than there may be."""
-
-    def get_single_node(self) -> yaml.Node | None:
-        node = super().get_single_node()
-        if node is not None:
-            _check_size(node)
-        return node
+    """YAML 1.2 numbers (PyYAML alone reads 3e-4 as a string), and no key twice."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
         twice = next((key for key, count in keys.items() if count > 1), None)
         if twice is not None:
-            raise yaml.constructor.ConstructorError(None, None, f"key '{twice}' appears twice", node.start_mark)
+            raise _problem(f"key '{twice}' appears twice", node)
         return super().construct_mapping(node, deep)
 
 
@@ -48,7 +42,7 @@ _Loader.add_implicit_resolver(
 def parse_yaml(text: str, where: str) -> Any:
     """Parse YAML text; a mistake in it becomes a UserError that starts with `where`."""
     try:
-        _check_depth(text)
+        _check_size(text)
         return yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
@@ -60,40 +54,38 @@ def parse_yaml(text: str, where: str) -> Any:
         raise UserError(f"{where}: not valid YAML: {str(error)[:200]}") from None
 
 
-def _check_depth(text: str) -> None:
-    """Refuse what is nested too deeply by its events, which are read one by one: libyaml crashes where it recurses.
+def _check_size(text: str) -> None:
+    """Refuse what is too deep or, its aliases written out, too large or endless: libyaml would crash, or not return.
 
-    Raises:
-        yaml.YAMLError: says so, or that the text is no YAML.
+    Reads events one by one, and builds nothing. Raises yaml.YAMLError.
     """
-    level = 0
+    num_values = 0
+    anchored: dict[str | None, tuple[int, int]] = {}  # values and levels of what an alias may stand for
+    around: list[list[Any]] = []  # of each open collection: its anchor, the values before it, its levels so far
     for event in yaml.parse(text, Loader=SafeLoader):
-        level += isinstance(event, yaml.CollectionStartEvent)
-        level -= isinstance(event, yaml.CollectionEndEvent)
-        if level > MOST_LEVELS:
-            raise _too_large(f"nested more than {MOST_LEVELS} levels deep", event)
-
-
-def _check_size(root: yaml.Node) -> None:
-    """Refuse a document that aliases make endless or huge, before anything is built from it.
-
-    Raises:
-        yaml.YAMLError: says which.
-    """
-    waiting, num_values = [(root, 1)], 0
-    while waiting:
-        node, level = waiting.pop()
-        num_values += 1
-        if level > MOST_LEVELS:
-            raise _too_large(f"nested more than {MOST_LEVELS} levels deep, or an alias that contains itself", node)
+        height, anchor = 0, getattr(event, "anchor", None)
+        if isinstance(event, yaml.CollectionStartEvent):
+            around.append([anchor, num_values, 0])
+            num_values += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, before, height = around.pop()
+            anchored[anchor] = num_values - before, height
+        elif isinstance(event, yaml.AliasEvent):
+            if any(anchor == outer for outer, _, _ in around):
+                raise _problem("an alias that contains itself", event)
+            size, height = anchored.get(anchor, (1, 0))  # one of nothing is refused by the loader
+            num_values += size
+        elif isinstance(event, yaml.ScalarEvent):
+            anchored[anchor] = 1, 0
+            num_values += 1
         if num_values > MOST_VALUES:
-            raise _too_large(f"its aliases stand for more than {MOST_VALUES:,} values", node)
-        if isinstance(node, yaml.SequenceNode):
-            waiting += [(child, level + 1) for child in node.value]
-        elif isinstance(node, yaml.MappingNode):
-            waiting += [(child, level + 1) for pair in node.value for child in pair]
+            raise _problem(f"more than {MOST_VALUES:,} values, its aliases written out", event)
+        if len(around) + height > MOST_LEVELS:
+            raise _problem(f"nested more than {MOST_LEVELS} levels deep", event)
+        if around and not isinstance(event, yaml.CollectionStartEvent):
+            around[-1][2] = max(around[-1][2], height + 1)
 
 
-def _too_large(problem: str, place: yaml.Node | yaml.Event) -> yaml.constructor.ConstructorError:
+def _problem(text: str, place: yaml.Node | yaml.Event) -> yaml.constructor.ConstructorError:
     mark: Any = place.start_mark  # libyaml's is of a class of its own
-    return yaml.constructor.ConstructorError(None, None, problem, mark)
+    return yaml.constructor.ConstructorError(None, None, text, mark)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from brx.config.loading import with_current_keys
 from brx.config.schema import RunConfig
 from brx.errors import UserError
 from brx.methods.trajectory_version import check_trajectory_version
@@ -91,7 +90,7 @@ def what_is_saved(run: Path, iteration: int) -> str:
 
 def _check_origin(manifest: dict[str, Any], checkpoint: Path, config: RunConfig) -> None:
     check_trajectory_version(manifest, checkpoint)
-    settings = with_current_keys(manifest["settings"])
+    settings = dict(manifest["settings"])
     settings.pop("data", None)  # the fingerprint's matter
     difference = first_difference(settings, trajectory_of(config), ignore_new=True)
     if difference is not None:

@@ -14,7 +14,6 @@ from pydantic import Field
 from brx.config.loading import (
     PRESETS,
     Settings,
-    current_key,
     find_config,
     load_yaml_as,
     read_mapping,
@@ -198,7 +197,7 @@ def matches(config: RunConfig, condition: Mapping[str, Any]) -> bool:
 def value_at(content: Mapping[str, Any], key: str) -> Any:
     """The value at a dotted key of nested mappings; None where there is none."""
     value: Any = content
-    for part in current_key(key).split("."):
+    for part in key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
     return value
 
@@ -218,7 +217,7 @@ def _combinations(path: Path, spec: SweepSpec) -> Iterator[Settings]:
             raise UserError(f"{path}: grid.{axis}: either all values or all mappings of dotted keys, not both")
         axes.append([dict(value) if isinstance(value, dict) else {axis: value} for value in values])
     for combination in itertools.product(*axes):
-        yield {current_key(key): value for settings in combination for key, value in settings.items()}
+        yield {key: value for settings in combination for key, value in settings.items()}
 
 
 def _check_keys(path: Path, spec: SweepSpec, cells: Sequence[Cell]) -> None:
@@ -232,7 +231,7 @@ def _check_keys(path: Path, spec: SweepSpec, cells: Sequence[Cell]) -> None:
             if all(value_at(content, key) is None for content in contents):
                 raise UserError(f"{path}: {name}: '{key}' has a value in no cell")
     if spec.choose is not None:
-        if current_key(spec.choose.over) == "training.seed":
+        if spec.choose.over == "training.seed":
             raise UserError(f"{path}: choose.over: seeds are repetitions, among which nothing is chosen")
         for content in contents:
             value = value_at(content, spec.choose.over)

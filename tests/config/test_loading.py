@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from brx.config.loading import PRESETS, apply_overrides, dump_config, find_config, load_config, parse_yaml
 from brx.config.schema import RunConfig
 from brx.errors import UserError
-from brx.runs.folder import settings_key
 
 
 @pytest.mark.parametrize("preset", sorted(path.stem for path in PRESETS.glob("*.yaml")))
@@ -23,26 +22,6 @@ def test_overrides_win_and_nest():
     assert (config.optimizer.method, config.optimizer.lr) == ("basis-rotation", 3e-4)
     assert config.model.moe is not None
     assert config.model.moe.experts == 4
-
-
-@pytest.mark.parametrize("name", ["exact", "stash"])
-def test_stash_mode_loads_under_both_of_its_names(name):
-    config = apply_overrides({"pipeline": {"stash": name}}, [], "test")
-    assert config.pipeline.stash == "exact"
-    assert settings_key(config) == settings_key(RunConfig())
-
-
-def test_refresh_schedule_loads_under_both_of_its_names_and_an_override_wins():
-    old = {"optimizer": {"method": "basis-rotation", "allocation": "reversed"}}
-    new = {"optimizer": {"method": "basis-rotation", "refresh_schedule": "reversed"}}
-    assert apply_overrides(old, [], "test") == apply_overrides(new, [], "test")
-    for content in (old, new):
-        for key in ("allocation", "refresh_schedule"):
-            config = apply_overrides(content, [f"optimizer.{key}=stage-aware"], "test")
-            assert config.optimizer.refresh_schedule == "stage-aware"
-    assert apply_overrides(old, ["optimizer.method=basis-rotation"], "test").optimizer.refresh_schedule == "reversed"
-    with pytest.raises(UserError, match=r"^--set optimizer.allocation=even: optimizer.refresh_schedule: "):
-        apply_overrides(old, ["optimizer.allocation=even"], "test")
 
 
 @pytest.mark.parametrize("delay", ["-1", "1.5", "true", "[]", "[3, -1, 0]", "deep", "{like: 0}", "{lik: 3}", "null"])

