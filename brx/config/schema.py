@@ -413,6 +413,8 @@ class LoggingConfig(Section):
     """Write TensorBoard event files into the run folder (extra: tensorboard)."""
     wandb: str | None = None
     """Weights & Biases project to log to; null for none (extra: wandb)."""
+    trackio: str | None = None
+    """Trackio project to log to, a board on this machine (`trackio show`); null for none (extra: trackio)."""
     staleness_every: int | None = Field(None, ge=1)
     """Every how many iterations to measure, per stage, what delay does to gradients, updates and bases (`brx plot
     staleness`); on one device, at the cost of an iteration each. Best a multiple of `optimizer.frequency`."""

@@ -20,7 +20,7 @@ _MAY_CHANGE = {
     "data": {"directory", "max_epochs"},
     "training": {"stop_after", "checkpoint_every", "keep_checkpoints", "keep_at", "log_every"},
     "runtime": {"device", "threads", "compile", "deterministic"},
-    "logging": {"tensorboard", "wandb", "update_norms", "staleness_every"},
+    "logging": {"tensorboard", "wandb", "trackio", "update_norms", "staleness_every"},
 }
 
 

@@ -39,7 +39,7 @@ from brx.train.method_check import check_method
 from brx.train.profiling import IterationProfiler
 from brx.train.recorder import DeviceReport, NoRecorder, Recorder, RunRecorder, StepNumbers, to_numbers
 from brx.train.summary import Summary, peak_memory
-from brx.train.trackers import open_trackers
+from brx.train.trackers import check_trackers, open_trackers
 
 Status = Literal["finished", "interrupted"]
 
@@ -67,6 +67,7 @@ def train(
     with hold(out) if world.rank == 0 else nullcontext():
         if world.rank == 0:
             check_request(folder, config, resume=resume)
+            check_trackers(config)
         return Trainer(config, folder, world).run(resume=resume, profile=profile)
 
 

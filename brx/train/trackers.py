@@ -1,7 +1,10 @@
-"""Optional copies of the metrics: TensorBoard and Weights & Biases."""
+"""Optional copies of the metrics: TensorBoard, Weights & Biases, Trackio."""
 
 from __future__ import annotations
 
+import sys
+from contextlib import redirect_stdout
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 from uuid import uuid4
@@ -10,6 +13,13 @@ from brx.config.schema import RunConfig
 from brx.errors import UserError
 from brx.files import write_text
 from brx.runs.metrics import Record
+
+# By setting, which is the extra's name, too: the module, and what people call it.
+PACKAGES = {
+    "tensorboard": ("torch.utils.tensorboard", "TensorBoard"),
+    "wandb": ("wandb", "Weights & Biases"),
+    "trackio": ("trackio", "Trackio"),
+}
 
 
 class Tracker(Protocol):
@@ -26,12 +36,8 @@ class TensorBoard:
     """Event files in the run folder."""
 
     def __init__(self, folder: Path, first_iteration: int) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise UserError(
-                "logging.tensorboard: TensorBoard is not installed: pip install 'brx[tensorboard]'"
-            ) from None
+        from torch.utils.tensorboard import SummaryWriter
+
         # A resumed run writes the iterations after its checkpoint again: purge_step drops the first writing.
         self._writer = SummaryWriter(str(folder), purge_step=first_iteration)
 
@@ -44,46 +50,64 @@ class TensorBoard:
         self._writer.close()
 
 
-class WeightsAndBiases:
-    """A run in a Weights & Biases project; resumes under the same id."""
+class Board:
+    """A run on a board of Weights & Biases or Trackio, whose interfaces are the same; resumes under the same name."""
 
-    def __init__(self, project: str, run: Path, config: RunConfig) -> None:
-        try:
-            import wandb
-        except ImportError:
-            raise UserError("logging.wandb: Weights & Biases is not installed: pip install 'brx[wandb]'") from None
-        self._run: Any = wandb.init(
-            project=project, name=run.name, id=_own_id(run), resume="allow", dir=str(run), config=config.model_dump()
-        )
+    def __init__(self, module: str, project: str, run: Path, config: RunConfig) -> None:
+        name, identity = run.name, _own_id(run)
+        if module == "wandb":
+            settings = {"name": name, "id": identity, "dir": str(run)}
+        else:  # which knows a run by its name, and prints on stdout, where results are
+            settings = {"name": f"{name}-{identity}", "embed": False}
+        with redirect_stdout(sys.stderr):
+            self._run: Any = import_module(module).init(
+                project=project, resume="allow", config=config.model_dump(mode="json"), **settings
+            )
 
     def log(self, records: list[Record]) -> None:
         for record in records:
             self._run.log(_scalars(record), step=record["iteration"])
 
     def close(self) -> None:
-        self._run.finish()
+        with redirect_stdout(sys.stderr):
+            self._run.finish()
 
 
 def _own_id(run: Path) -> str:
-    """A name for the run at Weights & Biases that no other run has, kept in its folder for when it resumes."""
-    path = run / "wandb_id.txt"
+    """A name for the run on a board that no other run has, kept in its folder for when it resumes."""
+    path = run / "run_id.txt"
     if not path.is_file():
         write_text(path, uuid4().hex[:12] + "\n")
     return path.read_text(encoding="utf-8").strip()
 
 
-def open_trackers(config: RunConfig, run: Path, first_iteration: int) -> list[Tracker]:
-    """The trackers that the configuration asks for.
+def check_trackers(config: RunConfig) -> None:
+    """Refuse trackers that cannot be opened, before there is a run folder.
 
     Raises:
-        UserError: one of them is not installed.
+        UserError: one of them is not installed, or Weights & Biases has no key.
     """
-    trackers: list[Tracker] = []
-    if config.logging.tensorboard:
-        trackers.append(TensorBoard(run / "tensorboard", first_iteration))
-    if config.logging.wandb is not None:
-        trackers.append(WeightsAndBiases(config.logging.wandb, run, config))
-    return trackers
+    asked = [setting for setting in PACKAGES if getattr(config.logging, setting) not in (False, None)]
+    for setting in asked:
+        module, name = PACKAGES[setting]
+        try:
+            import_module(module)
+        except ImportError:
+            raise UserError(f"logging.{setting}: {name} is not installed: pip install 'brx[{setting}]'") from None
+    if "wandb" in asked:
+        wandb: Any = import_module("wandb")
+        try:
+            wandb.login()
+        except wandb.Error as error:
+            problem = " ".join(str(error).split())
+            raise UserError(f"logging.wandb: {problem[:200]} (or set WANDB_MODE=offline)") from None
+
+
+def open_trackers(config: RunConfig, run: Path, first_iteration: int) -> list[Tracker]:
+    """The trackers that the configuration asks for; see `check_trackers`."""
+    trackers: list[Tracker] = [TensorBoard(run / "tensorboard", first_iteration)] if config.logging.tensorboard else []
+    projects = {"wandb": config.logging.wandb, "trackio": config.logging.trackio}
+    return trackers + [Board(module, name, run, config) for module, name in projects.items() if name is not None]
 
 
 def _scalars(record: Record) -> dict[str, float]:

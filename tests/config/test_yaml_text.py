@@ -22,7 +22,8 @@ TRAPS = {
     "dashes without end": ("- " * 100_000, "nested more than 50 levels deep"),
     "deep": ("[" * 100 + "]" * 100, "nested more than 50 levels deep"),
     "deep by aliases": (
-        "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}]\n" for n in range(1, 60)), "nested more than 50 levels"
+        "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}]\n" for n in range(1, 60)),
+        "nested more than 50 levels",
     ),
     "an impossible date": ("training: 2001-99-99", "month must be in 1..12"),
     "a number of thousands of digits": ("training: " + "9" * 5000, "4300 digits"),

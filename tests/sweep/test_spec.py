@@ -36,17 +36,6 @@ def test_names_carry_every_varied_key_and_the_seed(tmp_path):
     assert cell.name == "basis-rotation-1st-lr0.001-f7-clip0.5-s3"
 
 
-def test_a_key_s_earlier_name_makes_the_same_cells(tmp_path):
-    def cells(key):
-        method = {"optimizer.method": "basis-rotation"}
-        grid = {"method": [{**method, key: "reversed"}, {**method, key: "stage-aware"}]}
-        return Sweep.load(write_sweep(tmp_path, grid=grid, exclude=[{key: "reversed"}])).cells
-
-    (cell,) = cells("optimizer.allocation")
-    assert cell.name == "basis-rotation-stage-aware-s0"
-    assert [cell] == cells("optimizer.refresh_schedule")
-
-
 def test_exclusions_match_resolved_values(tmp_path):
     # P = 4 is the base's own value: an exclusion may name keys that the grid does not vary.
     path = write_sweep(tmp_path, exclude=[{"optimizer.method": "nesterov", "pipeline.stages": [1, 2]}])

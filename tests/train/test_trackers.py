@@ -1,12 +1,12 @@
-"""Optional trackers: what they are given, and what is said when they are not installed."""
+"""Optional trackers: what they are given, and what is said when they cannot be opened."""
 
-import builtins
 import sys
 import types
 
 import pytest
 
-from brx.errors import UserError
+from brx.cli.main import main
+from brx.config.loading import dump_config
 from brx.train.loop import train
 from tests.train.helpers import losses, tiny_config
 
@@ -23,40 +23,70 @@ class FakeRun:
         self.finished = True
 
 
-def test_weights_and_biases_gets_the_metrics_under_the_runs_name(tmp_path, monkeypatch):
-    run, arguments = FakeRun(), {}
+@pytest.fixture
+def fake(monkeypatch):
+    """Make a module with the boards' interface; gives its runs and the arguments of the newest `init`."""
 
-    def init(**given):
-        arguments.update(given)
-        return run
+    def make(module, login=lambda: True):
+        runs, arguments = [], {}
 
-    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
-    config = tiny_config(tmp_path, "logging.wandb=project", "training.iterations=6")
+        def init(**given):
+            print("* what Trackio says")
+            arguments.clear()
+            arguments.update(given)
+            runs.append(FakeRun())
+            return runs[-1]
+
+        board = types.SimpleNamespace(init=init, login=login, Error=ZeroDivisionError)
+        monkeypatch.setitem(sys.modules, module, board)
+        return runs, arguments
+
+    return make
+
+
+@pytest.mark.parametrize(("module", "identity"), [("wandb", "id"), ("trackio", "name")])
+def test_a_board_gets_the_metrics_and_a_resumed_run_goes_on(module, identity, fake, tmp_path, capsys):
+    runs, arguments = fake(module)
+    config = tiny_config(tmp_path, f"logging.{module}=project", "training.iterations=6")
     train(config, tmp_path / "run")
-    assert (arguments["project"], arguments["name"], arguments["resume"]) == ("project", "run", "allow")
+    assert (arguments["project"], arguments["name"].partition("-")[0], arguments["resume"]) == (
+        "project",
+        "run",
+        "allow",
+    )
     assert arguments["config"]["pipeline"]["stages"] == 4
     written = [record["train_loss"] for record in losses(tmp_path / "run") if "train_loss" in record]
-    assert [scalars["train_loss"] for _, scalars in run.logged if "train_loss" in scalars] == written
-    assert run.finished
-    first = arguments["id"]
+    assert [scalars["train_loss"] for _, scalars in runs[0].logged if "train_loss" in scalars] == written
+    assert runs[0].finished
+    assert capsys.readouterr().out == ""
+    first = arguments[identity]
     train(config, tmp_path / "run", resume=True)
-    assert arguments["id"] == first  # the same run goes on
+    assert arguments[identity] == first
     train(config, tmp_path / "elsewhere" / "run")
-    assert arguments["id"] != first  # another folder of the same name is another run
+    assert arguments[identity] != first  # another folder of the same name is another run
 
 
 @pytest.mark.parametrize(
     ("module", "override"),
-    [("wandb", "logging.wandb=project"), ("torch.utils.tensorboard", "logging.tensorboard=true")],
+    [
+        ("wandb", "logging.wandb=project"),
+        ("trackio", "logging.trackio=project"),
+        ("torch.utils.tensorboard", "logging.tensorboard=true"),
+    ],
 )
-def test_missing_tracker_says_how_to_get_it(module, override, tmp_path, monkeypatch):
-    original = builtins.__import__
+def test_a_missing_tracker_is_refused_before_there_is_a_run_folder(module, override, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, module, None)
+    assert refused(tmp_path, override, capsys).endswith(f"pip install 'brx[{module.rpartition('.')[2]}]'\n")
 
-    def refuse(name, *args, **kwargs):
-        if name == module:
-            raise ImportError(name)
-        return original(name, *args, **kwargs)
 
-    monkeypatch.setattr(builtins, "__import__", refuse)
-    with pytest.raises(UserError, match=r"is not installed: pip install 'brx\[(wandb|tensorboard)\]'"):
-        train(tiny_config(tmp_path, override), tmp_path / "run")
+def test_weights_and_biases_without_a_key_is_refused_before_there_is_a_run_folder(fake, tmp_path, capsys):
+    fake("wandb", login=lambda: 1 / 0)
+    assert "logging.wandb: division by zero (or set WANDB_MODE" in refused(tmp_path, "logging.wandb=project", capsys)
+
+
+def refused(folder, override, capsys):
+    (folder / "tiny.yaml").write_text(dump_config(tiny_config(folder)))
+    assert main(["train", str(folder / "tiny.yaml"), "--out", str(folder / "runs" / "run"), "--set", override]) == 2
+    assert not (folder / "runs" / "run").exists()
+    assert not (folder / "data").exists()
+    return capsys.readouterr().err
