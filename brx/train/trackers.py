@@ -56,7 +56,7 @@ class Board:
     def __init__(self, module: str, project: str, run: Path, config: RunConfig) -> None:
         name, identity = run.name, _own_id(run)
         if module == "wandb":
-            settings = {"name": name, "id": identity, "dir": str(run)}
+            settings: dict[str, Any] = {"name": name, "id": identity, "dir": str(run)}
         else:  # which knows a run by its name, and prints on stdout, where results are
             settings = {"name": f"{name}-{identity}", "embed": False}
         with redirect_stdout(sys.stderr):
