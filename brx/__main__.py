@@ -1,7 +1,31 @@
-"""`python -m brx`, as torchrun starts it."""
+"""`brx` and `python -m brx`: the command, in a process that ends cleanly on Ctrl-C from its first moment on."""
 
+from __future__ import annotations
+
+import os
+import signal
 import sys
+from types import FrameType
 
-from brx.cli.main import main
 
-sys.exit(main())
+def start() -> None:
+    """Run the command that the process was started with, and exit with its code."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where whoever started it ignores Ctrl-C
+        signal.signal(signal.SIGINT, _interrupt)
+    from brx.cli.main import main
+
+    sys.exit(main())
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """KeyboardInterrupt; while a module is imported, the end: some libraries swallow the exception then."""
+    while frame is not None:
+        if "importlib._bootstrap" in frame.f_code.co_filename:
+            os.write(2, b"brx: interrupted\n")
+            os._exit(130)
+        frame = frame.f_back
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    start()

@@ -1,13 +1,25 @@
-"""Runs cells as processes of this machine, several at a time, with threads and GPUs divided among them."""
+"""Runs cells as processes of this machine, several at a time, with threads and GPUs divided among them.
+
+A start of Python with torch and its compiler costs some seconds of computing. It is paid once: a server process imports
+them, and every cell is a fork of it. A cell is still a process of its own: its memory, random numbers, threads, GPU and
+crashes are nobody else's.
+"""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import runpy
 import signal
-import subprocess
 import sys
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
+from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import DupFd
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -16,20 +28,24 @@ from brx.runs.lock import hand_down, lock
 from brx.sweep.cell_state import LOG, State, prepare_folder, record_failure, state_of
 from brx.sweep.spec import Cell
 
+# What macOS has started in its libraries by then does not survive a fork: there, every cell pays its start.
+START = "forkserver" if sys.platform == "linux" else "spawn"
+SHARED_IMPORTS = ["brx.sweep.local", "brx.cli.train", "brx.train.loop", "torch._dynamo"]
+STOPS = (signal.SIGINT, signal.SIGTERM)
+
 
 @dataclass
 class Job:
     """A cell that runs.
 
     Attributes:
-        cell: which.
         process: its `brx train`.
-        resources: what closes when it has ended (the lock, the log).
+        resources: what closes when it has ended (the lock, the process's pipes).
         share: its number among the shares of the machine.
     """
 
     cell: Cell
-    process: subprocess.Popen[bytes]
+    process: BaseProcess
     resources: ExitStack
     share: int
 
@@ -66,42 +82,35 @@ class LocalLauncher:
             if descriptor is None or state_of(cell) is State.DONE:
                 return False
             prepare_folder(cell)
-            log = stack.enter_context((cell.folder / LOG).open("wb"))
             share = min(set(range(self.num_jobs)) - {job.share for job in self.jobs})
-            process = subprocess.Popen(
-                [sys.executable, "-m", "brx", "train", str(cell.folder), "--resume"],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=self._environment(share) | hand_down(descriptor),
-                pass_fds=(descriptor,),
-                start_new_session=True,  # Ctrl-C reaches it through `interrupt`, once
-            )
+            process = start_process(cell.folder, descriptor, self._environment(share))
+            stack.callback(process.close)
             self.jobs.append(Job(cell, process, stack.pop_all(), share))
         return True
 
     def collect(self) -> list[tuple[Cell, State, str]]:
         """Take the cells that have ended since the last call: each with its state and, if it failed, why."""
-        ended = [job for job in self.jobs if job.process.poll() is not None]
+        ended = [job for job in self.jobs if job.process.exitcode is not None]
         self.jobs = [job for job in self.jobs if job not in ended]
         outcomes: list[tuple[Cell, State, str]] = []
         for job in ended:
-            code = job.process.returncode
+            code = job.process.exitcode
             if code == 0:
                 outcomes.append((job.cell, State.DONE, ""))
             elif code == 130:
                 outcomes.append((job.cell, State.INTERRUPTED, ""))
             else:
-                outcomes.append((job.cell, State.FAILED, record_failure(job.cell.folder, code)))
+                outcomes.append((job.cell, State.FAILED, record_failure(job.cell.folder, code or 1)))
             job.resources.close()
         return outcomes
 
     def interrupt(self) -> None:
         """Ask all cells to save and end, and wait until they have."""
         for job in self.jobs:
-            job.process.send_signal(signal.SIGINT)
+            if job.process.pid is not None and job.process.is_alive():
+                os.kill(job.process.pid, signal.SIGINT)
         for job in self.jobs:
-            job.process.wait()
+            job.process.join()
 
     def _environment(self, share: int) -> dict[str, str]:
         environment = {**os.environ, "OMP_NUM_THREADS": str(self._threads)}
@@ -111,3 +120,57 @@ class LocalLauncher:
             first = share % (self._num_gpus // self._gpus_per_cell) * self._gpus_per_cell
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(names[first : first + self._gpus_per_cell])
         return environment
+
+
+def start_process(folder: Path, lock_descriptor: int, environment: Mapping[str, str]) -> BaseProcess:
+    """Start `brx train FOLDER --resume`, which holds the folder's lock and writes to its log.
+
+    Args:
+        folder: of the cell.
+        lock_descriptor: of its lock.
+        environment: all variables of the new process.
+    """
+    context: Any = multiprocessing.get_context(START)
+    if START == "forkserver":
+        context.set_forkserver_preload(SHARED_IMPORTS)
+    # The server, and a cell until it is in a session of its own, must survive what stops the whole process group: the
+    # sweep tells its cells to stop itself, and waits for them through the server.
+    resource_tracker.ensure_running()  # by itself it would unblock them
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    try:
+        process: BaseProcess = context.Process(
+            target=_train, args=(folder.absolute(), Path.cwd(), OpenFile(lock_descriptor), dict(environment))
+        )
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return process
+
+
+@dataclass
+class OpenFile:
+    """A descriptor that is good in the process that it is sent to, too: what is locked stays locked."""
+
+    descriptor: int
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _received, (DupFd(self.descriptor),)
+
+
+def _received(duplicate: Any) -> OpenFile:
+    return OpenFile(duplicate.detach())
+
+
+def _train(folder: Path, working_folder: Path, locked: OpenFile, environment: dict[str, str]) -> None:
+    os.setsid()  # Ctrl-C reaches it through `LocalLauncher.interrupt`, once
+    with (folder / LOG).open("wb") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    os.chdir(working_folder)
+    # What its own ranks get; torch, imported already, is told directly.
+    os.environ.clear()
+    os.environ.update(environment | hand_down(locked.descriptor))
+    torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
+    sys.argv[1:] = ["train", str(folder), "--resume"]
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
+    runpy.run_module("brx", run_name="__main__")

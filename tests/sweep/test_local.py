@@ -1,5 +1,7 @@
 """How a machine is divided among cells; that they run is tested with the sweeps."""
 
+from unittest.mock import Mock
+
 import pytest
 
 from brx.sweep import local
@@ -23,7 +25,7 @@ def test_cells_get_whole_groups_of_gpus_and_all_cores(tmp_path, monkeypatch, num
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(local.torch.cuda, "device_count", lambda: num_gpus)
     monkeypatch.setattr(local.os, "cpu_count", lambda: 8)
-    monkeypatch.setattr(local.subprocess, "Popen", lambda *_, env, **__: environments.append(env))
+    monkeypatch.setattr(local, "start_process", lambda *given: environments.append(given[-1]) or Mock())
     launcher = LocalLauncher(jobs, devices)
     for cell in Sweep.load(write_sweep(tmp_path)).cells[: launcher.num_jobs]:
         assert launcher.start(cell)
