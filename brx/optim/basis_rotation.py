@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import chain, groupby, repeat
@@ -9,6 +10,7 @@ from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 from torch.optim.optimizer import ParamsT
@@ -27,6 +29,7 @@ from brx.optim.elementwise import count_updates, update_elementwise
 from brx.optim.layout import Layout, check_state, make_members
 from brx.optim.matrix_batch import MatrixBatch, Member, Side, arithmetic, is_rotated, state_dtype, state_shapes
 from brx.optim.options import Group, StepOptions, check_options, smallest_eps, step_options
+from brx.optim.other_states import state_from
 from brx.optim.products import Precision, fp32_products, product
 from brx.optim.sharded import (
     Sharding,
@@ -40,6 +43,7 @@ from brx.optim.sharded import (
     whole,
 )
 from brx.optim.side_by_side import for_each
+from brx.optim.summary import Summary, summarize
 
 Refresh = Literal["accumulate", "first", "next", "none"]
 """What an update does to the basis before it is taken."""
@@ -84,11 +88,11 @@ class BasisRotation(Optimizer):
     `num_failed_refreshes` grows.
 
     One optimizer serves a whole model: parameters in groups with `rotate=False` (embeddings, head, vectors) get AdamW;
-    `brx.optim.param_groups(model)` makes the groups.
+    `brx.optim.param_groups(model)` makes the groups. From other groups, what is no matrix goes into one without
+    rotation, with one warning. `summary()` shows what became of each parameter.
 
     Args:
-        params: tensors, named tensors or parameter groups; in groups that are rotated, every tensor has at least two
-            dimensions.
+        params: tensors, named tensors or parameter groups.
         lr: learning rate.
         betas: decay of the momentum; decay of the second moment and the covariances.
         eps: added to the root of the second moment.
@@ -106,14 +110,18 @@ class BasisRotation(Optimizer):
         rotate: False for AdamW.
         max_dim: a side longer than this is not rotated (its basis would have max_dim^2 entries, twice with source
             "2nd"); None for no limit.
+        max_aspect: nor is one longer than this times the other side, whose state would be that many times the weights
+            (LoRA's A of 8 x 2048); None for no limit.
         flatten: take a parameter of more than two dimensions as one matrix of its first dimension and all others
             together, as a convolution kernel (out, in, h, w) is; otherwise it is a stack of matrices.
+        split: (parts, dim): take a fused projection as so many matrices along its rows (-2) or columns (-1).
+        rest_lr: learning rate of groups that are not rotated and have none of their own; None: `lr`.
 
-    Options may differ by group, and may change between steps (but for `source`, `geometry`, `rotate`, `flatten` and
-    `max_dim` once there is state). The state of a parameter, made at its first gradient: `step`; `exp_avg` and
-    `exp_avg_sq`, both in the rotated space; `left_basis` and `right_basis` (U, V), `left_covariance` and
-    `right_covariance`, as far as the options ask for them; `num_failed_refreshes`. It may be replaced, cleared and
-    written into; tensors of it share memory with those of other parameters of the same shape.
+    Options may differ by group, and may change between steps (but for `brx.optim.options.FORM` once there is state).
+    The state of a parameter, made at its first gradient: `step`; `exp_avg` and `exp_avg_sq`, both in the rotated space;
+    `left_basis` and `right_basis` (U, V), `left_covariance` and `right_covariance`, as far as the options ask for them;
+    `num_failed_refreshes`. It may be replaced, cleared and written into; tensors of it share memory with those of other
+    parameters of the same shape.
 
     An `eps` below 1e-19 (float64: 1e-154) counts as that: squares of smaller gradients are zero.
 
@@ -126,6 +134,8 @@ class BasisRotation(Optimizer):
     _options: list[StepOptions]
     _num_bad: dict[torch.device, Tensor]
     _num_unseen: int
+    _rest_lr: float | None
+    _num_rest: int | None
 
     def __init__(
         self,
@@ -144,14 +154,21 @@ class BasisRotation(Optimizer):
         maximize: bool = False,
         rotate: bool = True,
         max_dim: int | None = 16_384,
+        max_aspect: float | None = 10,
         flatten: bool = False,
+        split: tuple[int, int] | None = None,
+        rest_lr: float | None = None,
     ) -> None:
         self._forget()
+        self._rest_lr, self._num_rest = rest_lr, 0
         options = {"source": source, "geometry": geometry, "frequency": frequency, "covariance": covariance}
         common = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         execution = {"staggered": staggered, "rotation_precision": rotation_precision, "maximize": maximize}
-        shapes = {"rotate": rotate, "max_dim": max_dim, "flatten": flatten}
+        limits = {"max_dim": max_dim, "max_aspect": max_aspect}
+        shapes = {"rotate": rotate, **limits, "flatten": flatten, "split": split}
         super().__init__(params, {**common, **options, **execution, **shapes})
+        num_rest, self._num_rest = self._num_rest, None
+        self._count_rest(num_rest or 0)
 
     @property
     def num_failed_refreshes(self) -> int:
@@ -165,6 +182,7 @@ class BasisRotation(Optimizer):
     def step(self, closure: None = None) -> None: ...
     @overload
     def step(self, closure: Callable[[], float]) -> float: ...
+    @_disable_dynamo  # torch.compiler.disable without its import: a compiled train step leaves this one out
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Update every parameter that has a gradient.
@@ -237,7 +255,7 @@ class BasisRotation(Optimizer):
         self._layout = Layout(members, self.state)
 
     def _sharded_matrices(self) -> list[Tensor]:
-        return [p for group in self.param_groups for p in group["params"] if is_sharded(p) and is_rotated(p, group)]
+        return [p for _, p, group in self._named() if is_sharded(p) and is_rotated(p, group)]
 
     def _forget(self) -> None:
         """Drop what is known about state and groups beside themselves."""
@@ -370,9 +388,7 @@ class BasisRotation(Optimizer):
             gradients = [local(member.gradient) for member in alike if member.gradient is not None]
             norms.setdefault(device, []).extend(torch._foreach_norm(gradients, dtype=dtype))
         bad = {device: ~torch.stack(of_device).isfinite().all() for device, of_device in norms.items()}
-        sharded: list[Any] = [member.parameter for member in members if is_sharded(member.parameter)]
-        for mesh in dict.fromkeys(parameter.device_mesh for parameter in sharded):  # in the same order on all ranks
-            self._sharding.agree(mesh, bad)
+        self._sharding.agree([member.parameter for member in members if is_sharded(member.parameter)], bad)
         can_wait = len(bad) == 1 and next(iter(bad)).type in ASYNCHRONOUS and self._num_unseen < LONGEST_WAIT
         if can_wait and not any(member.is_rotated and _refresh(member) in ("first", "next") for member in members):
             for device, flag in bad.items():
@@ -411,12 +427,8 @@ class BasisRotation(Optimizer):
         return "a parameter whose shard lies on another rank"
 
     def _describe(self, parameter: Tensor) -> str:
-        for number, group in enumerate(self.param_groups):
-            for index, candidate in enumerate(group["params"]):
-                if candidate is parameter:
-                    name = group["param_names"][index] if "param_names" in group else f"{index} of group {number}"
-                    return f"parameter {name} of shape {tuple(parameter.shape)}"
-        raise AssertionError("not a parameter of this optimizer")
+        name = next(name for name, candidate, _ in self._named() if candidate is parameter)
+        return f"parameter {name} of shape {tuple(parameter.shape)}"
 
     def _batches_with_gradients(self, bad: dict[torch.device, Tensor]) -> Iterator[MatrixBatch]:
         """Batches, and parts of them, whose members go through this step together."""
@@ -432,25 +444,88 @@ class BasisRotation(Optimizer):
         Raises:
             ValueError: an option is out of range, or a parameter does not fit the group.
         """
-        super().add_param_group(param_group)
-        group = self.param_groups[-1]
+        num_before = len(self.param_groups)
         try:
-            check_options(group)
-            for parameter in group["params"]:
-                if problem := _problem(parameter, group):
-                    raise ValueError(f"{self._describe(parameter)}, {parameter.dtype}: {problem}")
+            for group in self._divided(param_group):
+                super().add_param_group(group)
+                check_options(self.param_groups[-1])
+                for parameter in self.param_groups[-1]["params"]:
+                    if problem := _problem(parameter, self.param_groups[-1]):
+                        raise ValueError(f"{self._describe(parameter)}, {parameter.dtype}: {problem}")
         except ValueError:
-            self.param_groups.pop()
+            del self.param_groups[num_before:]
             raise
 
+    def _divided(self, group: Group) -> list[Group]:
+        """A group; or, of one to be rotated, the matrices and the rest, which is not."""
+        rest_lr, options = self.__dict__.get("_rest_lr"), {**self.defaults, **group}
+        of_rest = {} if "lr" in group or rest_lr is None else {"lr": rest_lr}
+        if not options["rotate"]:
+            return [{**of_rest, **group}]
+        check_options(options)
+        params = [group["params"]] if isinstance(group["params"], Tensor) else group["params"]
+        params = params if isinstance(params, set) else list(params)
+        tensors = [entry[1] if isinstance(entry, tuple) else entry for entry in params]
+        if isinstance(params, set) or not params or not all(isinstance(tensor, Tensor) for tensor in tensors):
+            return [{**group, "params": params}]  # torch says what it thinks of it
+        parts: tuple[list[Any], list[Any]] = [], []
+        for entry, tensor in zip(params, tensors, strict=True):
+            parts[not is_rotated(tensor, options)].append(entry)
+        self._count_rest(len(parts[1]))
+        rest = {**group, **of_rest, "params": parts[1], "rotate": False, "why": "no matrix to rotate"}
+        return [part for part in ({**group, "params": parts[0]}, rest) if part["params"]]
+
+    def _count_rest(self, num: int) -> None:
+        """Warn of parameters that were to be rotated and cannot be; once, for all groups of the constructor."""
+        if (so_far := self.__dict__.get("_num_rest")) is not None:
+            self._num_rest = so_far + num
+        elif num:
+            warnings.warn(
+                f"{num} parameters have no side to rotate and get AdamW (optimizer.summary() names them); which "
+                "matrices are embeddings or a head, only brx.optim.param_groups(model) tells",
+                stacklevel=4,
+            )
+
+    def _named(self) -> Iterator[tuple[str, Tensor, Group]]:
+        """All parameters, in order, with their names and groups."""
+        for number, group in enumerate(self.param_groups):
+            names = group.get("param_names") or [f"{index} of group {number}" for index in range(len(group["params"]))]
+            yield from zip(names, group["params"], repeat(group))
+
+    def summary(self) -> Summary:
+        """What becomes of each parameter: which sides are rotated, how much state it has, and why; print it."""
+        return Summary(summarize(parameter, group, name) for name, parameter, group in self._named())
+
+    def take_over(self, other: Optimizer) -> None:
+        """Continue from AdamW, or pytorch-optimizer's SOAP, over the same parameters: moments and counts of updates.
+
+        From AdamW the bases begin as the identity, so that the next step is AdamW's; from SOAP they are SOAP's.
+
+        Raises:
+            ValueError: it has no state of these parameters, or one that does not fit; nothing has changed then.
+        """
+        states = {
+            parameter: (state_from(other, parameter, group, self._describe(parameter)), group)
+            for _, parameter, group in self._named()
+            if other.state.get(parameter)
+        }
+        if not states:
+            raise ValueError(f"{type(other).__name__} has no state of any of these parameters")
+        for parameter, (state, group) in states.items():
+            check_state(state, state_shapes(parameter, group), group, self._describe(parameter))
+        self._sharding.add(self._sharded_matrices())
+        for parameter, (state, group) in states.items():
+            self.state[parameter] = self._as_kept(state, parameter, group)
+        self._forget()
+
     def state_dict(self) -> dict[str, Any]:
-        """As torch's: nothing is copied, and what one saves with `torch.save` is saved once.
+        """As torch's: nothing is copied but the bases, which lie column by column here and row by row in a file.
 
         Tensors of parameters of one shape share memory, so that a part of them alone takes the space of all. The state
         of sharded matrices becomes DTensors that are sharded by rows, for which all ranks have to ask together.
         """
         first_hook = self.register_state_dict_post_hook(
-            lambda _, packed: {**packed, "state": self._with_sharded_states(packed["state"])}, prepend=True
+            lambda _, packed: {**packed, "state": _by_rows(self._with_sharded_states(packed["state"]))}, prepend=True
         )
         try:
             return super().state_dict()
@@ -458,17 +533,18 @@ class BasisRotation(Optimizer):
             first_hook.remove()
 
     def _with_sharded_states(self, packed: dict[Any, Any]) -> dict[Any, Any]:
-        members = [(group, parameter) for group in self.param_groups for parameter in group["params"]]
+        members = list(self._named())
         # In an order that is the same on all ranks: who reads it may communicate entry by entry.
         states = {number: packed[number] for number in range(len(members)) if number in packed} | packed
         entries: dict[Any, list[tuple[int, str, tuple[Shards, tuple[int, ...], Tensor | None]]]] = {}
-        for number, (group, parameter) in enumerate(members):
+        for number, (_, parameter, group) in enumerate(members):
             if is_sharded(parameter) and is_rotated(parameter, group) and packed.get(number):
                 states[number] = {"step": packed[number]["step"]}
-                mesh = parameter.device_mesh
+                mesh = parameter.device_mesh  # type: ignore[attr-defined]
                 for name, shape in state_shapes(parameter, group).items():
                     if name != "step":
-                        wanted = self._sharding.of(parameter), shape, packed[number].get(name)
+                        shards = self._sharding.of(parameter)
+                        wanted = shards, shape, packed[number][name] if shards.is_owner else None
                         kind = mesh, state_dtype(name, parameter), local(parameter).device
                         entries.setdefault(kind, []).append((number, name, wanted))
         for (mesh, dtype, device), alike in entries.items():
@@ -543,7 +619,7 @@ class BasisRotation(Optimizer):
             if is_shared:
                 value = whole(value)
                 if name != "step" and not self._sharding.of(parameter).is_owner:
-                    continue
+                    value = torch.empty(0)
             elif shape:
                 value = like_parameter(value, parameter)
             kept[name] = torch.as_tensor(value).detach().to(parameter.device, state_dtype(name, parameter), copy=True)
@@ -647,16 +723,20 @@ def _decay(member: Member, bad: dict[torch.device, Tensor]) -> Tensor:
 
 def _problem(parameter: Tensor, group: Group) -> str | None:
     """Why the group cannot take the parameter; None if it can."""
-    if getattr(parameter, "_is_flat_param", False):
+    if getattr(parameter, "_is_flat_param", False) or getattr(parameter, "_fsdp_flattened", False):
         return (
-            "FSDP1 has put several parameters into this flat one, so that no matrix is left to rotate; shard the model "
-            "with FSDP2 (torch.distributed.fsdp.fully_shard)"
+            "FSDP1 has flattened the parameters of a module (with use_orig_params, too), so that no matrix is left to "
+            "rotate; shard the model with FSDP2 (torch.distributed.fsdp.fully_shard)"
         )
     if not parameter.is_floating_point():
         return "BasisRotation takes real floating-point parameters"
-    if group["rotate"] and (parameter.ndim < 2 or parameter.numel() == 0):
-        return (
-            "BasisRotation rotates matrices or batches of them (*, m, n); put this one into a group with rotate=False, "
-            "which gets AdamW (brx.optim.param_groups makes such groups)"
-        )
+    if group["rotate"] and group["split"] and parameter.shape[group["split"][1]] % group["split"][0]:
+        return f"split={group['split']} does not divide it into equal matrices"
     return None
+
+
+def _by_rows(states: dict[Any, Any]) -> dict[Any, Any]:
+    return {
+        number: {name: value.contiguous() if name.endswith("_basis") else value for name, value in state.items()}
+        for number, state in states.items()
+    }

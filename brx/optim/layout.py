@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from brx.optim.matrix_batch import MatrixBatch, Member, stack_states, state_dtype
-from brx.optim.options import LAYOUT, Group, StepOptions
+from brx.optim.options import FORM, Group, StepOptions
 from brx.optim.sharded import Shards, is_sharded
 
 BATCH_BYTES = {"cpu": 2**20, "cuda": 2**28}
@@ -86,7 +86,7 @@ def make_members(
             if own:
                 if member.shards is None or member.shards.is_owner:
                     check_state(own, member.state_shapes, group, describe(parameter))
-                member.state = {name: torch.as_tensor(own[name]) for name in member.state_shapes}
+                member.state = {name: torch.as_tensor(own[name]) for name in member.state_shapes if name in own}
                 member.num_updates = int(own["step"])
             if group["staggered"]:
                 # Within the group, so that every pipeline stage has refreshes as even as all stages together.
@@ -108,7 +108,7 @@ def check_state(
     if shapes != dict(wanted) or superfluous:
         told = ", ".join(f"{name} {tuple(getattr(value, 'shape', ()))}" for name, value in sorted(state.items()))
         needed = ", ".join(f"{name} {shape}" for name, shape in sorted(wanted.items()))
-        options = ", ".join(f"{name}={group[name]!r}" for name in LAYOUT[:5])
+        options = ", ".join(f"{name}={group[name]!r}" for name in FORM)
         raise ValueError(f"{description}: the state has {told}, but {options} need {needed}")
 
 
@@ -127,7 +127,7 @@ def _by_shape(members: list[Member]) -> Iterator[list[Member]]:
 def _structure(member: Member) -> tuple[Any, ...]:
     group, parameter = member.group, member.parameter
     names = tuple(member.state_shapes.items())
-    return (*_kind(parameter), group["flatten"], group["source"], names)
+    return (*_kind(parameter), group["flatten"], group["split"], group["source"], names)
 
 
 def _kind(parameter: Tensor) -> tuple[object, ...]:
@@ -137,7 +137,7 @@ def _kind(parameter: Tensor) -> tuple[object, ...]:
 def _own_state(name: str, shape: tuple[int, ...], member: Member) -> Tensor:
     """A state of a parameter that is in no stack; of a sharded parameter sharded as that is."""
     parameter, dtype = member.parameter, state_dtype(name, member.parameter)
-    if shape and is_sharded(parameter):
+    if shape and is_sharded(parameter) and member.shards is None:
         tensor = torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
     else:
         tensor = torch.zeros(shape, dtype=dtype, device=parameter.device)

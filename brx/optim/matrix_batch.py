@@ -64,9 +64,11 @@ class Member:
     @property
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
         """What this rank keeps for it, by name."""
-        if self.shards is not None and not self.shards.is_owner:
-            return {"step": ()}
-        return state_shapes(self.parameter, self.group)
+        shapes = state_shapes(self.parameter, self.group)
+        if self.shards is None or self.shards.is_owner:
+            return shapes
+        # Another rank keeps it; here are empty tensors by the same names, since tools for checkpoints ask for names.
+        return {name: shape if name == "step" else (0,) for name, shape in shapes.items()}
 
 
 @dataclass
@@ -132,6 +134,7 @@ class MatrixBatch:
     def gradients(self) -> Tensor:
         """The gradients as (b, m, n), in the precision of the arithmetic; negative ones where the loss is to grow."""
         gradients = torch.stack([member.gradient for member in self.members if member.gradient is not None])
+        gradients = split_into_matrices(gradients, self.options)
         matrices = gradients.reshape(self.state["exp_avg"].shape).flatten(0, -3).to(self.state["exp_avg"].dtype)
         if self.bad is not None:
             matrices.masked_fill_(self.bad, 0)
@@ -139,9 +142,13 @@ class MatrixBatch:
 
     def update_weights(self, updates: Tensor) -> None:
         """W <- (1 - lr weight_decay) W + update, for updates (b, m, n); sharded weights get theirs later."""
+        if self.options["split"]:
+            updates = updates.view(self.state["exp_avg"].shape)
+            updates = updates.movedim(-3, -2) if self.options["split"][1] == -1 else updates
+        by_member = updates.reshape(len(self.members), *self.members[0].parameter.shape).unbind()
         if self.members[0].shards is not None:
-            for member, update in zip(self.members, updates.view(len(self.members), -1).unbind(), strict=True):
-                member.update = update.view(member.parameter.shape)
+            for member, update in zip(self.members, by_member, strict=True):
+                member.update = update
             return
         parameters = [member.parameter for member in self.members]
         # Half-precision weights are rounded once, after the sum.
@@ -150,7 +157,7 @@ class MatrixBatch:
         for decay, run in self.runs(lambda member: member.options.decay):
             # A tensor, since a number would be made into one for every weight.
             torch._foreach_mul_(weights[run], self.unless_bad(decay, 1.0))
-        torch._foreach_add_(weights, updates.view(len(parameters), *parameters[0].shape).unbind())
+        torch._foreach_add_(weights, by_member)
         if is_half:
             torch._foreach_copy_(parameters, weights)
 
@@ -168,27 +175,55 @@ class MatrixBatch:
 
 
 def matrix_shape(parameter: Tensor, group: Group) -> tuple[int, ...]:
-    """The parameter as matrices (*lead, m, n)."""
-    if group["flatten"] and parameter.ndim > 2:
-        return parameter.shape[0], math.prod(parameter.shape[1:])
-    return tuple(parameter.shape)
+    """The parameter as matrices (*lead, m, n); a vector as it is."""
+    shape = list(parameter.shape)
+    if group["flatten"] and len(shape) > 2:
+        return shape[0], math.prod(shape[1:])
+    if group["split"] and len(shape) >= 2:
+        parts, dim = group["split"]
+        shape[dim] //= parts
+        shape.insert(-2, parts)
+    return tuple(shape)
 
 
-def rotated_sides(shape: Sequence[int], group: Group) -> tuple[Side, ...]:
-    """The sides of matrices (*lead, m, n) that are rotated: both or the smaller one, none longer than `max_dim`."""
+def split_into_matrices(tensors: Tensor, group: Group) -> Tensor:
+    """Tensors (.., m, n) as (.., parts, m, n / parts), or (.., parts, m / parts, n), where the group splits them."""
+    if not group["split"]:
+        return tensors
+    parts, dim = group["split"]
+    tensors = tensors.unflatten(dim, (parts, -1))  # type: ignore[no-untyped-call]  # (.., m, parts, n), or as wanted
+    return tensors.movedim(-2, -3) if dim == -1 else tensors
+
+
+def rotated_sides(parameter: Tensor, group: Group) -> tuple[tuple[Side, ...], str]:
+    """The sides of a parameter's matrices that are rotated, and why the others are not.
+
+    Both or the smaller one; none that is longer than `max_dim` or `max_aspect` times the other. A matrix of one row or
+    column is a vector.
+    """
+    shape = matrix_shape(parameter, group)
     if not group["rotate"]:
-        return ()
+        return (), ""
+    if len(shape) < 2 or min(shape[-2:]) <= 1:
+        return (), "a vector"
     rows, columns = shape[-2:]
-    wanted: tuple[Side, ...] = ("left", "right")
-    if group["geometry"] == "unilateral":
-        wanted = ("left",) if rows < columns else ("right",)
-    limit = math.inf if group["max_dim"] is None else group["max_dim"]
-    return tuple(side for side in wanted if (rows if side == "left" else columns) <= limit)
+    sides: list[Side] = []
+    reasons = []
+    for side, size, other in (("left", rows, columns), ("right", columns, rows)):
+        if group["geometry"] == "unilateral" and (side == "left") != (rows < columns):
+            reasons.append(f"{side}: unilateral")
+        elif group["max_dim"] is not None and size > group["max_dim"]:
+            reasons.append(f"{side}: {size} > max_dim")
+        elif group["max_aspect"] is not None and size > group["max_aspect"] * other:
+            reasons.append(f"{side}: {size} > {group['max_aspect']} x {other} (max_aspect)")
+        else:
+            sides.append(side)  # type: ignore[arg-type]
+    return tuple(sides), ", ".join(reasons)
 
 
 def is_rotated(parameter: Tensor, group: Group) -> bool:
     """Whether any side of it is."""
-    return bool(group["rotate"] and rotated_sides(matrix_shape(parameter, group), group))
+    return bool(rotated_sides(parameter, group)[0])
 
 
 def arithmetic(parameter: Tensor) -> torch.dtype:
@@ -197,15 +232,15 @@ def arithmetic(parameter: Tensor) -> torch.dtype:
 
 
 def state_shapes(parameter: Tensor, group: Group) -> dict[str, tuple[int, ...]]:
-    """What is kept for a parameter, by name."""
+    """What is kept for a parameter, by name; of a split one the moments, too, are those of its parts."""
+    sides, _ = rotated_sides(parameter, group)
     shape = tuple(parameter.shape)
-    shapes: dict[str, tuple[int, ...]] = {"step": (), "exp_avg": shape, "exp_avg_sq": shape}
-    if not group["rotate"]:
-        return shapes
+    if not sides:
+        return {"step": (), "exp_avg": shape, "exp_avg_sq": shape}
     *lead, rows, columns = matrix_shape(parameter, group)
-    sides = rotated_sides((rows, columns), group)
-    if sides:
-        shapes["num_failed_refreshes"] = tuple(lead)
+    if group["split"]:
+        shape = *lead, rows, columns
+    shapes = {"step": (), "exp_avg": shape, "exp_avg_sq": shape, "num_failed_refreshes": tuple(lead)}
     for side in sides:
         size = rows if side == "left" else columns
         shapes[f"{side}_basis"] = (*lead, size, size)

@@ -21,12 +21,17 @@ CHOICES = {
 }
 FLAGS = ("staggered", "maximize", "rotate", "flatten")
 NUMBERS = ("lr", "eps", "weight_decay")
+LIMITS = {"frequency": "for never again", "max_dim": "for no limit", "max_aspect": "for no limit"}
+"""Numbers of at least 1, and what None means in their place."""
 
 SHARED = ("eps", "maximize", *CHOICES)
 """What parameters must agree in, beside the betas, to go through an update together."""
 
-LAYOUT = ("source", "geometry", "rotate", "flatten", "max_dim", "staggered", "frequency")
-"""What decides which state a parameter has, or when its refreshes fall: a change means new batches."""
+FORM = ("source", "geometry", "rotate", "flatten", "split", "max_dim", "max_aspect")
+"""What decides which state a parameter has."""
+
+LAYOUT = (*FORM, "staggered", "frequency")
+"""What decides that, or when its refreshes fall: a change means new batches."""
 
 
 class StepOptions(NamedTuple):
@@ -105,11 +110,13 @@ def check_options(group: Group) -> None:
     for name in FLAGS:
         if not isinstance(group[name], bool):
             raise ValueError(f"Invalid {name}={group[name]!r}: must be True or False")
-    frequency, max_dim = group["frequency"], group["max_dim"]
-    if frequency is not None and not (_is_number(frequency) and 1 <= frequency < math.inf):
-        raise ValueError(f"Invalid frequency={frequency!r}: must be a number >= 1, or None for never again")
-    if max_dim is not None and not (isinstance(max_dim, int) and max_dim >= 1):
-        raise ValueError(f"Invalid max_dim={max_dim!r}: must be a whole number >= 1, or None for no limit")
+    for name, meaning in LIMITS.items():
+        if (value := group[name]) is not None and not (_is_number(value) and 1 <= value < math.inf):
+            raise ValueError(f"Invalid {name}={value!r}: must be a number >= 1, or None {meaning}")
+    if (split := group["split"]) is not None:
+        is_pair = isinstance(split, (tuple, list)) and len(split) == 2
+        if not (is_pair and isinstance(split[0], int) and split[0] >= 1 and split[1] in (-2, -1)):
+            raise ValueError(f"Invalid split={split!r}: must be (parts, -2 for rows or -1 for columns), or None")
 
 
 def smallest_eps(dtype: torch.dtype) -> float:

@@ -2,43 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import Tensor, nn
 
 HEAD_NAMES = {"lm_head", "head", "heads", "output", "unembed", "embed_out", "classifier", "score", "fc_out", "logits"}
-"""What the last layer is usually called: its rows are classes or words, as an embedding's are."""
+"""What the last layer, or a Sequential that ends in it, is usually called."""
 
-OPTIONS: dict[str, dict[str, Any]] = {
-    "matrices": {"rotate": True},
-    "kernels": {"rotate": True, "flatten": True},
-    "embeddings": {"rotate": False},
-    "head": {"rotate": False},
-    "vectors": {"rotate": False},
-    "kept": {"rotate": False},
-}
-"""The groups, by their `kind`."""
+EMBEDDING_NAME = re.compile(
+    r"(^|[._\d])(emb|embeds?|embeddings?|pos|positions?|positional|tokens?|table|prompts?|latents|codebook|wte|wpe)"
+    r"($|[._\d])"
+)
+"""The name of a plain parameter that is looked up or added, not multiplied by."""
+
+POSITIONS = re.compile(r"wpe|(^|[._])pos(ition)?")
+"""The name of a module that embeds no tokens."""
+
+FUSED = {"c_attn": 3, "qkv": 3, "Wqkv": 3, "qkv_proj": 3, "to_qkv": 3, "in_proj_weight": 3, "kv": 2, "to_kv": 2}
+FUSED |= {"gate_up_proj": 2, "gate_up": 2, "w12": 2}
+"""Projections of several matrices one after the other, and how many. Not `query_key_value`, whose heads take turns."""
+
+GATES = ("gate_up_proj", "gate_up", "w12", "to_qkv", "to_kv")
+"""Those whose parts need not be square."""
+
+Named = Mapping[str, Tensor]
 
 
-def param_groups(model: nn.Module, *, rotate: Iterable[str] = (), keep: Iterable[str] = ()) -> list[dict[str, Any]]:
+def param_groups(
+    model: nn.Module,
+    *,
+    rotate: Iterable[str] = (),
+    keep: Iterable[str] = (),
+    split: Mapping[str, int | tuple[int, int]] | None = None,
+) -> list[dict[str, Any]]:
     """Groups for `BasisRotation(param_groups(model))`, with the parameters' names.
 
-    A group's `kind` says what is in it: `matrices` of two or more dimensions inside the network and convolution
-    `kernels` are rotated; `embeddings`, the `head` (a module called as in `HEAD_NAMES`, one that shares its weight with
-    an embedding or has as many rows as an embedding) and `vectors` get AdamW. Print the result to see who is where.
+    A group's `kind` says what is in it, its `why` how that was told: `matrices` of two or more dimensions inside the
+    network and convolution `kernels` are rotated; `embeddings`, the `head` and `vectors` (one row or column included)
+    get AdamW. Names, shapes and use decide; `print(optimizer.summary())` shows it parameter by parameter.
 
     Args:
         model: the model, whole or sharded by FSDP2 or tensor parallelism.
         rotate: patterns (`*.head.weight`) of further names to rotate.
         keep: patterns of names to leave to AdamW.
+        split: by pattern, or by part of a name: how many matrices a fused projection is, and where their dimension is
+            not the output's, -2 (rows) or -1 (columns). `FUSED` ones of equal parts are known; 1 leaves one whole.
 
     Raises:
-        ValueError: a pattern matches no parameter, a name both kinds of pattern, a pattern of `rotate` a vector, or
-            FSDP1 wraps the model.
+        ValueError: a pattern matches no parameter, a name both kinds of pattern, a pattern of `rotate` or `split` a
+            vector, parts are not equal, or FSDP1 wraps the model.
     """
-    if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
+    modules = dict(model.named_modules())
+    if any(type(module).__name__ == "FullyShardedDataParallel" for module in modules.values()):
         raise ValueError(
             "FSDP1 flattens the parameters of a module, so that no matrix is left to rotate: shard the model with "
             "FSDP2 (torch.distributed.fsdp.fully_shard)"
@@ -47,29 +65,126 @@ def param_groups(model: nn.Module, *, rotate: Iterable[str] = (), keep: Iterable
     to_rotate, to_keep = _matching(named, rotate, "rotate"), _matching(named, keep, "keep")
     if both := sorted(to_rotate & to_keep):
         raise ValueError(f"{both[0]} matches a pattern of rotate and one of keep")
-    if vectors := [name for name in to_rotate if named[name].ndim < 2]:
-        raise ValueError(f"rotate: {min(vectors)} is a vector, which has no two sides to rotate")
-    by_kind: dict[str, list[tuple[str, Tensor]]] = {kind: [] for kind in OPTIONS}
-    modules = dict(model.named_modules())
-    matrices = [name for name, parameter in named.items() if parameter.ndim >= 2]
-    embeddings = [module.weight for module in modules.values() if isinstance(module, nn.Embedding | nn.EmbeddingBag)]
+    for name in sorted(to_rotate):
+        if _is_vector(named[name], modules[name.rpartition(".")[0]]):
+            raise ValueError(f"rotate: {name} is a vector, which has no two sides to rotate")
+    heads, parts = _heads(model, modules, named), _asked_parts(named, modules, split or {})
+    groups: dict[Any, dict[str, Any]] = {}
     for name, parameter in named.items():
-        path = name.rpartition(".")[0]
+        module = modules[name.rpartition(".")[0]]
         if name in to_keep:
-            kind = "kept"
-        elif parameter.ndim < 2:
-            kind = "vectors"
-        elif name not in to_rotate and any(parameter is embedding for embedding in embeddings):
+            kind, why = "kept", "keep"
+        elif _is_vector(parameter, module):
+            kind, why = "vectors", "vector"
+        elif name not in to_rotate and (why := _embedding(name, module)):
             kind = "embeddings"
-        elif name not in to_rotate and (
-            path.rpartition(".")[2] in HEAD_NAMES
-            or (name == matrices[-1] and len(parameter) in {len(embedding) for embedding in embeddings})
-        ):
+        elif name not in to_rotate and (why := heads.get(name, "")):
             kind = "head"
         else:
-            kind = "kernels" if isinstance(modules[path], nn.modules.conv._ConvNd) else "matrices"
-        by_kind[kind].append((name, parameter))
-    return [{"params": params, "kind": kind, **OPTIONS[kind]} for kind, params in by_kind.items() if params]
+            kind, why = ("kernels", "kernel") if _is_convolution(module) else ("matrices", "matrix")
+        options: dict[str, Any] = {"rotate": kind in ("matrices", "kernels"), "flatten": kind == "kernels"}
+        if kind == "matrices" and (of_name := parts.get(name) or _known_parts(name, parameter, module)):
+            options["split"] = of_name
+        key = kind, why, options.get("split")
+        groups.setdefault(key, {"params": [], "kind": kind, "why": why, **options})["params"].append((name, parameter))
+    return list(groups.values())
+
+
+def _is_vector(parameter: Tensor, module: nn.Module) -> bool:
+    """Also what lies in a norm, whatever its shape, and what has one row or one column."""
+    sides = (len(parameter), parameter[0].numel()) if _is_convolution(module) else parameter.shape[-2:]
+    return parameter.ndim < 2 or min(sides) <= 1 or "Norm" in type(module).__name__
+
+
+def _is_convolution(module: nn.Module) -> bool:
+    return isinstance(module, nn.modules.conv._ConvNd)
+
+
+def _is_embedding(module: nn.Module) -> bool:
+    return isinstance(module, nn.Embedding | nn.EmbeddingBag) or "Embedding" in type(module).__name__
+
+
+def _embedding(name: str, module: nn.Module) -> str:
+    """Why a parameter is one; nothing if it is not."""
+    own_name = name.rpartition(".")[2]
+    if _is_embedding(module):
+        return "embedding"
+    if own_name != "weight" and EMBEDDING_NAME.search(own_name.lower()):
+        return "embedding by its name"
+    return ""
+
+
+def _heads(model: nn.Module, modules: dict[str, nn.Module], named: Named) -> dict[str, str]:
+    """The names of the matrices that make the outputs, and why."""
+    matrices = [name for name, parameter in named.items() if parameter.ndim >= 2]
+    heads, ends = {}, {}
+    for name in matrices:
+        *above, last = name.split(".")[:-1] or [""]
+        if last in HEAD_NAMES or (last == "fc" and not above):
+            heads[name] = f"head: called {last}"
+        inside = [place for place, part in enumerate(above) if part in HEAD_NAMES]
+        if inside and not any(part.isdigit() for part in above[: inside[0]]):  # not a block's own `output`
+            ends[above[inside[0]]] = name
+    heads |= {name: f"head: the last of {container}" for container, name in ends.items()}
+    embeddings = [(name, m.weight) for name, m in modules.items() if isinstance(m, nn.Embedding | nn.EmbeddingBag)]
+    is_tied = any(
+        parameter is weight
+        for module in modules.values()
+        if not _is_embedding(module)
+        for parameter in module._parameters.values()
+        for _, weight in embeddings
+    )
+    tokens = next((w for name, w in embeddings if not POSITIONS.search(name)), None)
+    if matrices and not is_tied:
+        last_name, last_one = matrices[-1], named[matrices[-1]]
+        rows, columns = last_one.shape[-2:]
+        if tokens is not None and last_one is not tokens and rows == len(tokens) > 1:
+            if rows > columns or columns == tokens.shape[-1]:
+                heads.setdefault(last_name, "head: a row per token")
+        elif len(matrices) > 1 and last_name.startswith(_end_of_sequence(model)):
+            heads.setdefault(last_name, "head: the last layer of a Sequential")
+    return heads
+
+
+def _end_of_sequence(model: nn.Module) -> str:
+    """The last layer's name where a model is one Sequential (in a wrapper, or with others at its end); else none's."""
+    path, module, is_sequential = "", model, False
+    while children := [
+        (n, child) for n, child in module.named_children() if next(child.parameters(), None) is not None
+    ]:
+        is_sequential = is_sequential or isinstance(module, nn.Sequential)
+        if len(children) > 1 and not isinstance(module, nn.Sequential):
+            return "no layer"
+        path, module = path + children[-1][0] + ".", children[-1][1]
+    return path if is_sequential else "no layer"
+
+
+def _asked_parts(
+    named: Named, modules: dict[str, nn.Module], split: Mapping[str, int | tuple[int, int]]
+) -> dict[str, tuple[int, int]]:
+    """By parameter: the parts that the caller has named, and the dimension that they divide."""
+    parts = {}
+    for pattern, given in split.items():
+        names = {name for name in named if pattern in name.split(".") and named[name].ndim >= 2}
+        for name in names or _matching(named, [pattern], "split"):
+            number, dim = given if isinstance(given, tuple) else (given, _output(modules[name.rpartition(".")[0]]))
+            if named[name].ndim < 2 or number < 1 or named[name].shape[dim] % number:
+                raise ValueError(f"split: {name} of shape {tuple(named[name].shape)} is not {number} equal matrices")
+            parts[name] = number, dim
+    return parts
+
+
+def _known_parts(name: str, parameter: Tensor, module: nn.Module) -> tuple[int, int] | None:
+    own_name, dim = name.removesuffix(".weight").rpartition(".")[2], _output(module)
+    parts, size = FUSED.get(own_name), parameter.shape[dim]
+    if parts is None or parameter.ndim != 2 or size % parts:
+        return None
+    return (parts, dim) if own_name in GATES or size == parts * parameter.shape[-3 - dim] else None
+
+
+def _output(module: nn.Module) -> int:
+    """The dimension of a weight that its outputs have: the columns of transformers' Conv1D (in, out), else the rows."""
+    return -1 if any(kind.__name__ == "Conv1D" for kind in type(module).__mro__) else -2
 
 
 def _matching(names: Iterable[str], patterns: Iterable[str], argument: str) -> set[str]:

@@ -112,15 +112,14 @@ class Sharding:
             loads = self._loads.setdefault(mesh, [0] * mesh.size())
             owner = loads.index(min(loads))
             loads[owner] += rotation_cost(parameter)
-            self._shards[parameter] = Shards(self._group(mesh), boxes[parameter], owner)
+            self._shards[parameter] = Shards(self._group(mesh, parameter.device), boxes[parameter], owner)
 
-    def agree(self, mesh: Any, flags: dict[torch.device, Tensor]) -> None:
-        """Set a flag () on all ranks of a mesh where it is set on any."""
-        for device, flag in flags.items():
-            if device.type == mesh.device_type:
-                count = flag.int()
-                dist.all_reduce(count, group=self._group(mesh))
-                flags[device] = count > 0
+    def agree(self, parameters: Iterable[Any], flags: dict[torch.device, Tensor]) -> None:
+        """Set the flag () of a device on all ranks of the parameters' meshes where it is set on any."""
+        for mesh, device in dict.fromkeys((p.device_mesh, p.device) for p in parameters):  # everywhere in this order
+            count = flags[device].int()
+            dist.all_reduce(count, group=self._group(mesh, device))
+            flags[device] = count > 0
 
     def _boxes(self, parameter: Any) -> list[Box]:
         from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -128,22 +127,25 @@ class Sharding:
         mesh, placements = parameter.device_mesh, parameter.placements
         shape, offset = compute_local_shape_and_global_offset(parameter.shape, mesh, placements)
         mine: Box = tuple(map(int, shape)), tuple(map(int, offset))
-        group = self._group(mesh)
+        group = self._group(mesh, parameter.device)
         boxes: list[Any] = [None] * dist.get_world_size(group)
         dist.all_gather_object(boxes, mine, group=group)
         return boxes
 
-    def _group(self, mesh: Any) -> dist.ProcessGroup:
-        """The process group of all ranks of a mesh."""
-        if mesh not in self._groups:
+    def _group(self, mesh: Any, device: torch.device) -> dist.ProcessGroup:
+        """The process group of all ranks of a mesh, for tensors of a device: the CPU where FSDP2 offloads to it."""
+        if (mesh, device.type) not in self._groups:
             ranks = sorted(mesh.mesh.flatten().tolist())
             if mesh.ndim == 1:
-                self._groups[mesh] = mesh.get_group()
+                group = mesh.get_group()
             elif len(ranks) == dist.get_world_size():
-                self._groups[mesh] = _given(dist.group.WORLD)
+                group = _given(dist.group.WORLD)
             else:
-                self._groups[mesh] = dist.new_group(ranks, use_local_synchronization=True)
-        return self._groups[mesh]
+                group = dist.new_group(ranks, use_local_synchronization=True)
+            if f"{device.type}:" not in dist.get_backend_config(group):  # NCCL alone takes no tensors of the CPU
+                group = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+            self._groups[mesh, device.type] = group
+        return self._groups[mesh, device.type]
 
 
 def gather_gradients(members: Sequence[Member]) -> None:

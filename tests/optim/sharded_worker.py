@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 
 from brx.optim import BasisRotation, param_groups
+from brx.optim.sharded import Sharding
 
 NUM_STEPS = 14
 OPTIONS = {"lr": 0.01, "frequency": 3, "weight_decay": 0.1}
@@ -153,8 +154,9 @@ def matrices_per_rank():
     model = fsdp2()
     optimizer = BasisRotation(param_groups(model), **OPTIONS)
     train(model, optimizer, 0, 1)
+    states = [state for state in optimizer.state.values() if "left_basis" in state]
     counts = [None] * dist.get_world_size()
-    dist.all_gather_object(counts, sum("left_basis" in state for state in optimizer.state.values()))
+    dist.all_gather_object(counts, sum(state["left_basis"].numel() > 0 for state in states))
     return counts
 
 
@@ -201,6 +203,9 @@ def resumes(through, folder):
         loaded = {"optimizer": get_optimizer_state_dict(later, resumed)}
         dcp.load(loaded, checkpoint_id=folder)
         set_optimizer_state_dict(later, resumed, loaded["optimizer"])
+    elif through == "flat":
+        flat = StateDictOptions(flatten_optimizer_state_dict=True)
+        set_optimizer_state_dict(later, resumed, get_optimizer_state_dict(model, optimizer, options=flat), options=flat)
     elif through == "whole":
         single = make()
         alone = BasisRotation(param_groups(single), **OPTIONS)
@@ -211,6 +216,41 @@ def resumes(through, folder):
             parameter.copy_(weights[name])
     train(later, resumed, 11, NUM_STEPS)
     return difference(later, expected())
+
+
+class MeshOfGPUs:
+    """What is asked of a mesh whose processes exchange through NCCL, as that of FSDP2 with offloading to the CPU."""
+
+    ndim, mesh = 1, torch.arange(2)
+
+    def __init__(self, group):
+        self.get_group = lambda: group
+
+
+def offloaded():
+    """The process group that shards on the CPU are exchanged through, if the mesh's own takes tensors of GPUs alone."""
+    own = dist.new_group([0, 1], backend="gloo")
+    config = dist.get_backend_config
+    dist.get_backend_config = lambda group: "cuda:nccl" if group is own else config(group)
+    try:
+        group = Sharding()._group(MeshOfGPUs(own), torch.device("cpu"))
+    finally:
+        dist.get_backend_config = config
+    total = torch.ones(())
+    dist.all_reduce(total, group=group)
+    return group is not own, dist.get_process_group_ranks(group), total.item()
+
+
+def taken_over():
+    """AdamW under FSDP2, continued: the next step is AdamW's."""
+    model, twin = fsdp2(), make()
+    first, alone = torch.optim.AdamW(model.parameters(), lr=0.01), torch.optim.AdamW(twin.parameters(), lr=0.01)
+    train(model, first, 0, 12)
+    optimizer = BasisRotation(param_groups(model), lr=0.01, frequency=None)
+    optimizer.take_over(first)
+    train(model, optimizer, 12, NUM_STEPS)
+    train(twin, alone, 0, NUM_STEPS)
+    return difference(model, whole(twin))
 
 
 def whole_state_fits_one_process():
@@ -262,8 +302,10 @@ def cases(folder):
     yield "bad gradient", bad_gradient
     yield "matrices per rank", matrices_per_rank
     yield "updates of an empty shard", updates_of_an_empty_shard
-    for through in ("state_dict", "dcp", "whole"):
+    for through in ("state_dict", "dcp", "flat", "whole"):
         yield f"resume through {through}", lambda through=through: resumes(through, folder / "dcp")
+    yield "offloaded", offloaded
+    yield "adamw taken over", taken_over
     yield "full state", whole_state_fits_one_process
 
 

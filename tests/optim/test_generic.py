@@ -93,7 +93,7 @@ def test_errors(case):
     ids=["none", "step", "exponential", "linear", "cosine", "one cycle", "plateau"],
 )
 def test_goes_in_the_right_direction(case, rotate, scheduler):
-    weight, bias = matrices((10, 5), (10, 1))
+    weight, bias = matrices((10, 5), (10, 2))
     features = torch.randn(5, generator=torch.Generator().manual_seed(1))
     optimizer = optimizer_of([weight, bias], case, rotate)
     schedule = scheduler(optimizer) if scheduler else None

@@ -18,7 +18,9 @@ TWO = (
     "half precision",
     "resume through state_dict",
     "resume through dcp",
+    "resume through flat",
     "resume through whole",
+    "adamw taken over",
     "full state",
 )
 FOUR = ("fsdp2", "sequence parallel", "tensor parallel", "fsdp2 and tensor parallel", "hybrid")
@@ -57,3 +59,7 @@ def test_ranks_without_a_part_of_a_parameter_count_its_updates(results):
 
 def test_state_is_shared_among_the_ranks(results):
     assert sorted(results(2)["matrices per rank"]) == [1, 2]
+
+
+def test_shards_on_the_cpu_of_a_mesh_of_gpus_are_exchanged_through_gloo(results):
+    assert results(2)["offloaded"] == [True, [0, 1], 2]

@@ -74,6 +74,31 @@ def test_hf_trainer(tmp_path):
         torch.testing.assert_close(parameter, other)
 
 
+def test_hf_trainer_makes_the_optimizer_and_its_groups(tmp_path):
+    transformers = pytest.importorskip("transformers", reason="transformers is not among the test dependencies")
+    config = transformers.GPT2Config(n_layer=2, n_embd=16, n_head=2, n_positions=16, vocab_size=11)
+    torch.manual_seed(0)
+    model = transformers.GPT2LMHeadModel(config)  # tied, and as wide as it has positions
+    rows = [{"input_ids": torch.arange(k, k + 8) % 11, "labels": torch.arange(k, k + 8) % 11} for k in range(16)]
+    arguments = transformers.TrainingArguments(
+        str(tmp_path), max_steps=12, weight_decay=0.1, save_strategy="no", report_to=[], use_cpu=True
+    )
+    choice = (BasisRotation, {"lr": 1e-2, "rest_lr": 3e-3})
+    trainer = transformers.Trainer(model, arguments, train_dataset=rows, optimizer_cls_and_kwargs=choice)
+    with pytest.warns(UserWarning, match="parameters have no side to rotate"):
+        trainer.train()
+    groups = [(g["rotate"], g["weight_decay"], g["initial_lr"]) for g in trainer.optimizer.param_groups]
+    assert groups == [(True, 0.1, 1e-2), (False, 0.0, 3e-3)]
+    assert trainer.state.log_history[-1]["train_loss"] < 2.5
+    found = {row.name: row for row in BasisRotation(param_groups(model)).summary()}
+    assert found["transformer.h.1.mlp.c_proj.weight"].sides == ("left", "right")
+    assert found["transformer.h.0.attn.c_attn.weight"].matrices == (3, 16, 16)
+    assert {name for name, row in found.items() if len(row.shape) == 2 and not row.sides} == {
+        "transformer.wte.weight",
+        "transformer.wpe.weight",
+    }
+
+
 def test_lightning(tmp_path):
     lightning = pytest.importorskip("pytorch_lightning", reason="Lightning is not among the test dependencies")
 

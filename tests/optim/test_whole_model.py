@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp._common_utils import FSDP_FLATTENED
 
 from brx.optim import BasisRotation, param_groups
 from tests.optim.test_state_is_the_truth import parameters, random, step
@@ -172,8 +173,11 @@ def test_one_optimizer_trains_a_whole_model():
     assert len(optimizer.state) == len(list(model.parameters()))
 
 
-def test_flat_parameters_are_refused_with_advice():
+@pytest.mark.parametrize("mark", ["_is_flat_param", FSDP_FLATTENED])  # the second with use_orig_params
+def test_parameters_of_fsdp1_are_refused_with_advice(mark):
     flat = nn.Parameter(torch.ones(12))
-    flat._is_flat_param = True
+    setattr(flat, mark, True)
     with pytest.raises(ValueError, match="fully_shard"):
         BasisRotation([flat], rotate=False)
+    with pytest.raises(ValueError, match="fully_shard"):
+        BasisRotation([flat])
