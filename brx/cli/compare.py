@@ -16,6 +16,7 @@ EXAMPLES = """\
   brx compare my_method.py:MyMethod                     train what is missing, and show its place among the rest
   brx compare torch.optim:Adamax --set optimizer.arguments.betas='[0.9, 0.99]'
   brx compare muon soap --seeds 3                       with intervals
+  brx compare muon --rest-lr 3e-4 --rest-lr 1e-3        a rate of its own for what is no matrix, a row for each
   brx compare --all-builtin --dry-run                   what is missing, and how long it takes
   brx compare                                           the leaderboard of what is there; trains nothing
 
@@ -37,6 +38,12 @@ def compare(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE...", help="settings of the optimizer, for a variant of one METHOD"),
     ] = None,
+    rest_lr: Annotated[
+        list[float] | None,
+        typer.Option(
+            metavar="LR...", help="also try these as optimizer.rest_lr of one METHOD, lr chosen anew for each"
+        ),
+    ] = None,
     seeds: Annotated[
         int, typer.Option(metavar="N", min=1, help="seeds at the best rates; two or more give intervals")
     ] = 1,
@@ -54,14 +61,17 @@ def compare(
     from brx.data.prepare import prepare
     from brx.methods.table import CUSTOM, METHODS
     from brx.sweep.command import check_own_methods, list_cells, make_launcher, run_and_print
-    from brx.sweep.compare import DELAYS, board_text, parse_settings, protocols, read_board, take_committed
+    from brx.sweep.compare import DELAYS, board_text, parse_settings, protocol, protocols, read_board, take_committed
 
     if all_builtin and methods:
         raise UserError("METHOD and --all-builtin: give one of the two")
-    if overrides and len(methods or []) != 1:
-        raise UserError("--set: is about one METHOD; name exactly one")
+    for option, given in (("--set", overrides), ("--rest-lr", rest_lr)):
+        if given and len(methods or []) != 1:
+            raise UserError(f"{option}: is about one METHOD; name exactly one")
     asked = [name for name in METHODS if name != CUSTOM] if all_builtin else list(methods or [])
-    sweeps = protocols(asked, parse_settings(overrides or []), seeds, out)
+    settings = parse_settings(overrides or [])
+    sweeps = protocols(asked, settings, seeds, out)
+    sweeps += [protocol(asked[0], {**settings, "optimizer.rest_lr": rate}, seeds, out) for rate in rest_lr or []]
     check_own_methods(sweeps)
     # Prepared first: committed runs of another corpus do not count.
     corpus = prepare(sweeps[0].cells[0].config.data).fingerprint if sweeps and not dry_run else None

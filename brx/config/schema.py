@@ -195,6 +195,13 @@ class OptimizerSection(Section):
     """Decoupled weight decay."""
 
 
+class MatrixOptimizerSection(OptimizerSection):
+    """What the methods share that are for matrices, with AdamW for the rest."""
+
+    rest_lr: float | None = Field(None, gt=0)
+    """Peak learning rate of the rest (embeddings, head, router, biases, norms); null for `lr`."""
+
+
 class PipeDreamConfig(OptimizerSection):
     """AdamW on delayed gradients (PipeDream)."""
 
@@ -219,7 +226,7 @@ class NesterovConfig(OptimizerSection):
     """NAdam's momentum decay."""
 
 
-class BasisRotationConfig(OptimizerSection):
+class BasisRotationConfig(MatrixOptimizerSection):
     """Adam in the Hessian's Kronecker eigenbasis (the paper's algorithms 1 and 2)."""
 
     method: Literal["basis-rotation"]
@@ -251,7 +258,7 @@ class DelayCompensationConfig(OptimizerSection):
     the backward pass used: with `pipeline.stash: none` these are the newest ones, and nothing is left to correct."""
 
 
-class SoapConfig(OptimizerSection):
+class SoapConfig(MatrixOptimizerSection):
     """SOAP (arXiv:2409.11321) on the matrices of attention and MLP, AdamW on the rest."""
 
     method: Literal["soap"]
@@ -259,7 +266,7 @@ class SoapConfig(OptimizerSection):
     """Iterations between updates of the preconditioner's eigenbasis."""
 
 
-class MuonConfig(OptimizerSection):
+class MuonConfig(MatrixOptimizerSection):
     """Muon on the matrices of attention and MLP, AdamW on the rest."""
 
     method: Literal["muon"]

@@ -84,7 +84,8 @@ class Method:
 
     def rest(self, groups: list[Group]) -> Optimizer:
         """The optimizer of everything else: embeddings, head, router, biases, norms."""
-        return self.adamw(groups)
+        rest_lr = getattr(self.config.optimizer, "rest_lr", None)
+        return self.adamw(groups if rest_lr is None else [{"lr": rest_lr, **group} for group in groups])
 
     def optimizers(self, stages: Stages) -> list[Optimizer]:
         """All optimizers of one device; override it for another division than into matrices and rest.

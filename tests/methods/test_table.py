@@ -16,7 +16,7 @@ from tests.pipeline.test_engine import VOCABULARY, make_config, make_versions, m
 MOE = ["model.moe.experts=4", "model.moe.every=2"]
 
 
-def library_optimizers(method, model, lr):
+def library_optimizers(method, model, lr, rest_lr):
     """The baselines' optimizers as a user of the libraries would write them, an expert's matrices taken apart."""
     matrices, embeddings, vectors = [], [], []
     for name, parameter in model.named_parameters():
@@ -36,7 +36,7 @@ def library_optimizers(method, model, lr):
             pytorch_optimizer.SCION(kind, lr=lr, constraint=True, norm_type=norm, scale=scale)
             for kind, norm, scale in ((matrices, 2, 50.0), (embeddings, 4, 3000.0), (vectors, 5, 1.0))
         ]
-    return [*first, torch.optim.AdamW(rest, lr=lr, fused=True)]
+    return [*first, torch.optim.AdamW(rest, lr=rest_lr, fused=True)]
 
 
 def _inside(name):
@@ -49,11 +49,13 @@ def _inside(name):
 def test_baseline_is_the_librarys_optimizer(method, extra):
     # P = 1, constant learning rate, no clipping: nothing but the optimizer is left.
     constant = ["training.final_lr_fraction=1.0", "training.warmup_fraction=0.0", "training.clip=1e9"]
-    config = make_config(method, 1, "exact", 24, "optimizer.lr=0.001", *constant, *extra)
+    rest_lr = 0.003 if method == "muon" else 0.001
+    rates = ["optimizer.lr=0.001", *(["optimizer.rest_lr=0.003"] if method == "muon" else [])]
+    config = make_config(method, 1, "exact", 24, *rates, *constant, *extra)
     _, versions = run_engine(config, 24)
     model = whole_model(config.model, VOCABULARY)
     initialize(model, config.model.blocks, seed=0)
-    optimizers = library_optimizers(method, model, 0.001)
+    optimizers = library_optimizers(method, model, 0.001, rest_lr)
     given = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
     members = {
         member: (parameter, place)
@@ -195,6 +197,7 @@ def test_every_entry_is_complete(method):
             for method in ("pipedream", "basis-rotation", "soap", "muon")
             for key in ("beta1=0.5", "beta2=0.5", "eps=1e-3", "weight_decay=1.0")
         ),
+        *(f"{method} optimizer.rest_lr=0.01" for method in ("basis-rotation", "soap", "muon")),
     ],
 )
 def test_every_option_changes_the_run(option):

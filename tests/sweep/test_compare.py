@@ -163,6 +163,12 @@ def test_dry_run_lists_what_the_best_rates_ask_for_and_trains_nothing(best, num_
     assert f"{num_cells} cells" in " ".join(capsys.readouterr().out.split())
 
 
+def test_rates_of_the_rest_are_variants_with_rates_chosen_anew(tmp_path, capsys):
+    rates = ["--rest-lr", "1e-3", "--rest-lr", "3e-4"]
+    assert main(["compare", "muon", *rates, "--out", str(tmp_path), "--committed", str(tmp_path), "--dry-run"]) == 0
+    assert " ".join(capsys.readouterr().out.split()).count("9 cells") == 4  # pipedream, muon, and muon twice more
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -170,6 +176,8 @@ def test_dry_run_lists_what_the_best_rates_ask_for_and_trains_nothing(best, num_
         (["adamm"], "unknown method 'adamm'"),
         (["nothing.py:Mine"], "nothing.py cannot be read"),
         (["muon", "soap", "--set", "optimizer.beta1=0.5"], "name exactly one"),
+        (["muon", "soap", "--rest-lr", "1e-3"], "--rest-lr: is about one METHOD"),
+        (["nesterov", "--rest-lr", "1e-3"], "rest_lr"),
         (["muon", "--set", "training.iterations=5"], "must be optimizer.KEY=VALUE"),
         (["muon", "--set", "optimizer.lr=5"], "must be optimizer.KEY=VALUE"),
         (["muon", "--seeds", "0"], "--seeds: input should be greater than or equal to 1"),
