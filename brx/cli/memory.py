@@ -36,7 +36,7 @@ def memory(
     from rich.console import Console
 
     from brx.config.loading import load_config
-    from brx.paper.llama import LLAMA_3_8B
+    from brx.paper.printed import LLAMA_3_8B
     from brx.planning.memory_tables import (
         matrices_of,
         overhead_table,

@@ -51,7 +51,8 @@ def plot(
     runs: ScaleRuns = None,
 ) -> None:
     """Draw, and say what was written and what was missing."""
-    from brx.paper.publishing import draw_figures, figure_catalogue
+    from brx.paper.figures import FIGURES
+    from brx.paper.publishing import draw_figures
     from brx.plot.curves import draw_curves
     from brx.runs.frames import comparable, differences, left_out, load
 
@@ -78,7 +79,7 @@ def plot(
     elif curves:
         raise UserError(f"RUN: only {', '.join(OF_ANY_RUNS)} take runs; name the folder of {figure}'s with --runs")
     elif figure == "list":
-        for entry in figure_catalogue():
+        for entry in FIGURES.values():
             print(f"{entry.name:24}{entry.place:13}{entry.caption}")
         return
     else:

@@ -53,7 +53,7 @@ def stages(
     format: Format = "table",
 ) -> None:
     """Print the table."""
-    from brx.paper.llama import DEVICES_GB, LLAMAS
+    from brx.paper.printed import DEVICES_GB, LLAMAS
     from brx.planning.stage_count import ModelShape, stage_count_table
     from brx.runs.formats import format_table
 

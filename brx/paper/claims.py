@@ -13,7 +13,7 @@ from typing import Literal
 import pandas as pd
 
 from brx.errors import UserError
-from brx.paper.evidence.base import Ask, Evidence, NotTriedError
+from brx.paper.evidence.base import Evidence, NotTriedError, Question
 from brx.paper.scales import Experiments, Scale
 from brx.runs.frames import SEED
 
@@ -26,15 +26,11 @@ Unit = Literal["times", "percent", "plain"]
 
 @dataclass(frozen=True)
 class Claim:
-    """One statement of the paper.
+    """One statement of the paper: its name on the command line, its place in the paper, and its sentence in our words.
 
     Attributes:
-        name: on the command line.
-        statement: what is said, in our words.
-        where: its figure, table or section in the paper.
         evidence: ours, from the runs of a scale.
         paper: the printed number; None for a direction.
-        unit: of the number.
         rule: of the verdict (docs/protocol.md, 5): `number` (within `FACTOR` of the paper's, of 1 - share for a share;
             a slowdown above 1, a share above 0, by their intervals where there are any), `at least` (ours is no
             smaller), `closed form` (equal as printed), `direction`, `order of norms` (their intervals apart). Without
@@ -43,9 +39,9 @@ class Claim:
     """
 
     name: str
-    statement: str
     where: str
-    evidence: Ask
+    statement: str
+    evidence: Question
     paper: float | None = None
     unit: Unit = "plain"
     rule: Rule = "direction"
@@ -57,9 +53,7 @@ class Outcome:
     """A claim beside our runs.
 
     Attributes:
-        claim: which.
-        evidence: None where it was not tried.
-        reason: why not.
+        evidence: None where it was not tried, for a `reason`.
         runs: names of the runs that it is from.
         num_seeds: of the experiment with the fewest; None where it is from no runs.
         sweeps: the files that make the runs, those that are not there among them.
@@ -85,6 +79,11 @@ class Outcome:
             return "not tried"
         return "yes" if _is_reproduced(self.claim, self.evidence, self.num_seeds) else "no"
 
+    @property
+    def verdict_text(self) -> str:
+        """The verdict, and that it is from one seed."""
+        return f"{self.verdict}{', one seed' if self.num_seeds == 1 else ''}"
+
 
 def judge(experiments: Experiments, claims: Sequence[Claim]) -> list[Outcome]:
     """Claims beside the runs of a scale; what they ask for counts as asked for here."""
@@ -106,8 +105,8 @@ def claim_table(outcomes: Sequence[Outcome], scale: Scale) -> pd.DataFrame:
             "where": outcome.claim.where,
             "paper": "" if outcome.claim.paper is None else number_text(outcome.claim.paper, outcome.claim.unit),
             "here": evidence_text(outcome),
-            "reproduced": f"{outcome.verdict}{', one seed' if outcome.num_seeds == 1 else ''}",
-            "rule": _rule_text(outcome.claim),
+            "reproduced": outcome.verdict_text,
+            "rule": f"within {FACTOR:g}x" if outcome.claim.rule == "number" else outcome.claim.rule,
             "runs": str(len(outcome.runs)),
             "command": outcome.command.format(curvature=scale.curvature),
         }
@@ -170,7 +169,3 @@ def _is_reproduced(claim: Claim, ours: Evidence, num_seeds: int | None) -> bool:
 
 def _is_close(ours: float, paper: float) -> bool:
     return paper / FACTOR <= ours <= paper * FACTOR
-
-
-def _rule_text(claim: Claim) -> str:
-    return f"within {FACTOR:g}x" if claim.rule == "number" else claim.rule

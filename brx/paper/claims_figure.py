@@ -28,7 +28,7 @@ def fill_claims(figure: Figure, outcomes: Sequence[Outcome]) -> None:
         _draw_ratio(axes, outcome, row, color)
         texts.text(0.01, row, paper_text(outcome), va="center", fontsize=7)
         texts.text(0.21, row, our_text(outcome), va="center", fontsize=7)
-        texts.text(0.72, row, _verdict_text(outcome), va="center", fontsize=7, color=color, weight="bold")
+        texts.text(0.72, row, outcome.verdict_text, va="center", fontsize=7, color=color, weight="bold")
     for text, position in (("the paper", 0.01), ("here [95 %]", 0.21), ("reproduced?", 0.72)):
         texts.text(position, -1, text, va="center", fontsize=7, weight="bold")
     texts.set_xlim(0, 1)
@@ -82,10 +82,6 @@ def our_text(outcome: Outcome) -> str:
         texts = ("as printed", "not all as printed") if claim.rule == "closed form" else ("holds", "does not hold")
         return texts[0 if ours.holds else 1]
     return measured_text(claim, ours)
-
-
-def _verdict_text(outcome: Outcome) -> str:
-    return outcome.verdict + (", one seed" if outcome.num_seeds == 1 else "")
 
 
 def _draw_ratio(axes: Axes, outcome: Outcome, row: int, color: str) -> None:

@@ -16,28 +16,23 @@ import pandas as pd
 from scipy.special import stdtrit
 
 from brx.errors import UserError
-from brx.paper.scales import LADDER_METHODS, STRATEGY_NAMES, Experiments, sweep_of
+from brx.paper.scales import LADDER_METHODS, PRECONDITIONED, STRATEGY_NAMES, Experiments
 from brx.runs.comparison import common_target, reductions, slowdowns
 from brx.runs.frames import DEPTH, SEED
 from brx.runs.slowdown import CONFIDENCE
 
 PAPER_RELATIVE_DELAY = 31 / 244_000
 """The paper's largest delay over its training: 1 B tokens at 4,096 per iteration."""
-LEAST_RUNGS = 3
+LEAST_LENGTHS = 3
 MOST = 100
 """Ends of intervals above it are not worth their digits."""
-BESIDE_THE_LADDER = (*STRATEGY_NAMES[1:], "soap", "muon", "scion")
 
 
 @dataclass(frozen=True)
-class Rung:
-    """The runs of one length.
+class Length:
+    """The runs of one length of training, in iterations: of every method of the ladder at P = 1 and at `num_stages`.
 
-    Attributes:
-        iterations: T.
-        num_stages: P; the largest delay is P - 1.
-        runs: of every method of the ladder at P = 1 and at P, rows of `at_best_rates`.
-        others: those of other methods that were trained as long at both.
+    `others` are those of other methods that were trained as long at both.
     """
 
     iterations: int
@@ -52,84 +47,56 @@ class Rung:
 
     def seeds(self, method: str, num_stages: int) -> pd.DataFrame:
         """The runs of a method at one number of stages."""
-        runs = self.all_runs
+        runs = pd.concat([self.runs, self.others])
         return runs[(runs["variant"] == method) & (runs[DEPTH] == num_stages)]
 
-    @property
-    def all_runs(self) -> pd.DataFrame:
-        """Those of the ladder's methods, then the others'."""
-        return pd.concat([self.runs, self.others])
-
-    @property
-    def num_seeds(self) -> int:
-        """Of the experiment with the fewest."""
-        return int(self.runs.groupby("experiment")[SEED].nunique().min())
+    def labelled(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """Rows about these runs with `iterations_of_training`, `relative_delay` and `num_seeds`, the least of any."""
+        num_seeds = int(self.runs.groupby("experiment")[SEED].nunique().min())
+        return frame.assign(
+            iterations_of_training=self.iterations, relative_delay=self.relative_delay, num_seeds=num_seeds
+        )
 
 
-def rungs(experiments: Experiments) -> list[Rung]:
+def complete_lengths(experiments: Experiments) -> list[Length]:
     """The lengths of which all runs are there, shortest first: slowdowns of one length have one target.
+
+    Runs of methods beside the ladder's are taken where they are, and not missed elsewhere.
 
     Raises:
         UserError: the scale has one length only.
     """
-    scale = experiments.scale
+    scale, quietly = experiments.scale, experiments.fresh()
     if not scale.lengths:
         raise UserError("the ladder: only at the scale of a laptop: brx sweep configs/sweeps/laptop/ladder.yaml")
     complete = []
     for iterations in scale.lengths:
-        experiments_of = [
-            experiments.find(method, P, "ladder", settings={"training.iterations": iterations})
-            for method in LADDER_METHODS
-            for P in experiments.ends
-        ]
-        present = [seeds for seeds in experiments_of if seeds is not None]
-        if len(present) == len(experiments_of):
-            others = _trained_as_long(experiments, iterations)
-            complete.append(Rung(iterations, scale.deepest, pd.concat(present), others))
+        settings = {"training.iterations": iterations}
+        runs = experiments.find_ends(*LADDER_METHODS, sweep="ladder", settings=settings)
+        if runs is not None:
+            beside = [quietly.find_ends(name, settings=settings) for name in (*STRATEGY_NAMES[1:], *PRECONDITIONED)]
+            others = [pair for pair in beside if pair is not None]
+            complete.append(Length(iterations, scale.deepest, runs, pd.concat(others) if others else pd.DataFrame()))
     return complete
 
 
-def _trained_as_long(experiments: Experiments, iterations: int) -> pd.DataFrame:
-    """The runs of methods beside the ladder's that are there at both ends; the others are not missed."""
-    settings, quietly = {"training.iterations": iterations}, experiments.fresh()
-    found = []
-    for method in BESIDE_THE_LADDER:
-        pair = [quietly.find(method, P, sweep_of(method), settings=settings) for P in experiments.ends]
-        present = [seeds for seeds in pair if seeds is not None]
-        if len(present) == len(pair):
-            found += present
-    return pd.concat(found) if found else pd.DataFrame()
-
-
-def ladder_slowdowns(ladder: Sequence[Rung], *, with_others: bool = False) -> pd.DataFrame:
-    """Rows of `brx.runs.comparison.slowdowns`, each length to the target of its ladder's methods, and three columns.
-
-    They are `iterations_of_training`, `relative_delay` and `num_seeds`.
-    """
+def ladder_slowdowns(ladder: Sequence[Length], *, with_others: bool = False) -> pd.DataFrame:
+    """Rows of `brx.runs.comparison.slowdowns`, labelled; each length to the target of its ladder's methods."""
     frames = []
-    for rung in ladder:
-        frame = slowdowns(rung.all_runs if with_others else rung.runs, common_target(rung.runs))
-        frames.append(_with_rung(frame, rung))
+    for length in ladder:
+        runs = pd.concat([length.runs, length.others]) if with_others else length.runs
+        frames.append(length.labelled(slowdowns(runs, common_target(length.runs))))
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
 
-def ladder_savings(ladder: Sequence[Rung]) -> pd.DataFrame:
-    """Rows of `brx.runs.comparison.reductions` at P, with the same columns more."""
-    frames = []
-    for rung in ladder:
-        frame = reductions(rung.runs[rung.runs[DEPTH] == rung.num_stages])
-        frames.append(_with_rung(frame, rung))
+def ladder_savings(ladder: Sequence[Length]) -> pd.DataFrame:
+    """Rows of `brx.runs.comparison.reductions` at P, labelled."""
+    frames = [each.labelled(reductions(each.runs[each.runs[DEPTH] == each.num_stages])) for each in ladder]
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
-
-
-def _with_rung(frame: pd.DataFrame, rung: Rung) -> pd.DataFrame:
-    return frame.assign(
-        iterations_of_training=rung.iterations, relative_delay=rung.relative_delay, num_seeds=rung.num_seeds
-    )
 
 
 class Prediction(NamedTuple):
-    """What a power law says of a new rung, with its 95 % interval."""
+    """What a power law says of a new length, with its 95 % interval."""
 
     value: float
     low: float
@@ -138,13 +105,10 @@ class Prediction(NamedTuple):
 
 @dataclass(frozen=True)
 class PowerLaw:
-    """log y = intercept + slope log x, by least squares.
+    """log y = intercept + slope log x, by least squares through `num_points`.
 
     Attributes:
-        intercept: of the line.
-        slope: of the line: the exponent.
         deviation: of the points from it, with n - 2 degrees of freedom.
-        num_points: n.
         centre: mean of log x.
         spread: sum of squared deviations of log x from it.
     """
@@ -167,7 +131,7 @@ class PowerLaw:
 
 def fit_power_law(x: Sequence[float], y: Sequence[float]) -> PowerLaw | None:
     """The power law through some points; None for fewer than three, or where y is not above zero: there is none."""
-    if len(x) < LEAST_RUNGS or min(y) <= 0:
+    if len(x) < LEAST_LENGTHS or min(y) <= 0:
         return None
     log_x, log_y = np.log(x), np.log(y)
     centred = log_x - log_x.mean()
@@ -179,24 +143,36 @@ def fit_power_law(x: Sequence[float], y: Sequence[float]) -> PowerLaw | None:
     return PowerLaw(intercept, slope, deviation, len(x), float(log_x.mean()), spread)
 
 
-def slowdown_law(slowdowns_of_method: pd.DataFrame) -> PowerLaw | None:
-    """Of slowdown - 1, by the lengths at which the slowdown is known and no bound."""
-    exact = slowdowns_of_method[slowdowns_of_method["ratio"].notna() & ~slowdowns_of_method["is_censored"]]
-    return fit_power_law(exact["relative_delay"].tolist(), (exact["ratio"] - 1).tolist())
+class Quantity(NamedTuple):
+    """What the ladder measures: a column that follows `shift` + `factor` times a power law of the relative delay."""
+
+    column: str
+    shift: float
+    factor: float
+    form: str
+    """Of its texts."""
+
+    def law(self, rows: pd.DataFrame) -> PowerLaw | None:
+        """Through the lengths of one method at which it is known and no bound."""
+        known = rows[rows[self.column].notna()]
+        known = known[~known["is_censored"]] if "is_censored" in known else known
+        y = (known[self.column] - self.shift) / self.factor
+        return fit_power_law(known["relative_delay"].tolist(), y.tolist())
+
+    def predicted(self, law: PowerLaw, relative_delay: float) -> Prediction:
+        """Its value and the ends of its interval at a relative delay."""
+        return Prediction(*(self.shift + self.factor * each for each in law.at(relative_delay)))
+
+    def at_the_papers_delay(self, law: PowerLaw | None) -> str:
+        """Its value and interval at the paper's relative delay."""
+        if law is None:
+            return "no law"
+        value, *ends = self.predicted(law, PAPER_RELATIVE_DELAY)
+        low, high = sorted(ends)
+        low_text = f"{low:{self.form}}" if low >= 0 else f"< {0:{self.form}}"
+        high_text = f"{high:{self.form}}" if high <= MOST else f"> {MOST}"
+        return f"{value:{self.form}} [{low_text}, {high_text}]"
 
 
-def saving_law(reductions_of_method: pd.DataFrame) -> PowerLaw | None:
-    """Of the share of the best baseline's iterations that is left."""
-    known = reductions_of_method[reductions_of_method["share"].notna()]
-    return fit_power_law(known["relative_delay"].tolist(), (1 - known["share"]).tolist())
-
-
-def at_the_papers_delay(law: PowerLaw | None, shift: float, factor: float, form: str) -> str:
-    """The value and interval of shift + factor times a law at the paper's relative delay."""
-    if law is None:
-        return "no law"
-    value, *ends = (shift + factor * end for end in law.at(PAPER_RELATIVE_DELAY))
-    low, high = min(ends), max(ends)
-    low_text = f"{low:{form}}" if low >= 0 else f"< {0:{form}}"
-    high_text = f"{high:{form}}" if high <= MOST else f"> {MOST}"
-    return f"{value:{form}} [{low_text}, {high_text}]"
+SLOWDOWN = Quantity("ratio", 1, 1, ".2f")
+SAVING = Quantity("share", 1, -1, ".0%")

@@ -2,96 +2,110 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter, StrMethodFormatter
+from matplotlib.ticker import FuncFormatter, PercentFormatter, StrMethodFormatter
 
 from brx.paper.ladder import (
     PAPER_RELATIVE_DELAY,
+    SAVING,
+    SLOWDOWN,
+    Length,
     PowerLaw,
-    Rung,
-    at_the_papers_delay,
+    Quantity,
     ladder_savings,
     ladder_slowdowns,
-    saving_law,
-    slowdown_law,
 )
 from brx.paper.printed import SAVED, SLOWDOWNS
-from brx.plot.ladder import draw_band, draw_rungs, finish_ladder, mark_paper
 from brx.plot.panels import row_of_axes
-from brx.plot.style import look_of
+from brx.plot.style import Look, look_of
 
 SIDEWAYS = 1.03
-"""Neighbouring methods' points, as a factor of the relative delay."""
+"""Neighbouring methods' points, as a factor of the relative delay: their intervals must not cover each other."""
+TICKS = [digit * 10.0**power for power in range(-5, 0) for digit in (1, 2, 5)]
+"""Relative delays that are marked."""
 
 
-def fill_ladder(figure: Figure, ladder: Sequence[Rung]) -> None:
+def fill_ladder(figure: Figure, ladder: Sequence[Length]) -> None:
     """Both panels; the legends say what is extrapolated."""
     figure.set_size_inches(7.0, 3.4)
     left, right = row_of_axes(figure, 2)
     stages = ladder[0].num_stages
-    _fill_slowdowns(left, ladder_slowdowns(ladder))
-    finish_ladder(left, PAPER_RELATIVE_DELAY, f"slowdown at P = {stages}", f"slowdown at P = {stages}")
-    _fill_savings(right, ladder_savings(ladder))
-    finish_ladder(right, PAPER_RELATIVE_DELAY, "iterations saved over the best baseline", "iterations saved")
-    for axes in (left, right):
-        axes.legend(title="at the paper's delay: extrapolated [95 %] / paper", title_fontsize=7, fontsize=7,
-                    loc="upper center", bbox_to_anchor=(0.5, -0.2))  # fmt: skip
+    highest = 1.3 * max(_fill(left, ladder_slowdowns(ladder), SLOWDOWN, SLOWDOWNS, ".2f"))
+    left.set_yscale("log")
+    left.set_ylim(0.93, highest)
+    left.axhline(1.0, color="black", linewidth=0.5)
+    left.set_yticks([tick for tick in (1, 1.5, 2, 3, 5, 10, 20, 50) if tick < highest])
+    left.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    left.minorticks_off()
+    _finish(left, f"slowdown at P = {stages}", f"slowdown at P = {stages}")
+    lowest = min(_fill(right, ladder_savings(ladder), SAVING, {"basis-rotation": SAVED["main"]}, ".1%"))
+    right.set_ylim(min(0.0, lowest - 0.05), 1.0)
+    right.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    _finish(right, "iterations saved over the best baseline", "iterations saved")
 
 
-def _fill_slowdowns(axes: Axes, rows: pd.DataFrame) -> None:
+def _fill(axes: Axes, rows: pd.DataFrame, quantity: Quantity, printed: Mapping[str, float], form: str) -> list[float]:
+    """Each method's points, its law down to the paper's delay, and the paper's number there; all values drawn."""
     methods = list(dict.fromkeys(rows["method"]))
-    top = [SLOWDOWNS[method] for method in methods]
+    values = []
     for index, method in enumerate(methods):
-        points = rows[(rows["method"] == method) & rows["ratio"].notna()]
-        points = points.assign(value=points["ratio"], is_bound=points["is_censored"])
-        top += points["value"].tolist()
-        law = slowdown_law(points)
-        text = f"{at_the_papers_delay(law, 1, 1, '.2f')} / {SLOWDOWNS[method]:.2f}"
-        _draw(axes, points, method, law, (1, 1), text, SIDEWAYS ** (index - (len(methods) - 1) / 2))
-        mark_paper(axes, PAPER_RELATIVE_DELAY, SLOWDOWNS[method], look_of(method))
-    axes.set_yscale("log")
-    axes.set_ylim(0.93, 1.3 * max(top))
-    axes.axhline(1.0, color="black", linewidth=0.5)
-    axes.set_yticks([tick for tick in (1, 1.5, 2, 3, 5, 10, 20, 50) if tick < 1.3 * max(top)])
-    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        points, look = rows[(rows["method"] == method) & rows[quantity.column].notna()], look_of(method)
+        values += [printed[method], *points[quantity.column]]
+        law = quantity.law(points)
+        label = f"{look.label}: {quantity.at_the_papers_delay(law)} / {printed[method]:{form}}"
+        _draw_points(axes, points, quantity.column, look, label, SIDEWAYS ** (index - (len(methods) - 1) / 2))
+        if law is not None:
+            _draw_law(axes, quantity, law, points["relative_delay"].max(), look)
+        axes.plot(PAPER_RELATIVE_DELAY, printed[method], "*", color=look.color, markersize=10,
+                  markeredgecolor="black", markeredgewidth=0.6)  # fmt: skip
+    return values
+
+
+def _draw_points(axes: Axes, points: pd.DataFrame, column: str, look: Look, label: str, offset: float) -> None:
+    """Points with their intervals; hollow: one seed; a triangle: a lower bound."""
+    for index, point in enumerate(points.to_dict("records")):
+        value = point[column]
+        errors = None if pd.isna(point["low"]) else [[value - point["low"]], [point["high"] - value]]
+        axes.errorbar(
+            point["relative_delay"] * offset,
+            value,
+            yerr=errors,
+            color=look.color,
+            marker="^" if point.get("is_censored") else look.marker,
+            markerfacecolor="white" if point["num_seeds"] == 1 else look.color,
+            markersize=5,
+            capsize=2,
+            linestyle="none",
+            label=label if index == 0 else None,
+        )
+
+
+def _draw_law(axes: Axes, quantity: Quantity, law: PowerLaw, end: float, look: Look) -> None:
+    """A law from the paper's relative delay to another, with its interval."""
+    delays = np.geomspace(PAPER_RELATIVE_DELAY, end, 60)
+    values, lows, highs = np.array([quantity.predicted(law, float(delay)) for delay in delays]).T
+    axes.plot(delays, values, color=look.color, linewidth=1.0, linestyle=(0, (4, 1.5)))
+    axes.fill_between(delays, lows, highs, color=look.color, alpha=0.12, linewidth=0)
+
+
+def _finish(axes: Axes, title: str, y_label: str) -> None:
+    """Scale, labels, legend, and a line where the paper is."""
+    axes.set_xscale("log")
+    low, high = axes.get_xlim()
+    axes.set_xticks([tick for tick in TICKS if low <= tick <= high])
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:g}%"))
     axes.minorticks_off()
-
-
-def _fill_savings(axes: Axes, rows: pd.DataFrame) -> None:
-    bottom = [SAVED["main"]]
-    for method in dict.fromkeys(rows["method"]):
-        points = rows[(rows["method"] == method) & rows["share"].notna()]
-        points = points.assign(value=points["share"], is_bound=False)
-        bottom += points["value"].tolist()
-        law = saving_law(points)
-        text = f"{at_the_papers_delay(law, 1, -1, '.0%')} / {SAVED['main']:.1%}"
-        _draw(axes, points, method, law, (1, -1), text, 1.0)
-        mark_paper(axes, PAPER_RELATIVE_DELAY, SAVED["main"], look_of(method))
-    axes.set_ylim(min(0.0, min(bottom) - 0.05), 1.0)
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-
-
-def _draw(
-    axes: Axes,
-    points: pd.DataFrame,
-    method: str,
-    law: PowerLaw | None,
-    scale: tuple[float, float],
-    text: str,
-    offset: float,
-) -> None:
-    """The points of a method, and its law: scale[0] + scale[1] times it."""
-    look = look_of(method)
-    draw_rungs(axes, points, look, f"{look.label}: {text}", offset)
-    if law is not None:
-        shift, factor = scale
-
-        def law_at(delay: float) -> tuple[float, float, float]:
-            value, low, high = law.at(delay)
-            return shift + factor * value, shift + factor * low, shift + factor * high
-
-        draw_band(axes, law_at, PAPER_RELATIVE_DELAY, points["relative_delay"].max(), look)
+    axes.axvline(PAPER_RELATIVE_DELAY, color="black", linewidth=0.6, linestyle=":")
+    axes.annotate(
+        "the paper:\n31 / 244,000", (PAPER_RELATIVE_DELAY, 0.98), xycoords=("data", "axes fraction"), xytext=(3, 0),
+        textcoords="offset points", va="top", fontsize=7,
+    )  # fmt: skip
+    axes.set(xlabel="relative delay $\\tau / T$", ylabel=y_label)
+    axes.set_title(title)
+    axes.legend(title="at the paper's delay: extrapolated [95 %] / paper", title_fontsize=7, fontsize=7,
+                loc="upper center", bbox_to_anchor=(0.5, -0.2))  # fmt: skip

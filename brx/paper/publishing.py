@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import pandas as pd
 
 from brx.errors import UserError
 from brx.files import write_text
 from brx.paper.figures import FIGURES, PaperFigure, draw_paper_figure
-from brx.paper.scales import SCALES, Experiments, Scale
-from brx.paper.standalone_figures import STANDALONE, StandaloneFigure
+from brx.paper.scales import SCALES, Experiments
 from brx.paper.tables import TABLES, PaperTable
 from brx.runs.formats import format_table
 
 Note = Callable[[str], None]
 """Told what was left out, and why."""
-
-
-def figure_catalogue() -> list[PaperFigure | StandaloneFigure]:
-    """Those that need no sweep, then those of a scale's runs."""
-    return [*STANDALONE.values(), *FIGURES.values()]
+Entry = TypeVar("Entry", PaperFigure, PaperTable)
+Made = TypeVar("Made")
 
 
 def draw_figures(wanted: str, scale: str, runs: Path | None, out: Path | None, note: Note) -> Iterator[Path]:
@@ -37,22 +34,28 @@ def draw_figures(wanted: str, scale: str, runs: Path | None, out: Path | None, n
     Raises:
         UserError: there is no such figure, or the one that was asked for has no runs.
     """
-    by_place = {figure.place: figure.name for figure in figure_catalogue() if figure.place}
-    name = by_place.get(wanted, wanted)
-    if name not in (*STANDALONE, *FIGURES, "all"):
-        known = ", ".join(("curves", "all", "list", *STANDALONE, *FIGURES))
-        raise UserError(f"FIGURE: unknown figure '{name}' (known: {known})")
-    if name in FIGURES or name == "all":
-        yield from _from_runs(name, Experiments.load(SCALES[scale], runs), out or Path("figures") / scale, note)
-    if name in STANDALONE or name == "all":
-        yield from _standalone(name, SCALES[scale], out, note)
+    chosen = _entries(wanted, FIGURES, "figure", "curves, staleness, profiles")
+    is_from_runs = any(figure.draw_to is None for figure in chosen)
+    experiments = _load(scale, runs, note) if is_from_runs else None
+
+    def draw(figure: PaperFigure) -> Path:
+        is_of_scale = figure.draw_to is None or figure.is_measured
+        folder = out or (Path("figures") / scale if is_of_scale else Path("figures"))
+        if figure.draw_to is not None:
+            return figure.draw_to(folder / figure.name, SCALES[scale])[0]
+        assert experiments is not None
+        written, asked = draw_paper_figure(figure, experiments, folder)
+        _note_missing(f"figure {figure.name}", asked, note)
+        return written[0]
+
+    return (path for _, path in _made(chosen, draw, "figure", note))
 
 
 def make_tables(wanted: str, scale: str, runs: Path | None, note: Note) -> Iterator[tuple[PaperTable, pd.DataFrame]]:
     """Make one table, or of `all` those that have rows; yields each with its texts.
 
     Args:
-        wanted: a table's name, or `all`.
+        wanted: a table's name, its place in the paper (`Table 3`), or `all`.
         scale: whose experiments.
         runs: their folder; None for the scale's.
         note: told what is missing.
@@ -60,27 +63,18 @@ def make_tables(wanted: str, scale: str, runs: Path | None, note: Note) -> Itera
     Raises:
         UserError: there is no such table, or the one that was asked for has no rows.
     """
-    if wanted not in (*TABLES, "all"):
-        raise UserError(f"TABLE: unknown table '{wanted}' (known: all, list, {', '.join(TABLES)})")
-    experiments = Experiments.load(SCALES[scale], runs)
-    for line in experiments.notes:
-        note(line)
-    for table in TABLES.values() if wanted == "all" else [TABLES[wanted]]:
+    chosen = _entries(wanted, TABLES, "table")
+    experiments = _load(scale, runs, note)
+
+    def make(table: PaperTable) -> pd.DataFrame:
         asked = experiments.fresh()
-        try:
-            texts = table.make(asked)
-        except UserError as error:
-            if wanted != "all":
-                raise
-            note(f"table {table.name}: {error}")
-            continue
-        if texts.empty and wanted != "all":
-            raise UserError(
-                f"table {table.name}: none of its runs are in {asked.folder}; make them with {asked.what_to_run}"
-            )
+        texts = table.make(asked)
+        if texts.empty:
+            raise UserError(f"none of its runs are in {asked.folder}; make them with {asked.what_to_run}")
         _note_missing(f"table {table.name}", asked, note)
-        if not texts.empty:
-            yield table, texts
+        return texts
+
+    return _made(chosen, make, "table", note)
 
 
 def write_table(table: PaperTable, texts: pd.DataFrame, folder: Path) -> Path:
@@ -93,31 +87,35 @@ def write_table(table: PaperTable, texts: pd.DataFrame, folder: Path) -> Path:
     return path
 
 
-def _from_runs(wanted: str, experiments: Experiments, folder: Path, note: Note) -> Iterator[Path]:
+def _entries(wanted: str, catalogue: Mapping[str, Entry], kind: str, others: str = "") -> list[Entry]:
+    """All entries of a catalogue, or that of a name or of a place in the paper."""
+    by_place = {entry.place.lower(): entry for entry in catalogue.values() if entry.place}
+    if wanted == "all":
+        return list(catalogue.values())
+    entry = catalogue.get(wanted) or by_place.get(wanted.lower())
+    if entry is None:
+        known = ", ".join(filter(None, (others, "all, list", *catalogue)))
+        raise UserError(f"{kind.upper()}: unknown {kind} '{wanted}' (known: {known})")
+    return [entry]
+
+
+def _made(chosen: list[Entry], make: Callable[[Entry], Made], kind: str, note: Note) -> Iterator[tuple[Entry, Made]]:
+    """What can be made of the chosen; the rest is noted, and an error where it is all that was chosen."""
+    for entry in chosen:
+        try:
+            yield entry, make(entry)
+        except UserError as error:
+            line = f"{kind} {entry.name}: {error}"
+            if len(chosen) == 1:
+                raise UserError(line) from None
+            note(line)
+
+
+def _load(scale: str, runs: Path | None, note: Note) -> Experiments:
+    experiments = Experiments.load(SCALES[scale], runs)
     for line in experiments.notes:
         note(line)
-    for name in FIGURES if wanted == "all" else [wanted]:
-        try:
-            written, asked = draw_paper_figure(name, experiments, folder)
-        except UserError as error:
-            if wanted != "all":
-                raise
-            note(str(error))
-            continue
-        yield written[0]
-        _note_missing(f"figure {name}", asked, note)
-
-
-def _standalone(wanted: str, scale: Scale, out: Path | None, note: Note) -> Iterator[Path]:
-    for name in STANDALONE if wanted == "all" else [wanted]:
-        figure = STANDALONE[name]
-        folder = out or (Path("figures") / scale.name if figure.is_measured else Path("figures"))
-        try:
-            yield figure.draw(folder / name, scale)[0]
-        except UserError as error:
-            if wanted != "all":
-                raise
-            note(f"figure {name}: {error}")
+    return experiments
 
 
 def _note_missing(what: str, asked: Experiments, note: Note) -> None:

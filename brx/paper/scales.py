@@ -6,34 +6,19 @@ import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import pandas as pd
 
 from brx.config.loading import Settings, preset_with
 from brx.errors import UserError
 from brx.runs.comparison import common_target
-from brx.runs.experiments import at_best_rates, main_origin, notes
+from brx.runs.experiments import at_best_rates, main_origin, notes, tried_rates
 from brx.runs.frames import SEED, experiment_id, load
 
-VARIANTS: dict[str, Settings] = {
-    "pipedream": {"optimizer.method": "pipedream"},
-    "pipedream-lr": {"optimizer.method": "pipedream-lr"},
-    "nesterov": {"optimizer.method": "nesterov"},
-    "basis-rotation": {"optimizer.method": "basis-rotation"},
-    "basis-rotation 2nd/unilateral": {"optimizer.method": "basis-rotation", "optimizer.geometry": "unilateral"},
-    "basis-rotation 1st/bilateral": {"optimizer.method": "basis-rotation", "optimizer.source": "1st"},
-    "basis-rotation 1st/unilateral": {
-        "optimizer.method": "basis-rotation",
-        "optimizer.source": "1st",
-        "optimizer.geometry": "unilateral",
-    },
-    "soap": {"optimizer.method": "soap"},
-    "muon": {"optimizer.method": "muon"},
-    "scion": {"optimizer.method": "scion"},
-    "delay-compensation": {"optimizer.method": "delay-compensation"},
-}
 MAIN = ("pipedream", "pipedream-lr", "nesterov", "basis-rotation")
 STRATEGY_NAMES = (
     "basis-rotation",
@@ -41,8 +26,9 @@ STRATEGY_NAMES = (
     "basis-rotation 1st/bilateral",
     "basis-rotation 1st/unilateral",
 )
-SEVEN = (*MAIN[:3], *reversed(STRATEGY_NAMES))
-TARGET_METHODS = SEVEN[1:]
+PRECONDITIONED = ("soap", "muon", "scion")
+BASELINES_AND_STRATEGIES = (*MAIN[:3], *reversed(STRATEGY_NAMES))
+TARGET_METHODS = BASELINES_AND_STRATEGIES[1:]
 """Those that the paper compares by their slowdown in more than one place: without plain PipeDream."""
 LADDER_METHODS = ("basis-rotation", "nesterov", "pipedream-lr")
 """Those that are trained for several numbers of iterations."""
@@ -50,50 +36,69 @@ COMPENSATIONS = (0.04, 0.1, 0.5, 1.0)
 FREQUENCIES = (1, 10, 100)
 
 
+def _settings_of(variant: str) -> Settings:
+    """The settings of `METHOD` or `METHOD SOURCE/GEOMETRY`: those that differ from 2nd/bilateral."""
+    method, _, strategy = variant.partition(" ")
+    source, _, geometry = strategy.partition("/")
+    settings = {"optimizer.method": method}
+    settings |= {"optimizer.source": source} if source == "1st" else {}
+    return settings | ({"optimizer.geometry": geometry} if geometry == "unilateral" else {})
+
+
+VARIANTS: dict[str, Settings] = {
+    variant: _settings_of(variant) for variant in (*MAIN[:3], *STRATEGY_NAMES, *PRECONDITIONED, "delay-compensation")
+}
+
+
+class Model(NamedTuple):
+    """A model of the paper's experiments at a scale."""
+
+    preset: str
+    settings: Settings = MappingProxyType({})
+    """Over the preset."""
+    sweep: str = ""
+    """That trains it; empty: the sweep of each method."""
+    stages: int | None = None
+    """At which methods are compared; None: the largest number of the main comparison."""
+
+
 @dataclass(frozen=True)
 class Scale:
-    """Where the runs of a scale are and what they are made of.
-
-    Attributes:
-        name: `laptop` or `paper`.
-        preset: of the main model.
-        runs: folder of its results.
-        depths: numbers of stages of the main comparison.
-        blocks: models of the block scaling, one block per stage.
-        narrow: settings, over the preset, of the smaller model at P = 24.
-        wide: of the larger one.
-        wide_preset: which preset that is over.
-        wide_sweep: the sweep that trains it.
-        moe_preset: of the mixture-of-experts model.
-        huge_preset: of the 3B model; none at the scale of a laptop.
-        lengths: of the trainings of the ladder, in iterations; none at the paper's scale.
-        further_seeds: by sweep, the first seed that another one adds to its runs, and which.
-        between_sweep: the sweep that makes the main comparison's runs between its ends.
-        curvature: folder of the runs whose Hessians were measured.
-        times: the benchmark's table of the time of an iteration at the main model's size, by method.
-    """
+    """Where the runs of a scale are and what they are made of."""
 
     name: str
-    preset: str
     runs: Path
-    depths: tuple[int, ...]
-    blocks: tuple[int, ...]
-    narrow: Settings
-    wide: Settings
-    wide_preset: str
-    moe_preset: str
-    huge_preset: str | None
+    """Folder of its results."""
     curvature: Path
-    wide_sweep: str = "width"
+    """Folder of the runs whose Hessians were measured."""
+    models: Mapping[str, Model]
+    depths: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
+    """Numbers of stages of the main comparison."""
+    blocks: tuple[int, ...] = (4, 8, 16, 32)
+    """Models of the block scaling, one block per stage."""
     lengths: tuple[int, ...] = ()
+    """Of the trainings of the ladder, in iterations; none at the paper's scale."""
     further_seeds: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    """By sweep, the first seed that another one adds to its runs, and which."""
     between_sweep: str = "main"
+    """The sweep that makes the main comparison's runs between its ends."""
     times: Path | None = None
+    """The benchmark's table of the time of an iteration at the main model's size, by method."""
+
+    @property
+    def preset(self) -> str:
+        """Of the main model."""
+        return self.models["main"].preset
 
     @property
     def deepest(self) -> int:
         """The largest number of stages of the main comparison."""
         return max(self.depths)
+
+    @property
+    def ends(self) -> tuple[int, int]:
+        """The numbers of stages between which a slowdown is taken."""
+        return 1, self.deepest
 
     def sweep(self, name: str) -> str:
         """The sweep file that makes the runs of an experiment."""
@@ -103,16 +108,14 @@ class Scale:
 SCALES = {
     "laptop": Scale(
         name="laptop",
-        preset="laptop",
         runs=Path("results/laptop"),
-        depths=(1, 2, 4, 8, 16, 32),
-        blocks=(4, 8, 16, 32),
-        narrow={},
-        wide={"model.width": 64},
-        wide_preset="laptop",
-        moe_preset="laptop-moe",
-        huge_preset=None,
         curvature=Path("results/laptop-curvature"),
+        models={
+            "main": Model("laptop"),
+            "smaller": Model("laptop", sweep="width", stages=24),
+            "larger": Model("laptop", {"model.width": 64}, "width", 24),
+            "mixture of experts": Model("laptop-moe", sweep="moe"),
+        },
         lengths=(2000, 4000, 8000, 16000, 32000, 64000, 128000),
         further_seeds={"main": (3, "seeds"), "strategies": (1, "strategies-seeds")},
         between_sweep="depths",
@@ -120,17 +123,15 @@ SCALES = {
     ),
     "paper": Scale(
         name="paper",
-        preset="paper-95m",
         runs=Path("runs/paper"),
-        depths=(1, 2, 4, 8, 16, 32),
-        blocks=(4, 8, 16, 32),
-        narrow={"model.blocks": 24},
-        wide={},
-        wide_preset="paper-1b",
-        moe_preset="paper-moe-100m",
-        wide_sweep="1b",
-        huge_preset="paper-3b",
         curvature=Path("runs/paper"),
+        models={
+            "main": Model("paper-95m"),
+            "smaller": Model("paper-95m", {"model.blocks": 24}, "width", 24),
+            "larger": Model("paper-1b", sweep="1b", stages=24),
+            "mixture of experts": Model("paper-moe-100m", sweep="moe"),
+            "3B": Model("paper-3b", sweep="3b"),
+        },
     ),
 }
 
@@ -191,6 +192,15 @@ class Experiments:
         """A line for everything that is left out."""
         return notes(self.runs, self.chosen)
 
+    @cached_property
+    def tried(self) -> pd.DataFrame:
+        """What every learning rate came to: rows of `tried_rates`."""
+        return tried_rates(self.runs)
+
+    def of_seed_0(self) -> Experiments:
+        """The same runs without those of further seeds."""
+        return Experiments(self.scale, self.runs[self.runs[SEED] == 0], self.folder)
+
     def with_wider_rates(self) -> Experiments:
         """Seed 0 of these runs and of those with learning rates beyond the paper's grid.
 
@@ -202,8 +212,7 @@ class Experiments:
         wider = self.folder.with_name(f"{self.folder.name}-rates")
         if not wider.is_dir():
             raise UserError(f"{wider}: no such folder, for rates beyond the paper's (brx sweep laptop/rates)")
-        runs = load([self.folder, wider])
-        return Experiments(self.scale, runs[runs[SEED] == 0], wider)
+        return Experiments(self.scale, load([self.folder, wider]), wider).of_seed_0()
 
     def fresh(self) -> Experiments:
         """The same runs, with nothing asked for yet."""
@@ -212,20 +221,34 @@ class Experiments:
         return again
 
     def find(
-        self, method: str, stages: int, sweep: str, *, preset: str | None = None, settings: Settings | None = None
+        self,
+        method: str,
+        stages: int | None = None,
+        sweep: str = "",
+        *,
+        model: str = "main",
+        settings: Settings | None = None,
     ) -> pd.DataFrame | None:
-        """The runs of a method at P stages, apart from `settings` at the preset's, at their best learning rate.
+        """The runs of a method at P stages at their best learning rate; None where there are none.
 
         Args:
             method: a key of VARIANTS.
-            stages: P.
-            sweep: the name of the sweep that makes them, for `missing`.
-            preset: instead of the scale's main one.
-            settings: further dotted keys.
+            stages: P; by default that at which the model's methods are compared.
+            sweep: the name of the sweep that makes them, for `missing`; by default the usual one.
+            model: a key of the scale's models.
+            settings: dotted keys that differ from the model's.
+
+        Raises:
+            UserError: the scale has no such model.
         """
-        settings = settings or {}
-        experiment, seeds = self._look_up(method, stages, preset, settings)
-        is_between = sweep == "main" and stages not in self.ends
+        if model not in self.scale.models:
+            self.missing.append(f"{method} with {model} parameters: brx sweep {SCALES['paper'].sweep('3b')}")
+            raise UserError(f"a model of {model} parameters: at the paper's scale alone")
+        entry = self.scale.models[model]
+        stages, settings = stages or entry.stages or self.scale.deepest, {**entry.settings, **(settings or {})}
+        sweep = sweep or entry.sweep or self._sweep_of(method, settings)
+        experiment, seeds = self._look_up(method, stages, entry.preset, settings)
+        is_between = sweep == "main" and stages not in self.scale.ends
         maker = self.scale.sweep(self.scale.between_sweep if is_between else sweep)
         if seeds is None:
             extra = "".join(f", {key} = {value}" for key, value in settings.items())
@@ -239,15 +262,28 @@ class Experiments:
             self.sweeps += [each for each in makers if each not in self.sweeps]
         return seeds
 
-    def sweep_of_depth(self, method: str, blocks: int) -> str:
-        """The sweep with a method's runs on so many blocks, one per stage: the preset's own depth is not repeated."""
-        return sweep_of(method) if blocks == _blocks(self.scale.preset) else "block-scaling"
+    def find_all(self, *wanted: tuple[str, int | None], **options: Any) -> list[pd.DataFrame]:
+        """The runs of those of some pairs of method and P that are there; options as of `find`."""
+        found = [self.find(method, stages, **options) for method, stages in wanted]
+        return [seeds for seeds in found if seeds is not None]
 
-    def _look_up(
-        self, method: str, stages: int, preset: str | None, settings: Settings
-    ) -> tuple[str, pd.DataFrame | None]:
-        blocks = settings.get("model.blocks") or _blocks(preset or self.scale.preset)
-        wanted = preset_with(preset or self.scale.preset, {**delays_of(stages, blocks), **VARIANTS[method], **settings})
+    def find_ends(self, *methods: str, **options: Any) -> pd.DataFrame | None:
+        """The runs of methods without delay and at the deepest pipeline, or None if any is missing."""
+        pairs = [(method, P) for method in methods for P in self.scale.ends]
+        found = self.find_all(*pairs, **options)
+        return pd.concat(found) if len(found) == len(pairs) else None
+
+    def _sweep_of(self, method: str, settings: Settings) -> str:
+        """The sweep with a method's runs; the preset's own depth is not repeated by that of the block scaling."""
+        if settings.get("model.blocks", _blocks(self.scale.preset)) != _blocks(self.scale.preset):
+            return "block-scaling"
+        if method in MAIN:
+            return "main"
+        return "strategies" if method in STRATEGY_NAMES else "preconditioned"
+
+    def _look_up(self, method: str, stages: int, preset: str, settings: Settings) -> tuple[str, pd.DataFrame | None]:
+        blocks = settings.get("model.blocks") or _blocks(preset)
+        wanted = preset_with(preset, {**delays_of(stages, blocks), **VARIANTS[method], **settings})
         experiment = experiment_id(wanted, *self._origin)
         return experiment, self._by_experiment.get(experiment)
 
@@ -257,16 +293,9 @@ class Experiments:
         It is the highest mean training loss over the last quarter, at P = 1 and at the deepest pipeline, of
         TARGET_METHODS.
         """
-        finals = []
-        for method in TARGET_METHODS:
-            pair = [seeds for P in self.ends if (seeds := self._look_up(method, P, None, {})[1]) is not None]
-            finals += [common_target(seeds) for seeds in pair if len(pair) == len(self.ends)]
-        return max(finals, default=None)
-
-    @property
-    def ends(self) -> tuple[int, int]:
-        """The numbers of stages between which a slowdown is taken."""
-        return 1, self.scale.deepest
+        quietly = self.fresh()
+        pairs = [quietly.find_ends(method) for method in TARGET_METHODS]
+        return max((common_target(pair) for pair in pairs if pair is not None), default=None)
 
     @property
     def makers(self) -> list[str]:
@@ -281,10 +310,3 @@ class Experiments:
     @property
     def _makers_of_missing(self) -> list[str]:
         return [line.rpartition("brx sweep ")[2] for line in self.missing]
-
-
-def sweep_of(method: str) -> str:
-    """The sweep that a method's plain runs come from."""
-    if method in MAIN:
-        return "main"
-    return "strategies" if method in STRATEGY_NAMES else "preconditioned"

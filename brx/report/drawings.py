@@ -52,11 +52,11 @@ def paper_drawings(experiments: Experiments) -> tuple[list[Drawing], list[str]]:
     """
     drawn, undrawn = [], []
     with tempfile.TemporaryDirectory(prefix="brx-report-") as folder:
-        for name in FIGURES:
+        for figure in [figure for figure in FIGURES.values() if figure.draw_to is None]:
             try:
-                (image, *_), _ = draw_paper_figure(name, experiments, Path(folder))
+                (image, *_), _ = draw_paper_figure(figure, experiments, Path(folder))
             except UserError as error:
-                undrawn.append(str(error))
+                undrawn.append(f"figure {figure.name}: {error}")
             else:
                 drawn.append(read_drawing(image))
     return drawn, undrawn

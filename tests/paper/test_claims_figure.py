@@ -5,19 +5,14 @@ import math
 import pytest
 from matplotlib.colors import to_hex
 
-from brx.cli.main import main
-from brx.paper.claim_list import CLAIMS
-from brx.paper.claims import Claim, Outcome, judge
+from brx.paper.claims import Claim, Outcome
 from brx.paper.claims_figure import WIDEST, fill_claims, our_text, paper_text, ratio_of
 from brx.paper.evidence.base import Evidence
-from brx.paper.scales import SCALES, Experiments
 from brx.plot.style import VERDICT_COLORS, new_figure
-
-LAPTOP = SCALES["laptop"]
 
 
 def outcome(evidence, paper=2.0, unit="times", rule="number", num_seeds=3):
-    claim = Claim("name", "statement", "Figure 5", lambda _: evidence, paper, unit, rule)
+    claim = Claim("name", "Figure 5", "statement", lambda _: evidence, paper, unit, rule)
     return Outcome(claim, evidence, "" if evidence else "no runs", ["a"], num_seeds)
 
 
@@ -68,11 +63,10 @@ def test_a_row_has_its_verdicts_colour_and_one_seed_is_hollow():
     assert "no, one seed" in written
 
 
-def test_figure_has_a_row_per_claim_and_its_caption_what_is_missing(complete, tmp_path):
-    assert main(["plot", "claims", "--runs", str(complete), "--out", str(tmp_path)]) == 0
-    caption = (tmp_path / "claims.txt").read_text()
+def test_figure_has_a_row_per_claim_and_its_caption_what_is_missing(drawn, outcomes):
+    caption = (drawn / "claims.txt").read_text()
     assert "ours over the paper's number" in caption
     assert "not there: basis-rotation at P = 32: brx sweep configs/sweeps/laptop/moe.yaml" in caption
     with new_figure() as figure:
-        fill_claims(figure, judge(Experiments.load(LAPTOP, complete), CLAIMS))
-        assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == [claim.name for claim in CLAIMS]
+        fill_claims(figure, list(outcomes.values()))
+        assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == list(outcomes)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from brx.errors import UserError
-from brx.paper.figures import draw_paper_figure
-from brx.paper.ladder import PAPER_RELATIVE_DELAY, fit_power_law, ladder_savings, ladder_slowdowns, rungs
+from brx.paper.figures import FIGURES, draw_paper_figure
+from brx.paper.ladder import PAPER_RELATIVE_DELAY, complete_lengths, fit_power_law, ladder_savings, ladder_slowdowns
 from brx.paper.ladder_figure import fill_ladder
 from brx.paper.scales import LADDER_METHODS, SCALES, VARIANTS, Experiments
 from brx.paper.tables import slowdowns_by_length
@@ -37,13 +37,10 @@ def runs(tmp_path):
 
 
 def test_slowdowns_and_savings_of_every_complete_length(runs):
-    ladder = rungs(Experiments.load(LAPTOP, runs))
-    assert [(rung.iterations, rung.num_stages, rung.num_seeds) for rung in ladder] == [
-        (2000, 32, 2),
-        (4000, 32, 1),
-        (16000, 32, 1),
-    ]
+    ladder = complete_lengths(Experiments.load(LAPTOP, runs))
+    assert [(length.iterations, length.num_stages) for length in ladder] == [(2000, 32), (4000, 32), (16000, 32)]
     rows = ladder_slowdowns(ladder)
+    assert rows.groupby("iterations_of_training")["num_seeds"].first().to_dict() == {2000: 2, 4000: 1, 16000: 1}
     for row in rows.to_dict("records"):
         assert row["relative_delay"] == 31 / row["iterations_of_training"]
         factor = {"basis-rotation": 200, "pipedream-lr": 400, "nesterov": 600}[row["method"]]
@@ -62,7 +59,7 @@ def test_other_methods_are_beside_the_ladder_where_they_were_trained_as_long(run
     settings = {"training.iterations": 16000, "pipeline.stages": 1, **VARIANTS["soap"]}
     write_experiment(folder, LAPTOP.preset, settings)  # without delay alone
     experiments = Experiments.load(LAPTOP, folder)
-    ladder = rungs(experiments)
+    ladder = complete_lengths(experiments)
     assert not any("soap" in line for line in experiments.missing)
     targets = ladder_slowdowns(ladder).groupby("iterations_of_training")["target"].first()
     rows = ladder_slowdowns(ladder, with_others=True).set_index(["iterations_of_training", "method"])
@@ -81,14 +78,14 @@ def test_a_length_that_lacks_a_run_is_left_out(runs, tmp_path):
         if "iterations: 4000" in text and "method: pipedream-lr" in text:
             shutil.rmtree(path)
     experiments = Experiments.load(LAPTOP, folder)
-    assert [rung.iterations for rung in rungs(experiments)] == [2000, 16000]
+    assert [length.iterations for length in complete_lengths(experiments)] == [2000, 16000]
     assert all("ladder.yaml" in line for line in experiments.missing)
     assert experiments.missing
 
 
 def test_scale_of_one_length_has_no_ladder(complete):
     with pytest.raises(UserError, match="the ladder: only at the scale of a laptop"):
-        rungs(Experiments.load(SCALES["paper"], complete))
+        complete_lengths(Experiments.load(SCALES["paper"], complete))
 
 
 def test_power_law_is_the_line_through_the_logarithms():
@@ -122,7 +119,7 @@ def test_there_is_no_law_through_too_few_points_or_where_delay_costs_nothing():
 
 def test_figure_states_the_extrapolation_with_its_interval_beside_the_papers_number(runs):
     with new_figure() as figure:
-        fill_ladder(figure, rungs(Experiments.load(LAPTOP, runs)))
+        fill_ladder(figure, complete_lengths(Experiments.load(LAPTOP, runs)))
         labels = [text.get_text() for axes in figure.axes for text in axes.get_legend().get_texts()]
         scales = [axes.get_xscale() for axes in figure.axes]
         left, right = (axes.get_xlim() for axes in figure.axes)
@@ -137,7 +134,7 @@ def test_figure_states_the_extrapolation_with_its_interval_beside_the_papers_num
 def test_table_ends_with_the_extrapolation_that_the_figure_states(runs):
     experiments = Experiments.load(LAPTOP, runs)
     with new_figure() as figure:
-        fill_ladder(figure, rungs(experiments))
+        fill_ladder(figure, complete_lengths(experiments))
         labels = [text.get_text() for axes in figure.axes for text in axes.get_legend().get_texts()]
     table = slowdowns_by_length(experiments)
     last = table[table["iterations"].str.endswith("extrapolated")].set_index("method")
@@ -149,6 +146,6 @@ def test_table_ends_with_the_extrapolation_that_the_figure_states(runs):
 
 def test_figure_without_complete_lengths_says_so(tmp_path):
     write_ladder(tmp_path / "runs", 2000, {"basis-rotation": 2.0})
-    written, asked = draw_paper_figure("ladder", Experiments.load(LAPTOP, tmp_path / "runs"), tmp_path)
+    written, asked = draw_paper_figure(FIGURES["ladder"], Experiments.load(LAPTOP, tmp_path / "runs"), tmp_path)
     assert asked.used
     assert "not there: nesterov at P = 1" in written[2].read_text()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 from scipy.special import stdtrit
 
-from brx.config.loading import Settings
-from brx.paper.scales import Experiments, sweep_of
+from brx.paper.scales import Experiments
 from brx.runs.frames import SEED
 from brx.runs.slowdown import CONFIDENCE
 
@@ -23,14 +23,10 @@ class NotTriedError(Exception):
 
 @dataclass(frozen=True)
 class Evidence:
-    """What our runs say.
+    """What our runs say of a number, `value` with its interval, or of a direction, whether it `holds`.
 
     Attributes:
-        value: our number; for a direction, what decides it is in `holds`.
-        low: lower end of its interval, where there are seeds enough for one.
-        high: its upper end.
         is_bound: whether `value` is a bound: of a slowdown a lower one, of a share saved an upper one.
-        holds: whether a direction is as the paper says.
         text: in words, for a direction.
         num_seeds: of measurements that are kept beside the runs, or that both sides have; None: as many as the runs
             that were asked for.
@@ -50,16 +46,16 @@ class Evidence:
         return self.low if has_interval else self.value
 
 
-Ask = Callable[[Experiments], Evidence]
+Question = Callable[[Experiments], Evidence]
+Ask = Question
 
 
 @dataclass(frozen=True)
 class Margin:
     """By how much something is as the paper says, by seed; negative where it is not.
 
-    Attributes:
-        by_seed: indexed by seed; those that both sides of a comparison have. Infinite where one side diverged; where
-            both did, a seed says nothing and is left out.
+    `by_seed` has the seeds that both sides of a comparison have. It is infinite where one side diverged; where both
+    did, a seed says nothing and is left out.
     """
 
     by_seed: pd.Series
@@ -103,29 +99,18 @@ class Margin:
         return Margin(self.by_seed - other.by_seed)
 
 
-def need(
-    experiments: Experiments,
-    method: str,
-    stages: int,
-    sweep: str = "",
-    *,
-    preset: str | None = None,
-    settings: Settings | None = None,
+def runs_of(
+    experiments: Experiments, method: str, stages: int | None = None, sweep: str = "", **options: Any
 ) -> pd.DataFrame:
-    """The runs of an experiment; of a seed that diverged a row with infinite losses.
+    """The runs that `Experiments.find` finds; of a seed that diverged a row with infinite losses: it ended above all.
 
     Raises:
         NotTriedError: there are none; `experiments.missing` names the sweep that makes them.
     """
-    seeds = experiments.find(method, stages, sweep or sweep_of(method), preset=preset, settings=settings)
+    seeds = experiments.find(method, stages, sweep, **options)
     if seeds is None:
         what, _, why = experiments.missing[-1].partition(": ")
         raise NotTriedError(f"every run of {what} diverged" if "diverged" in why else f"no runs of {what} yet")
-    return with_diverged(seeds)
-
-
-def with_diverged(seeds: pd.DataFrame) -> pd.DataFrame:
-    """The runs of an experiment, and a row for each of its seeds that diverged: it ended above everything."""
     lost = {"status": "diverged", "train_loss": math.inf, "val_loss": math.inf}
     rows = [seeds.iloc[[0]].assign(**lost, **{SEED: seed}) for seed in seeds["diverged_seeds"].iloc[0]]
     return pd.concat([seeds, *rows]) if rows else seeds

@@ -5,28 +5,12 @@ from __future__ import annotations
 from brx.config.loading import preset_with
 from brx.model.sizes import num_elements, stage_shapes
 from brx.paper.evidence.base import Evidence
-from brx.paper.llama import DEVICES_GB, LLAMA_3_8B, LLAMAS
+from brx.paper.printed import DEVICES_GB, LLAMA_3_8B, LLAMAS, MEMORY_GIB, PARAMETERS, STAGE_COUNTS
 from brx.paper.scales import Experiments
 from brx.planning.optimizer_memory import overhead_elements
 from brx.planning.stage_count import stage_count_table
 from brx.planning.strategy_overhead import overhead_texts
 
-MEMORY_GIB = [["0.25", "1.66"], ["0.13", "0.13"], ["0.13", "0.83"], ["0.06", "0.06"]]
-"""As the paper prints it: 2nd/bilateral, 2nd/unilateral, 1st/bilateral, 1st/unilateral; attention, MLP."""
-
-STAGE_COUNTS = {
-    "Llama 3.2 1B": ["16", "6", "4", "2", "1"],
-    "Llama 3.2 3B": ["28", "10", "6", "3", "2"],
-    "LLaMA 1-7B": ["32", "16", "11", "5", "3"],
-    "LLaMA 1-13B": [">= 80", "40", "20", "8", "5"],
-    "LLaMA 1-33B": [">= 120", "60", "60", "20", "12"],
-    "LLaMA 1-65B": [">= 160", ">= 160", "80", "40", "20"],
-    "Llama 3.1 405B": [">= 512", ">= 512", ">= 512", ">= 512", "126"],
-}
-"""As the paper prints them, by model; columns: `DEVICES_GB`."""
-
-PARAMETERS = {"paper-95m": 96e6, "paper-1b": 1.03e9, "paper-3b": 3047e6}
-"""By preset, as the paper says, the first two "approximately"."""
 APPROXIMATELY = 0.01
 
 

@@ -12,28 +12,25 @@ import numpy as np
 import pandas as pd
 
 from brx.config.loading import preset_with
-from brx.paper.evidence.base import Ask, Evidence, Margin, NotTriedError, need, shared_seeds
-from brx.paper.evidence.losses import FINER_THAN
-from brx.paper.evidence.models import ModelOf, main_model
+from brx.paper.evidence.base import Evidence, Margin, NotTriedError, runs_of, shared_seeds
 from brx.paper.scales import Experiments
 from brx.runs.comparison import BASELINES, EARLY, common_target, reached_by_seed, saved_ratio, slowdowns
 from brx.runs.frames import SEED
 
+OVER_MUON_AND_SCION = tuple(product(("soap", "basis-rotation"), ("muon", "scion")))
+OVER_BASELINES = tuple(product(("muon", "scion"), BASELINES))
 
-def slowdown_of(method: str) -> Ask:
+
+def slowdown_of(experiments: Experiments, method: str) -> Evidence:
     """To the one target of the scale; PipeDream's to its own, since it sets none for the others."""
-
-    def ask(experiments: Experiments) -> Evidence:
-        ends = pd.concat([need(experiments, method, P) for P in experiments.ends])
-        target = common_target(ends) if method == "pipedream" else _target(experiments)
-        (row,) = slowdowns(ends, target).to_dict("records")
-        if pd.isna(row["ratio"]):
-            why = "the target loss is on a plateau" if row["is_plateau"] else "the runs without delay never reach it"
-            raise NotTriedError(f"target loss {target:.2f}: {why}")
-        early = f"early: without delay in the first {EARLY:.0%} of training" if row["is_early"] else ""
-        return Evidence(row["ratio"], row["low"], row["high"], is_bound=row["is_censored"], text=early)
-
-    return ask
+    ends = pd.concat([runs_of(experiments, method, P) for P in experiments.scale.ends])
+    target = common_target(ends) if method == "pipedream" else _target(experiments)
+    (row,) = slowdowns(ends, target).to_dict("records")
+    if pd.isna(row["ratio"]):
+        why = "the target loss is on a plateau" if row["is_plateau"] else "the runs without delay never reach it"
+        raise NotTriedError(f"target loss {target:.2f}: {why}")
+    early = f"early: without delay in the first {EARLY:.0%} of training" if row["is_early"] else ""
+    return Evidence(row["ratio"], row["low"], row["high"], is_bound=row["is_censored"], text=early)
 
 
 def _target(experiments: Experiments) -> float:
@@ -43,22 +40,18 @@ def _target(experiments: Experiments) -> float:
     return target
 
 
-def slows_down_less(*pairs: tuple[str, str]) -> Ask:
+def slows_down_less(experiments: Experiments, pairs: Sequence[tuple[str, str]]) -> Evidence:
     """In every pair, the first method slows down less than the second, all to the one target, seed by seed."""
-
-    def ask(experiments: Experiments) -> Evidence:
-        methods = list(dict.fromkeys(method for pair in pairs for method in pair))
-        logs, bounds = _log_slowdowns(experiments, methods)
-        text = ", ".join(f"{name} {'> ' if name in bounds else ''}{np.exp(logs[name].mean()):.2f}" for name in methods)
-        margins = {(better, worse): Margin(logs[worse] - logs[better]) for better, worse in pairs}
-        (better, worse), closest = min(margins.items(), key=lambda item: item[1].least)
-        if closest.interval:
-            low, high = np.exp(closest.interval)
-            text += f"; {worse} over {better} [{low:.2f}, {high:.2f}]"
-        # A method that never got there may be slower than its bound, but not faster.
-        return Evidence(holds=closest.holds and not bounds & {better for better, _ in pairs}, text=text)
-
-    return ask
+    methods = list(dict.fromkeys(method for pair in pairs for method in pair))
+    logs, bounds = _log_slowdowns(experiments, methods)
+    text = ", ".join(f"{name} {'> ' if name in bounds else ''}{np.exp(logs[name].mean()):.2f}" for name in methods)
+    margins = {(better, worse): Margin(logs[worse] - logs[better]) for better, worse in pairs}
+    (better, worse), closest = min(margins.items(), key=lambda item: item[1].least)
+    if closest.interval:
+        low, high = np.exp(closest.interval)
+        text += f"; {worse} over {better} [{low:.2f}, {high:.2f}]"
+    # A method that never got there may be slower than its bound, but not faster.
+    return Evidence(holds=closest.holds and not bounds & {better for better, _ in pairs}, text=text)
 
 
 def _log_slowdowns(experiments: Experiments, methods: Sequence[str]) -> tuple[pd.DataFrame, set[str]]:
@@ -66,7 +59,8 @@ def _log_slowdowns(experiments: Experiments, methods: Sequence[str]) -> tuple[pd
     target = _target(experiments)
     columns, bounds = {}, set()
     for method in methods:
-        reference, delayed = (reached_by_seed(need(experiments, method, P), target) for P in experiments.ends)
+        ends = experiments.scale.ends
+        reference, delayed = (reached_by_seed(runs_of(experiments, method, P), target) for P in ends)
         shared = sorted(reference.keys() & delayed.keys())
         if not all(reference[seed].is_reached for seed in shared):
             raise NotTriedError(f"{method} without delay never reaches the target loss")
@@ -75,12 +69,6 @@ def _log_slowdowns(experiments: Experiments, methods: Sequence[str]) -> tuple[pd
         if not all(delayed[seed].is_reached for seed in shared):
             bounds.add(method)
     return pd.DataFrame(columns).dropna(), bounds
-
-
-BASELINES_SLOW_DOWN_MORE = slows_down_less(*product(("basis-rotation",), BASELINES))
-FINER_STRATEGIES_SLOW_DOWN_LESS = slows_down_less(*FINER_THAN)
-EIGENBASIS_SLOWS_DOWN_LESS = slows_down_less(*product(("soap", "basis-rotation"), ("muon", "scion")))
-PRECONDITIONED_SLOW_DOWN_LESS = slows_down_less(*product(("muon", "scion"), BASELINES))
 
 
 def soap_is_close(experiments: Experiments) -> Evidence:
@@ -107,50 +95,35 @@ def _saved(ours: pd.DataFrame, other: pd.DataFrame) -> Evidence:
     return Evidence(1 - ratio.ratio, low, high, text=f"over {name}", num_seeds=num_seeds)
 
 
-def _lowest_in_training(experiments: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """The experiment that ends with the lowest training loss: that is the loss to which iterations are saved."""
-    return min(experiments, key=lambda seeds: float(seeds["train_loss"].mean()))
+def _with_best_baseline(
+    experiments: Experiments, method: str, baselines: Sequence[str], model: str = "main"
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """A method's runs, and those of the baseline with the lowest training loss: iterations are saved to that."""
+    ours, *others = shared_seeds(*(runs_of(experiments, name, model=model) for name in (method, *baselines)))
+    return ours, min(others, key=lambda seeds: float(seeds["train_loss"].mean()))
 
 
 def saved_over_baselines(
+    experiments: Experiments,
     method: str = "basis-rotation",
     baselines: Sequence[str] = BASELINES,
-    *,
-    stages: int | None = None,
-    model_of: ModelOf = main_model,
-) -> Ask:
+    model: str = "main",
+) -> Evidence:
     """The share of the iterations of the best of `baselines` that a method saves to its final loss."""
-
-    def ask(experiments: Experiments) -> Evidence:
-        model = model_of(experiments)
-        P = stages or experiments.scale.deepest
-        ours, *others = shared_seeds(
-            *(
-                need(experiments, name, P, model.sweep, preset=model.preset, settings=model.settings)
-                for name in (method, *baselines)
-            )
-        )
-        return _saved(ours, _lowest_in_training(others))
-
-    return ask
+    return _saved(*_with_best_baseline(experiments, method, baselines, model))
 
 
 def saved_by_stage_aware(experiments: Experiments) -> Evidence:
-    P = experiments.scale.deepest
     settings = {"optimizer.refresh_schedule": "stage-aware"}
-    aware = need(experiments, "basis-rotation", P, "stage-aware", settings=settings)
-    return _saved(aware, need(experiments, "basis-rotation", P))
+    aware = runs_of(experiments, "basis-rotation", sweep="stage-aware", settings=settings)
+    return _saved(aware, runs_of(experiments, "basis-rotation"))
 
 
-def saves_more(larger: Ask, smaller: Ask) -> Ask:
+def saves_more(experiments: Experiments, larger: str, smaller: str) -> Evidence:
     """One model saves more than another; by their means, since the models have no seed in common but in name."""
-
-    def ask(experiments: Experiments) -> Evidence:
-        ours, theirs = (ask(experiments) for ask in (larger, smaller))
-        text = f"smaller {theirs.value:.1%}, larger {ours.value:.1%}"
-        return Evidence(holds=ours.value > theirs.value and not ours.is_bound, text=text)
-
-    return ask
+    ours, theirs = (saved_over_baselines(experiments, model=model) for model in (larger, smaller))
+    text = f"smaller {theirs.value:.1%}, larger {ours.value:.1%}"
+    return Evidence(holds=ours.value > theirs.value and not ours.is_bound, text=text)
 
 
 def hours_saved(experiments: Experiments) -> Evidence:
@@ -158,9 +131,7 @@ def hours_saved(experiments: Experiments) -> Evidence:
 
     Iterations times the measured time of one, not the clocks of runs that shared a machine.
     """
-    P = experiments.scale.deepest
-    ours, *baselines = shared_seeds(*(need(experiments, method, P) for method in ("basis-rotation", *BASELINES)))
-    baseline = _lowest_in_training(baselines)
+    ours, baseline = _with_best_baseline(experiments, "basis-rotation", BASELINES)
     saved = _saved(ours, baseline)
     best = baseline["method"].iloc[0]
     our_time, their_time = (_relative_time(experiments, method) for method in ("basis-rotation", best))

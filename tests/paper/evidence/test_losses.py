@@ -7,7 +7,7 @@ from scipy.stats import ttest_1samp
 
 from brx.config.loading import preset_with
 from brx.files import write_json
-from brx.paper.evidence.base import Margin, NotTriedError, need, shared_seeds
+from brx.paper.evidence.base import Margin, NotTriedError, runs_of, shared_seeds
 from brx.paper.evidence.losses import ends_below
 from brx.paper.scales import COMPENSATIONS, MAIN, VARIANTS, Experiments, delays_of
 from brx.runs.comparison import BASELINES
@@ -33,8 +33,8 @@ def diverge(folder, method, seed):
     write_json(run / "summary.json", {"status": "diverged", "data_fingerprint": "f"})
 
 
-def runs_of(folder, method):
-    return Experiments.load(LAPTOP, folder).find(method, 32, "main")
+def found(folder, method):
+    return Experiments.load(LAPTOP, folder).find(method)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def runs_of(folder, method):
 def test_ends_below(ours, theirs, holds, tmp_path):
     write_finals(tmp_path, "basis-rotation", ours)
     write_finals(tmp_path, "nesterov", theirs)
-    judged = ends_below("ours", runs_of(tmp_path, "basis-rotation"), {"nesterov": runs_of(tmp_path, "nesterov")})
+    judged = ends_below("ours", found(tmp_path, "basis-rotation"), {"nesterov": found(tmp_path, "nesterov")})
     assert judged.holds == holds
     assert ("difference [" in judged.text) == (len(theirs) > 2)
 
@@ -60,7 +60,7 @@ def test_a_seed_that_diverged_ends_above_everything(diverged, holds, tmp_path):
     write_finals(tmp_path, "nesterov", dict.fromkeys(range(3), 1.1))
     diverge(tmp_path, diverged, 1)
     experiments = Experiments.load(LAPTOP, tmp_path)
-    ours, theirs = (need(experiments, method, 32) for method in ("basis-rotation", "nesterov"))
+    ours, theirs = (runs_of(experiments, method) for method in ("basis-rotation", "nesterov"))
     assert ends_below("ours", ours, {"nesterov": theirs}).holds == holds
 
 
@@ -78,7 +78,7 @@ def test_seeds_that_one_side_lacks_are_forgotten_although_they_diverged(tmp_path
     write_finals(tmp_path, "nesterov", dict.fromkeys((0, 1, 4), 1.1))
     diverge(tmp_path, "nesterov", 4)
     experiments = Experiments.load(LAPTOP, tmp_path)
-    pair = shared_seeds(*(need(experiments, method, 32) for method in ("basis-rotation", "nesterov")))
+    pair = shared_seeds(*(runs_of(experiments, method) for method in ("basis-rotation", "nesterov")))
     assert [sorted(seeds["training.seed"]) for seeds in pair] == [[0, 1], [0, 1]]
     assert not any(lost for seeds in pair for lost in seeds["diverged_seeds"])
 
@@ -88,14 +88,14 @@ def test_an_experiment_of_which_every_run_diverged_was_tried(tmp_path):
     write_finals(tmp_path, "nesterov", {0: 1.0})
     diverge(tmp_path, "nesterov", 0)
     with pytest.raises(NotTriedError, match="every run of nesterov at P = 32 diverged"):
-        need(Experiments.load(LAPTOP, tmp_path), "nesterov", 32)
+        runs_of(Experiments.load(LAPTOP, tmp_path), "nesterov")
 
 
 def test_no_seed_in_common_is_not_tried(tmp_path):
     write_finals(tmp_path, "basis-rotation", {0: 1.0})
     write_finals(tmp_path, "nesterov", {1: 1.1})
     with pytest.raises(NotTriedError, match="no seed in common"):
-        ends_below("ours", runs_of(tmp_path, "basis-rotation"), {"nesterov": runs_of(tmp_path, "nesterov")})
+        ends_below("ours", found(tmp_path, "basis-rotation"), {"nesterov": found(tmp_path, "nesterov")})
 
 
 def test_interval_of_a_margin_is_students(tmp_path):

@@ -8,8 +8,8 @@ from brx.cli.main import main
 from brx.curvature.norm_measurement import NormSettings, measure_runs
 from brx.curvature.norm_result import STRATEGY_SPACES
 from brx.errors import UserError
+from brx.paper.figures import FIGURES
 from brx.paper.scales import SCALES, VARIANTS
-from brx.paper.standalone_figures import STANDALONE
 from tests.curvature.helpers import finished_run
 from tests.paper.helpers import write_experiment
 
@@ -26,7 +26,7 @@ def test_figure_is_that_of_its_own_command(name, tmp_path):
     arguments = [part.format(runs=SCALES["laptop"].curvature) for part in OWN_COMMANDS[name]]
     (tmp_path / "own").mkdir()
     assert main([*arguments, str(tmp_path / "own" / name)]) == 0
-    assert main(["plot", STANDALONE[name].place or name, "--out", str(tmp_path / "plot")]) == 0
+    assert main(["plot", FIGURES[name].place or name, "--out", str(tmp_path / "plot")]) == 0
     for suffix in (".png", ".pdf", ".txt"):
         own, drawn = (tmp_path / which / f"{name}{suffix}" for which in ("own", "plot"))
         assert own.read_bytes().replace(b"/own/", b"/plot/") == drawn.read_bytes()
@@ -43,14 +43,14 @@ def test_norms_by_strategy_stand_beside_the_slowdowns_of_the_scale_as_far_as_the
     run = finished_run(tmp_path / "curvature", "run")
     scale = replace(SCALES["laptop"], curvature=run.parent, runs=tmp_path / "runs")
     with pytest.raises(UserError, match="no checkpoint was measured in all coordinates"):
-        STANDALONE["strategy-norms"].draw(tmp_path / "figure", scale)
+        FIGURES["strategy-norms"].draw_to(tmp_path / "figure", scale)
     measure_runs([run], STRATEGY_SPACES, NormSettings(vectors=4, batches_per_vector=1, basis_batches=3))
-    _, _, caption = STANDALONE["strategy-norms"].draw(tmp_path / "figure", scale)
+    _, _, caption = FIGURES["strategy-norms"].draw_to(tmp_path / "figure", scale)
     assert "slowdown" not in caption.read_text()
     for method in ("pipedream-lr", "basis-rotation"):
         for stages in (1, 32):
             write_experiment(scale.runs, scale.preset, {"pipeline.stages": stages, **VARIANTS[method]})
-    text = STANDALONE["strategy-norms"].draw(tmp_path / "figure", scale)[2].read_text()
+    text = FIGURES["strategy-norms"].draw_to(tmp_path / "figure", scale)[2].read_text()
     assert "slowdown at P = 32" in text
     assert "(basis-rotation)" in text
     assert "not run (basis-rotation 1st/bilateral)" in text
@@ -66,4 +66,4 @@ def test_what_a_scale_has_measured_of_its_own_runs_is_drawn_into_its_own_folder(
 def test_without_measurements_a_figure_is_refused_in_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(SCALES, "laptop", replace(SCALES["laptop"], curvature=tmp_path / "nothing"))
     assert main(["plot", "oscillation", "--out", str(tmp_path)]) == 2
-    assert capsys.readouterr().err == f"brx: {tmp_path / 'nothing'}: no such folder\n"
+    assert capsys.readouterr().err == f"brx: figure oscillation: {tmp_path / 'nothing'}: no such folder\n"

@@ -1,12 +1,11 @@
 """The paper's figures that need no sweep: pipelines over time, the toys, and what was measured of the Hessian.
 
-Each is what a command of its own draws (`brx schedule`, `brx toy`, ...), at the paper's settings.
+Each is what a command of its own draws (`brx schedule`, `brx toy`, ...), at the paper's settings, at a path without
+suffix, from what was measured at a scale.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
@@ -18,7 +17,7 @@ from brx.curvature.norm_result import STRATEGY_SPACES, measured_norms, results_o
 from brx.curvature.oscillation import measured_oscillations, with_oscillation
 from brx.curvature.strategies import VARIANT_OF_SPACE, StrategySlowdowns, complete_measurements
 from brx.errors import UserError
-from brx.paper.scales import Experiments, Scale, sweep_of
+from brx.paper.scales import Experiments, Scale
 from brx.paper.toy.figures import draw_quadratic, draw_spiral
 from brx.paper.toy.quadratic import QuadraticConfig, run_quadratic
 from brx.paper.toy.spiral import SpiralConfig, run_spiral
@@ -28,41 +27,20 @@ from brx.plot.schedule import draw_schedules
 from brx.plot.strategies import draw_strategy_norms
 from brx.runs.frames import find_runs, load
 
-DrawTo = Callable[[Path, Scale], list[Path]]
 
-
-@dataclass(frozen=True)
-class StandaloneFigure:
-    """One figure.
-
-    Attributes:
-        name: on the command line and of the files.
-        place: in the paper, such as `Figure 4`; empty where it has only a sentence.
-        caption: what it shows.
-        draw: draws it at a path without suffix, from what was measured at a scale; the files written.
-        is_measured: whether it is from what was measured, and not the same at all scales.
-    """
-
-    name: str
-    place: str
-    caption: str
-    draw: DrawTo
-    is_measured: bool = False
-
-
-def _schedule(path: Path, _: Scale) -> list[Path]:
+def schedule(path: Path, _: Scale) -> list[Path]:
     return draw_schedules(4, 4, path)
 
 
-def _toy_quadratic(path: Path, _: Scale) -> list[Path]:
+def toy_quadratic(path: Path, _: Scale) -> list[Path]:
     return draw_quadratic(run_quadratic(load_yaml_as(PRESETS / "toy" / "quadratic.yaml", QuadraticConfig)), path)
 
 
-def _toy_spiral(path: Path, _: Scale) -> list[Path]:
+def toy_spiral(path: Path, _: Scale) -> list[Path]:
     return draw_spiral(run_spiral(load_yaml_as(PRESETS / "toy" / "spiral.yaml", SpiralConfig)), path)
 
 
-def _oscillation(path: Path, scale: Scale) -> list[Path]:
+def oscillation(path: Path, scale: Scale) -> list[Path]:
     folders = with_oscillation(find_runs([scale.curvature]))
     if not folders:
         raise UserError(f"{scale.curvature}: no run of which oscillation was measured; run `brx oscillation RUN...`")
@@ -72,11 +50,11 @@ def _oscillation(path: Path, scale: Scale) -> list[Path]:
     return draw_oscillation([oscillation for oscillation in oscillations if oscillation.num_stages in ends], path)
 
 
-def _hessian_norm(path: Path, scale: Scale) -> list[Path]:
+def hessian_norm(path: Path, scale: Scale) -> list[Path]:
     return draw_norms(measured_norms(find_runs([scale.curvature])), path)
 
 
-def _strategy_norms(path: Path, scale: Scale) -> list[Path]:
+def strategy_norms(path: Path, scale: Scale) -> list[Path]:
     norms = [norm for run in find_runs([scale.curvature]) for norm in results_of(run, STRATEGY_SPACES).values()]
     results = [norm for of_run in complete_measurements(norms).values() for norm in of_run]
     if not results:
@@ -91,49 +69,14 @@ def _strategy_slowdowns(scale: Scale) -> StrategySlowdowns | None:
     if not scale.runs.is_dir():
         return None
     experiments = Experiments.load(scale)
-    ends = [experiments.find(name, P, sweep_of(name)) for name in VARIANT_OF_SPACE.values() for P in experiments.ends]
-    present = [seeds for seeds in ends if seeds is not None]
+    present = experiments.find_all(*((name, P) for name in VARIANT_OF_SPACE.values() for P in scale.ends))
     target = experiments.slowdown_target()
     return StrategySlowdowns.at_ends(pd.concat(present), target) if present and target is not None else None
 
 
-def _effective_delay(path: Path, scale: Scale) -> list[Path]:
+def effective_delays(path: Path, scale: Scale) -> list[Path]:
     folders = find_runs([scale.curvature])
     measured = measured_norms(folders)
     stages = usual_stages(measured)
     curves = [(result, [effective_delay(result, count) for count in stages]) for result in measured]
     return draw_effective_delay(curves, slowdown_points(load(folders)), path)
-
-
-STANDALONE = {
-    figure.name: figure
-    for figure in (
-        StandaloneFigure("schedule", "Figure 1", "Synchronous and asynchronous pipelines, and the delay.", _schedule),
-        StandaloneFigure("toy-quadratic", "Figure 3", "Delay on a quadratic, aligned or not.", _toy_quadratic),
-        StandaloneFigure("toy-spiral", "Figure 4", "Delay in a valley that turns.", _toy_spiral),
-        StandaloneFigure(
-            "oscillation",
-            "Figure 11",
-            "Updates along the Hessian's dominant eigenvector.",
-            _oscillation,
-            is_measured=True,
-        ),
-        StandaloneFigure(
-            "hessian-norm",
-            "",
-            "Norm of the Hessian in original and rotated coordinates.",
-            _hessian_norm,
-            is_measured=True,
-        ),
-        StandaloneFigure(
-            "strategy-norms",
-            "Theorem 3.1",
-            "Norm of the Hessian in each strategy's coordinates, and its slowdown.",
-            _strategy_norms,
-            is_measured=True,
-        ),
-        StandaloneFigure(
-            "effective-delay", "", "The effective delay, and the slowdown.", _effective_delay, is_measured=True
-        ),
-    )
-}

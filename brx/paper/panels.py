@@ -1,0 +1,192 @@
+"""What the paper's figures are made of: a panel asks for experiments of a scale and draws them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from brx.config.loading import Settings
+from brx.paper.scales import Experiments
+from brx.plot.panels import (
+    Curve,
+    curve_of,
+    draw_final_losses,
+    draw_rates,
+    draw_slowdown,
+    draw_training_losses,
+    finish_panel,
+)
+from brx.plot.style import look_of, sequence_color
+
+Panel = Callable[[Experiments, Axes], None]
+Series = Callable[[Experiments], list[Curve]]
+"""The curves of some experiments; those that are not there are left out."""
+
+
+def by_method(methods: Sequence[str], stages: int | None = None, **options: Any) -> Series:
+    """A curve per method; options as of `Experiments.find`."""
+    wanted = [(method, stages) for method in methods]
+    return lambda experiments: [curve_of(seeds) for seeds in experiments.find_all(*wanted, **options)]
+
+
+def by_depth(method: str) -> Series:
+    """A curve per number of stages, from light to dark."""
+    return lambda experiments: _shaded(
+        {f"P = {depth}": experiments.find(method, depth) for depth in experiments.scale.depths}
+    )
+
+
+def by_model_depth(method: str) -> Series:
+    """A curve per depth of the model, one block per stage, from light to dark."""
+    return lambda experiments: _shaded(
+        {
+            f"{blocks} blocks, P = {blocks}": find_model_depth(experiments, method, blocks)
+            for blocks in experiments.scale.blocks
+        }
+    )
+
+
+def by_setting(
+    method: str, key: str, values: Sequence[float], sweep: str, label: str, stages: int | None = None
+) -> Series:
+    """A curve per value of a setting, from light to dark; the label has `{}` for the value."""
+    return lambda experiments: _shaded(
+        {label.format(value): experiments.find(method, stages, sweep, settings={key: value}) for value in values}
+    )
+
+
+def refresh_schedules(*schedules: str) -> Series:
+    """A curve per schedule of basis rotation's refreshes."""
+
+    def series(experiments: Experiments) -> list[Curve]:
+        by_schedule = [
+            experiments.find(
+                "basis-rotation",
+                sweep="" if schedule == "uniform" else "stage-aware",
+                settings={"optimizer.refresh_schedule": schedule},
+            )
+            for schedule in schedules
+        ]
+        return [curve_of(seeds) for seeds in by_schedule if seeds is not None]
+
+    return series
+
+
+def with_and_without_stashing(method: str, without: Settings) -> Series:
+    """A method as usual, and dashed without weight stashing."""
+
+    def series(experiments: Experiments) -> list[Curve]:
+        usual = experiments.find_all((method, None))
+        unstashed = experiments.find_all((method, None), sweep="stashing", settings=without)
+        return [
+            *(curve_of(seeds, "stashing") for seeds in usual),
+            *(curve_of(seeds, "no stashing", linestyle="--") for seeds in unstashed),
+        ]
+
+    return series
+
+
+def find_model_depth(experiments: Experiments, method: str, blocks: int) -> pd.DataFrame | None:
+    """The runs of a method on so many blocks, one per stage."""
+    return experiments.find(method, blocks, settings={"model.blocks": blocks})
+
+
+def _shaded(seeds_by_label: Mapping[str, pd.DataFrame | None]) -> list[Curve]:
+    """A curve per experiment that is there, from light to dark in the order of all."""
+    return [
+        curve_of(seeds, label, color=sequence_color(index, len(seeds_by_label)))
+        for index, (label, seeds) in enumerate(seeds_by_label.items())
+        if seeds is not None
+    ]
+
+
+def curves(title: str, *series: Series, draw: Callable[..., None] = draw_training_losses) -> Panel:
+    """Loss curves; `{P}` in the title is the largest number of stages."""
+
+    def panel(experiments: Experiments, axes: Axes) -> None:
+        shown = [curve for each in series for curve in each(experiments)]
+        full_title = title.format(P=experiments.scale.deepest)
+        if shown:
+            draw(axes, shown, title=full_title)
+        else:
+            say_not_run(axes, full_title)
+
+    return panel
+
+
+def final_losses(methods: Sequence[str], *, per_block: bool = False, best_of: Sequence[str] = ()) -> Panel:
+    """Final losses against the number of stages, or against the depth of the model, one block per stage."""
+
+    def panel(experiments: Experiments, axes: Axes) -> None:
+        if per_block:
+            asked = [
+                find_model_depth(experiments, name, count) for name in methods for count in experiments.scale.blocks
+            ]
+        else:
+            asked = [experiments.find(name, P) for name in methods for P in experiments.scale.depths]
+        present = [seeds for seeds in asked if seeds is not None]
+        if present:
+            x_label = "blocks = stages P" if per_block else "stages P"
+            draw_final_losses(axes, pd.concat(present), title="(a) final loss", x_label=x_label, best_of=best_of)
+        else:
+            say_not_run(axes, "(a) final loss")
+
+    return panel
+
+
+def slowdown(method: str, letter: str = "") -> Panel:
+    """A method at P = 1 and at the deepest pipeline, to the target of the scale."""
+
+    def panel(experiments: Experiments, axes: Axes) -> None:
+        target = experiments.slowdown_target()
+        ends = experiments.find_all(*((method, P) for P in experiments.scale.ends))
+        if len(ends) == 2 and target is not None:
+            draw_slowdown(axes, ends[0], ends[1], target)
+        else:
+            say_not_run(axes, look_of(method).label)
+        axes.set_title(f"{letter}{axes.get_title()}")
+
+    return panel
+
+
+def rates(method: str) -> Panel:
+    """Final validation loss against the learning rate, a line per number of stages."""
+
+    def panel(experiments: Experiments, axes: Axes) -> None:
+        depths, tried = experiments.scale.depths, experiments.tried
+        for index, depth in enumerate(depths):
+            seeds = experiments.find(method, depth)
+            if seeds is not None:
+                scores = tried[tried["experiment"] == seeds["experiment"].iloc[0]]
+                draw_rates(axes, scores, color=sequence_color(index, len(depths)), label=f"P = {depth}")
+        if axes.lines:
+            finish_panel(axes, "learning rate", "final validation loss (nats)", look_of(method).label)
+        else:
+            say_not_run(axes, look_of(method).label)
+
+    return panel
+
+
+def say_not_run(axes: Axes, title: str) -> None:
+    """An empty panel that says why."""
+    axes.set_title(title)
+    axes.tick_params(bottom=False, left=False, labelbottom=False)
+    axes.text(0.5, 0.5, "not run", ha="center", va="center", transform=axes.transAxes, color="grey")
+
+
+def share_legend(figure: Figure, *panels: Axes) -> None:
+    """One legend under panels with the same curves, instead of one in each, which would lie on them."""
+    handle_by_label: dict[str, Any] = {}
+    for axes in panels:
+        handle_by_label |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+        if legend := axes.get_legend():
+            legend.remove()
+    if handle_by_label:
+        grid = panels[0].get_gridspec()
+        assert grid is not None  # panels come from `subplots`
+        labels, handles = list(handle_by_label), list(handle_by_label.values())
+        figure.legend(handles, labels, loc="outside lower center", ncols=max(2, 2 * grid.ncols - 1))

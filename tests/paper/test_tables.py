@@ -1,0 +1,92 @@
+"""The paper's tables from made-up runs, against what these were made to be."""
+
+from dataclasses import replace
+
+import pytest
+
+from brx.cli.main import main
+from brx.errors import UserError
+from brx.paper.scales import BASELINES_AND_STRATEGIES, LADDER_METHODS, SCALES, STRATEGY_NAMES, Experiments
+from brx.paper.tables import TABLES
+from brx.runs.formats import format_table
+
+LAPTOP = SCALES["laptop"]
+
+
+def test_tables_from_complete_results(complete, tmp_path):
+    assert main(["tables", "all", "--runs", str(complete), "--out", str(tmp_path)]) == 0
+    for name in TABLES:
+        lines = (tmp_path / f"{name}.csv").read_text().splitlines()
+        assert len(lines) > 2, name
+        assert (tmp_path / f"{name}.md").read_text().count("\n| ") >= len(lines)
+    slowdown = (tmp_path / "slowdown.csv").read_text()
+    for method in BASELINES_AND_STRATEGIES:
+        assert f"{method}," in slowdown
+
+
+def test_tables_without_runs_are_those_of_their_commands(experiments, capsys):
+    assert main(["stages", "--format", "csv"]) == 0
+    assert capsys.readouterr().out == format_table(TABLES["stages"].make(experiments), "csv") + "\n"
+    sizes = TABLES["memory"].make(experiments).iloc[:, 4:6].to_numpy().tolist()
+    assert sizes == [["0.25", "1.66"], ["0.13", "0.13"], ["0.13", "0.83"], ["0.06", "0.06"]]
+    assert {"original", "rotated, own basis"} <= set(TABLES["hessian-norm"].make(experiments)["coordinates"])
+
+
+def test_table_that_was_not_measured_is_refused_alone_and_noted_among_others(complete, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(SCALES, "laptop", replace(LAPTOP, curvature=tmp_path / "nothing"))
+    few = {name: TABLES[name] for name in ("slowdown", "hessian-norm")}
+    monkeypatch.setattr("brx.paper.publishing.TABLES", few)
+    assert main(["tables", "hessian-norm", "--runs", str(complete)]) == 2
+    assert "nothing: no such folder" in capsys.readouterr().err
+    assert main(["tables", "all", "--runs", str(complete), "--out", str(tmp_path / "tables")]) == 0
+    assert "note: table hessian-norm: " in capsys.readouterr().err
+    assert (tmp_path / "tables" / "slowdown.csv").exists()
+
+
+def test_slowdown_table_agrees_with_the_made_up_curves(experiments):
+    # Every curve falls as 1 / (1 + t / (100 P)), so P = 32 takes 32 times as long (means of a convex curve aside).
+    table = TABLES["slowdown"].make(experiments.fresh())
+    for text in table["slowdown at P = 32"]:
+        assert float(text.split()[0]) == pytest.approx(32, rel=0.05)
+    assert set(table["seeds"]) == {"3"}
+
+
+def test_ladder_table_has_a_target_for_each_length(experiments):
+    everything = TABLES["ladder"].make(experiments.fresh())
+    beside = everything[~everything["method"].isin(LADDER_METHODS)]
+    assert set(beside["method"]) == {*STRATEGY_NAMES[1:], "soap", "muon", "scion"}
+    assert set(beside["iterations"]) == {"8000"}  # those of the main comparison
+    extrapolated = everything[everything["iterations"].str.endswith("extrapolated")]
+    assert set(extrapolated["method"]) == set(LADDER_METHODS)
+    table = everything.drop([*beside.index, *extrapolated.index])
+    assert list(zip(table["method"], table["iterations"], strict=True)) == [
+        (method, iterations)
+        for iterations in ("2000", "4000", "8000", "16000", "32000", "64000", "128000")
+        for method in ("basis-rotation", "nesterov", "pipedream-lr")
+    ]
+    slowdowns = [float(text.split()[0]) for text in table["slowdown"]]
+    assert slowdowns == pytest.approx([32] * 21, rel=0.05)
+    saved = [text.partition(" (over ")[0] for text in table["iterations saved at P"] if text]
+    assert saved == ["0.0%"] * 2 + ["0.0% [0.0%, 0.0%]"] + ["0.0%"] * 4  # three seeds of 8,000
+    assert table["target loss"].nunique() == 7
+    with pytest.raises(UserError, match="only at the scale of a laptop"):
+        TABLES["ladder"].make(Experiments(SCALES["paper"], experiments.runs, experiments.folder))
+
+
+def test_wider_rates_stand_beside_the_papers_and_never_enter_another_table(experiments):
+    table = TABLES["wider-rates"].make(experiments.fresh())
+    assert list(zip(table["rates"], table["lr at P = 32"], strict=True)) == (
+        [("the paper's", "0.001*")] * 4 + [("wider", "0.003*")] * 4
+    )
+    slowdowns = [float(text.split()[0]) for text in table["slowdown at P = 32"]]
+    assert slowdowns == pytest.approx([32] * 4 + [1] * 4, rel=0.05)
+    assert set(TABLES["slowdown"].make(experiments.fresh())["lr at P = 32"]) == {"0.001*"}
+    with pytest.raises(UserError, match="laptop-rates-rates: no such folder"):
+        TABLES["wider-rates"].make(Experiments.load(LAPTOP, experiments.folder.with_name("laptop-rates")))
+
+
+def test_tables_and_figures_share_one_target_that_pipedream_does_not_set(experiments):
+    tables = [TABLES[name].make(experiments.fresh()) for name in ("slowdown", "preconditioned")]
+    slowest = experiments.find("nesterov")["last_quarter_loss"].max()
+    assert {target for table in tables for target in table["target loss"]} == {f"{slowest:.3f}"}
+    assert experiments.slowdown_target() == pytest.approx(slowest)
