@@ -30,12 +30,11 @@ def effective_delay(
     out: FigurePath = None,
 ) -> None:
     """Print the table, and draw; at least one of the runs must have been measured."""
-    from rich.console import Console
-
     from brx.curvature import effective_delay as delays
+    from brx.curvature.measured import runs_in_place
     from brx.curvature.norm_result import results_of
-    from brx.curvature.places import runs_in_place
-    from brx.plot.curvature import draw_effective_delay
+    from brx.plot.effective_delay import draw_effective_delay
+    from brx.runs.formats import format_table
     from brx.runs.frames import differences, load
 
     loaded = load(runs)
@@ -47,10 +46,9 @@ def effective_delay(
     counts = stages or delays.usual_stages([result for _, result in measured])
     curves = [(result, [delays.effective_delay(result, count) for count in counts]) for _, result in measured]
     points = delays.slowdown_points(loaded) if len(loaded) > 1 else []
-    console = Console()
-    console.print(delays.delay_table([path.name for path, _ in measured], curves))
+    print(format_table(delays.delay_table([path.name for path, _ in measured], curves), "table"))
     if points:
-        console.print(delays.slowdown_table(points))
+        print(format_table(delays.slowdown_table(points), "table"))
     if out is not None:
         for path in draw_effective_delay(curves, points, out):
             print(path)

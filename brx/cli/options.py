@@ -52,3 +52,11 @@ ScaleRuns = Annotated[
 ]
 
 FigurePath = Annotated[Path | None, typer.Option(metavar="FIGURE", help="draw the figure, at this path without suffix")]
+
+OnlyMeasured = Annotated[
+    bool,
+    typer.Option(
+        "--measured",
+        help="measure nothing: show what lies in RUN/analysis; a folder of runs will do (needs no checkpoint)",
+    ),
+]

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from brx.cli.options import FigurePath, RunsOrCheckpoints
+from brx.cli.options import FigurePath, OnlyMeasured, RunsOrCheckpoints
 from brx.cli.usage import Application, Command
 
 EXAMPLES = """\
@@ -34,24 +34,18 @@ def oscillation(
     ] = 1e-2,
     power_iterations: Annotated[int, typer.Option(metavar="N", min=1, help="or stops after N iterations")] = 200,
     seed: Annotated[int, typer.Option(help="seed of the start vector and the random direction")] = 0,
-    measured: Annotated[
-        bool,
-        typer.Option(
-            "--measured",
-            help="measure nothing: show what lies in RUN/analysis; a folder of runs will do (needs no checkpoint)",
-        ),
-    ] = False,
+    measured: OnlyMeasured = False,
     out: FigurePath = None,
 ) -> None:
     """Measure from each checkpoint; print, and draw."""
     from rich.console import Console
 
+    from brx.curvature.measured import refuse_two_checkpoints
     from brx.curvature.oscillation import measure_oscillation, oscillation_table, oscillations_in
-    from brx.curvature.places import refuse_two_checkpoints
     from brx.plot.oscillation import draw_oscillation
     from brx.runs.checkpoint import run_and_iteration
+    from brx.runs.formats import format_table
 
-    console = Console(highlight=False)
     refuse_two_checkpoints(checkpoints, checkpoint)
     if measured:
         results = oscillations_in(checkpoints, checkpoint)
@@ -69,8 +63,8 @@ def oscillation(
             )
             for run, iteration in map(run_and_iteration, checkpoints)
         ]
-    console.print(oscillation_table(results))
-    console.print("share: of the updates' squared norms, along the direction")
+    print(format_table(oscillation_table(results), "table"))
+    print("share: of the updates' squared norms, along the direction")
     if out is not None:
         for path in draw_oscillation(results, out):
             print(path)

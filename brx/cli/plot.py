@@ -63,8 +63,8 @@ def plot(
 
         written: Iterable[Path] = draw_staleness(curves, out or Path("staleness"))
     elif figure == "profiles" and curves:
-        from brx.curvature.profiles import profile_points
-        from brx.plot.profiles import draw_profiles
+        from brx.curvature.effective_delay import profile_points
+        from brx.plot.effective_delay import draw_profiles
 
         frame = load(curves)
         shown, *others = comparable(frame)

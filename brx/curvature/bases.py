@@ -22,15 +22,10 @@ Geometry = Literal["bilateral", "unilateral"]
 
 @dataclass(frozen=True)
 class Basis:
-    """Orthogonal bases of a matrix (m, n), or of each matrix of a stack (*, m, n).
+    """Orthogonal bases of a matrix (m, n), or of each matrix of a stack (*, m, n); None for the identity."""
 
-    Attributes:
-        left: U (*, m, m); None for the identity.
-        right: V (*, n, n); None for the identity.
-    """
-
-    left: Tensor | None
-    right: Tensor | None
+    left: Tensor | None  # U (*, m, m)
+    right: Tensor | None  # V (*, n, n)
 
     def to_weights(self, rotated: Tensor) -> Tensor:
         """From rotated coordinates (m, n) to those of the weights: U A V^T."""
@@ -76,33 +71,21 @@ def estimate_bases(
         source: `2nd` takes E[G G^T] and E[G^T G], `1st` the products of E[G] with its transpose.
         geometry: `unilateral` rotates the smaller side alone, as the optimizer does.
     """
-    names = [name for name in parameters if is_block_matrix(name)]
     sums: dict[str, list[Tensor]] = {}
-    num_gradients = 0
     for gradient in gradients:
-        num_gradients += 1
-        for name in names:
-            terms = _terms(gradient[name], source)
-            before = sums.get(name)
-            sums[name] = terms if before is None else [sum_ + term for sum_, term in zip(before, terms, strict=True)]
-    bases = {}
-    for name in names:
-        rows, columns = (_eigenvectors(sum_ / num_gradients, source) for sum_ in sums[name])
-        is_wide = parameters[name].shape[-2] < parameters[name].shape[-1]
-        is_both = geometry == "bilateral"
-        bases[name] = Basis(rows if is_both or is_wide else None, columns if is_both or not is_wide else None)
-    return bases
-
-
-def _terms(gradient: Tensor, source: Source) -> list[Tensor]:
-    """What is averaged for either side: covariances (*, m, m) and (*, n, n), or factors (*, m, n) and (*, n, m)."""
-    if source == "1st":
-        return [gradient, gradient.mT]
-    return [gradient @ gradient.mT, gradient.mT @ gradient]
-
-
-def _eigenvectors(mean: Tensor, source: Source) -> Tensor:
-    """Eigenvectors (*, m, m) of a covariance (*, m, m), or of F F^T for a factor (*, m, n)."""
+        for name in filter(is_block_matrix, parameters):
+            G = gradient[name]  # (*, m, n)
+            terms = [G, G.mT] if source == "1st" else [G @ G.mT, G.mT @ G]
+            known = sums.setdefault(name, [torch.zeros_like(term) for term in terms])
+            for total, term in zip(known, terms, strict=True):
+                total += term
+    # Eigenvectors do not see that these are sums in place of means.
     exact = exact_factor_eigenbasis if source == "1st" else exact_eigenbasis
-    basis = exact(mean.reshape(-1, *mean.shape[-2:])).basis.to(mean)
-    return basis.view(*mean.shape[:-1], mean.shape[-2])
+    bases = {}
+    for name, totals in sums.items():
+        left, right = (exact(one.reshape(-1, *one.shape[-2:])).basis.to(one) for one in totals)
+        m, n = parameters[name].shape[-2:]
+        left, right = left.view(*totals[0].shape[:-2], m, m), right.view(*totals[0].shape[:-2], n, n)
+        rotates_rows, rotates_columns = (geometry == "bilateral" or side for side in (m < n, m >= n))
+        bases[name] = Basis(left if rotates_rows else None, right if rotates_columns else None)
+    return bases

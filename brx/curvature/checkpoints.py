@@ -20,42 +20,29 @@ from brx.runs.checkpoint import checkpoint_folder, list_checkpoints, read_manife
 from brx.runs.reading import Run
 from brx.train.build import training_batches
 
+CPU = torch.device("cpu")
 MIDWAY = 0.1
 """How far from the middle, as a share of the iterations, a checkpoint still counts as midway."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One checkpoint, read.
-
-    Attributes:
-        run: the run it is of.
-        path: its folder.
-        iteration: the number of updates behind it.
-        model: the whole model's structure (on the meta device: `parameters` holds the numbers).
-        parameters: the newest weights of all stages.
-        bases: U and V of basis rotation; empty for other methods.
-    """
+    """One checkpoint, read."""
 
     run: Run
     path: Path
     iteration: int
-    model: Stage
-    parameters: Vectors
-    bases: Bases
+    model: Stage  # the whole model's structure, on the meta device: `parameters` holds the numbers
+    parameters: Vectors  # the newest weights of all stages
+    bases: Bases  # of basis rotation; empty for other methods
     _batches: Batches
 
     def batches(self, numbers: Iterable[int]) -> Iterator[tuple[int, MicroBatch]]:
-        """Batches that the run did not train on: number 1 is the one that would have followed its last iteration."""
+        """Batches by number: 1 would have followed the run's last one, so it has not trained on those from 1 on."""
         device = next(iter(self.parameters.values())).device
         for number in numbers:
-            inputs, targets = self._batches.batch(self.num_trained_on + number)
+            inputs, targets = self._batches.batch(_num_trained_on(self.run) + number)
             yield number, (inputs.to(device), targets.to(device))
-
-    @property
-    def num_trained_on(self) -> int:
-        """Micro-batches of the whole training."""
-        return _num_trained_on(self.run)
 
     @property
     def num_parameters(self) -> int:
@@ -64,12 +51,7 @@ class Checkpoint:
 
 
 def find_checkpoint(run: Run, iteration: int | None, default: Literal["newest", "midway"]) -> Path:
-    """The folder of the checkpoint to analyse.
-
-    Args:
-        run: the run.
-        iteration: of the checkpoint; None for the default one.
-        default: the newest one of a finished run, or the one nearest to the middle of its iterations.
+    """The folder of the checkpoint to analyse: of an iteration, else the newest or the one nearest to the middle.
 
     Raises:
         UserError: there is no such checkpoint, none near the middle, or the run is not finished and no checkpoint was
@@ -107,21 +89,13 @@ def load_checkpoint(
     *,
     default: Literal["newest", "midway"] = "newest",
     dtype: torch.dtype = torch.float32,
-    device: torch.device | None = None,
+    device: torch.device = CPU,
 ) -> Checkpoint:
-    """Read a checkpoint of a run.
-
-    Args:
-        run_path: the run's folder.
-        iteration: of the checkpoint; None for the default one.
-        default: see `find_checkpoint`.
-        dtype: of weights and bases.
-        device: where they go; the CPU by default.
+    """Read a checkpoint of a run, as `find_checkpoint` finds it; weights and bases get this dtype and device.
 
     Raises:
         UserError: there is none, it is damaged, it is another model's, or the run's token files have changed.
     """
-    device = device or torch.device("cpu")
     run = Run.load(run_path)
     path = find_checkpoint(run, iteration, default)
     manifest = read_manifest(path)
@@ -155,10 +129,10 @@ def check_same_model(shapes: dict[str, tuple[int, ...]], model: Stage, where: Pa
     """
     expected = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     for name in sorted(expected.keys() | shapes.keys()):
-        if shapes.get(name) != expected.get(name):
+        found, wanted = shapes.get(name, "missing"), expected.get(name, "missing")
+        if found != wanted:
             raise UserError(
-                f"{where}: is a checkpoint of another model: {name} is {_describe(shapes.get(name))} in it and"
-                f" {_describe(expected.get(name))} in config.yaml"
+                f"{where}: is a checkpoint of another model: {name} is {found} in it and {wanted} in config.yaml"
             )
 
 
@@ -193,19 +167,12 @@ def fit_bases(
 
 
 def check_basis_batches(run: Run, num_batches: int) -> None:
-    """Refuse to estimate bases from more batches than the run has trained on.
-
-    Raises:
-        UserError: see above.
-    """
+    """Refuse to estimate bases from more batches than the run has trained on, with a UserError."""
     trained_on = _num_trained_on(run)
     if num_batches > trained_on:
         raise UserError(f"--basis-batches {num_batches}: {run.path} has trained on {trained_on} batches only")
 
 
 def _num_trained_on(run: Run) -> int:
+    """Micro-batches of the whole training."""
     return run.config.training.last_iteration * run.config.pipeline.accumulation
-
-
-def _describe(shape: tuple[int, ...] | None) -> str:
-    return "missing" if shape is None else str(shape)

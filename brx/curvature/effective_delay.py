@@ -1,47 +1,43 @@
-"""The effective delay tau' of a pipeline (equation "effective delay"): its stages' delays, weighted by curvature.
+"""The effective delay tau' of a pipeline (equation "effective delay"), beside measured slowdowns.
 
 tau'^2 = sum_k tau_k^2 S_k / sum_k S_k, where tau_k is the delay of stage k in updates: P - 1 - k, k = 0 .. P - 1, in a
 pipeline (the paper counts stages from 1 and writes K - k), or what `pipeline.delay` says. S_k is the sum of the
 squared row norms C_i^2 of its parameters. The C_i of the theorem bound the rows of the Hessian wherever training goes;
 here they are the rows at one checkpoint.
+
+Theorem 2.3 bounds convergence by the delay times the norm in the coordinates in which Adam steps, and its stage form
+replaces the delay by tau'. In a pipeline both grow with P alone; delay profiles of one mean part them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from rich.table import Table
 
 from brx.config.loading import load_config
 from brx.curvature.norm_result import NORMAL_95, NormResult, Space, results_of, stage_of_block
 from brx.errors import UserError
 from brx.pipeline.delay import StageDelay, pipeline_delays, stage_delays
-from brx.runs.comparison import common_target, passage
-from brx.runs.experiments import at_best_rates
-from brx.runs.frames import DEPTH, RATE, SEED
+from brx.runs.comparison import common_target, passage, slowdowns, with_reference
+from brx.runs.experiments import at_best_rates, by_experiment
+from brx.runs.frames import DEPTH, RATE, SEED, comparable
 from brx.runs.reading import ENDED
+from brx.runs.tables import slowdown_text
 
 
-@dataclass(frozen=True)
-class EffectiveDelay:
-    """tau' at one number of stages.
+class EffectiveDelay(NamedTuple):
+    """tau' at one number of stages."""
 
-    Attributes:
-        num_stages: P.
-        delay: tau', in iterations.
-        standard_error: of it.
-        largest: of the stages' delays, which tau' cannot exceed.
-    """
-
-    num_stages: int
-    delay: float
+    num_stages: int  # P
+    delay: float  # tau', in updates
     standard_error: float
-    largest: float
+    largest: float  # of the stages' delays, which tau' cannot exceed
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -52,17 +48,11 @@ class EffectiveDelay:
 
 def usual_stages(results: Sequence[NormResult]) -> list[int]:
     """Powers of two up to the number of blocks of the smallest model."""
-    fewest_blocks = min(result.num_blocks for result in results)
-    return [2**power for power in range(fewest_blocks.bit_length())]
+    return [2**power for power in range(min(result.num_blocks for result in results).bit_length())]
 
 
 def effective_delay(result: NormResult, num_stages: int, delays: Sequence[StageDelay] | None = None) -> EffectiveDelay:
-    """tau' of the measured model, cut into `num_stages` stages as the trainer cuts it.
-
-    Args:
-        result: the measurement.
-        num_stages: P.
-        delays: of the stages; those of a pipeline by default.
+    """tau' of the measured model, cut into P stages as the trainer cuts it, with a pipeline's delays or other ones.
 
     Raises:
         UserError: there are more stages than blocks.
@@ -72,8 +62,7 @@ def effective_delay(result: NormResult, num_stages: int, delays: Sequence[StageD
     stages = stage_of_block(result.num_blocks, num_stages)
     in_updates = [delay.in_updates for delay in delays or pipeline_delays(num_stages)]
     squared_delays = np.array([in_updates[stages[name]] ** 2 for name in result.blocks.names], np.float64)
-    squares = np.array(result.blocks.sums[1])
-    covariance = np.array(result.blocks.covariances[1])
+    squares, covariance = np.array(result.blocks.sums[1]), np.array(result.blocks.covariances[1])
     squared = float(squared_delays @ squares / squares.sum())
     slope = (squared_delays - squared) / squares.sum()  # d tau'^2 / d S_k
     delay = math.sqrt(squared)
@@ -86,47 +75,34 @@ def uniform_effective_delay(num_stages: int) -> float:
     return math.sqrt(sum(delay.tau**2 for delay in pipeline_delays(num_stages)) / num_stages)
 
 
-@dataclass(frozen=True)
-class SlowdownPoint:
-    """One run's measured slowdown beside its effective delay.
+def _space_of(method: str) -> Space:
+    """The coordinates in which a method takes its steps."""
+    return "rotated" if method.startswith("basis-rotation") else "original"
 
-    Attributes:
-        run: its folder.
-        method: its method.
-        label: `P = 8`, or its delay profile if that is not a pipeline's.
-        estimate: where the norms are from: the run's own measurement, else one of another run of its method.
-        delay: tau' of the run.
-        slowdown: its iterations to the target over those of its method's run without delay; None if it never gets
-            there.
-        target: the training loss that all finished runs of the method reach, in nats (`common_target`).
-    """
+
+class SlowdownPoint(NamedTuple):
+    """One run's measured slowdown beside its effective delay."""
 
     run: str
     method: str
-    label: str
-    estimate: NormResult
+    label: str  # `P = 8`, or its delay profile if that is not a pipeline's
     delay: EffectiveDelay
-    slowdown: float | None
-    target: float
+    slowdown: float | None  # in iterations to the target, over its method's run without delay; None if never there
+    target: float  # the training loss that all finished runs of the method reach, in nats (`common_target`)
 
 
 def slowdown_points(runs: pd.DataFrame) -> list[SlowdownPoint]:
-    """The runs that have finished or diverged, by method and stages.
+    """The runs (rows of `brx.runs.load`) that have finished or diverged, by method and stages.
 
     Of methods with a finished run without delay and a measurement; of each experiment at its best rate. A run is
-    compared with the one without delay of its seed, where there is one. Its coordinates are those that its method takes
-    its steps in: rotated ones for basis rotation.
-
-    Args:
-        runs: rows of `brx.runs.load`.
+    compared with the one without delay of its seed, where there is one. tau' is from the run's own measurement, else
+    from another one of its method, in the coordinates in which the method steps.
     """
     points = []
     best = at_best_rates(runs, with_diverged=True).drop_duplicates("experiment").set_index("experiment")[RATE]
     runs = runs[runs[RATE] == runs["experiment"].map(best)]
-    pipelines = {run: load_config(Path(run) / "config.yaml").pipeline for run in runs.index}
-    delays = {run: stage_delays(pipeline) for run, pipeline in pipelines.items()}
     for method, alike in runs.sort_values(DEPTH, kind="stable").groupby("method", sort=False):
-        space: Space = "rotated" if method.startswith("basis-rotation") else "original"
+        space = _space_of(method)
         results = {run: results_of(Path(run)).get(space) for run in alike.index}
         measured = [result for result in results.values() if result is not None]
         finished = alike[alike["status"] == "finished"]
@@ -138,38 +114,132 @@ def slowdown_points(runs: pd.DataFrame) -> list[SlowdownPoint]:
         bases = {seed: reached[run] for run, seed in fresh[SEED][::-1].items()}
         for run in alike.index[alike["status"].isin(ENDED)]:
             iterations, base = reached.get(run), bases.get(alike.at[run, SEED], reached[fresh.index[0]])
-            estimate = results[run] or measured[-1]
             slowdown = None if iterations is None or base is None else iterations / base
-            pipeline = pipelines[run]
-            delay = effective_delay(estimate, pipeline.stages, delays[run])
+            pipeline = load_config(Path(run) / "config.yaml").pipeline
+            delay = effective_delay(results[run] or measured[-1], pipeline.stages, stage_delays(pipeline))
             label = f"P = {pipeline.stages}" if pipeline.delay == "pipeline" else f"delay {pipeline.delay_text}"
-            points.append(SlowdownPoint(run, method, label, estimate, delay, slowdown, target))
+            points.append(SlowdownPoint(run, method, label, delay, slowdown, target))
     order = list(dict.fromkeys(runs["method"]))
     return sorted(points, key=lambda point: order.index(point.method))
 
 
-def delay_table(names: Sequence[str], curves: Sequence[tuple[NormResult, Sequence[EffectiveDelay]]]) -> Table:
-    """One row per measurement, one column per number of stages; below them what equal stages would have.
+def delay_table(names: Sequence[str], curves: Sequence[tuple[NormResult, Sequence[EffectiveDelay]]]) -> pd.DataFrame:
+    """A row per measurement, a column per number of stages; at last what equal stages would have. Texts.
 
     Args:
         names: of the runs, one per measurement.
         curves: the measurements, each with its tau' at the same numbers of stages.
     """
-    counts = [delay.num_stages for delay in curves[0][1]]
-    table = Table()
-    for column in ("tau'", *(f"P = {count}" for count in counts)):
-        table.add_column(column, no_wrap=True)
-    for name, (result, delays) in zip(names, curves, strict=True):
-        cells = [f"{delay.delay:.3g}±{delay.standard_error:.1g}" for delay in delays]
-        table.add_row(f"{name}, {result.space}", *cells)
-    table.add_row("equal stages", *(f"{uniform_effective_delay(count):.3g}" for count in counts))
-    return table
+    rows = [
+        {"tau'": f"{name}, {result.space}"}
+        | {f"P = {one.num_stages}": f"{one.delay:.3g}±{one.standard_error:.1g}" for one in delays}
+        for name, (result, delays) in zip(names, curves, strict=True)
+    ]
+    equal = {f"P = {one.num_stages}": f"{uniform_effective_delay(one.num_stages):.3g}" for one in curves[0][1]}
+    return pd.DataFrame([*rows, {"tau'": "equal stages"} | equal])
 
 
-def slowdown_table(points: Sequence[SlowdownPoint]) -> Table:
-    """One row per run: its effective delay and its slowdown."""
-    table = Table("run", "method", "delays", "tau'", "slowdown in iterations")
-    for point in points:
-        slowdown = "never" if point.slowdown is None else f"{point.slowdown:.3g}"
-        table.add_row(Path(point.run).name, point.method, point.label, f"{point.delay.delay:.3g}", slowdown)
-    return table
+def slowdown_table(points: Sequence[SlowdownPoint]) -> pd.DataFrame:
+    """A row per run: its effective delay and its slowdown; texts."""
+    return pd.DataFrame(
+        {
+            "run": Path(point.run).name,
+            "method": point.method,
+            "delays": point.label,
+            "tau'": f"{point.delay.delay:.3g}",
+            "slowdown in iterations": "never" if point.slowdown is None else f"{point.slowdown:.3g}",
+        }
+        for point in points
+    )
+
+
+class ProfilePoint(NamedTuple):
+    """What one delay profile costs one method, beside what the theory makes of it."""
+
+    method: str
+    profile: str  # the stages' delays in micro-batches, for example `8 x 4, 0 x 4`
+    effective: EffectiveDelay  # tau', weighted by the rows of the method's run without delay
+    norm: NormResult  # that run's, in the coordinates of the method's steps
+    slowdown: dict[str, Any]  # a row of `brx.runs.comparison.slowdowns`
+
+    @property
+    def ratio(self) -> float:
+        """The slowdown; a lower bound where a run never got there."""
+        return float(self.slowdown["ratio"])
+
+    @property
+    def product(self) -> float:
+        """tau' times the (1,1)-norm per parameter."""
+        return self.effective.delay * self.norm.normalized
+
+
+def profile_points(runs: pd.DataFrame) -> list[ProfilePoint]:
+    """A point per method and profile, at each one's best learning rate and to one loss for all.
+
+    Args:
+        runs: rows of `brx.runs.load`: per method runs without delay, one of them with measured norms, and with it.
+
+    Raises:
+        UserError: there is no method with both, or a run without delay is not measured.
+    """
+    chosen = at_best_rates(runs, with_diverged=True)
+    compared = with_reference(comparable(chosen)[0]) if len(chosen) else chosen
+    delayed = compared[compared["largest_delay"] > 0] if len(chosen) else chosen
+    if delayed.empty:
+        raise UserError("RUN: no method has a run without delay and one with, at the same settings")
+    by_variant = {
+        (row["method"], row["stages"]): row for row in slowdowns(compared, common_target(compared)).to_dict("records")
+    }
+    points = []
+    for seeds in by_experiment(delayed):
+        first = seeds.iloc[0]
+        pipeline = load_config(Path(str(first.name)) / "config.yaml").pipeline
+        delays = stage_delays(pipeline)
+        norm = _undelayed_norm(first["method"], compared, runs)
+        tau = effective_delay(norm, pipeline.stages, delays)
+        slowdown = by_variant[first["variant"], first[DEPTH]]
+        points.append(ProfilePoint(first["method"], profile_text([one.tau for one in delays]), tau, norm, slowdown))
+    return sorted(points, key=lambda point: (point.method, point.effective.delay))
+
+
+def profile_text(taus: Sequence[int]) -> str:
+    """Equal neighbours together: `8 x 4, 0 x 4`, or `4 x 8` for a constant."""
+    runs = [(tau, len(list(equal))) for tau, equal in groupby(taus)]
+    return ", ".join(f"{tau}" if count == 1 else f"{tau} x {count}" for tau, count in runs)
+
+
+def rank_correlation(points: Sequence[ProfilePoint], predictor: Sequence[float]) -> float:
+    """Spearman's, between slowdowns and what is to predict them; NaN from fewer than three."""
+    pairs = [(point.ratio, value) for point, value in zip(points, predictor, strict=True) if point.ratio > 0]
+    if len(pairs) < 3:
+        return math.nan
+    frame = pd.DataFrame(pairs).rank()
+    return float(frame[0].corr(frame[1]))
+
+
+def profile_table(points: Sequence[ProfilePoint]) -> pd.DataFrame:
+    """A row per method and profile; texts."""
+    return pd.DataFrame(
+        {
+            "method": point.method,
+            "delays": point.profile,
+            "tau'": f"{point.effective.delay:.3g} ± {point.effective.standard_error:.1g}",
+            "norm / parameter": f"{point.norm.normalized:.3g}",
+            "product": f"{point.product:.3g}",
+            "slowdown": slowdown_text(point.slowdown),
+            "lr": f"{point.slowdown['lr']:g}",
+        }
+        for point in points
+    )
+
+
+def _undelayed_norm(method: str, compared: pd.DataFrame, runs: pd.DataFrame) -> NormResult:
+    """The measurement of a method's run without delay: at its best rate, else at another."""
+    space = _space_of(method)
+    undelayed = [frame[(frame["method"] == method) & (frame["largest_delay"] == 0)] for frame in (compared, runs)]
+    for run in (*undelayed[0].index, *undelayed[1].index):
+        found = results_of(Path(run)).get(space)
+        if found is not None:
+            return found
+    best = undelayed[0].index[0]
+    raise UserError(f"{best}: has no norm in {space} coordinates; run `brx hessian-norm {best}` first")

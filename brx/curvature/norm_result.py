@@ -1,100 +1,105 @@
-"""The measured (1,1)-norm of a Hessian as it is kept beside its run: RUN/analysis/hessian-norm-SPACE-ITERATION.json."""
+"""The measured (1,1)-norm of a Hessian: what is kept of it, and tables.
+
+The sums s_i of the rows are kept by Transformer block and by kind of parameter, with their covariances, in
+RUN/analysis/hessian-norm-SPACE-ITERATION.json.
+"""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import ClassVar, Literal, cast
 
 import numpy as np
+import pandas as pd
+from pydantic import BaseModel, ConfigDict
 
 from brx.curvature.bases import Geometry, Source
 from brx.curvature.hessian_norm import POWERS, Sums
+from brx.curvature.measured import Measured, analysis_path
 from brx.errors import UserError
-from brx.files import write_text
 from brx.model.stage import partition
 from brx.runs.checkpoint import run_and_iteration
 
 Space = Literal["original", "rotated", "1st-unilateral", "1st-bilateral", "2nd-unilateral", "2nd-bilateral"]
 SPACES: tuple[Space, ...] = ("original", "rotated")
-STRATEGY_SPACES: tuple[Space, ...] = (
-    "original",
-    "1st-unilateral",
-    "1st-bilateral",
-    "2nd-unilateral",
-    "2nd-bilateral",
-)
+STRATEGY_SPACES: tuple[Space, ...] = ("original", "1st-unilateral", "1st-bilateral", "2nd-unilateral", "2nd-bilateral")
 """The original coordinates, and those of each strategy with bases estimated at the checkpoint's weights."""
 NORMAL_95 = 1.96
 
+NORM_TITLE = "(1,1)-norm of the training loss's Hessian, per parameter (sample: vectors x batches)"
+NOTABLE_SHARE = 0.01
+"""More rows than this below the resolution of their vector's largest entry are worth a second look in fp64."""
+USUAL = ("geometric", "fp32")
 
-@dataclass(frozen=True)
-class Groups:
-    """Sums over the rows s_i of groups of parameters, with their covariances.
 
-    Attributes:
-        names: of the groups.
-        num_rows: parameters in each.
-        sums: for powers 1 and 2 of s_i: one sum a group.
-        covariances: for the same powers: (groups, groups).
-    """
+class NormSettings(BaseModel):
+    """What decides the numbers of a measurement."""
+
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+
+    vectors: int = 200
+    """n, Cauchy vectors."""
+    batches_per_vector: int = 160
+    """Batches that each vector's product is a mean over: one sample, which all vectors share."""
+    estimator: Literal["geometric", "median"] = "geometric"
+    """See `hessian_norm`."""
+    precision: Literal["fp32", "fp64"] = "fp32"
+    """Of weights and products."""
+    seed: int = 0
+    """Of the vectors."""
+    basis_from: str | None = None
+    """A run whose newest checkpoint lends its basis; None for the checkpoint's own."""
+    basis_batches: int | None = None
+    """Estimate the basis over so many batches instead."""
+
+
+class Groups(BaseModel):
+    """Sums over the rows s_i of groups of parameters, with their covariances."""
 
     names: list[str]
     num_rows: list[int]
-    sums: list[list[float]]
-    covariances: list[list[list[float]]]
+    sums: list[list[float]]  # for powers 1 and 2 of s_i: one sum per group
+    covariances: list[list[list[float]]]  # for the same powers: (groups, groups)
 
     @classmethod
     def of(cls, sums: Sums) -> Groups:
         """As kept in a file: six digits are more than an estimate has."""
         return cls(
-            sums.names,
-            sums.num_rows,
-            [[_short(value) for value in row] for row in sums.sums],
-            [[[_short(value) for value in row] for row in sums.covariance(power)] for power in POWERS],
+            names=sums.names,
+            num_rows=sums.num_rows,
+            sums=[[_short(value) for value in row] for row in sums.sums],
+            covariances=[[[_short(value) for value in row] for row in sums.covariance(power)] for power in POWERS],
         )
 
-    def standard_errors(self) -> list[float]:
-        """Of the sums of s_i."""
-        return [math.sqrt(self.covariances[0][group][group]) for group in range(len(self.names))]
 
+class NormResult(Measured):
+    """One measurement."""
 
-@dataclass(frozen=True)
-class NormResult:
-    """One measurement.
+    command: ClassVar[str] = "hessian-norm"
 
-    Attributes:
-        run: the run's folder.
-        method: its method.
-        num_stages: its P (`brx.pipeline.delay.depth`).
-        iteration: of the checkpoint.
-        space: the coordinates.
-        settings: what decides the numbers (see `norm_measurement.NormSettings`).
-        num_parameters: d.
-        norm: sum |H_ij|.
-        standard_error: of it.
-        below_resolution: mean share of rows that rounding may have drowned.
-        blocks: by `block_of`.
-        kinds: by `kind_of`.
-        num_own_stages: that the model is cut into; None for P of them.
-    """
-
-    run: str
-    method: str
-    num_stages: int
-    iteration: int
     space: Space
-    settings: dict[str, Any]
+    """The coordinates."""
+    settings: NormSettings = NormSettings()
     num_parameters: int
+    """d."""
     norm: float
+    """sum |H_ij|."""
+    norm_of_half: float | None = None
+    """The same from a sample of half the size: the mean of both halves. None where each vector had its own batches."""
     standard_error: float
+    """Of `norm`, from the chance of the vectors."""
+    tokens: int | None = None
+    """Of the sample."""
     below_resolution: float
+    """Mean share of rows that rounding may have drowned."""
     blocks: Groups
+    """By `block_of`."""
     kinds: Groups
+    """By `kind_of`."""
     num_own_stages: int | None = None
+    """That the model is cut into; None for P of them."""
 
     @property
     def normalized(self) -> float:
@@ -107,30 +112,14 @@ class NormResult:
         factor = math.exp(NORMAL_95 * self.standard_error / self.norm) if self.norm else 1.0
         return self.normalized / factor, self.normalized * factor
 
+    def is_of(self, settings: NormSettings) -> bool:
+        """Whether a measurement with these settings would be this one."""
+        return self.settings == settings and self.norm_of_half is not None
+
     @property
     def num_blocks(self) -> int:
         """Transformer blocks of the model."""
         return sum(name.isdigit() for name in self.blocks.names)
-
-    def write(self, path: Path) -> None:
-        """Replace the file's content, one line for each field."""
-        lines = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in asdict(self).items()]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, "{\n" + ",\n".join(lines) + "\n}\n")
-
-    @classmethod
-    def read(cls, path: Path) -> NormResult:
-        """Read a file that `write` made.
-
-        Raises:
-            UserError: it is not one.
-        """
-        try:
-            content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            content |= {key: Groups(**content[key]) for key in ("blocks", "kinds")}
-            return cls(**content)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{path}: not a result of hessian-norm ({error}); remove it and measure again") from None
 
 
 def strategy_of(space: Space) -> tuple[Source, Geometry]:
@@ -141,35 +130,27 @@ def strategy_of(space: Space) -> tuple[Source, Geometry]:
 
 def result_path(run: Path, space: Space, iteration: int) -> Path:
     """Where a measurement is kept."""
-    return run / "analysis" / f"hessian-norm-{space}-{iteration:08d}.json"
+    return analysis_path(run, f"hessian-norm-{space}", iteration)
 
 
 def results_of(run: Path, spaces: Sequence[Space] = SPACES, iteration: int | None = None) -> dict[Space, NormResult]:
     """A run's measurements, of each space the one at a checkpoint, by default at the latest."""
-    wanted = "*" if iteration is None else f"{iteration:08d}"
-    files = {space: sorted((run / "analysis").glob(f"hessian-norm-{space}-{wanted}.json")) for space in spaces}
-    return {space: NormResult.read(paths[-1]) for space, paths in files.items() if paths}
+    of_all = {space: NormResult.all_of(run, f"hessian-norm-{space}", iteration) for space in spaces}
+    return {space: results[-1] for space, results in of_all.items() if results}
 
 
 def measured_norms(
     runs: Sequence[Path], spaces: Sequence[Space] = SPACES, iteration: int | None = None
 ) -> list[NormResult]:
-    """What has been measured of some runs before, or at some of their checkpoints.
-
-    Args:
-        runs: their folders, or those of checkpoints.
-        spaces: the coordinates.
-        iteration: of the checkpoints of runs; None for any.
+    """What has been measured of runs at `iteration` (None: any), or at some of their checkpoints.
 
     Raises:
         UserError: nothing has.
     """
-    pairs = [run_and_iteration(path) for path in runs]
-    results = [
-        result
-        for run, named in pairs
-        for result in results_of(run, spaces, iteration if named is None else named).values()
-    ]
+    results: list[NormResult] = []
+    for path in runs:
+        run, named = run_and_iteration(path)
+        results += results_of(run, spaces, iteration if named is None else named).values()
     if not results:
         at = "" if iteration is None else f" at iteration {iteration}"
         raise UserError(f"{runs[0]}: has no measured norms{at}; run `brx hessian-norm {runs[0]}` first")
@@ -207,16 +188,72 @@ def stage_of_block(num_blocks: int, num_stages: int) -> dict[str, int]:
     return {"embedding": 0, **stages, "head": num_stages - 1}
 
 
-def by_stage(result: NormResult) -> tuple[list[str], list[int], list[float], list[float]]:
-    """The run's stages: names, parameters, sums of s_i and their standard errors."""
-    count = result.num_own_stages or result.num_stages
-    stages = stage_of_block(result.num_blocks, count)
-    member = np.array([[stages[name] == stage for stage in range(count)] for name in result.blocks.names])
-    sums = np.array(result.blocks.sums[0]) @ member
-    variances = np.diag(member.T @ np.array(result.blocks.covariances[0]) @ member)
-    num_rows = np.array(result.blocks.num_rows) @ member
-    names = [f"stage {stage}" for stage in range(count)]
-    return names, num_rows.tolist(), sums.tolist(), np.sqrt(variances).tolist()
+def norm_table(results: Sequence[NormResult]) -> pd.DataFrame:
+    """A row per measurement, texts; under `NORM_TITLE`."""
+    rows = []
+    for result in results:
+        low, high = result.interval
+        unusual = [value for value in (result.settings.estimator, result.settings.precision) if value not in USUAL]
+        rows.append(
+            {
+                "run": Path(result.run).name,
+                "P": str(result.num_stages),
+                "at": str(result.iteration),
+                "coordinates": _coordinates(result),
+                "norm": f"{result.normalized:.4g}",
+                "95 % low": f"{low:.4g}",
+                "95 % high": f"{high:.4g}",
+                "sample": ", ".join([f"{result.settings.vectors} x {result.settings.batches_per_vector}", *unusual]),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def _coordinates(result: NormResult) -> str:
+    """Which, and whose basis they are rotated with."""
+    if result.space == "original":
+        return "original"
+    if result.space == "rotated" and result.settings.basis_from is not None:
+        return f"rotated, {Path(result.settings.basis_from).name}"
+    if result.space == "rotated" and result.settings.basis_batches is None:
+        return "rotated, own basis"
+    name = "rotated" if result.space == "rotated" else "/".join(strategy_of(result.space))
+    return f"{name}, {result.settings.basis_batches} batches"
+
+
+def breakdown_table(result: NormResult, by: Literal["stage", "kind"]) -> pd.DataFrame:
+    """A row per stage of the run, or per kind of parameter; texts."""
+    groups = result.kinds if by == "kind" else result.blocks
+    if by == "kind":
+        names, of_group = groups.names, list(range(len(groups.names)))
+    else:
+        num_stages = result.num_own_stages or result.num_stages
+        stages = stage_of_block(result.num_blocks, num_stages)
+        names, of_group = [f"stage {k}" for k in range(num_stages)], [stages[name] for name in groups.names]
+    member = np.array([[one == index for index in range(len(names))] for one in of_group])  # (groups, rows)
+    num_rows = np.array(groups.num_rows) @ member
+    totals = np.array(groups.sums[0]) @ member
+    errors = np.sqrt(np.diag(member.T @ np.array(groups.covariances[0]) @ member))
+    shares = totals / result.norm if result.norm else 0 * totals
+    return pd.DataFrame(
+        {
+            by: names,
+            "parameters": [f"{count:,}" for count in num_rows],
+            "share": [f"{share:.1%}" for share in shares],
+            "norm / parameter": [f"{norm:.4g}" for norm in totals / num_rows],
+            "std. error": [f"{error:.2g}" for error in errors / num_rows],
+        }
+    )
+
+
+def resolution_warning(result: NormResult) -> str | None:
+    """What to say when rounding may have drowned small rows."""
+    if result.below_resolution <= NOTABLE_SHARE:
+        return None
+    return (
+        f"{result.space}: {result.below_resolution:.1%} of the rows lie below the resolution of"
+        f" {result.settings.precision} beside their vector's largest entry; compare with --precision fp64"
+    )
 
 
 def _short(value: float) -> float:

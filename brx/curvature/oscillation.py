@@ -6,24 +6,24 @@ each update w(t) - w(t - 1) on the two directions, which stay fixed.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
+import pandas as pd
 import torch
-from rich.table import Table
+from pydantic import BaseModel, ConfigDict, computed_field
 from torch import Tensor
 
 from brx.curvature.checkpoints import Checkpoint, load_checkpoint
 from brx.curvature.hessian import Vectors, mean_product
-from brx.curvature.places import runs_in_place
+from brx.curvature.measured import Measured, analysis_path, runs_in_place
 from brx.data.prepare import prepare
 from brx.errors import RunError, UserError
-from brx.files import write_json
 from brx.pipeline.delay import depth
-from brx.pipeline.engine import Engine, MicroBatch
+from brx.pipeline.engine import MicroBatch
 from brx.runs.checkpoint import checkpoint_folder, run_and_iteration
 from brx.runs.reading import Run
 from brx.train.build import assemble, training_batches
@@ -34,93 +34,49 @@ DIRECTIONS = ("dominant", "random")
 
 @dataclass(frozen=True)
 class Eigenpair:
-    """An approximate eigenvector.
+    """An approximate eigenvector v, of norm 1."""
 
-    Attributes:
-        value: v . H v.
-        vector: v, of norm 1.
-        residual: |H v - value v| / |value|.
-        num_iterations: of the power iteration.
-    """
-
-    value: float
+    value: float  # v . H v
     vector: Vectors
-    residual: float
-    num_iterations: int
+    residual: float  # |H v - value v| / |value|
+    num_iterations: int  # of the power iteration
 
 
-@dataclass(frozen=True)
-class Track:
-    """Projections of the updates on one direction.
+class Track(BaseModel):
+    """Projections of the updates on one direction, one for each iteration."""
 
-    Attributes:
-        projections: one for each iteration.
-        share: the mean square of the projections over that of the updates' norms: how much of the motion is along the
-            direction, whatever the methods' step sizes.
-    """
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
     projections: list[float]
     share: float
+    """The mean square of the projections over that of the updates' norms: how much of the motion is along the
+    direction, whatever the methods' step sizes."""
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def sign_changes(self) -> float:
         """The share of updates that go the other way than the one before."""
         signs = np.sign(self.projections)
         return float((signs[1:] != signs[:-1]).mean())
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def variance(self) -> float:
-        """The variance of the projections."""
+        """Of the projections."""
         return float(np.var(self.projections))
 
 
-@dataclass(frozen=True)
-class Oscillation:
-    """What one run does along the two directions.
+class Oscillation(Measured):
+    """What one run does along the Hessian's dominant eigenvector, and along a random direction."""
 
-    Attributes:
-        run: its folder.
-        method: its method.
-        num_stages: its P (`brx.pipeline.delay.depth`).
-        iteration: of the checkpoint.
-        eigenvalue: of the dominant eigenvector.
-        residual: see `Eigenpair`.
-        num_power_iterations: see `Eigenpair`.
-        dominant: along that eigenvector.
-        random: along the random direction.
-    """
+    command: ClassVar[str] = "oscillation"
 
-    run: str
-    method: str
-    num_stages: int
-    iteration: int
     eigenvalue: float
     residual: float
+    """See `Eigenpair`."""
     num_power_iterations: int
     dominant: Track
     random: Track
-
-    def write(self, path: Path) -> None:
-        """Keep it, with its numbers."""
-        content = asdict(self)
-        for name in DIRECTIONS:
-            track: Track = getattr(self, name)
-            content[name] |= {"sign_changes": track.sign_changes, "variance": track.variance}
-        write_json(path, content)
-
-    @classmethod
-    def read(cls, path: Path) -> Oscillation:
-        """Read a file that `write` made.
-
-        Raises:
-            UserError: it is not one.
-        """
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            tracks = {name: Track(content[name]["projections"], content[name]["share"]) for name in DIRECTIONS}
-            return cls(**content | tracks)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{path}: not a result of oscillation ({error}); remove it and measure again") from None
 
 
 def measure_oscillation(
@@ -158,11 +114,16 @@ def measure_oscillation(
             f"{checkpoint.path}: {num_iterations} iterations from here pass the run's last one, {last}; name an earlier"
             " checkpoint with --checkpoint, or fewer --iterations"
         )
-    kept = run_path / "analysis" / f"oscillation-{checkpoint.iteration:08d}.json"
+    kept = analysis_path(run_path, "oscillation", checkpoint.iteration)
     kept.parent.mkdir(exist_ok=True)  # a folder that cannot be written to is found out before the work
+    batches = list(checkpoint.batches(range(1, num_batches + 1)))
+
+    def product(vector: Vectors) -> Vectors:
+        return mean_product(checkpoint.model, checkpoint.parameters, batches, vector, str(checkpoint.path))
+
     generator = torch.Generator().manual_seed(seed)
     start = _random_like(checkpoint.parameters, generator)
-    pair = dominant_eigenvector(_hessian(checkpoint, num_batches), start, tolerance, max_power_iterations)
+    pair = dominant_eigenvector(product, start, tolerance, max_power_iterations)
     report(
         f"{checkpoint.path}: eigenvalue {pair.value:.4g}, residual {pair.residual:.2g} after {pair.num_iterations}"
         f" power iterations (stop at {tolerance:g} or {max_power_iterations} iterations)"
@@ -184,40 +145,13 @@ def measure_oscillation(
     return oscillation
 
 
-def _hessian(checkpoint: Checkpoint, num_batches: int) -> Callable[[Vectors], Vectors]:
-    """z to H z at the checkpoint, for the mean loss of batches that the run did not train on."""
-    batches = list(checkpoint.batches(range(1, num_batches + 1)))
-
-    def product(vector: Vectors) -> Vectors:
-        return mean_product(checkpoint.model, checkpoint.parameters, batches, vector, str(checkpoint.path))
-
-    return product
-
-
-def measured_oscillations(run_path: Path, iteration: int | None = None) -> list[Oscillation]:
-    """What has been measured of a run before, in the order of the checkpoints.
-
-    Args:
-        run_path: the run's folder.
-        iteration: of the checkpoint; None for all that there are.
-
-    Raises:
-        UserError: nothing has.
-    """
-    wanted = "*" if iteration is None else f"{iteration:08d}"
-    files = sorted((run_path / "analysis").glob(f"oscillation-{wanted}.json"))
-    if not files:
-        path = run_path if iteration is None else checkpoint_folder(run_path, iteration)
-        raise UserError(f"{path}: has no measured oscillation; run `brx oscillation {path}` first")
-    return [Oscillation.read(file) for file in files]
+def measured_oscillations(run: Path, iteration: int | None = None) -> list[Oscillation]:
+    """What has been measured of a run before, in the order of the checkpoints; at all or at one."""
+    return Oscillation.all_of(run, "oscillation", iteration)
 
 
 def oscillations_in(paths: Iterable[Path], iteration: int | None = None) -> list[Oscillation]:
     """What has been measured of runs or at checkpoints; in a folder of runs, of those of which anything has been.
-
-    Args:
-        paths: of runs, checkpoints, or folders of runs.
-        iteration: of the checkpoint, where a path names none.
 
     Raises:
         UserError: nothing has of one of them.
@@ -225,19 +159,17 @@ def oscillations_in(paths: Iterable[Path], iteration: int | None = None) -> list
     results = []
     for path in paths:
         places = runs_in_place([path])
-        if places != [path]:
-            places = with_oscillation(places)
-            if not places:
-                raise UserError(f"{path}: of no run in it has oscillation been measured")
+        found = []
         for place in places:
             run, at = run_and_iteration(place)
-            results += measured_oscillations(run, at or iteration)
+            found += measured_oscillations(run, at or iteration)
+        if not found and places != [path]:
+            raise UserError(f"{path}: of no run in it has oscillation been measured")
+        if not found:
+            named = path if iteration is None else checkpoint_folder(path, iteration)
+            raise UserError(f"{named}: has no measured oscillation; run `brx oscillation {named}` first")
+        results += found
     return results
-
-
-def with_oscillation(runs: Iterable[Path]) -> list[Path]:
-    """The runs of which it has been measured."""
-    return [run for run in runs if any((run / "analysis").glob("oscillation-*.json"))]
 
 
 def representative(results: Sequence[Oscillation]) -> Oscillation:
@@ -249,10 +181,10 @@ def representative(results: Sequence[Oscillation]) -> Oscillation:
 def dominant_eigenvector(
     product: Callable[[Vectors], Vectors], start: Vectors, tolerance: float, max_iterations: int
 ) -> Eigenpair:
-    """The eigenvector of the largest |eigenvalue|, by power iteration.
+    """The eigenvector of the largest |eigenvalue| of a symmetric H, by power iteration.
 
     Args:
-        product: z to H z, for a symmetric H.
+        product: z to H z.
         start: not orthogonal to that eigenvector.
         tolerance: stop at this relative residual,
         max_iterations: or after this many products.
@@ -283,35 +215,30 @@ def orthogonal_to(direction: Vectors, vector: Vectors) -> Vectors:
 
 def track_updates(checkpoint: Checkpoint, directions: list[Vectors], num_iterations: int) -> list[Track]:
     """Train on from the checkpoint exactly as the run did, and project each update on each direction."""
-    engine = _continue_run(checkpoint)
-    live: Vectors = {name: weight for stage in engine.stages for name, weight in stage.live.items()}
+    config = checkpoint.run.config
+    device = next(iter(checkpoint.parameters.values())).device
+    batches = training_batches(config, prepare(config.data))
+
+    def micro_batch(number: int) -> MicroBatch:
+        inputs, targets = batches.batch(number)
+        return inputs.to(device), targets.to(device)
+
+    assembly = assemble(config, micro_batch, device=device)
+    assembly.restore(checkpoint.path)
+    live: Vectors = {name: weight for stage in assembly.engine.stages for name, weight in stage.live.items()}
     before = {name: weight.detach().clone() for name, weight in live.items()}
     projections: list[list[float]] = [[] for _ in directions]
     squared_norms = []
     last = checkpoint.iteration + num_iterations
-    for _ in engine.run(checkpoint.iteration + 1, lambda: last):
+    for _ in assembly.engine.run(checkpoint.iteration + 1, lambda: last):
         update = {name: weight.detach() - before[name] for name, weight in live.items()}
         squared_norms.append(_dot(update, update))
         for direction, series in zip(directions, projections, strict=True):
             series.append(_dot(direction, update))
         for name, weight in live.items():
             before[name].copy_(weight.detach())
-    return [Track(series, float(np.square(series).sum() / sum(squared_norms))) for series in projections]
-
-
-def _continue_run(checkpoint: Checkpoint) -> Engine:
-    """The engine of the checkpoint's run, in the state that the checkpoint has."""
-    config = checkpoint.run.config
-    device = next(iter(checkpoint.parameters.values())).device
-    batches = training_batches(config, prepare(config.data))
-
-    def micro_batch(iteration: int) -> MicroBatch:
-        inputs, targets = batches.batch(iteration)
-        return inputs.to(device), targets.to(device)
-
-    assembly = assemble(config, micro_batch, device=device)
-    assembly.restore(checkpoint.path)
-    return assembly.engine
+    total = sum(squared_norms)
+    return [Track(projections=series, share=float(np.square(series).sum() / total)) for series in projections]
 
 
 def _random_like(parameters: Vectors, generator: torch.Generator) -> Vectors:
@@ -328,14 +255,19 @@ def _dot(left: Vectors, right: Vectors) -> float:
     return float(torch.stack(parts).sum())
 
 
-def oscillation_table(results: Sequence[Oscillation]) -> Table:
-    """Two rows per checkpoint: along the dominant eigenvector, and along a random direction."""
-    table = Table("run", "at", "direction", "eigenvalue", "sign changes", "variance", "share")
-    for result in results:
-        for direction, track, eigenvalue in (
-            ("dominant", result.dominant, f"{result.eigenvalue:.4g}"),
-            ("random", result.random, ""),
-        ):
-            numbers = (f"{track.sign_changes:.0%}", f"{track.variance:.3g}", f"{track.share:.2g}")
-            table.add_row(Path(result.run).name, str(result.iteration), direction, eigenvalue, *numbers)
-    return table
+def oscillation_table(results: Sequence[Oscillation]) -> pd.DataFrame:
+    """Two rows per checkpoint: along the dominant eigenvector, and along a random direction; texts."""
+    rows = [
+        {
+            "run": Path(result.run).name,
+            "at": str(result.iteration),
+            "direction": direction,
+            "eigenvalue": f"{result.eigenvalue:.4g}" if direction == "dominant" else "",
+            "sign changes": f"{track.sign_changes:.0%}",
+            "variance": f"{track.variance:.3g}",
+            "share": f"{track.share:.2g}",
+        }
+        for result in results
+        for direction, track in zip(DIRECTIONS, (result.dominant, result.random), strict=True)
+    ]
+    return pd.DataFrame(rows)

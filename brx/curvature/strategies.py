@@ -14,8 +14,7 @@ from typing import Any
 
 import pandas as pd
 
-from brx.curvature.norm_result import STRATEGY_SPACES, NormResult, Space
-from brx.curvature.norm_tables import norm_table
+from brx.curvature.norm_result import STRATEGY_SPACES, NormResult, Space, norm_table
 from brx.errors import UserError
 from brx.runs.comparison import common_target, slowdowns, with_reference
 from brx.runs.experiments import at_best_rates
@@ -34,15 +33,10 @@ VARIANT_OF_SPACE: dict[Space, str] = {
 
 @dataclass(frozen=True)
 class StrategySlowdowns:
-    """What delay costs each strategy, at one number of stages and to one loss.
+    """What delay costs each strategy, at one number of stages and to one loss."""
 
-    Attributes:
-        num_stages: P, the largest that any of them has.
-        by_space: rows of `brx.runs.comparison.slowdowns`; coordinates whose method has no such runs are absent.
-    """
-
-    num_stages: int
-    by_space: dict[Space, dict[str, Any]]
+    num_stages: int  # P, the largest that any of them has
+    by_space: dict[Space, dict[str, Any]]  # rows of `comparison.slowdowns`, as far as their methods have such runs
 
     @classmethod
     def of(cls, runs: pd.DataFrame) -> StrategySlowdowns:
@@ -73,12 +67,7 @@ class StrategySlowdowns:
 
 
 def strategy_table(results: Sequence[NormResult], delays: StrategySlowdowns | None) -> pd.DataFrame:
-    """`norm_table` with each norm's share of the original coordinates', and the slowdowns; texts.
-
-    Args:
-        results: of one run or several, each in some of `STRATEGY_SPACES`.
-        delays: what delay costs the strategies; None for no such column.
-    """
+    """`norm_table` with each norm's share of the original coordinates' and, if given, the slowdowns; texts."""
     table = norm_table(results)
     shares = [share_of_original(result, results) for result in results]
     table["of original"] = ["" if share is None else f"{share:.3f}" for share in shares]
@@ -97,11 +86,7 @@ def share_of_original(result: NormResult, results: Sequence[NormResult]) -> floa
 
 
 def complete_measurements(results: Sequence[NormResult]) -> dict[str, list[NormResult]]:
-    """By run, the norms at one checkpoint in all of `STRATEGY_SPACES`, in their order; runs that lack one are left out.
-
-    Args:
-        results: one per run and space.
-    """
+    """By run, the norms at one checkpoint in all of `STRATEGY_SPACES`, in their order; without runs that lack one."""
     by_run: dict[str, dict[Space, NormResult]] = {}
     for result in results:
         by_run.setdefault(result.run, {})[result.space] = result

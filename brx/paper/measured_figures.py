@@ -14,17 +14,17 @@ from brx.config import load_yaml_as
 from brx.config.loading import PRESETS
 from brx.curvature.effective_delay import effective_delay, slowdown_points, usual_stages
 from brx.curvature.norm_result import STRATEGY_SPACES, measured_norms, results_of
-from brx.curvature.oscillation import measured_oscillations, with_oscillation
+from brx.curvature.oscillation import measured_oscillations
 from brx.curvature.strategies import VARIANT_OF_SPACE, StrategySlowdowns, complete_measurements
 from brx.errors import UserError
 from brx.paper.scales import Experiments, Scale
 from brx.paper.toy.figures import draw_quadratic, draw_spiral
 from brx.paper.toy.quadratic import QuadraticConfig, run_quadratic
 from brx.paper.toy.spiral import SpiralConfig, run_spiral
-from brx.plot.curvature import draw_effective_delay, draw_norms
+from brx.plot.effective_delay import draw_effective_delay
+from brx.plot.norms import draw_norms, draw_strategy_norms
 from brx.plot.oscillation import draw_oscillation
 from brx.plot.schedule import draw_schedules
-from brx.plot.strategies import draw_strategy_norms
 from brx.runs.frames import find_runs, load
 
 
@@ -41,10 +41,9 @@ def toy_spiral(path: Path, _: Scale) -> list[Path]:
 
 
 def oscillation(path: Path, scale: Scale) -> list[Path]:
-    folders = with_oscillation(find_runs([scale.curvature]))
-    if not folders:
+    oscillations = [one for folder in find_runs([scale.curvature]) for one in measured_oscillations(folder)]
+    if not oscillations:
         raise UserError(f"{scale.curvature}: no run of which oscillation was measured; run `brx oscillation RUN...`")
-    oscillations = [oscillation for folder in folders for oscillation in measured_oscillations(folder)]
     depths = [oscillation.num_stages for oscillation in oscillations]
     ends = {min(depths), max(depths)}
     return draw_oscillation([oscillation for oscillation in oscillations if oscillation.num_stages in ends], path)

@@ -9,8 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from brx.curvature.norm_result import measured_norms
-from brx.curvature.norm_tables import NORM_TITLE, norm_table
+from brx.curvature.norm_result import NORM_TITLE, measured_norms, norm_table
 from brx.errors import UserError
 from brx.paper.claim_list import CLAIMS
 from brx.paper.claims import claim_table, judge, number_text

@@ -18,13 +18,6 @@ def draw_oscillation(results: Sequence[Oscillation], path: Path) -> list[Path]:
     """A row per P: the projections of one checkpoint per method on both directions, and the variances of all.
 
     The two directions have vertical scales of their own: updates along a random direction are small.
-
-    Args:
-        results: of several methods, numbers of stages, runs and checkpoints.
-        path: of the figure, without suffix.
-
-    Returns:
-        The files written (PNG, PDF, caption).
     """
     stages = sorted({result.num_stages for result in results})
     with new_figure(width=2.6, height=0.9 + 1.5 * len(stages), columns=3) as figure:

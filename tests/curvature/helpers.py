@@ -6,6 +6,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from brx.config.schema import ModelConfig, MoEConfig
+from brx.curvature.norm_result import Groups, NormResult
 from brx.model.mixture import Mixture
 from brx.model.stage import initialize, whole_model
 from brx.train.loop import train
@@ -73,3 +74,18 @@ def finished_run(folder, name, *overrides):
     run = folder / name
     train(tiny_config(folder, "training.keep_checkpoints=9", *overrides), run)
     return run
+
+
+def norm_result(run, method, stages, iteration, space, num_parameters, norm, squares, covariance=None, **others):
+    """A made-up measurement of a model with these sums of squared row norms by embedding, blocks and head."""
+    count = len(squares)
+    names = ["embedding", *map(str, range(count - 2)), "head"]
+    zero = [[0.0] * count] * count
+    sums = [[1.0] * count, list(squares)]
+    groups = Groups(names=names, num_rows=[1] * count, sums=sums, covariances=[zero, covariance or zero])
+    settings = {"vectors": 5, "batches_per_vector": 2, "basis_batches": 7}
+    content = {"standard_error": 0.0, "below_resolution": 0.0, "settings": settings} | others
+    return NormResult(
+        run=str(run), method=method, num_stages=stages, iteration=iteration, space=space, norm=norm,
+        num_parameters=num_parameters, blocks=groups, kinds=groups, **content,
+    )  # fmt: skip

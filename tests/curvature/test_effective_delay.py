@@ -9,23 +9,18 @@ import pytest
 
 from brx.cli.main import main
 from brx.curvature.effective_delay import effective_delay, slowdown_points, uniform_effective_delay
-from brx.curvature.norm_measurement import NormSettings, measure
-from brx.curvature.norm_result import Groups, NormResult
+from brx.curvature.norm_measurement import measure
+from brx.curvature.norm_result import NormSettings
 from brx.errors import UserError
 from brx.pipeline.delay import StageDelay
 from brx.runs.frames import load
 from brx.runs.metrics import read_metrics
-from tests.curvature.helpers import finished_run
-
-NAMES = ["embedding", "0", "1", "2", "3", "head"]
+from tests.curvature.helpers import finished_run, norm_result
 
 
 def result_with(squares, covariance=None):
     """A measurement of a model of four blocks with these sums of squared row norms."""
-    zero = [[0.0] * 6] * 6
-    covariance = zero if covariance is None else covariance
-    blocks = Groups(NAMES, [1] * 6, [[1.0] * 6, list(squares)], [zero, covariance])
-    return NormResult("run", "pipedream", 4, 10, "original", {}, 6, 6.0, 0.0, 0.0, blocks, blocks)
+    return norm_result("run", "pipedream", 4, 10, "original", 6, 6.0, squares, covariance)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +76,7 @@ def test_more_stages_than_blocks():
 def delayed_and_not(tmp_path_factory):
     folder = tmp_path_factory.mktemp("slowdown")
     runs = [finished_run(folder, f"p{stages}", f"pipeline.stages={stages}") for stages in (1, 4)]
-    measure(runs[1], "original", NormSettings(vectors=5, batches_per_vector=1))
+    measure(runs[1], "original", NormSettings(vectors=5, batches_per_vector=2))
     return runs
 
 

@@ -82,7 +82,7 @@ def test_share_of_the_motion_along_its_own_direction_is_all_of_it(runs):
 
 
 def test_numbers_of_a_track():
-    track = Track([1.0, -1.0, -2.0, 2.0], 0.5)
+    track = Track(projections=[1.0, -1.0, -2.0, 2.0], share=0.5)
     assert track.sign_changes == pytest.approx(2 / 3)
     assert track.variance == pytest.approx(2.5)
 
@@ -125,7 +125,7 @@ def test_what_was_measured_is_drawn_without_checkpoints(run, tmp_path, capsys):
     assert main(["oscillation", str(run), "--measured", "--out", str(tmp_path / "figure")]) == 0
     assert (tmp_path / "figure.png").stat().st_size > 0
     (run / "analysis" / "oscillation-00000014.json").write_text("{}")
-    with pytest.raises(UserError, match="not a result of oscillation"):
+    with pytest.raises(UserError, match=r"not a result of oscillation \(run: field required\)"):
         measured_oscillations(run)
 
 

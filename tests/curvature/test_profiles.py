@@ -7,11 +7,12 @@ import pytest
 
 from brx.cli.main import main
 from brx.config.loading import PRESETS
-from brx.curvature.norm_result import Groups, NormResult, result_path
-from brx.curvature.profiles import profile_points, profile_table, profile_text, rank_correlation
+from brx.curvature.effective_delay import profile_points, profile_table, profile_text, rank_correlation
+from brx.curvature.norm_result import result_path
 from brx.errors import UserError
 from brx.runs.frames import load
 from brx.sweep.spec import Sweep
+from tests.curvature.helpers import norm_result
 from tests.paper.helpers import write_experiment
 
 PROFILES = {
@@ -23,14 +24,6 @@ PROFILES = {
 SLOWNESS = {"4 x 8": 4.0, "8 x 4, 0 x 4": 6.0, "0 x 4, 8 x 4": 4.5, "32, 0 x 7": 12.0}
 SQUARES = [4.0, 3.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0]
 """Sums of the squared row norms of the eight blocks, one per stage; embedding and head have none."""
-
-
-def norm_of(run, method, space, norm):
-    names = ["embedding", *map(str, range(8)), "head"]
-    sums = [[1.0] * 10, [0.0, *SQUARES, 0.0]]
-    groups = Groups(names, [10] * 10, sums, [[[0.0] * 10] * 10] * 2)
-    result = NormResult(str(run), method, 1, 4000, space, {}, 100, norm, 0.0, 0.0, groups, groups)
-    result.write(result_path(run, space, 4000))
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +42,9 @@ def folder(tmp_path_factory):
     best = runs[(runs["pipeline.stages"] == 1) & (runs["optimizer.lr"] == 0.003)]
     for name, method in zip(best["name"], best["method"], strict=True):
         space, norm = ("rotated", 10.0) if method == "basis-rotation" else ("original", 40.0)
-        norm_of(folder / name, method, space, norm)
+        squares = [0.0, *SQUARES, 0.0]
+        result = norm_result(folder / name, method, 1, 4000, space, 100, norm, squares)
+        result.write(result_path(folder / name, space, 4000))
     return folder
 
 

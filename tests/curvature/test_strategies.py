@@ -11,8 +11,8 @@ from brx.cli.main import main
 from brx.curvature.bases import estimate_bases, from_weights, to_weights
 from brx.curvature.hessian import gradient, hessian_vector_product
 from brx.curvature.hessian_norm import GeometricEstimate, cauchy_vector
-from brx.curvature.norm_measurement import NormSettings, measure_runs
-from brx.curvature.norm_result import STRATEGY_SPACES, strategy_of
+from brx.curvature.norm_measurement import measure_runs
+from brx.curvature.norm_result import STRATEGY_SPACES, NormSettings, strategy_of
 from brx.curvature.strategies import VARIANT_OF_SPACE, StrategySlowdowns, complete_measurements, strategy_table
 from brx.errors import UserError
 from brx.model.stage import is_block_matrix
@@ -21,7 +21,7 @@ from brx.runs.frames import load
 from tests.curvature.helpers import flat, full_hessian, random_like, tiny_model
 from tests.paper.helpers import write_experiment
 
-SETTINGS = NormSettings(vectors=5, batches_per_vector=1, basis_batches=4)
+SETTINGS = NormSettings(vectors=5, batches_per_vector=2, basis_batches=4)
 
 
 def naive_basis(gradients, source, geometry):
@@ -66,14 +66,15 @@ def test_norm_in_a_strategys_coordinates_is_that_of_the_whole_hessian(space):
     rotation = torch.block_diag(*blocks)
     matrix = rotation.T @ full_hessian(model, parameters, batch) @ rotation
 
-    estimate = GeometricEstimate(parameters)
+    num_rows = [parameter.numel() for parameter in parameters.values()]
+    estimate = GeometricEstimate(num_rows, torch.float64)
     for number in range(200):
         vector = cauchy_vector(parameters, 4, number)
         product = from_weights(bases, hessian_vector_product(model, parameters, batch, to_weights(bases, vector)))
         if number < 3:
             torch.testing.assert_close(flat(product), matrix @ flat(vector))
-        estimate.add(product)
-    total = estimate.sums().grouped(lambda name: "all")
+        estimate.add(flat(product))
+    total = estimate.sums(list(parameters)).grouped(lambda name: "all")
     error = total.covariance(1)[0, 0] ** 0.5
     exact = matrix.abs().sum().item()
     assert error < 0.2 * exact
@@ -117,7 +118,7 @@ def run(runs, tmp_path):
 
 def test_command_measures_all_coordinates_at_one_checkpoint(run, tmp_path, capsys):
     arguments = ["hessian-norm", str(run), "--strategies", "--format", "csv", "--out", str(tmp_path / "figure")]
-    sample = ["--vectors", "5", "--batches-per-vector", "1", "--basis-batches", "4"]
+    sample = ["--vectors", "5", "--batches-per-vector", "2", "--basis-batches", "4"]
     assert main([*arguments, *sample, "--checkpoint", "14"]) == 0
     rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
     names = ["original", *(f"{'/'.join(strategy_of(space))}, 4 batches" for space in STRATEGY_SPACES[1:])]

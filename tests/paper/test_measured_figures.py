@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from brx.cli.main import main
-from brx.curvature.norm_measurement import NormSettings, measure_runs
-from brx.curvature.norm_result import STRATEGY_SPACES
+from brx.curvature.norm_measurement import measure_runs
+from brx.curvature.norm_result import STRATEGY_SPACES, NormSettings
 from brx.errors import UserError
 from brx.paper.figures import FIGURES
 from brx.paper.scales import SCALES, VARIANTS
@@ -44,7 +44,7 @@ def test_norms_by_strategy_stand_beside_the_slowdowns_of_the_scale_as_far_as_the
     scale = replace(SCALES["laptop"], curvature=run.parent, runs=tmp_path / "runs")
     with pytest.raises(UserError, match="no checkpoint was measured in all coordinates"):
         FIGURES["strategy-norms"].draw_to(tmp_path / "figure", scale)
-    measure_runs([run], STRATEGY_SPACES, NormSettings(vectors=4, batches_per_vector=1, basis_batches=3))
+    measure_runs([run], STRATEGY_SPACES, NormSettings(vectors=4, batches_per_vector=2, basis_batches=3))
     _, _, caption = FIGURES["strategy-norms"].draw_to(tmp_path / "figure", scale)
     assert "slowdown" not in caption.read_text()
     for method in ("pipedream-lr", "basis-rotation"):

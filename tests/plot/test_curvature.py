@@ -1,36 +1,28 @@
 """Figures of norms, from made-up ones: what is drawn of several seeds."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from brx.curvature.effective_delay import SlowdownPoint, effective_delay
-from brx.curvature.norm_result import STRATEGY_SPACES, Groups, NormResult
-from brx.plot import curvature, strategies
-from brx.plot.curvature import draw_effective_delay, draw_norms
-from brx.plot.strategies import draw_strategy_norms
-
-NAMES = ["embedding", "0", "1", "2", "3", "head"]
-SETTINGS = {"vectors": 5, "batches_per_vector": 1, "basis_batches": 7, "basis_from": None}
-SETTINGS |= {"estimator": "geometric", "precision": "fp32"}
+from brx.curvature.norm_result import STRATEGY_SPACES
+from brx.plot import effective_delay as delay_figures
+from brx.plot import norms as norm_figures
+from brx.plot.effective_delay import draw_effective_delay
+from brx.plot.norms import draw_norms, draw_strategy_norms
+from tests.curvature.helpers import norm_result
 
 
 def norm(seed, value, space="original", method="pipedream", stages=4, squares=(1.0,) * 6):
-    """A measurement of a model of four blocks and as many parameters as groups."""
-    zero = [[0.0] * 6] * 6
-    blocks = Groups(NAMES, [1] * 6, [[1.0] * 6, list(squares)], [zero, zero])
-    error = 0.1 * value
-    return NormResult(
-        f"{method}-p{stages}-s{seed}", method, stages, 10, space, SETTINGS, 6, 6 * value, 6 * error, 0.0, blocks, blocks
-    )
+    """A measurement of a model of four blocks and as many parameters as groups, with an error of a tenth."""
+    run = f"{method}-p{stages}-s{seed}"
+    return norm_result(run, method, stages, 10, space, 6, 6 * value, squares, standard_error=0.6 * value)
 
 
 @pytest.fixture
 def drawn(monkeypatch):
     """The figures and captions that would have been saved."""
     saved = []
-    for module in (curvature, strategies):
+    for module in (norm_figures, delay_figures):
         monkeypatch.setattr(module, "save", lambda figure, _, caption: saved.append((figure, caption)) or [])
     return saved
 
@@ -67,11 +59,11 @@ def test_effective_delays_are_means_over_seeds(drawn, tmp_path):
     by_seed = [norm(0, 1.0, squares=(0, 5, 0, 0, 0, 0)), norm(1, 1.0, squares=(0, 0, 0, 0, 2, 3))]
     curves = [(result, [effective_delay(result, stages) for stages in (1, 2, 4)]) for result in by_seed]
     delays = [effective_delay(by_seed[0], stages) for stages in (1, 4)]
-    fresh = SlowdownPoint("a", "pipedream", "P = 1", by_seed[0], delays[0], 1.0, 2.0)
+    fresh = SlowdownPoint("a", "pipedream", "P = 1", delays[0], 1.0, 2.0)
     late = [
-        replace(fresh, run=run, label="P = 4", delay=delays[1], slowdown=cost) for run, cost in [("b", 2), ("c", 4)]
+        fresh._replace(run=run, label="P = 4", delay=delays[1], slowdown=cost) for run, cost in [("b", 2), ("c", 4)]
     ]
-    lost = replace(late[0], run="d", slowdown=None)
+    lost = late[0]._replace(run="d", slowdown=None)
     draw_effective_delay(curves, [fresh, *late, lost], tmp_path / "figure")
     [(figure, caption)] = drawn
     left, right = figure.axes

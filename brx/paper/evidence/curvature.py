@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from brx.curvature.norm_result import (
     results_of,
     strategy_of,
 )
-from brx.curvature.oscillation import measured_oscillations, with_oscillation
+from brx.curvature.oscillation import measured_oscillations
 from brx.curvature.strategies import complete_measurements
 from brx.paper.evidence.base import Ask, Evidence, Margin, NotTriedError
 from brx.paper.scales import Experiments
@@ -40,7 +39,7 @@ def _norms(experiments: Experiments, spaces: Sequence[Space]) -> Iterator[NormRe
     """What was measured, with the folder in which it lies as its run: exported ones name where they were made."""
     for folder in _folders(experiments):
         for norm in results_of(folder, spaces).values():
-            yield replace(norm, run=str(folder))
+            yield norm.model_copy(update={"run": str(folder)})
 
 
 def _seed(run: str | Path) -> int:
@@ -132,7 +131,7 @@ def _variances(experiments: Experiments) -> pd.DataFrame:
             "random": np.log(measured.random.variance),
             "eigenvalue": measured.eigenvalue,
         }
-        for folder in with_oscillation(_folders(experiments))
+        for folder in _folders(experiments)
         for measured in measured_oscillations(folder)
     ]
     if not rows:

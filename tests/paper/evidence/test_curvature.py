@@ -16,15 +16,22 @@ from brx.sweep.spec import identity
 from tests.paper.helpers import LAPTOP, write_experiment
 
 
+def oscillation(run, method, stages, iteration, size, eigenvalue=5.0):
+    dominant, random = (Track(projections=[one, -one, one, -one], share=0.1) for one in (size, 1e-3))
+    return Oscillation(
+        run=str(run), method=method, num_stages=stages, iteration=iteration, eigenvalue=eigenvalue, residual=0.01,
+        num_power_iterations=20, dominant=dominant, random=random,
+    )  # fmt: skip
+
+
 def write_oscillation(folder, method, seed, iteration, variance, eigenvalue=5.0, stages=8):
     """A run of the preset `quick` with projections of this variance along the dominant eigenvector."""
     settings = {"pipeline.stages": stages, **VARIANTS[method]}
     write_experiment(folder, "quick", settings, seeds=(seed,))
     run = folder / identity(preset_with("quick", {**settings, "training.seed": seed}))
-    tracks = [Track([size, -size, size, -size], 0.1) for size in (variance**0.5, 1e-3)]
-    measured = Oscillation(str(run), method, stages, iteration, eigenvalue, 0.01, 20, *tracks)
-    (run / "analysis").mkdir(exist_ok=True)
-    measured.write(run / "analysis" / f"oscillation-{iteration:08d}.json")
+    oscillation(run, method, stages, iteration, variance**0.5, eigenvalue).write(
+        run / "analysis" / f"oscillation-{iteration:08d}.json"
+    )
 
 
 @pytest.fixture
@@ -67,11 +74,8 @@ def test_of_several_rates_the_best_one_counts(tmp_path, measured):
         write_experiment(tmp_path, "quick", settings, seeds=(0, 1), val_loss=val_loss)
         for seed in (0, 1):
             run = tmp_path / identity(preset_with("quick", {**settings, "training.seed": seed}))
-            tracks = [Track([1.0, -1.0], 0.1)] * 2
-            (run / "analysis").mkdir()
-            Oscillation(str(run), "basis-rotation", 8, 500, 5.0, 0.01, 20, *tracks).write(
-                run / "analysis" / "oscillation-00000500.json"
-            )
+            path = run / "analysis" / "oscillation-00000500.json"
+            oscillation(run, "basis-rotation", 8, 500, 1.0).write(path)
     assert oscillates_less(delayed=True)(measured) == before
 
 
@@ -96,13 +100,12 @@ def norms(tmp_path):
     write_experiment(tmp_path, "quick", settings, seeds=range(3))
     runs = [tmp_path / identity(preset_with("quick", {**settings, "training.seed": seed})) for seed in range(3)]
     kept = next(LAPTOP.curvature.glob("*/analysis/hessian-norm-original-*.json"))
-    source = replace(NormResult.read(kept), method="pipedream", iteration=1500)
+    source = NormResult.read(kept).model_copy(update={"method": "pipedream", "iteration": 1500})
 
     def write(space, norm, spread=0.1, seed=0, **changes):  # exported files name the run where it was made
         run = runs[seed]
-        result = replace(
-            source, run=f"runs/elsewhere/{run.name}", space=space, norm=norm, standard_error=spread * norm, **changes
-        )
+        changes |= {"run": f"runs/elsewhere/{run.name}", "space": space, "norm": norm, "standard_error": spread * norm}
+        result = source.model_copy(update=changes)
         result.write(result_path(run, space, result.iteration))
         return result
 

@@ -1,67 +1,32 @@
-"""Figures of curvature: norms of the Hessian, and the effective delay."""
+"""The effective delay, and slowdowns against it: of pipelines (`brx effective-delay`) and of delay profiles."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pandas as pd
 from matplotlib.axes import Axes
 
-from brx.curvature.effective_delay import EffectiveDelay, SlowdownPoint, uniform_effective_delay
-from brx.curvature.norm_result import NormResult, Space, by_method_and_depth
-from brx.curvature.norm_tables import NORM_TITLE, norm_table
+from brx.curvature.effective_delay import (
+    EffectiveDelay,
+    ProfilePoint,
+    SlowdownPoint,
+    profile_table,
+    rank_correlation,
+    uniform_effective_delay,
+)
+from brx.curvature.norm_result import NormResult
 from brx.plot.panels import factor_axis
-from brx.plot.style import COLUMN_WIDTH_IN, legend_below, line_style, look_of, new_figure, save
+from brx.plot.style import legend_below, line_style, look_of, new_figure, save
 from brx.runs.formats import format_table
 
 SPACE_LINES = {"original": "-", "rotated": (0, (1, 1))}
-SPACE_CENTERS: dict[Space, float] = {"original": -0.2, "rotated": 0.2}
-SEED_OFFSET = 0.1
-
-
-def draw_norms(results: Sequence[NormResult], path: Path) -> list[Path]:
-    """The (1,1)-norm per parameter of each run, in both coordinates, with 95 % intervals; logarithmic.
-
-    Runs of one method and P, which differ in the seed, are side by side.
-
-    Returns:
-        The files written (PNG, PDF, caption).
-    """
-    kinds = by_method_and_depth(results)
-    with new_figure(width=max(COLUMN_WIDTH_IN, 1.0 * len(kinds) + 0.8)) as figure:
-        axes = figure.subplots()
-        for position, of_seeds in enumerate(kinds.values()):
-            for space, center in SPACE_CENTERS.items():
-                _draw_seeds(axes, position + center, [result for result in of_seeds if result.space == space])
-        for space in SPACE_CENTERS:
-            face = "white" if space == "original" else "black"
-            axes.plot([], [], marker="o", color="black", markerfacecolor=face, linestyle="none", label=space)
-        labels = [f"{look_of(method).label}\nP = {num_stages}" for method, num_stages in kinds]
-        axes.set_xticks(range(len(kinds)), labels)
-        axes.set_xlim(-0.5, len(kinds) - 0.5)
-        factor_axis(axes)
-        axes.set_ylabel("Hessian (1,1)-norm / parameter")
-        axes.legend(title="coordinates", title_fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
-        table = format_table(norm_table(results), "markdown")
-        return save(figure, path, f"{NORM_TITLE}; bars: 95 % intervals\n{table}")
-
-
-def _draw_seeds(axes: Axes, center: float, of_seeds: Sequence[NormResult]) -> None:
-    for index, result in enumerate(of_seeds):
-        look = look_of(result.method)
-        low, high = result.interval
-        axes.errorbar(
-            center + SEED_OFFSET * (index - (len(of_seeds) - 1) / 2),
-            result.normalized,
-            yerr=[[result.normalized - low], [high - result.normalized]],
-            color=look.color,
-            marker=look.marker,
-            markersize=4,
-            markerfacecolor="white" if result.space == "original" else look.color,
-            capsize=2,
-            linestyle="none",
-        )
+MARKERS = "osD^v<>P*X"
+PREDICTORS: dict[str, Callable[[ProfilePoint], float]] = {
+    "effective delay tau' (updates)": lambda point: point.effective.delay,
+    "tau' x (1,1)-norm / parameter": lambda point: point.product,
+}
 
 
 def draw_effective_delay(
@@ -73,9 +38,6 @@ def draw_effective_delay(
         curves: measurements, and tau' of each for several numbers of stages.
         points: runs with their slowdown.
         path: of the figure, without suffix.
-
-    Returns:
-        The files written (PNG, PDF, caption).
     """
     with new_figure(height=3.6, columns=2 if points else 1) as figure:
         panels = figure.subplots(1, 2 if points else 1, squeeze=False)[0]
@@ -165,3 +127,63 @@ def _draw_slowdowns(axes: Axes, points: Sequence[SlowdownPoint]) -> None:
     axes.set_xlabel("effective delay $\\tau'$ of the run")
     axes.set_ylabel("slowdown in iterations")
     legend_below(axes)
+
+
+def draw_profiles(points: Sequence[ProfilePoint], path: Path) -> list[Path]:
+    """A panel per predictor; colours are methods, markers are profiles, bars are 95 % intervals."""
+    markers = dict(zip(dict.fromkeys(point.profile for point in points), MARKERS * len(points), strict=False))
+    with new_figure(columns=2, height=2.8) as figure:
+        panels = figure.subplots(1, 2, sharey=True)
+        lines = []
+        for axes, (title, predictor) in zip(panels, PREDICTORS.items(), strict=True):
+            _draw_points(axes, points, predictor, markers)
+            axes.set_xlabel(title.replace("tau'", "$\\tau'$"))
+            correlations = _correlations(points, predictor)
+            axes.set_title(f"Spearman: {', '.join(correlations)}", fontsize=6)
+            lines.append(f"Spearman correlation with {title}: {', '.join(correlations)}.")
+        panels[0].set_ylabel("slowdown in iterations")
+        for profile, marker in markers.items():
+            panels[1].plot([], [], color="black", marker=marker, markersize=4, linestyle="none", label=profile)
+        for method in dict.fromkeys(point.method for point in points):
+            panels[1].plot([], [], color=look_of(method).color, label=look_of(method).label)
+        figure.legend(loc="outside right center", fontsize=6, title="delays by stage", title_fontsize=6)
+        caption = "Slowdown under delay profiles; bars: 95 % intervals, arrows: lower bounds.\n" + "\n".join(lines)
+        return save(figure, path, f"{caption}\n{format_table(profile_table(points), 'markdown')}")
+
+
+def _draw_points(
+    axes: Axes, points: Sequence[ProfilePoint], predictor: Callable[[ProfilePoint], float], markers: dict[str, str]
+) -> None:
+    for point in points:
+        if not point.ratio > 0:  # its reference never reaches the loss
+            continue
+        low, high = point.slowdown["low"], point.slowdown["high"]
+        is_bound = bool(point.slowdown["is_censored"])
+        bars = [[point.ratio - low], [high - point.ratio]] if low > 0 else 0.15 * point.ratio if is_bound else None
+        axes.errorbar(
+            predictor(point),
+            point.ratio,
+            yerr=bars,
+            lolims=is_bound,
+            color=look_of(point.method).color,
+            marker=markers[point.profile],
+            markersize=4,
+            elinewidth=0.8,
+            capsize=2,
+            linestyle="none",
+        )
+    axes.axhline(1.0, color="black", linewidth=0.5)
+    factor_axis(axes)
+    axes.set_xlim(left=0)
+
+
+def _correlations(points: Sequence[ProfilePoint], predictor: Callable[[ProfilePoint], float]) -> list[str]:
+    """Of each method by itself, and of all together."""
+    methods = list(dict.fromkeys(point.method for point in points))
+    groups = {look_of(method).label: [one for one in points if one.method == method] for method in methods}
+    if len(methods) > 1:
+        groups["all"] = list(points)
+    return [
+        f"{name} {rank_correlation(members, [predictor(point) for point in members]):.2f}"
+        for name, members in groups.items()
+    ]

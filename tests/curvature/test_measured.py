@@ -2,7 +2,7 @@
 
 import pytest
 
-from brx.curvature.places import runs_in_place
+from brx.curvature.measured import runs_in_place
 from brx.errors import UserError
 from tests.curvature.helpers import finished_run
 
