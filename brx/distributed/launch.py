@@ -1,4 +1,9 @@
-"""Start the ranks of one machine and watch over them: if one fails, all end, and one line says which and why."""
+"""Start the ranks of one machine and watch over them: if one fails, all end, and one line says which and why.
+
+Ranks leave their errors where torchrun has them look, so that it tells them, too. torch's own launcher is not used: it
+ends all ranks at the first failure, before the others can say whom they lost, sends Ctrl-C to all of them, and leaves
+them running when it is killed itself.
+"""
 
 from __future__ import annotations
 
@@ -21,31 +26,40 @@ from typing import Any
 
 from brx.errors import NeighbourLostError, RunError, UserError
 
-REPORT = "BRX_RANK_REPORT"
-"""Environment variable: the file in which a rank leaves its error for the launcher."""
+LAUNCHED = "BRX_LAUNCHED"
+"""Environment variable: set in the ranks that `launch` has started."""
+ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+"""Environment variable, torchrun's: where a rank leaves its error, as torch.distributed.elastic reads it."""
 
 POLL_S = 0.05
 # After the first failure the others get this long to report theirs, so that the cause is told from its consequences;
 # and after rank 0 was stopped, to end.
 GRACE_S = 3.0
-TERMINATE_S = 5.0
+TERMINATE_S = 2.0  # those that wait for a lost neighbour do not hear it
 
 
 @dataclass(frozen=True)
-class _Ending:
-    """How a rank ended: the exit code, and its error if it could still write one.
+class _Rank:
+    number: int
+    process: subprocess.Popen[bytes]
+    report: Path
 
-    Attributes:
-        message: the error; None if it left none.
-        peer_problem: if the error is that another rank was lost, what that one did ("closed its connection").
-        lost_peer: which one, if that is known.
-    """
+    @property
+    def code(self) -> int | None:
+        """How it ended; None while it runs."""
+        return self.process.poll()
 
-    rank: int
-    code: int
-    message: str | None = None
-    peer_problem: str | None = None
-    lost_peer: int | None = None
+    @property
+    def has_failed(self) -> bool:
+        return self.code not in (None, 0, 130)
+
+    def error(self) -> dict[str, Any]:
+        """What it left behind: `text` and, where another rank was lost, `problem` and `peer`; empty if nothing."""
+        try:
+            error: dict[str, Any] = json.loads(self.report.read_text(encoding="utf-8"))["brx"]
+        except (OSError, ValueError, KeyError):
+            return {}
+        return error
 
 
 def launch(
@@ -53,7 +67,7 @@ def launch(
 ) -> int:
     """Run `brx ARGUMENTS` in `num_ranks` processes on this machine, with the environment that torchrun would set.
 
-    The processes are in a session of their own: Ctrl-C reaches the launcher, which passes it on to rank 0 alone.
+    The processes are in sessions of their own: Ctrl-C reaches the launcher, which passes it on to rank 0 alone.
 
     Args:
         arguments: of `brx`.
@@ -69,26 +83,33 @@ def launch(
         RunError: a rank failed; names it and the cause.
     """
     with tempfile.TemporaryDirectory(prefix="brx-") as folder:
-        reports = [Path(folder) / f"rank-{rank}.json" for rank in range(num_ranks)]
-        port = int(os.environ.get("MASTER_PORT") or free_port())
-        shared = {**os.environ, **environment, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        shared = {**os.environ, **environment, LAUNCHED: "1", "MASTER_ADDR": "127.0.0.1"}
+        shared |= {"MASTER_PORT": str(int(os.environ.get("MASTER_PORT") or free_port()))}
         shared |= {"WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks)}
-        processes: list[subprocess.Popen[bytes]] = []
+        ranks: list[_Rank] = []
         passed_on: list[int] = []
 
         def pass_on(number: int, frame: FrameType | None) -> None:
-            if not processes or processes[0].poll() is not None:
+            if not ranks or ranks[0].code is not None:
                 raise KeyboardInterrupt  # the one that would stop the others is not there
             passed_on.append(number)
-            processes[0].send_signal(number)
+            ranks[0].process.send_signal(number)
 
         before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
-            for rank, report in enumerate(reports):
-                processes.append(_start(arguments, rank, report, shared, descriptors))
-            return _watch(processes, reports, passed_on)
+            for rank in range(num_ranks):
+                report = Path(folder) / f"rank-{rank}.json"
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "brx", *arguments],
+                    env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank), ERROR_FILE: str(report)},
+                    stdin=subprocess.PIPE,  # see `end_with_launcher`
+                    pass_fds=tuple(descriptors),
+                    start_new_session=True,
+                )
+                ranks.append(_Rank(rank, process, report))
+            return _watch(ranks, passed_on)
         finally:
-            _end(processes)
+            _end([rank.process for rank in ranks])
             for number, handler in before.items():
                 signal.signal(number, handler)
 
@@ -99,19 +120,20 @@ def started_as_one_of_many() -> bool:
 
 
 def report_error(error: UserError | RunError) -> bool:
-    """In a launched rank: leave the error for the launcher to tell, once; False if there is no launcher."""
-    if REPORT not in os.environ:
-        return False
-    content: dict[str, Any] = {"message": str(error)}
-    if isinstance(error, NeighbourLostError):
-        content |= {"peer_problem": error.problem, "lost_peer": error.peer}
-    Path(os.environ[REPORT]).write_text(json.dumps(content), encoding="utf-8")
-    return True
+    """In a rank: leave the error for the launcher to tell; whether that is enough, and it need not be printed."""
+    if ERROR_FILE in os.environ:
+        content: dict[str, Any] = {"text": str(error)}
+        if isinstance(error, NeighbourLostError):
+            content |= {"problem": error.problem, "peer": error.peer}
+        # torchrun shows the message where it has no traceback, and takes the earliest for the cause.
+        message = {"message": f"brx: {error}", "extraInfo": {"timestamp": str(int(time.time()))}}
+        Path(os.environ[ERROR_FILE]).write_text(json.dumps({"message": message, "brx": content}), encoding="utf-8")
+    return LAUNCHED in os.environ
 
 
 def end_with_launcher() -> None:
     """In a launched rank: exit as soon as the launcher is gone, however it went (it holds our standard input open)."""
-    if REPORT not in os.environ:
+    if LAUNCHED not in os.environ:
         return
 
     def wait_for_end() -> None:
@@ -121,30 +143,12 @@ def end_with_launcher() -> None:
     threading.Thread(target=wait_for_end, daemon=True).start()
 
 
-def _start(
-    arguments: Sequence[str], rank: int, report: Path, shared: Mapping[str, str], descriptors: Sequence[int]
-) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "brx", *arguments],
-        env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank), REPORT: str(report)},
-        stdin=subprocess.PIPE,
-        pass_fds=tuple(descriptors),
-        start_new_session=True,
-    )
-
-
-def _watch(processes: list[subprocess.Popen[bytes]], reports: list[Path], passed_on: list[int]) -> int:
-    """Wait for the end of all, or of one that fails.
-
-    Args:
-        processes: the ranks.
-        reports: where they leave their errors.
-        passed_on: the signals that rank 0 was sent, so far.
-    """
+def _watch(ranks: list[_Rank], passed_on: list[int]) -> int:
+    """Wait for the end of all, or of one that fails; `passed_on` are the signals that rank 0 was sent, so far."""
     stopped_at = None
     while True:
-        codes = [process.poll() for process in processes]
-        if passed_on and codes[0] not in (None, 0) and not reports[0].exists():  # stopped while it was still starting
+        codes = [rank.code for rank in ranks]
+        if passed_on and codes[0] not in (None, 0) and not ranks[0].report.exists():  # stopped while still starting
             codes[0] = 130
         if any(code not in (None, 0, 130) for code in codes):
             break
@@ -157,63 +161,47 @@ def _watch(processes: list[subprocess.Popen[bytes]], reports: list[Path], passed
                 return 130
         time.sleep(POLL_S)
     deadline = time.monotonic() + GRACE_S
-    while time.monotonic() < deadline and not _cause(processes, reports, final=False):
+    while _cause(ranks) is None and time.monotonic() < deadline and any(rank.code is None for rank in ranks):
         time.sleep(POLL_S)
-    if processes[0].poll() == 130 and _cause(processes, reports, final=False) is None:
+    if (cause := _cause(ranks)) is None and ranks[0].code == 130:
         return 130  # a second Ctrl-C cut rank 0 off in the middle, and the others have merely lost it
-    raise _cause(processes, reports, final=True) or RunError("a rank failed and left no reason")
+    raise cause or _blame(ranks)
 
 
-def _cause(
-    processes: list[subprocess.Popen[bytes]], reports: list[Path], *, final: bool
-) -> UserError | RunError | None:
-    """The error to tell: a rank's own before those of ranks that merely lost a neighbour.
+def _cause(ranks: list[_Rank]) -> UserError | RunError | None:
+    """A rank's own error; None where those that failed have merely lost a neighbour."""
+    failed = [rank for rank in ranks if rank.has_failed]
+    for rank in failed:
+        if rank.process.returncode < 0:
+            name = signal.Signals(-rank.process.returncode).name
+            return RunError(f"rank {rank.number} was killed by {name}; the last checkpoint is kept")
+    for rank in failed:
+        error, code = rank.error(), rank.process.returncode
+        if not error:
+            return RunError(f"rank {rank.number} ended with exit code {code} (its traceback is above)")
+        if "problem" not in error:
+            return UserError(error["text"]) if code == 2 else RunError(f"rank {rank.number}: {error['text']}")
+    return None
 
-    Args:
-        processes: the ranks.
-        reports: where they leave their errors.
-        final: blame a rank that is still running but that others say stopped answering.
-    """
-    endings = [_ending(rank, process, reports[rank]) for rank, process in enumerate(processes)]
-    failed = [ending for ending in endings if ending is not None and ending.code not in (0, 130)]
-    for ending in failed:
-        if ending.code < 0:
-            name = signal.Signals(-ending.code).name
-            return RunError(f"rank {ending.rank} was killed by {name}; the last checkpoint is kept")
-    for ending in failed:
-        if ending.message is None:
-            return RunError(f"rank {ending.rank} ended with exit code {ending.code} (its traceback is above)")
-        if ending.peer_problem is None:
-            refused = ending.code == 2
-            return UserError(ending.message) if refused else RunError(f"rank {ending.rank}: {ending.message}")
-    if not final or not failed:
-        return None
-    running = [rank for rank, ending in enumerate(endings) if ending is None]
-    told = next((ending for ending in failed if ending.lost_peer in running), failed[0])
+
+def _blame(ranks: list[_Rank]) -> RunError:
+    """The rank that those which failed have lost: one that still runs, and has stopped answering, if there is any."""
+    running = [rank.number for rank in ranks if rank.code is None]
+    errors = [error for rank in ranks if rank.has_failed and "problem" in (error := rank.error())]
+    told = next((error for error in errors if error["peer"] in running), errors[0])
     # A rank that waited for all does not know for whom: it is one that has not said anything.
-    blamed = running[0] if told.lost_peer is None and running else told.lost_peer
+    blamed = running[0] if told["peer"] is None and running else told["peer"]
     who = "a rank" if blamed is None else f"rank {blamed}"
-    return RunError(f"{who} {told.peer_problem}; the last checkpoint is kept")
-
-
-def _ending(rank: int, process: subprocess.Popen[bytes], report: Path) -> _Ending | None:
-    """How a rank ended; None while it runs."""
-    code = process.poll()
-    if code is None:
-        return None
-    try:
-        return _Ending(rank, code, **json.loads(report.read_text(encoding="utf-8")))
-    except (OSError, ValueError):
-        return _Ending(rank, code)
+    return RunError(f"{who} {told['problem']}; the last checkpoint is kept")
 
 
 def _end(processes: list[subprocess.Popen[bytes]]) -> None:
     """Leave no process behind: first politely, then (also if it is stopped) for good."""
-    running = [process for process in processes if process.poll() is None]
-    for process in running:
-        process.terminate()
+    for process in processes:
+        if process.poll() is None:
+            process.terminate()
     deadline = time.monotonic() + TERMINATE_S
-    while time.monotonic() < deadline and any(process.poll() is None for process in running):
+    while time.monotonic() < deadline and any(process.poll() is None for process in processes):
         time.sleep(POLL_S)
     for process in processes:
         if process.poll() is None:

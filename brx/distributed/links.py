@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
+from collections.abc import Iterator
 from datetime import timedelta
 
 import torch
@@ -16,18 +18,10 @@ from brx.pipeline.engine import Neighbours
 def connect(
     rank: int, num_ranks: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, timeout_s: float
 ) -> Neighbours:
-    """Connect a device to its neighbours; all devices call this at the same time.
+    """Connect a device to its neighbours for tensors of one shape (B, S, D); all devices call this at the same time.
 
     Activations and gradients travel in process groups of their own: with NCCL the operations of one group are run in
     the order in which they were posted, and a receive posted ahead in one direction would hold up the other.
-
-    Args:
-        rank: of this device.
-        num_ranks: of all.
-        shape: of what is exchanged (B, S, D).
-        dtype: likewise; bf16 where autocast runs.
-        device: where the tensors are.
-        timeout_s: seconds without an answer after which a neighbour counts as lost.
     """
     previous = rank - 1 if rank > 0 else None
     following = rank + 1 if rank + 1 < num_ranks else None
@@ -67,22 +61,18 @@ class PointToPoint:
         self._sending: tuple[dist.Work, Tensor] | None = None
 
     def send(self, tensor: Tensor) -> None:
-        assert self._target is not None
         self.wait_for_send()
         missing = self._num_examples - len(tensor)
         if missing:  # the last validation batch may be smaller; messages are all of one size
             tensor = torch.cat([tensor, tensor.new_zeros(missing, *tensor.shape[1:])])
         tensor = tensor.contiguous()
-        try:
+        with told_if_lost(self._target, self._timeout_s):
             work = dist.isend(tensor, self._target, group=self._group)
-        except RuntimeError as error:
-            raise lost(self._target, error, self._timeout_s) from None
         assert work is not None
         self._sending = work, tensor  # the tensor has to outlive the transfer
 
     def wait_for_send(self) -> None:
         if self._sending is not None:
-            assert self._target is not None
             self._wait(self._sending[0], self._target)
             self._sending = None
 
@@ -91,15 +81,12 @@ class PointToPoint:
             return
         buffer = self._free.popleft()
         self._free.append(buffer)
-        try:
+        with told_if_lost(self._source, self._timeout_s):
             work = dist.irecv(buffer, self._source, group=self._group)
-        except RuntimeError as error:
-            raise lost(self._source, error, self._timeout_s) from None
         assert work is not None
         self._receiving = work, buffer
 
     def receive(self) -> Tensor:
-        assert self._source is not None
         self.post_receive()
         assert self._receiving is not None
         work, buffer = self._receiving
@@ -107,15 +94,17 @@ class PointToPoint:
         self._receiving = None
         return buffer.detach()
 
-    def _wait(self, work: dist.Work, peer: int) -> None:
-        try:
+    def _wait(self, work: dist.Work, peer: int | None) -> None:
+        with told_if_lost(peer, self._timeout_s):
             work.wait(timedelta(seconds=self._timeout_s))
-        except RuntimeError as error:
-            raise lost(peer, error, self._timeout_s) from None
 
 
-def lost(peer: int | None, error: RuntimeError, timeout_s: float) -> NeighbourLostError:
-    """What torch.distributed's error says about a peer, in words."""
-    text = str(error).lower()
-    waited = "timed out" in text or "timeout" in text
-    return NeighbourLostError(peer, f"did not answer for {timeout_s:g} s" if waited else "closed its connection")
+@contextlib.contextmanager
+def told_if_lost(peer: int | None, timeout_s: float) -> Iterator[None]:
+    """What torch.distributed's error says about a peer (None: any), in words: NeighbourLostError."""
+    try:
+        yield
+    except RuntimeError as error:
+        waited = "timed out" in str(error).lower() or "timeout" in str(error).lower()
+        problem = f"did not answer for {timeout_s:g} s" if waited else "closed its connection"
+        raise NeighbourLostError(peer, problem) from None

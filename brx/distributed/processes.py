@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from brx.distributed.links import connect, lost
+from brx.distributed.links import connect, told_if_lost
 from brx.errors import UserError
 from brx.pipeline.engine import Neighbours
 
@@ -75,17 +75,13 @@ class DistributedWorld:
 
     def broadcast(self, value: T) -> T:
         box = [value]
-        try:
+        with told_if_lost(None, self._timeout_s):
             dist.broadcast_object_list(box, src=0, group=self._control)
-        except RuntimeError as error:
-            raise lost(None, error, self._timeout_s) from None
         return box[0]
 
     def barrier(self, *, patient: bool = False) -> None:
-        try:
+        with told_if_lost(None, self._timeout_s):
             dist.barrier(group=self._patient if patient else self._control)
-        except RuntimeError as error:
-            raise lost(None, error, self._timeout_s) from None
 
     def announce_stop(self, iteration: int) -> None:
         self._store.set("stop", str(iteration))
@@ -110,12 +106,10 @@ class DistributedWorld:
 
     def _receive(self, peer: int) -> T:  # type: ignore[type-var]
         size = torch.empty(1, dtype=torch.int64)
-        try:
+        with told_if_lost(peer, self._timeout_s):
             dist.recv(size, peer, group=self._control)
             payload = torch.empty(int(size), dtype=torch.uint8)
             dist.recv(payload, peer, group=self._control)
-        except RuntimeError as error:
-            raise lost(peer, error, self._timeout_s) from None
         value: T = pickle.loads(payload.numpy().tobytes())
         return value
 

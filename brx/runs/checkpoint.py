@@ -83,11 +83,7 @@ def begin(run: Path, iteration: int) -> Path:
 
 
 def write_stage(run: Path, iteration: int, stage: int, state: dict[str, Any]) -> dict[str, Any]:
-    """Write one stage into the temporary folder; returns its entry for the manifest.
-
-    Raises:
-        RunError: the disk is full or read-only.
-    """
+    """Write one stage into the temporary folder; gives its entry for the manifest. RunError where the disk is full."""
     path = _temporary(run, iteration) / _stage_file(stage)
     with replacing(path) as file:
         torch.save(state, file)
@@ -104,13 +100,8 @@ def finish(
 ) -> Path:
     """Complete the checkpoint (all stages are written), put it in place, and remove older ones.
 
-    Args:
-        run: the run folder.
-        iteration: the number of updates behind it.
-        content: what the manifest says beside the stages.
-        stages: the entries that `write_stage` gave.
-        keep: how many of the newest stay, this one among them.
-        keep_at: iterations whose checkpoints stay besides.
+    `content` is what the manifest says beside the entries of `write_stage`. Of the newest checkpoints `keep` stay, this
+    one among them, and those at the iterations `keep_at` besides.
     """
     temporary, final = _temporary(run, iteration), checkpoint_folder(run, iteration)
     content = content | {"iteration": iteration, "stages": stages}
@@ -141,11 +132,7 @@ def recover(run: Path) -> None:
 
 
 def read_manifest(checkpoint: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint, checked against its checksum and its folder's name.
-
-    Raises:
-        UserError: it is not what was written, or not there.
-    """
+    """The manifest of a checkpoint; UserError where it is not there, or not what its checksum and folder's name say."""
     path = checkpoint / MANIFEST
     remedy = f"remove {checkpoint} to resume before it"
     try:
@@ -168,11 +155,7 @@ def read_manifest(checkpoint: Path) -> dict[str, Any]:
 
 
 def read_stage(checkpoint: Path, stage: int, device: torch.device) -> dict[str, Any]:
-    """One stage's state, checked against the manifest.
-
-    Raises:
-        UserError: the file is missing or is not what was written.
-    """
+    """One stage's state; UserError where the file is not there, or not what the manifest says."""
     entry = next((item for item in read_manifest(checkpoint)["stages"] if item["stage"] == stage), None)
     path = checkpoint / _stage_file(stage)
     if entry is None or not path.is_file():

@@ -155,12 +155,7 @@ def slowdowns(chosen: pd.DataFrame, target: float, reference_stages: int = 1) ->
     `is_censored` (a run never reached the target, or diverged: `ratio` is a lower bound), `is_plateau` (noise decides
     when the target is passed, see `passage_error`), `is_early` (the reference reaches the target before training has
     settled), `iterations` of each seed, `lr`, `lr_at_edge`, those of the reference under `reference_...`, and `target`
-    in nats. See docs/slowdown.md.
-
-    Args:
-        chosen: rows of `at_best_rates`.
-        target: training loss to reach, in nats.
-        reference_stages: P of the reference.
+    in nats. See docs/slowdown.md. `chosen` are rows of `at_best_rates`.
     """
     rows = []
     for _, alike in chosen.groupby(_but_for_delay(chosen), sort=False):
@@ -229,10 +224,6 @@ def saved_ratio(ours: pd.DataFrame, baseline: pd.DataFrame) -> IterationRatio | 
 
     The final loss is the highest mean over the last quarter of any of the baseline's runs, as in the rule of
     slowdowns; the baseline's own iterations are those at which it passes it. None if a run of the baseline ends above.
-
-    Args:
-        ours: an experiment, rows of `at_best_rates`.
-        baseline: another one.
     """
     target = common_target(baseline)
     return iteration_ratio(reached_by_seed(ours, target), reached_by_seed(baseline, target))
@@ -245,10 +236,7 @@ def reductions(chosen: pd.DataFrame) -> pd.DataFrame:
     than its usual settings is none.) Columns: `model`, `method` (the variant), `experiment`, `stages`, `baseline` (the
     one with the lowest final loss), `baseline_final_loss` (the mean over its last quarter: the loss to reach), and
     `share`: 1 - iterations needed / those of the baseline to that loss, with `low` and `high` of its interval; NaN if
-    the method never gets there.
-
-    Args:
-        chosen: rows of `at_best_rates`.
+    the method never gets there. `chosen` are rows of `at_best_rates`.
     """
     rows = []
     for _, alike in chosen.groupby(same_but_for(chosen, "optimizer", SEED), sort=False):

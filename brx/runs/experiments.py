@@ -17,12 +17,7 @@ def tried_rates(runs: pd.DataFrame) -> pd.DataFrame:
     """What every learning rate came to: a row per experiment and rate, by the scores of `score_values`.
 
     Runs that diverged count as tried, with an infinite loss; those under way or failed otherwise are left out.
-
-    Args:
-        runs: rows of `load`.
-
-    Raises:
-        UserError: two runs have the same settings and seed.
+    UserError where two of `runs` (rows of `load`) have the same settings and seed.
     """
     ended = runs[runs["status"].isin(ENDED)]
     losses = ended["val_loss"].where(ended["status"] == "finished").fillna(np.inf)
@@ -44,11 +39,10 @@ def score_values(runs: pd.DataFrame, group: str, over: str) -> pd.DataFrame:
         A row per group and value that has those seeds, in order, with `score` (the mean), `is_best`, and `at_edge`:
         whether the best is the lowest or highest of the values, or the only one, so that a wider grid might do better.
     """
-    tables = [_score(alike, group, over) for _, alike in runs.groupby(group, sort=False)]
-    if tables:
-        return pd.concat(tables, ignore_index=True)
     empty = runs[[group, over, "score"]].iloc[:0]  # with the columns' types, which masks and merges go by
-    return empty.assign(is_best=pd.Series(dtype=bool), at_edge=pd.Series(dtype=bool))
+    tables = [empty.assign(is_best=pd.Series(dtype=bool), at_edge=pd.Series(dtype=bool))]
+    tables = [_score(alike, group, over) for _, alike in runs.groupby(group, sort=False)] or tables
+    return pd.concat(tables, ignore_index=True)
 
 
 def _score(alike: pd.DataFrame, group: str, over: str) -> pd.DataFrame:
@@ -65,42 +59,23 @@ def at_best_rates(runs: pd.DataFrame, *, with_diverged: bool = False) -> pd.Data
     """The finished runs of every experiment at its best learning rate, by seed.
 
     Three columns more: `lr_at_edge`, `num_rates`, how many were tried, and `diverged_seeds`, those whose run at this
-    rate diverged, the same list in every row of an experiment. An experiment of which every run did has no rows.
-
-    Args:
-        runs: rows of `load`.
-        with_diverged: give the diverged runs of an experiment that has no others.
-
-    Raises:
-        UserError: two runs have the same settings and seed.
+    rate diverged, the same list in every row of an experiment. An experiment of which every run did has rows only on
+    request. UserError where two of `runs` (rows of `load`) have the same settings and seed.
     """
-    rates = tried_rates(runs)
+    rates = tried_rates(runs).rename(columns={"at_edge": "lr_at_edge"})
     rates["num_rates"] = rates.groupby("experiment")[RATE].transform("size")
-    return _runs_at(
-        runs, rates[rates["is_best"]].rename(columns={"at_edge": "lr_at_edge"}), with_diverged=with_diverged
-    )
+    return _runs_at(runs, rates[rates["is_best"]], with_diverged=with_diverged)
 
 
 def at_each_rate(runs: pd.DataFrame) -> list[pd.DataFrame]:
-    """The runs of every experiment, a frame per learning rate as `at_best_rates` with diverged ones; none is chosen.
-
-    Args:
-        runs: rows of `load`.
-
-    Raises:
-        UserError: two runs have the same settings and seed.
-    """
+    """The runs of every experiment, a frame per learning rate as `at_best_rates` with diverged ones; none is chosen."""
     _refuse_repeated(runs[runs["status"].isin(ENDED)])
     rates = runs[["experiment", RATE]].drop_duplicates().assign(lr_at_edge=False, num_rates=1)
     return [_runs_at(runs, alike, with_diverged=True) for _, alike in rates.groupby(RATE)]
 
 
 def of_rates(runs: pd.DataFrame, rates: Sequence[float]) -> pd.DataFrame:
-    """The runs with one of some learning rates.
-
-    Raises:
-        UserError: there is none with one of them.
-    """
+    """The runs with one of some learning rates; UserError where there is none with one of them."""
     known = sorted(runs[RATE].unique())
     for rate in rates:
         if rate not in known:
@@ -135,22 +110,22 @@ class Origin(NamedTuple):
 
 def main_origin(chosen: pd.DataFrame) -> Origin:
     """That of most experiments."""
-    counts = chosen.groupby(_origin_labels(chosen), sort=False)["experiment"].nunique()
-    if counts.empty:
+    if chosen.empty:
         return Origin(None, None)
-    first = chosen[_origin_labels(chosen) == counts.idxmax()].iloc[0]
-    fingerprint, version = first["data_fingerprint"], first["trajectory_version"]
+    labels = _origin_labels(chosen)
+    counts = chosen.groupby(labels, sort=False)["experiment"].nunique()
+    fingerprint, version = chosen.loc[labels == counts.idxmax(), list(Origin._fields)].iloc[0]
     return Origin(None if pd.isna(fingerprint) else fingerprint, None if pd.isna(version) else int(version))
 
 
 def notes(runs: pd.DataFrame, chosen: pd.DataFrame) -> list[str]:
     """A line for everything that the chosen runs leave out, and for what of them the paper's figures do."""
-    diverged = runs.loc[runs["status"] == "diverged", "name"]
-    failed = runs.loc[runs["status"] == "failed", "name"]
-    unfinished = runs.loc[~runs["status"].isin((*ENDED, "failed")), "name"]
-    lines = [f"diverged, counted as tried and as never reaching a target: {', '.join(diverged)}"] * (len(diverged) > 0)
-    lines += [f"failed otherwise than by diverging, left out: {', '.join(failed)}"] * (len(failed) > 0)
-    lines += [f"not finished, left out: {', '.join(unfinished)}"] * (len(unfinished) > 0)
+    said = {
+        "diverged, counted as tried and as never reaching a target": runs["status"] == "diverged",
+        "failed otherwise than by diverging, left out": runs["status"] == "failed",
+        "not finished, left out": ~runs["status"].isin((*ENDED, "failed")),
+    }
+    lines = [f"{what}: {', '.join(runs.loc[which, 'name'])}" for what, which in said.items() if which.any()]
     by_origin = chosen.groupby(_origin_labels(chosen))["experiment"].nunique()
     if len(by_origin) > 1:
         fingerprint, version = main_origin(chosen)
@@ -166,9 +141,6 @@ def _origin_labels(runs: pd.DataFrame) -> pd.Series:
 
 
 def _refuse_repeated(runs: pd.DataFrame) -> None:
-    repeated = runs.duplicated(["experiment", RATE, SEED])
-    if repeated.any():
-        again = runs[repeated].iloc[0]
-        keys = ["experiment", RATE, SEED]
-        first = runs[(runs[keys] == again[keys]).all(axis="columns")].index[0]
-        raise UserError(f"{again.name}: the same run as {first}: leave one of them out")
+    keys = ["experiment", RATE, SEED]
+    for _, alike in runs[runs.duplicated(keys, keep=False)].groupby(keys):
+        raise UserError(f"{alike.index[1]}: the same run as {alike.index[0]}: leave one of them out")

@@ -26,11 +26,7 @@ _MAY_CHANGE = {
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Paths of one run.
-
-    Attributes:
-        path: the folder.
-    """
+    """The paths of one run, and whether a run may begin or go on there."""
 
     path: Path
 
@@ -69,24 +65,8 @@ class RunFolder:
         """
         if not resume and any(path.exists() for path in (self.config, self.metrics, self.path / "checkpoints")):
             raise UserError(f"{self.path}: holds a run already; continue it with --resume, or choose another --out")
-        if self.config.exists():
-            self._check_same_run(config)
-
-    def create(self, config: RunConfig, *, resume: bool) -> None:
-        """Make the folder for a new run, or note the settings with which the run in it continues.
-
-        Raises:
-            UserError: see `check`.
-            RunError: the folder cannot be written to.
-        """
-        self.check(config, resume=resume)
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise cannot_write(self.path, error) from None
-        write_text(self.config, dump_config(config))
-
-    def _check_same_run(self, config: RunConfig) -> None:
+        if not self.config.exists():
+            return
         difference = first_difference(trajectory_of(load_config(self.config)), trajectory_of(config))
         if difference is not None:
             raise UserError(
@@ -94,13 +74,18 @@ class RunFolder:
                 " new run"
             )
 
+    def create(self, config: RunConfig, *, resume: bool) -> None:
+        """Make the folder for a new run, or note the settings with which the run in it continues; see `check`."""
+        self.check(config, resume=resume)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise cannot_write(self.path, error) from None
+        write_text(self.config, dump_config(config))
+
 
 def parse_summary(text: str) -> dict[str, Any]:
-    """The content of a summary.json.
-
-    Raises:
-        ValueError: it is no JSON object, or a value that runs are sorted by is of another type than brx writes.
-    """
+    """The content of a summary.json; ValueError where it is none, or what runs are sorted by is of another type."""
     content = json.loads(text)
     if not isinstance(content, dict):
         raise ValueError("must be a JSON object")
@@ -116,13 +101,7 @@ SettingsBySection = Mapping[str, Mapping[str, Any]]
 
 
 def first_difference(old: SettingsBySection, new: SettingsBySection, *, ignore_new: bool = False) -> str | None:
-    """The first setting that differs, in words; None if none does.
-
-    Args:
-        old: what `trajectory_of` gave then.
-        new: what it gives now.
-        ignore_new: leave out settings that `old` does not know.
-    """
+    """The first setting of `trajectory_of` that differs, in words; on request, of those alone that `old` knows."""
     for section, values in new.items():
         before = old.get(section, {})
         for key in before if ignore_new else {**values, **before}:
@@ -154,11 +133,8 @@ def trajectory_of(config: RunConfig, *, with_defaults: bool = True) -> dict[str,
 def settings_key(config: RunConfig, *, without: Iterable[str] = ()) -> str:
     """A text that is equal for runs whose trajectories are decided by the same settings.
 
-    Defaults are left out, so that a setting that is added to brx later leaves the keys of older runs as they are.
-
-    Args:
-        config: a run.
-        without: dotted keys that may differ, for example `training.seed`.
+    Defaults are left out, so that a setting that is added to brx later leaves the keys of older runs as they are; so
+    are the dotted keys of `without`.
     """
     content = trajectory_of(config, with_defaults=False)
     for dotted in without:

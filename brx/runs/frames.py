@@ -30,10 +30,10 @@ ORIGIN = ("data_fingerprint", "trajectory_version", "last_iteration")
 
 
 def load(folders: Folders) -> pd.DataFrame:
-    """All runs of some folders that have losses or failed, a row per run; the index `run` is the path of its folder.
+    """All runs of some folders (runs, or folders that hold some) that have losses or failed, a row per run.
 
-    Columns are all settings and all of summary.json by their dotted keys (`pipeline.stages`, `optimizer.method`,
-    `versions.torch`; NaN where a run has no such key), and:
+    The index `run` is the path of its folder. Columns are all settings and all of summary.json by their dotted keys
+    (`pipeline.stages`, `optimizer.method`, `versions.torch`; NaN where a run has no such key), and:
 
     - `name`: of the run's folder; `architecture`, `method`, `variant`: the settings in a few words.
     - `depth`: P, the stages of the pipeline whose delays it has: `pipeline.stages`, or `pipeline.delay.like`.
@@ -49,9 +49,6 @@ def load(folders: Folders) -> pd.DataFrame:
     - `seconds`: spent training, without validations and checkpoints.
     - `seconds_per_iteration`: the pace while nothing else used the machine (see `Run.undisturbed_pace`).
 
-    Args:
-        folders: one or several, each a run's folder or one that holds runs.
-
     Raises:
         UserError: one of them is no folder, a run in it is not readable, or there is no run in any.
     """
@@ -61,14 +58,11 @@ def load(folders: Folders) -> pd.DataFrame:
 
 
 def curves(runs: pd.DataFrame | Folders) -> pd.DataFrame:
-    """The losses of runs in long form: a row per run and iteration.
+    """The losses of runs (rows of `load`, or folders) in long form: a row per run and iteration.
 
     Columns: `run` (the index of `load`), `iteration` from 1, `train_loss` and `val_loss` in nats (NaN where there was
     no validation), `smoothed` (the training loss averaged over 2 % of the schedule, dated at the middle of the window;
     NaN within half a window of either end), `seconds` of training.
-
-    Args:
-        runs: rows of `load`, or folders.
     """
     paths = runs.index if isinstance(runs, pd.DataFrame) else load(runs).index
     return pd.concat([_curves(path) for path in paths], ignore_index=True)
@@ -100,11 +94,8 @@ def side_by_side(runs: pd.DataFrame, loss: Callable[[str], pd.Series] = smoothed
 def same_but_for(runs: pd.DataFrame, *settings: str) -> pd.Series:
     """A label per run, equal for runs of one origin whose settings are equal but for the named ones.
 
-    Settings on which no number depends (where the data lie, how often a run is saved) may differ, too.
-
-    Args:
-        runs: rows of `load`.
-        settings: dotted keys (`training.seed`), or whole sections (`optimizer`).
+    Named are dotted keys (`training.seed`) or whole sections (`optimizer`). Settings on which no number depends (where
+    the data lie, how often a run is saved) may differ, too.
     """
     left_out = {key for key in runs.columns if key in settings or key.partition(".")[0] in settings}
     deciding = [key for key in runs.columns if decides_trajectory(key) and key not in left_out]
@@ -126,31 +117,28 @@ def has_pipeline_delays(runs: pd.DataFrame) -> pd.Series:
     return settings[like].notna() | (settings[named] == "pipeline")
 
 
-def comparable(runs: pd.DataFrame, *, however_split: bool = False) -> list[pd.DataFrame]:
+def comparable(runs: pd.DataFrame, *, any_split: bool = False) -> list[pd.DataFrame]:
     """Sort runs by what makes losses comparable: data, trajectory version, model and token budget; most runs first.
 
-    Args:
-        runs: rows of `load`.
-        however_split: let runs compare that split up the examples of an update into other micro-batches.
+    On request, runs compare that split up the examples of an update into other micro-batches (`any_split`).
     """
-    keys = [key for aspect in _aspects(runs, however_split=however_split).values() for key in aspect]
+    keys = [key for aspect in _aspects(runs, any_split=any_split).values() for key in aspect]
     sets = [alike for _, alike in runs.groupby(keys, dropna=False, sort=False)]
     return sorted(sets, key=len, reverse=True)
 
 
 def differences(runs: pd.DataFrame) -> list[str]:
     """What makes runs incomparable with the first of them: a line per run, none if they compare."""
-    lines = []
-    first = runs.iloc[0]
-    for path, differing in differing_aspects(runs).items():
-        if differing:
-            lines.append(f"{path} and {first.name} differ in {', '.join(differing)}: their losses do not compare")
-    return lines
+    return [
+        f"{path} and {runs.index[0]} differ in {', '.join(differing)}: their losses do not compare"
+        for path, differing in differing_aspects(runs).items()
+        if differing
+    ]
 
 
-def differing_aspects(runs: pd.DataFrame, *, however_split: bool = False) -> dict[str, list[str]]:
+def differing_aspects(runs: pd.DataFrame, *, any_split: bool = False) -> dict[str, list[str]]:
     """What makes each run incomparable with the first of them, in words; see `comparable`."""
-    aspects = _aspects(runs, however_split=however_split)
+    aspects = _aspects(runs, any_split=any_split)
     first = runs.iloc[0]
     return {
         str(path): [name for name, keys in aspects.items() if not run[keys].equals(first[keys])]
@@ -159,13 +147,13 @@ def differing_aspects(runs: pd.DataFrame, *, however_split: bool = False) -> dic
 
 
 def left_out(
-    shown: pd.DataFrame, others: Sequence[pd.DataFrame], *, however_split: bool = False
+    shown: pd.DataFrame, others: Sequence[pd.DataFrame], *, any_split: bool = False
 ) -> dict[str, pd.DataFrame]:
     """The runs of other sets of `comparable` by what makes them incomparable with those shown, in words."""
     parts: dict[str, list[pd.DataFrame]] = {}
     for other in others:
         pair = pd.concat([shown.iloc[:1], other.iloc[:1]])
-        (aspects,) = differing_aspects(pair, however_split=however_split).values()
+        (aspects,) = differing_aspects(pair, any_split=any_split).values()
         parts.setdefault(", ".join(aspects), []).append(other)
     return {aspects: pd.concat(alike) for aspects, alike in parts.items()}
 
@@ -176,7 +164,7 @@ def first_names(names: Sequence[str]) -> str:
     return ", ".join(names[:MOST_NAMES]) + more
 
 
-def _aspects(runs: pd.DataFrame, *, however_split: bool) -> dict[str, list[str]]:
+def _aspects(runs: pd.DataFrame, *, any_split: bool) -> dict[str, list[str]]:
     """The columns that must be equal for losses to compare, by what they are about."""
     whole = {"examples per update": ["examples_per_update"]}
     split = {"batch size": ["training.batch_size"], "micro-batches per update": ["pipeline.accumulation"]}
@@ -185,7 +173,7 @@ def _aspects(runs: pd.DataFrame, *, however_split: bool) -> dict[str, list[str]]
         "trajectory version": ["trajectory_version"],
         "model": [key for key in runs.columns if key.startswith("model.")],
         "iterations": ["training.iterations", "last_iteration"],
-        **(whole if however_split else split),
+        **(whole if any_split else split),
     }
 
 

@@ -2,7 +2,8 @@
 
 The lock is the operating system's (flock): it ends with the last process that holds it, however that process ends, so
 nothing has to be cleaned up after a crash. A sweep that starts a run, and a launcher that starts ranks, hand the lock
-down: the child goes on holding it when its parent is killed.
+down: the child goes on holding it when its parent is killed. (filelock's own objects would unlock it for the child,
+too; its function for a descriptor leaves that to the system.)
 """
 
 from __future__ import annotations
@@ -50,25 +51,26 @@ def hold(folder: Path) -> Iterator[int]:
         return
     with lock(folder, patience_s=PATIENCE_S) as descriptor:
         if descriptor is None:
+            holder = "another process"
+            with contextlib.suppress(OSError, UnicodeDecodeError):
+                holder = (folder / LOCK).read_text(encoding="utf-8") or holder
             raise UserError(
-                f"{folder}: {_holder(folder)} trains in this folder; wait until it has ended, or choose another --out"
+                f"{folder}: {holder} trains in this folder; wait until it has ended, or choose another --out"
             )
         try:
             yield descriptor
         finally:
-            _remove_if_empty(folder)
+            with contextlib.suppress(OSError):
+                if [path.name for path in folder.iterdir()] == [LOCK]:
+                    (folder / LOCK).unlink()
+                    folder.rmdir()
 
 
 @contextlib.contextmanager
 def lock(folder: Path, *, patience_s: float = 0.0) -> Iterator[int | None]:
-    """Take the lock of a run's folder; gives its descriptor, or None when another process holds it.
+    """Take the lock of a run's folder, which is made if there is none, trying for some time.
 
-    Args:
-        folder: made if there is none.
-        patience_s: how long to go on trying.
-
-    Raises:
-        RunError: the folder cannot be written to.
+    Gives its descriptor, or None when another process holds it. RunError where the folder cannot be written to.
     """
     deadline = time.monotonic() + patience_s
     while (descriptor := _take(folder)) is None and time.monotonic() < deadline:
@@ -100,21 +102,19 @@ def hand_down(descriptor: int) -> dict[str, str]:
 def _handed_down(folder: Path) -> int | None:
     """The descriptor of this folder's lock, if the parent process has handed it down."""
     text = os.environ.get(HANDED_DOWN, "")
-    try:
-        same = text.isdecimal() and os.path.samestat(os.fstat(int(text)), (folder / LOCK).stat())
-    except OSError:
-        same = False
-    return int(text) if same else None
+    with contextlib.suppress(OSError):
+        if text.isdecimal() and os.path.samestat(os.fstat(int(text)), (folder / LOCK).stat()):
+            return int(text)
+    return None
 
 
 def _take(folder: Path) -> int | None:
-    path = folder / LOCK
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
-        raise cannot_write(path, error) from None
-    # A file without a name is one that `_remove_if_empty` has removed between the two calls.
+        raise cannot_write(folder / LOCK, error) from None
+    # A file without a name is one that `hold` has removed between the two calls.
     if _try(descriptor, folder) and os.fstat(descriptor).st_nlink > 0:
         _sign(descriptor)
         return descriptor
@@ -134,30 +134,12 @@ def _try(descriptor: int, folder: Path) -> bool:
 
 @functools.cache
 def _tell_no_locks(folder: Path) -> None:
-    print(
-        f"brx: note: {folder}: this file system has no locks; let no two processes train in one folder",
-        file=sys.stderr,
-        flush=True,
-    )
+    note = f"brx: note: {folder}: this file system has no locks; let no two processes train in one folder"
+    print(note, file=sys.stderr, flush=True)
 
 
 def _sign(descriptor: int) -> None:
     """Leave a note of who holds the lock, for messages."""
-    note = f"process {os.getpid()} on {socket.gethostname()}".encode()
     with contextlib.suppress(OSError):  # a full disk
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, note, 0)
-
-
-def _holder(folder: Path) -> str:
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        if note := (folder / LOCK).read_text(encoding="utf-8"):
-            return note
-    return "another process"
-
-
-def _remove_if_empty(folder: Path) -> None:
-    with contextlib.suppress(OSError):
-        if [path.name for path in folder.iterdir()] == [LOCK]:
-            (folder / LOCK).unlink()
-            folder.rmdir()
+        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)

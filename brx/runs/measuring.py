@@ -35,8 +35,8 @@ def measure_largest_set(runs: pd.DataFrame, source: str) -> tuple[Measurements, 
         raise UserError(
             f"{source}: no run has a pipeline's delays (pipeline.delay: pipeline or like) or is without any"
         )
-    measured, *others = comparable(finished[is_pipeline], however_split=True)
-    differing = left_out(measured, others, however_split=True)
+    measured, *others = comparable(finished[is_pipeline], any_split=True)
+    differing = left_out(measured, others, any_split=True)
     notes = [_left_out(f"differ in {aspects}", runs["name"].tolist()) for aspects, runs in differing.items()]
     if not is_pipeline.all():
         notes.append(_left_out("have delays that are no pipeline's", list(finished.loc[~is_pipeline, "name"])))

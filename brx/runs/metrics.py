@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from brx.errors import UserError
@@ -23,64 +23,44 @@ MEASURED = frozenset({"seconds", "tokens_per_second", "mfu", "update_seconds", "
 
 
 class MetricsWriter:
-    """Appends records to metrics.jsonl."""
+    """Appends records to metrics.jsonl; RunError where the disk is full, read-only or gone."""
 
     def __init__(self, path: Path) -> None:
-        """
-        Raises:
-            RunError: the file cannot be opened for writing.
-        """
         self.path = path
-        try:
+        with self._told():
             self._file = path.open("a", encoding="utf-8")
-        except OSError as error:
-            raise cannot_write(path, error) from None
 
     def write(self, records: Iterable[Record]) -> None:
-        """Append the records and flush them.
-
-        Raises:
-            RunError: the disk is full.
-        """
-        try:
+        """Append the records and flush them."""
+        with self._told():
             self._file.writelines(json.dumps(record) + "\n" for record in records)
             self._file.flush()
-        except OSError as error:
-            raise cannot_write(self.path, error) from None
 
     def sync(self) -> None:
-        """Let what was written survive a power cut; before a checkpoint that continues from it is complete.
-
-        Raises:
-            RunError: the disk is full or gone.
-        """
-        try:
+        """Let what was written survive a power cut; before a checkpoint that continues from it is complete."""
+        with self._told():
             os.fsync(self._file.fileno())
             sync_folder(self.path.parent)
-        except OSError as error:
-            raise cannot_write(self.path, error) from None
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        # On a full disk the buffer cannot be flushed: told, where nothing else is.
+        with self._told() if kind is None else contextlib.suppress(OSError):
             self._file.close()
-        except OSError as close_error:  # a full disk: the buffer cannot be flushed
-            if kind is None:
-                raise cannot_write(self.path, close_error) from None
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise cannot_write(self.path, error) from None
 
 
 @dataclass(frozen=True)
 class MetricsFile:
-    """What a metrics file holds.
-
-    Attributes:
-        lines: all of them, each with its record; None for a line that is none, because a crash cut it short or
-            something has garbled it.
-    """
+    """What a metrics file holds: all lines, each with its record; None for one that a crash or something garbled."""
 
     lines: list[tuple[str, Record | None]]
 
@@ -101,17 +81,13 @@ class MetricsFile:
     @property
     def garbled(self) -> list[int]:
         """Numbers of the lines, from 1, that are no records but are followed by some."""
-        numbers = [number for number, (_, record) in enumerate(self.lines, start=1) if record is None]
-        last = max((number for number, (_, record) in enumerate(self.lines, start=1) if record is not None), default=0)
-        return [number for number in numbers if number < last]
+        numbers = {True: [0], False: []}
+        for number, (_, record) in enumerate(self.lines, start=1):
+            numbers[record is not None].append(number)
+        return [number for number in numbers[False] if number < numbers[True][-1]]
 
     def missing(self, iteration: int, is_validated: Callable[[int], bool]) -> list[int]:
-        """The iterations up to this one that lack a record: one entry for each that lacks.
-
-        Args:
-            iteration: the last one that counts.
-            is_validated: whether a validation follows an iteration.
-        """
+        """The iterations up to this one that lack a record (of their step, or of their validation): an entry each."""
         trained = {record["iteration"] for record in self.records if "train_loss" in record}
         validated = {record["iteration"] for record in self.records if "val_loss" in record}
         lacking = [t for t in range(1, iteration + 1) if t not in trained]
@@ -120,11 +96,7 @@ class MetricsFile:
 
 
 def read_metrics(path: Path) -> Iterator[Record]:
-    """The records of a metrics file, without lines that a crash cut short or something has garbled.
-
-    Raises:
-        UserError: see `MetricsFile.read`.
-    """
+    """The records of a metrics file, without lines that are none; see `MetricsFile.read`."""
     return (record for _, record in _lines(path) if record is not None)
 
 

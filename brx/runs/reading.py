@@ -34,35 +34,20 @@ NAMED = {"method", "lr", "code_sha256", "source", "geometry", "refresh_schedule"
 
 @dataclass(frozen=True)
 class Run:
-    """One run's folder, read.
-
-    Attributes:
-        path: the folder.
-        config: its configuration.
-        summary: its summary.json; empty while it is under way.
-        iterations: of the training losses, from 1.
-        train_loss: in nats.
-        seconds: training time at each iteration, without validations and checkpoints.
-        val_iterations: of the validation losses.
-        val_loss: in nats.
-    """
+    """One run's folder, read; losses in nats."""
 
     path: Path
     config: RunConfig
-    summary: dict[str, Any]
-    iterations: Series
+    summary: dict[str, Any]  # empty while the run is under way
+    iterations: Series  # of the training losses, from 1
     train_loss: Series
-    seconds: Series
+    seconds: Series  # of training at each iteration, without validations and checkpoints
     val_iterations: Series
     val_loss: Series
 
     @classmethod
     def load(cls, path: Path) -> Run:
-        """Read a run's folder.
-
-        Raises:
-            UserError: it is none, or has no training loss yet.
-        """
+        """Read a run's folder; UserError where it is none, or has no training loss yet."""
         if not (path / "config.yaml").is_file():
             raise UserError(f"{path}: not a run's folder (it has no config.yaml)")
         summary_path = path / "summary.json"
@@ -110,11 +95,7 @@ class Run:
         """The optimizer's settings that are not its defaults, as `key value`; not those that `method` or `variant` name
         otherwise."""
         optimizer = self.config.optimizer
-        unusual = {
-            key: getattr(optimizer, key)
-            for key, field in type(optimizer).model_fields.items()
-            if getattr(optimizer, key) != field.get_default(call_default_factory=True)
-        }
+        unusual = {key: getattr(optimizer, key) for key in optimizer.model_dump(exclude_defaults=True)}
         unusual |= unusual.pop("arguments", {})
         named = NAMED | ({"frequency"} if isinstance(optimizer, BasisRotationConfig) else set())
         return [
@@ -143,8 +124,7 @@ class Run:
     @property
     def fingerprint(self) -> str | None:
         """The fingerprint of the token files."""
-        fingerprint: str | None = self.summary.get("data_fingerprint")
-        return fingerprint
+        return self.summary.get("data_fingerprint")
 
     @property
     def trajectory_version(self) -> int | None:
@@ -170,8 +150,7 @@ class Run:
     def smoothed(self) -> Series:
         """The training loss averaged over windows of 2 % of the schedule; the last one is the final training loss.
 
-        A mean belongs to the middle of its window (see `centres`): dated at the end, it would come late by half a
-        window, which is much where a loss is reached early.
+        A mean belongs to the middle of its window (`centres`): dated at the end, it would come late by half a window.
         """
         sums = np.cumsum(np.concatenate([[0.0], self.train_loss]))
         means: Series = (sums[self._window :] - sums[: -self._window]) / self._window
@@ -196,10 +175,5 @@ class Run:
         """
         marks = self.seconds[::20]
         if len(marks) < 2:
-            return 1.0 / self.iterations_per_second
+            return float(self.seconds[-1] / self.iterations[-1])
         return float(np.quantile(np.diff(marks) / 20, 0.05))
-
-    @property
-    def iterations_per_second(self) -> float:
-        """Over the whole run."""
-        return float(self.iterations[-1] / self.seconds[-1])

@@ -24,7 +24,12 @@ def check_request(folder: RunFolder, config: RunConfig, *, resume: bool) -> None
     checkpoint, _ = choose_checkpoint(folder, config)
     if checkpoint is None:
         return
-    _check_origin(read_manifest(checkpoint), checkpoint, config)
+    manifest = read_manifest(checkpoint)
+    check_trajectory_version(manifest, checkpoint)
+    then = {section: values for section, values in manifest["settings"].items() if section != "data"}
+    difference = first_difference(then, trajectory_of(config), ignore_new=True)  # of data, the fingerprint counts
+    if difference is not None:
+        raise UserError(f"{checkpoint}: {difference}: it is not a checkpoint of this run; restore config.yaml")
     last = config.training.last_iteration
     if iteration_of(checkpoint) > last:
         raise UserError(
@@ -66,11 +71,7 @@ def choose_checkpoint(folder: RunFolder, config: RunConfig) -> tuple[Path | None
 
 
 def check_data(manifest: dict[str, Any], checkpoint: Path, fingerprint: str) -> None:
-    """Refuse a checkpoint that was trained on other data.
-
-    Raises:
-        UserError: says both fingerprints.
-    """
+    """Refuse a checkpoint that was trained on other data: a UserError with both fingerprints."""
     if manifest["fingerprint"] != fingerprint:
         raise UserError(
             f"{checkpoint}: was trained on other data (fingerprint {manifest['fingerprint'][:12]}, now"
@@ -86,12 +87,3 @@ def what_is_saved(run: Path, iteration: int) -> str:
     newest = iteration_of(checkpoints[-1])
     lost = f"there is none of iteration {iteration}, " if newest < iteration else ""
     return f"cut off at iteration {iteration}; {lost}the newest checkpoint is that of iteration {newest}"
-
-
-def _check_origin(manifest: dict[str, Any], checkpoint: Path, config: RunConfig) -> None:
-    check_trajectory_version(manifest, checkpoint)
-    settings = dict(manifest["settings"])
-    settings.pop("data", None)  # the fingerprint's matter
-    difference = first_difference(settings, trajectory_of(config), ignore_new=True)
-    if difference is not None:
-        raise UserError(f"{checkpoint}: {difference}: it is not a checkpoint of this run; restore config.yaml")

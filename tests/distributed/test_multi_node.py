@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from brx.config.loading import dump_config
 from brx.distributed.launch import free_port
 from brx.train.loop import train
@@ -19,6 +21,7 @@ SCONTROL = "#!/bin/sh\necho 127.0.0.1\necho 127.0.0.1\n"
 SRUN = '#!/bin/sh\n"$@" & first=$!\n"$@" & second=$!\nwait $first && wait $second\n'
 
 
+@pytest.mark.slow
 def test_two_nodes_are_one_run(tmp_path):
     config = tiny_config(tmp_path, "training.iterations=12")
     train(config, tmp_path / "one")

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -22,18 +23,31 @@ from tests.train.helpers import losses, start_brx, tiny_config, wait_for_lines
 ROOT = Path(__file__).parents[2]
 
 
+has_proc = pytest.mark.skipif(not Path("/proc").exists(), reason="finds the ranks in /proc")
+
+
 def torchrun(num_ranks, *arguments):
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(num_ranks), "--rdzv-backend=c10d"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    found = subprocess.run(
+    return subprocess.run(
         [*command, "--rdzv-endpoint=localhost:0", *map(str, arguments)],
         capture_output=True,
         text=True,
-        env=environment,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         timeout=900,
         check=False,
     )
+
+
+def run_workers(num_ranks, *arguments):
+    found = torchrun(num_ranks, ROOT / "tests/distributed/worker.py", *arguments)
     assert found.returncode == 0, found.stderr
+
+
+def finish(process, code=0):
+    """Wait for a command to end with this exit code; gives the last line that it says."""
+    _, stderr = process.communicate(timeout=300)
+    assert process.returncode == code, stderr
+    return stderr.splitlines()[-1] if stderr else ""
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +62,7 @@ def one_device(tmp_path_factory):
 
 @pytest.mark.parametrize("num_ranks", [*(pytest.param(number, marks=pytest.mark.slow) for number in (2, 3)), 4])
 def test_trajectory_does_not_depend_on_the_number_of_devices(num_ranks, one_device):
-    torchrun(num_ranks, ROOT / "tests/distributed/worker.py", one_device, "equality")
+    run_workers(num_ranks, one_device, "equality")
     for name in equality_configs(one_device):
         expected, found = one_device / "r1" / name, one_device / f"r{num_ranks}" / name
         # AdamW: to the last bit. Basis rotation batches the matrices of a device, and a batched product may round
@@ -68,7 +82,7 @@ def test_trajectory_does_not_depend_on_the_number_of_devices(num_ranks, one_devi
 
 
 def test_real_pipeline_uses_the_versions_of_the_semantics_and_is_empty_once_stopped(tmp_path):
-    torchrun(4, ROOT / "tests/distributed/worker.py", tmp_path, "probe", "stop")
+    run_workers(4, tmp_path, "probe", "stop")
     for rank in range(4):
         seen = json.loads((tmp_path / f"probe-{rank}.json").read_text())
         assert seen == [pipeline_delays(4)[rank].version_used(t) for t in range(1, 21)]
@@ -83,181 +97,161 @@ def test_real_pipeline_uses_the_versions_of_the_semantics_and_is_empty_once_stop
 )
 def test_one_stage_equals_torchs_synchronous_pipeline(tmp_path):
     train(synchronous_config(tmp_path), tmp_path / "ours")
-    torchrun(2, ROOT / "tests/distributed/worker.py", tmp_path, "synchronous")
+    run_workers(2, tmp_path, "synchronous")
     theirs = json.loads((tmp_path / "synchronous.json").read_text())
     ours = [record["train_loss"] for record in losses(tmp_path / "ours") if "train_loss" in record]
     assert ours == pytest.approx(theirs, rel=1e-5)
 
 
-def test_resumes_on_another_number_of_devices(tmp_path):
-    path = tmp_path / "tiny.yaml"
-    config = tiny_config(tmp_path)
-    path.write_text(dump_config(config))
-    train(config, tmp_path / "straight")
-    train(tiny_config(tmp_path, "training.stop_after=8"), tmp_path / "run")
-    for devices, stop in ((3, 15), (2, 30)):
-        process = start_brx(
-            "train", path, "--devices", devices, "--out", tmp_path / "run", "--resume",
-            "--set", f"training.stop_after={stop}", f"pipeline.balance={'time' if devices == 2 else 'count'}",
-        )  # fmt: skip
-        _, stderr = process.communicate(timeout=300)
-        assert process.returncode == 0, stderr
+@pytest.mark.parametrize(
+    ("devices", "balance"), [pytest.param(3, "count", marks=pytest.mark.slow), (2, "time")], ids=["3", "2 by time"]
+)
+def test_resumes_on_another_number_of_devices(devices, balance, tmp_path):
+    path = written(tmp_path)
+    train(tiny_config(tmp_path), tmp_path / "straight")
+    train(tiny_config(tmp_path, "training.stop_after=15"), tmp_path / "run")
+    options = ("--resume", "--set", f"pipeline.balance={balance}")
+    finish(start_brx("train", path, "--devices", devices, "--out", tmp_path / "run", *options))
     expected = [record for record in losses(tmp_path / "straight") if "train_loss" in record]
     assert [record for record in losses(tmp_path / "run") if "train_loss" in record] == expected
 
 
-def running(path, *options):
-    """Start a long run on three devices; returns the launcher and the process ids of its ranks."""
+def written(folder, *overrides):
+    path = folder / "tiny.yaml"
+    path.write_text(dump_config(tiny_config(folder, *overrides)))
+    return path
+
+
+def children(process):
+    return list(map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()))
+
+
+def running(path, *options, lines=20):
+    """Start or resume a run on three devices; gives the launcher and its ranks once there are new lines of metrics."""
+    metrics = path.parent / "run" / "metrics.jsonl"
+    before = metrics.read_text().count("\n") if metrics.exists() else 0
     process = start_brx("train", path, "--devices", 3, "--out", path.parent / "run", "--resume", *options)
-    wait_for_lines(path.parent / "run" / "metrics.jsonl", 20, process)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    assert len(children) == 3
-    return process, [int(child) for child in children]
+    wait_for_lines(metrics, before + lines, process)
+    ranks = children(process)
+    assert len(ranks) == 3
+    return process, ranks
 
 
 @pytest.fixture
 def long_config(tmp_path):
-    path = tmp_path / "long.yaml"
-    overrides = ["training.iterations=4000", "training.stop_after=1200", "training.log_every=4"]
-    path.write_text(dump_config(tiny_config(tmp_path, *overrides)))
-    return path
+    return written(tmp_path, "training.iterations=4000", "training.stop_after=1200", "training.log_every=4")
 
 
 def gone(pids):
     return not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
-@pytest.mark.skipif(not Path("/proc").exists(), reason="finds the ranks in /proc")
+@has_proc
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_rank_that_dies_is_named_and_takes_the_others_down(rank, long_config):
     process, ranks = running(long_config)
     os.kill(ranks[rank], signal.SIGKILL)
-    _, stderr = process.communicate(timeout=300)
-    assert process.returncode == 1
-    assert stderr.splitlines()[-1] == f"brx: rank {rank} was killed by SIGKILL; the last checkpoint is kept"
+    assert finish(process, 1) == f"brx: rank {rank} was killed by SIGKILL; the last checkpoint is kept"
     assert gone(ranks)
     assert checkpoint.list_checkpoints(long_config.parent / "run")
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc").exists(), reason="finds the ranks in /proc")
+@has_proc
 def test_rank_that_stops_answering_is_named(long_config):
     process, ranks = running(long_config, "--set", "pipeline.timeout_s=5")
     os.kill(ranks[1], signal.SIGSTOP)
-    _, stderr = process.communicate(timeout=300)
-    assert process.returncode == 1
-    assert stderr.splitlines()[-1] == "brx: rank 1 did not answer for 5 s; the last checkpoint is kept"
+    assert finish(process, 1) == "brx: rank 1 did not answer for 5 s; the last checkpoint is kept"
     assert gone(ranks)
 
 
-@pytest.mark.skipif(not Path("/proc").exists(), reason="finds the ranks in /proc")
+@has_proc
 def test_ctrl_c_saves_and_ends_all_ranks(long_config):
     process, ranks = running(long_config)
     process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=300)
-    assert process.returncode == 130, stderr
-    assert "continue with --resume" in stderr
+    assert "continue with --resume" in finish(process, 130)
     assert gone(ranks)
     stopped = losses(long_config.parent / "run")[-1]["iteration"]
     assert checkpoint.list_checkpoints(long_config.parent / "run")[-1].name == f"{stopped:08d}"
 
 
-@pytest.mark.skipif(not Path("/proc").exists(), reason="finds the ranks in /proc")
+@pytest.mark.slow
+@has_proc
 @pytest.mark.parametrize(
     ("num_kills", "overrides"),
-    [
-        (1, ["pipeline.delay=2bw", "pipeline.accumulation=3", "pipeline.stash=predict"]),
-        pytest.param(20, [], marks=pytest.mark.slow),
-    ],
+    [(1, ["pipeline.delay=2bw", "pipeline.accumulation=3", "pipeline.stash=predict"]), (20, [])],
 )
 def test_killed_at_random_and_resumed_equals_never_killed(num_kills, overrides, tmp_path):
-    iterations = f"training.iterations={60 + 20 * num_kills}"
-    config = tiny_config(tmp_path, iterations, "training.log_every=1", *overrides)
-    path = tmp_path / "tiny.yaml"
-    path.write_text(dump_config(config))
-    train(config, tmp_path / "straight")
+    overrides = [f"training.iterations={60 + 20 * num_kills}", "training.log_every=1", *overrides]
+    path = written(tmp_path, *overrides)
+    train(tiny_config(tmp_path, *overrides), tmp_path / "straight")
     choose = random.Random(0)
     for kill in range(num_kills):
-        process, ranks = running(path) if kill == 0 else resumed(path)
+        process, ranks = running(path, lines=20 if kill == 0 else 5)
         os.kill(choose.choice(ranks), signal.SIGKILL)
         process.communicate(timeout=300)
-    process = start_brx("train", path, "--devices", 2, "--out", tmp_path / "run", "--resume")
-    _, stderr = process.communicate(timeout=300)
-    assert process.returncode == 0, stderr
+    finish(start_brx("train", path, "--devices", 2, "--out", tmp_path / "run", "--resume"))
     assert losses(tmp_path / "run") == losses(tmp_path / "straight")
 
 
-def resumed(path):
-    """Start again, and wait until it has got further than the last kill left it."""
-    before = (path.parent / "run" / "metrics.jsonl").read_text().count("\n")
-    process = start_brx("train", path, "--devices", 3, "--out", path.parent / "run", "--resume")
-    wait_for_lines(path.parent / "run" / "metrics.jsonl", before + 5, process)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    return process, [int(child) for child in children]
-
-
-@pytest.mark.skipif(not Path("/proc").exists(), reason="finds the ranks in /proc")
-@pytest.mark.parametrize("seconds", [*(pytest.param(each, marks=pytest.mark.slow) for each in (0.0, 1.5)), 0.5])
+@has_proc
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [0.0, 0.5, 1.5])
 def test_ctrl_c_before_the_ranks_have_met_ends_all_of_them(long_config, seconds):
     process = start_brx("train", long_config, "--devices", 2, "--out", long_config.parent / "run")
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    while len(ranks := [int(child) for child in children.read_text().split()]) < 2:
+    while len(ranks := children(process)) < 2:
         time.sleep(0.01)
     deadline = time.monotonic() + 60
     time.sleep(seconds)
     while process.poll() is None and time.monotonic() < deadline:  # Python loses one now and then while it imports
         process.send_signal(signal.SIGINT)
         time.sleep(2)
-    _, stderr = process.communicate(timeout=60)
-    assert process.returncode == 130, stderr
+    finish(process, 130)
     assert gone(ranks)
 
 
 def test_divergence_on_the_last_rank_is_in_the_summary(tmp_path):
     """Rank 0, which writes it, sees no more of it than a lost neighbour."""
-    path = tmp_path / "tiny.yaml"
-    path.write_text(dump_config(tiny_config(tmp_path, "optimizer.lr=1e30", "training.warmup_fraction=0.0")))
-    process = start_brx("train", path, "--devices", 2, "--out", tmp_path / "run")
-    _, stderr = process.communicate(timeout=300)
-    assert process.returncode == 1
+    path = written(tmp_path, "optimizer.lr=1e30", "training.warmup_fraction=0.0")
+    last_line = finish(start_brx("train", path, "--devices", 2, "--out", tmp_path / "run"), 1)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["status"] == "diverged"
     assert "try a lower optimizer.lr" in summary["error"]
-    assert "try a lower optimizer.lr" in stderr.splitlines()[-1]
+    assert "try a lower optimizer.lr" in last_line
 
 
-def test_rank_that_refuses_the_request_exits_2(tmp_path):
-    path = tmp_path / "tiny.yaml"
-    path.write_text(dump_config(tiny_config(tmp_path, "training.iterations=100000")))
-    process = start_brx("train", path, "--devices", 2, "--out", tmp_path / "run")
-    _, stderr = process.communicate(timeout=300)
-    assert process.returncode == 2
-    assert "allow it with data.max_epochs=" in stderr.splitlines()[-1]
+@pytest.mark.parametrize(
+    ("devices", "override", "expected"),
+    [
+        pytest.param(2, "training.iterations=100000", "allow it with data.max_epochs=", marks=pytest.mark.slow),
+        (
+            3,
+            "pipeline.delay=[3, 0, 2, 0]",
+            "brx: pipeline.delay: rank 1 of 3 runs 1 forward passes ahead, which needs a delay of at least 1 at stage"
+            " 1, got 0; use fewer pipeline.devices (one runs any delays)",
+        ),
+    ],
+    ids=["once data are there", "before"],
+)
+def test_ranks_that_refuse_the_request_exit_2(devices, override, expected, tmp_path):
+    path = written(tmp_path, override)
+    assert expected in finish(start_brx("train", path, "--devices", devices, "--out", tmp_path / "run"), 2)
+    assert (tmp_path / "data").exists() == ("iterations" in override)
+    assert not (tmp_path / "run").exists()
 
 
-def test_delays_that_the_devices_cannot_run_exit_2_before_any_data_are_prepared(tmp_path):
-    path = tmp_path / "tiny.yaml"
-    path.write_text(dump_config(tiny_config(tmp_path, "pipeline.delay=[3, 0, 2, 0]")))
-    process = start_brx("train", path, "--devices", 3, "--out", tmp_path / "run")
-    _, stderr = process.communicate(timeout=300)
-    assert process.returncode == 2
-    assert stderr.splitlines()[-1] == (
-        "brx: pipeline.delay: rank 1 of 3 runs 1 forward passes ahead, which needs a delay of at least 1 at stage 1,"
-        " got 0; use fewer pipeline.devices (one runs any delays)"
-    )
-    assert not (tmp_path / "data").exists()
+def test_torchrun_tells_what_is_wrong_last(tmp_path):
+    """Its own report ends with a rule."""
+    found = torchrun(2, "-m", "brx", "train", written(tmp_path), "--set", "model.bloks=3")
+    assert found.returncode == 1
+    assert "brx: --set model.bloks=3: model.bloks: unknown key, did you mean" in found.stderr.splitlines()[-2]
 
 
+@pytest.mark.slow
 def test_port_in_use_exits_2(tmp_path, monkeypatch):
-    import socket
-
-    path = tmp_path / "tiny.yaml"
-    path.write_text(dump_config(tiny_config(tmp_path)))
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         monkeypatch.setenv("MASTER_PORT", str(taken.getsockname()[1]))
-        process = start_brx("train", path, "--devices", 2, "--out", tmp_path / "run")
-        _, stderr = process.communicate(timeout=300)
-    assert process.returncode == 2
-    assert "the port is in use" in stderr.splitlines()[-1]
+        process = start_brx("train", written(tmp_path), "--devices", 2, "--out", tmp_path / "run")
+        assert "the port is in use" in finish(process, 2)
