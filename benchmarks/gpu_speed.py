@@ -21,7 +21,7 @@ from torch import Tensor
 from benchmarks.report import Table
 from brx.config.loading import load_config
 from brx.config.schema import RunConfig
-from brx.data.prefetch import Prefetcher
+from brx.data.batches import Prefetcher
 from brx.model.stage import initialize, whole_model
 from brx.train.build import assemble
 from brx.train.device import autocast, choose_device, set_up

@@ -1,4 +1,4 @@
-"""`brx data`: prepare token files ahead of a run, and look at them."""
+"""`brx data`: prepare token files ahead of a run, look at them, and remove them."""
 
 from __future__ import annotations
 
@@ -26,8 +26,12 @@ An interrupted preparation goes on where it was when started again.
 INFO = """\
   brx data info data/packages-bytes-1f3a9c07                      counts; reads the files and compares their SHA-256
 """
+LIST = """\
+  brx data list                                                   what is in data/, with sizes
+  brx data remove data/packages-bytes-1f3a9c07                    frees the disk; a run that needs it prepares it again
+"""
 
-app = Application(epilog=PREPARE[: PREPARE.index("\n\n") + 1] + INFO)
+app = Application(epilog=PREPARE[: PREPARE.index("\n\n") + 1] + INFO + LIST)
 
 
 @app.command(cls=Command, epilog=PREPARE)
@@ -42,7 +46,7 @@ def prepare(
     directory: Annotated[str | None, typer.Option(metavar="DIR", help="folder for prepared token files")] = None,
     overrides: Overrides,
     workers: Annotated[
-        int | None, typer.Option(metavar="N", min=0, help="processes that tokenize (default: one per core)")
+        int | None, typer.Option(metavar="N", min=0, help="threads that tokenize (default: one per core)")
     ] = None,
 ) -> None:
     """Make the token files, if they are not there yet."""
@@ -65,6 +69,36 @@ def info(
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; token files are made with brx data prepare")
     _print(folder, PreparedData.load(folder, always_hash=True))
+
+
+@app.command("list", cls=Command, epilog=LIST)
+def list_folders(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="where data.directory puts them")] = Path("data"),
+) -> None:
+    """List folders of token files with their sizes, unfinished ones too."""
+    from brx.data.prepare import NOTE, token_folders
+
+    folders = token_folders(directory)
+    total = 0
+    for folder in folders:
+        size = sum(path.stat().st_size for path in folder.iterdir())
+        total += size
+        print(f"{size / 1e6:10,.1f} MB  {folder}{'  (unfinished)' if (folder / NOTE).is_file() else ''}")
+    print(f"{total / 1e6:10,.1f} MB  in {len(folders)} folders of token files in {directory}")
+
+
+@app.command("remove", cls=Command, epilog=LIST)
+def remove_folders(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="DIR...", help="folders that brx data list names", show_default=False)
+    ],
+) -> None:
+    """Remove folders of token files; nothing else."""
+    from brx.data.prepare import remove
+
+    for folder in folders:
+        remove(folder)
+        print(f"removed {folder}")
 
 
 def _print(folder: Path, data: PreparedData) -> None:

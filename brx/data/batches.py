@@ -1,9 +1,13 @@
-"""Micro-batches: random windows of the token file, each a pure function of (seed, iteration).
+"""Micro-batches: random windows of the token file, each a pure function of (seed, iteration), brought to the device.
 
 Shape legend: B examples, S positions.
 """
 
 from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -14,18 +18,15 @@ from brx.data.token_file import TokenFile
 from brx.data.tokenizers import Tokens
 from brx.errors import UserError
 
+Batch = tuple[Tensor, Tensor]
+AHEAD = 4
+
 
 class Batches:
     """The training micro-batches of a run.
 
     Any iteration's batch can be made without those before it, and depends on nothing but the seed: not on the number
     of stages or devices, nor on the method.
-
-    Args:
-        file: the training tokens.
-        sequence_length: S.
-        batch_size: B.
-        seed: of the order.
 
     Raises:
         UserError: the file is shorter than one window.
@@ -38,7 +39,7 @@ class Batches:
         self._batch_size = batch_size
         self._seed = seed
 
-    def batch(self, iteration: int) -> tuple[Tensor, Tensor]:
+    def batch(self, iteration: int) -> Batch:
         """Token ids and next tokens of micro-batch `iteration`, each (B, S), int64."""
         # The iteration as a spawn key, not as part of the entropy: no two (seed, iteration) share a stream.
         generator = np.random.default_rng(np.random.SeedSequence(self._seed, spawn_key=(iteration,)))
@@ -46,9 +47,7 @@ class Batches:
         return windows(self._tokens, starts, self._window)
 
 
-def validation_set(
-    file: TokenFile, *, sequence_length: int, examples: int, batch_size: int
-) -> list[tuple[Tensor, Tensor]]:
+def validation_set(file: TokenFile, *, sequence_length: int, examples: int, batch_size: int) -> list[Batch]:
     """The fixed validation examples, evenly spread over the file, in batches of at most `batch_size`.
 
     Raises:
@@ -62,7 +61,7 @@ def validation_set(
     ]
 
 
-def windows(tokens: Tokens, starts: NDArray[np.int64], length: int) -> tuple[Tensor, Tensor]:
+def windows(tokens: Tokens, starts: NDArray[np.int64], length: int) -> Batch:
     """Windows of `length` tokens at `starts` (B,), as inputs and targets (B, length - 1), int64."""
     gathered = torch.from_numpy(tokens[starts[:, None] + np.arange(length)].astype(np.int64))
     return gathered[:, :-1].contiguous(), gathered[:, 1:].contiguous()
@@ -90,3 +89,49 @@ def check_length(file: TokenFile, sequence_length: int) -> None:
             f"data.source: {file.sidecar.source}: {file.num_tokens} tokens are too few for model.sequence_length"
             f" {sequence_length}"
         )
+
+
+class Prefetcher:
+    """Fetches micro-batches for a device, and measures how long the training loop waited for them.
+
+    On CUDA a thread assembles the next `AHEAD` ones in pinned memory, so that the copy to the device is asynchronous.
+    Elsewhere there is nothing to overlap with (a thread would compete with the computation), so a micro-batch is made
+    when asked for. What is made does not depend on that: a micro-batch is a function of its iteration.
+
+    Args:
+        make: iteration to inputs and targets on the CPU, for example `Batches.batch`.
+        device: where they are wanted.
+
+    Attributes:
+        seconds_waited: how long `batch` has taken, all calls together.
+    """
+
+    def __init__(self, make: Callable[[int], Batch], device: torch.device) -> None:
+        self._make = make
+        self._device = device
+        self._thread = ThreadPoolExecutor(1, "brx-batches") if device.type == "cuda" else None
+        self._ahead: dict[int, Future[Batch]] = {}
+        self.seconds_waited = 0.0
+
+    def batch(self, iteration: int) -> Batch:
+        """Inputs and targets of micro-batch `iteration` on the device; any order works, ascending ones are ready."""
+        started = time.perf_counter()
+        inputs, targets = self._make(iteration) if self._thread is None else self._next(iteration, self._thread)
+        # The caching allocator of pinned memory keeps a buffer until the copy from it is over.
+        on_device = inputs.to(self._device, non_blocking=True), targets.to(self._device, non_blocking=True)
+        self.seconds_waited += time.perf_counter() - started
+        return on_device
+
+    def _next(self, iteration: int, thread: ThreadPoolExecutor) -> Batch:
+        wanted = range(iteration, iteration + 1 + AHEAD)
+        self._ahead = {number: self._ahead.get(number) or thread.submit(self._make_pinned, number) for number in wanted}
+        return self._ahead[iteration].result()
+
+    def _make_pinned(self, iteration: int) -> Batch:
+        inputs, targets = self._make(iteration)
+        return inputs.pin_memory(), targets.pin_memory()
+
+    def close(self) -> None:
+        """End the thread; what it was making is dropped."""
+        if self._thread is not None:
+            self._thread.shutdown(cancel_futures=True)

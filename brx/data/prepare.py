@@ -2,46 +2,50 @@
 
     DIRECTORY/<source>-<tokenizer>-<hash>/train.bin, train.json, validation.bin, validation.json
 
-The folder appears under its name only when it is complete. Until then a hidden folder holds what has been written; an
-interrupted preparation goes on from there, to the same bytes.
+The folder appears under its name only when it is complete. Until then a hidden folder holds what has been written, and
+a note of how far it is good; an interrupted preparation goes on from there, to the same bytes.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
+import os
 import re
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+from pydantic import BaseModel, ConfigDict
+
 from brx.config.schema import VOCABULARY_SIZES, DataConfig
 from brx.data.packages import PUBLISHED_FINGERPRINT, PUBLISHED_VERSIONS, installed_versions
-from brx.data.parallel import tokenized
-from brx.data.sources import documents, local_files
-from brx.data.token_file import DTYPE, TokenFile
-from brx.data.writing import SPLITS, TokenWriter, Written
+from brx.data.sources import documents, is_validation, local_files
+from brx.data.token_file import DTYPE, Sidecar, TokenFile, sha256
+from brx.data.tokenizers import Tokenize, Tokens, make_tokenizer
 from brx.errors import RunError, UserError
+from brx.files import sync_folder, write_json
 from brx.progress import ProgressBar
 
 # Part of every folder's name; to be raised when the same settings come to mean other tokens.
 FORMAT = 1
+SPLITS = ("train", "validation")
+NOTE = "note.json"
+CHUNK_CHARACTERS = 1_000_000
 CHUNKS_PER_COMMIT = 16
+# One thread reads the documents for all; more than this many wait for it.
+MAX_DEFAULT_WORKERS = 8
 
 
 @dataclass(frozen=True)
 class PreparedData:
-    """The token files of a run.
-
-    Attributes:
-        train: what it trains on.
-        validation: what it validates on.
-    """
+    """The token files of a run."""
 
     train: TokenFile
     validation: TokenFile
@@ -71,7 +75,7 @@ def prepare(config: DataConfig, *, workers: int | None = None, quiet: bool = Fal
 
     Args:
         config: source, tokenizer, budget and folder.
-        workers: processes that tokenize; by default one per core for GPT-2's encoding, none for bytes.
+        workers: threads that tokenize; by default one per core for GPT-2's encoding, one for bytes.
         quiet: show no progress.
 
     Raises:
@@ -112,6 +116,178 @@ def token_folder(config: DataConfig) -> Path:
     return Path(config.directory) / f"{name}-{config.tokenizer}-{digest[:8]}"
 
 
+def token_folders(directory: Path) -> list[Path]:
+    """All folders of token files in a directory, and the hidden ones of preparations that are not complete."""
+    return sorted(path.parent for name in ("train.json", NOTE) for path in directory.glob(f"*/{name}"))
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder of token files, or one of a preparation that is not complete.
+
+    Raises:
+        UserError: it is neither.
+    """
+    known = {NOTE, *(f"{split}.{kind}" for split in SPLITS for kind in ("bin", "json", "verified"))}
+    if folder not in token_folders(folder.parent) or {path.name for path in folder.iterdir()} - known:
+        raise UserError(f"{folder}: no folder of token files; brx data list names them")
+    complete = folder.with_name(folder.name.removeprefix(".").removesuffix(".partial"))
+    with _exclusive(complete):
+        shutil.rmtree(folder)
+    _lock_file(complete).unlink(missing_ok=True)
+
+
+class SplitCount(BaseModel):
+    """How much of one split has been written."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    num_tokens: int = 0
+    num_documents: int = 0
+
+
+class Written(BaseModel):
+    """How far a preparation is."""
+
+    documents_read: int
+    splits: dict[str, SplitCount]
+
+    @property
+    def num_tokens(self) -> int:
+        """Of both splits."""
+        return sum(count.num_tokens for count in self.splits.values())
+
+
+class TokenWriter:
+    """Appends documents to the token files of a folder that is not complete yet; to be closed.
+
+    An interruption costs what was not committed: a writer that opens the folder again cuts the files back to the note.
+
+    Attributes:
+        written: how far it is.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir(exist_ok=True)
+        self.written = _read_note(folder)
+        self._files = {split: (folder / f"{split}.bin").open("ab") for split in SPLITS}
+        for split, file in self._files.items():
+            file.truncate(self.written.splits[split].num_tokens * DTYPE.itemsize)
+
+    def append(self, split: str, tokens: Tokens) -> None:
+        """Add a document to a split."""
+        self._files[split].write(tokens.astype(DTYPE).tobytes())
+        count = self.written.splits[split]
+        count.num_tokens += len(tokens)
+        count.num_documents += 1
+        self.written.documents_read += 1
+
+    def commit(self) -> None:
+        """Make what has been written survive anything."""
+        for file in self._files.values():  # first: the note must never promise more than the disk holds
+            file.flush()
+            os.fsync(file.fileno())
+        write_json(self._folder / NOTE, self.written.model_dump())
+
+    def finish(self, source: str, tokenizer: str, folder: Path) -> None:
+        """Write the sidecars and give the folder its final name: from then on it is complete."""
+        self.commit()
+        for split, count in self.written.splits.items():
+            path = self._folder / f"{split}.bin"
+            Sidecar(source=source, tokenizer=tokenizer, sha256=sha256(path), **count.model_dump()).write(path)
+        (self._folder / NOTE).unlink()
+        self._folder.rename(folder)
+        sync_folder(folder)
+        sync_folder(folder.parent)
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in self._files.values():
+            file.close()
+
+
+def _read_note(folder: Path) -> Written:
+    """What the note promises, and nothing where there is no good note or the files fall short of it."""
+    nothing = Written(documents_read=0, splits={split: SplitCount() for split in SPLITS})
+    try:
+        written = Written.model_validate_json((folder / NOTE).read_bytes())
+        counts = {split: written.splits[split].num_tokens for split in SPLITS}
+        enough = all((folder / f"{split}.bin").stat().st_size >= n * DTYPE.itemsize for split, n in counts.items())
+    except (OSError, ValueError, KeyError):
+        return nothing
+    return written if enough else nothing
+
+
+def tokenized(tokenize: Tokenize, texts: Iterable[str], workers: int) -> Iterator[list[tuple[str, Tokens]]]:
+    """Documents with their tokens in their order, chunk by chunk; one is tokenized while the next is read.
+
+    The encodings release the interpreter's lock, so that threads are enough.
+    """
+    before: tuple[list[str], Iterator[Tokens]] = [], iter(())
+    with ThreadPoolExecutor(workers) as threads:
+        for chunk in _chunks(texts):
+            now = chunk, threads.map(tokenize, chunk)
+            yield list(zip(*before, strict=True))
+            before = now
+        yield list(zip(*before, strict=True))
+
+
+def _chunks(texts: Iterable[str]) -> Iterator[list[str]]:
+    chunk: list[str] = []
+    size = 0
+    for text in texts:
+        chunk.append(text)
+        size += len(text)
+        if size >= CHUNK_CHARACTERS:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+def _make(config: DataConfig, folder: Path, workers: int | None, quiet: bool) -> None:
+    partial = folder.with_name(f".{folder.name}.partial")
+    _check_disk(config, partial)
+    tokenize = make_tokenizer(config.tokenizer)
+    if workers is None:
+        workers = min(os.cpu_count() or 1, MAX_DEFAULT_WORKERS) if config.tokenizer == "gpt2" else 1
+    with closing(TokenWriter(partial)) as writer:
+        done, before, start = writer.written.splits["train"].num_tokens, writer.written.num_tokens, time.monotonic()
+        label = f"preparing {config.source}"
+        with ProgressBar(label, "training tokens", config.tokens, done, quiet=quiet) as progress:
+            if done:
+                progress.say(f"going on after {done:,} training tokens")
+            texts = documents(config, skip=writer.written.documents_read)
+            with closing(tokenized(tokenize, texts, max(1, workers))) as chunks:
+                _write_all(config, writer, progress, chunks)
+            num_tokens = writer.written.num_tokens
+            rate = (num_tokens - before) / max(time.monotonic() - start, 1e-9)
+            text = f"{num_tokens:,} tokens  {writer.written.documents_read:,} documents  {rate:,.0f} tokens/s"
+            progress.say(text, label=f"prepared {config.source}")
+        problem = _too_small(config, writer.written)
+        if problem is not None:
+            shutil.rmtree(partial)
+            raise UserError(problem)
+        writer.finish(config.source, config.tokenizer, folder)
+
+
+def _write_all(
+    config: DataConfig, writer: TokenWriter, progress: ProgressBar, chunks: Iterable[list[tuple[str, Tokens]]]
+) -> None:
+    """Append documents until they or the budget of training tokens run out."""
+    train = writer.written.splits["train"]
+    for number, chunk in enumerate(chunks, start=1):
+        for text, tokens in chunk:
+            is_held_out = is_validation(text, config.validation_fraction, config.split_seed)
+            left = None if is_held_out or config.tokens is None else config.tokens - train.num_tokens
+            writer.append("validation" if is_held_out else "train", tokens[:left])
+            if train.num_tokens == config.tokens:
+                return
+        progress.update(train.num_tokens, f"{writer.written.documents_read:,} documents")
+        if number % CHUNKS_PER_COMMIT == 0:
+            writer.commit()
+
+
 def _other_packages(config: DataConfig, fingerprint: str) -> str | None:
     """What is not as it was for the published results; None if nothing."""
     versions = installed_versions()
@@ -126,49 +302,6 @@ def _other_packages(config: DataConfig, fingerprint: str) -> str | None:
     if config.model_dump(include=decides) == default and fingerprint != PUBLISHED_FINGERPRINT:
         return "files of the installed packages were changed"
     return None
-
-
-def _make(config: DataConfig, folder: Path, workers: int | None, quiet: bool) -> None:
-    partial = folder.with_name(f".{folder.name}.partial")
-    _check_disk(config, partial)
-    with TokenWriter(partial) as writer:
-        done, before, start = writer.written.splits["train"].num_tokens, _num_tokens(writer.written), time.monotonic()
-        label = f"preparing {config.source}"
-        with ProgressBar(label, "training tokens", config.tokens, done, quiet=quiet) as progress:
-            if done:
-                progress.say(f"going on after {done:,} training tokens")
-            _write_all(config, writer, progress, workers)
-            num_tokens = _num_tokens(writer.written)
-            rate = (num_tokens - before) / max(time.monotonic() - start, 1e-9)
-            text = f"{num_tokens:,} tokens  {writer.written.documents_read:,} documents  {rate:,.0f} tokens/s"
-            progress.say(text, label=f"prepared {config.source}")
-        problem = _too_small(config, writer.written)
-        if problem is not None:
-            shutil.rmtree(partial)
-            raise UserError(problem)
-        writer.finish(config.source, config.tokenizer, folder)
-
-
-def _write_all(config: DataConfig, writer: TokenWriter, progress: ProgressBar, workers: int | None) -> None:
-    """Append tokenized documents until they or the budget of training tokens run out."""
-    train = writer.written.splits["train"]
-    texts = documents(config, skip=writer.written.documents_read)
-    with closing(tokenized(config, texts, workers)) as chunks:  # closing it ends the worker processes
-        for number, chunk in enumerate(chunks, start=1):
-            for document in chunk:
-                tokens = document.tokens
-                if document.split == "train" and config.tokens is not None:
-                    tokens = tokens[: (config.tokens - train.num_tokens) * DTYPE.itemsize]
-                writer.append(document.split, tokens)
-                if train.num_tokens == config.tokens:
-                    return
-            progress.update(train.num_tokens, f"{writer.written.documents_read:,} documents")
-            if number % CHUNKS_PER_COMMIT == 0:
-                writer.commit()
-
-
-def _num_tokens(written: Written) -> int:
-    return sum(count.num_tokens for count in written.splits.values())
 
 
 def _too_small(config: DataConfig, written: Written) -> str | None:
@@ -205,10 +338,17 @@ def _check_disk(config: DataConfig, partial: Path) -> None:
 @contextmanager
 def _exclusive(folder: Path) -> Iterator[None]:
     """One process at a time prepares a folder; the others wait here and then find it done."""
-    with folder.with_name(f".{folder.name}.lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print(f"waiting for another process that prepares {folder}", file=sys.stderr)
-            fcntl.flock(lock, fcntl.LOCK_EX)
+    lock = FileLock(_lock_file(folder))
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        print(f"waiting for another process that prepares {folder}", file=sys.stderr)
+        lock.acquire()
+    try:
         yield
+    finally:
+        lock.release()
+
+
+def _lock_file(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.lock")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import hashlib
 import re
 from collections.abc import Iterator
 from itertools import chain, islice
@@ -10,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from brx.config.schema import DataConfig
-from brx.data.chance import is_sampled
 from brx.data.packages import package_sources
 from brx.errors import RunError, UserError
 
@@ -25,30 +25,36 @@ _HUB_TIMEOUT_S = 10.0
 _ROWS_AT_A_TIME = 256
 
 
-def documents(config: DataConfig, *, skip: int = 0) -> Iterator[str]:
-    """The documents of `config.source` that are sampled and not empty, in an order that is the same every time.
+def is_validation(document: str, fraction: float, seed: int) -> bool:
+    """Whether a document is held out: nothing but a seed and its text decides."""
+    return _drawn(f"{seed}/{document}", fraction)
 
-    Args:
-        config: source, sample and text field.
-        skip: leave out that many of the first.
+
+def is_sampled(document: str, fraction: float, seed: int) -> bool:
+    """Whether a document is used at all; independent of whether it is held out."""
+    return _drawn(f"sample/{seed}/{document}", fraction)
+
+
+def _drawn(text: str, fraction: float) -> bool:
+    digest = hashlib.sha256(text.encode("utf-8", "replace")).digest()
+    return int.from_bytes(digest[:8], "little") < fraction * 2**64
+
+
+def documents(config: DataConfig, *, skip: int = 0) -> Iterator[str]:
+    """The documents of `config.source` that are sampled and not empty, without the first `skip`, always in one order.
 
     Raises:
         UserError: the source is missing, unreadable, or of an unknown kind; names the file or field.
         RunError: the connection to the Hugging Face Hub broke on the way.
     """
-    texts = (text for text in _all_documents(config) if text)
-    if config.sample_fraction < 1:
-        texts = (text for text in texts if is_sampled(text, config.sample_fraction, config.sample_seed))
-    return islice(texts, skip, None)
-
-
-def _all_documents(config: DataConfig) -> Iterator[str]:
     if config.source == "packages":
-        return package_sources()
-    files = local_files(config.source)
-    if files is None:
-        return _hub(config.source, config.text_field)
-    return chain.from_iterable(_local_file(path, config.text_field) for path in files)
+        texts = package_sources()
+    elif (files := local_files(config.source)) is not None:
+        texts = chain.from_iterable(_local_file(path, config.text_field) for path in files)
+    else:
+        texts = _hub(config.source, config.text_field)
+    share, seed = config.sample_fraction, config.sample_seed
+    return islice((text for text in texts if text and (share == 1 or is_sampled(text, share, seed))), skip, None)
 
 
 def local_files(source: str) -> list[Path] | None:

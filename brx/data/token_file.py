@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from brx.data.tokenizers import Tokens
 from brx.errors import UserError
+from brx.files import write_text
 
 DTYPE = np.dtype("<u2")
 
@@ -34,10 +35,7 @@ class Sidecar(BaseModel):
 
     def write(self, path: Path) -> None:
         """Write it as JSON beside the token file at `path`."""
-        with path.with_suffix(".json").open("w", encoding="utf-8") as file:
-            file.write(self.model_dump_json(indent=2) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        write_text(path.with_suffix(".json"), self.model_dump_json(indent=2) + "\n")
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -53,8 +51,7 @@ class Sidecar(BaseModel):
             raise UserError(f"{sidecar}: cannot be read: {error.strerror}; {_remedy(path)}") from None
         except ValidationError as error:
             first = error.errors()[0]
-            key = ".".join(str(part) for part in first["loc"])
-            problem = f"{key}: {first['msg']}" if key else first["msg"]
+            problem = ": ".join([*map(str, first["loc"]), first["msg"]])
             raise UserError(f"{sidecar}: not the sidecar of a token file: {problem}; {_remedy(path)}") from None
 
 
@@ -96,10 +93,11 @@ class TokenFile:
             raise UserError(f"{path}: holds {stat.st_size} bytes, its sidecar says {expected}; {_remedy(path)}")
         note = path.with_suffix(".verified")
         seen = f"{stat.st_size} {stat.st_mtime_ns} {sidecar.sha256}"
-        if always_hash or _read_note(note) != seen:
+        if always_hash or not note.is_file() or note.read_bytes() != seen.encode():
             if sha256(path) != sidecar.sha256:
                 raise UserError(f"{path}: its SHA-256 is not the sidecar's; {_remedy(path)}")
-            _write_note(note, seen)
+            with suppress(OSError):  # a read-only folder: the comparison is made again next time
+                note.write_text(seen, encoding="utf-8")
         # A plain array over the map: numpy's memmap class costs microseconds at every indexing.
         tokens = np.asarray(np.memmap(path, DTYPE, "r")) if expected else np.empty(0, DTYPE)
         return cls(tokens, sidecar)
@@ -109,20 +107,6 @@ def sha256(path: Path) -> str:
     """SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _read_note(note: Path) -> str | None:
-    try:
-        return note.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return None
-
-
-def _write_note(note: Path, seen: str) -> None:
-    try:
-        note.write_text(seen, encoding="utf-8")
-    except OSError:
-        return  # a read-only folder: the comparison is made again next time
 
 
 def _remedy(path: Path) -> str:

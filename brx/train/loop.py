@@ -6,7 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 from typing import Literal
 
@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from brx.config.schema import RunConfig
-from brx.data.batches import check_validation_examples, validation_set
-from brx.data.prefetch import Prefetcher
+from brx.data.batches import Prefetcher, check_validation_examples, validation_set
 from brx.data.prepare import PreparedData, prepare
 from brx.errors import DivergedError, RunError, UserError
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
@@ -121,7 +120,7 @@ class Trainer:
             self.folder.create(self.config, resume=resume)
         last = self.config.training.last_iteration
         with ExitStack() as stack:
-            stack.enter_context(self.prefetcher)
+            stack.enter_context(closing(self.prefetcher))
             if profile:
                 profiler = IterationProfiler(self.folder.path / "profile", self.world.rank)
                 self._after_iteration = stack.enter_context(profiler).step

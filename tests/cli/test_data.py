@@ -42,6 +42,39 @@ def test_prepare_and_info_through_the_entry_point(tmp_path, corpus, capsys):
     assert capsys.readouterr().out == prepared.stdout
 
 
+def test_list_and_remove(tmp_path, corpus, capsys):
+    directory = tmp_path / "data"
+    for seed in range(2):
+        assert (
+            main(["data", "prepare", str(corpus), "--directory", str(directory), "--set", f"data.split_seed={seed}"])
+            == 0
+        )
+    kept, removed = sorted(directory.glob("[!.]*"))
+    unfinished = directory / f".{kept.name}x.partial"
+    unfinished.mkdir()
+    (unfinished / "note.json").write_text("{}")
+    capsys.readouterr()
+    assert main(["data", "list", str(directory)]) == 0
+    listed = capsys.readouterr().out.splitlines()
+    assert [line.split()[2] for line in listed[:-1]] == list(map(str, (unfinished, kept, removed)))
+    assert listed[0].endswith("(unfinished)")
+    assert "in 3 folders of token files" in listed[-1]
+    assert main(["data", "remove", str(unfinished), str(removed)]) == 0
+    assert [path.name for path in directory.iterdir() if path.is_dir()] == [kept.name]
+    assert not (directory / f".{removed.name}.lock").exists()
+
+
+@pytest.mark.parametrize("content", [[], ["thesis.tex", "train.json"]])
+def test_nothing_but_token_files_is_removed(tmp_path, capsys, content):
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    for name in content:
+        (folder / name).write_text("")
+    assert main(["data", "remove", str(folder)]) == 2
+    assert capsys.readouterr().err == f"brx: {folder}: no folder of token files; brx data list names them\n"
+    assert sorted(path.name for path in folder.iterdir()) == content
+
+
 def test_settings_come_from_the_configuration_and_arguments_win(tmp_path, corpus, capsys):
     config = tmp_path / "config.yaml"
     config.write_text(f"data: {{source: nowhere.txt, tokens: 2000, directory: '{tmp_path}'}}\n")

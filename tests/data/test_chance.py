@@ -1,9 +1,8 @@
 """Which documents are drawn: by seed and text alone, in the share that was asked for."""
 
 from brx.config.schema import DataConfig
-from brx.data.chance import is_sampled, is_validation
 from brx.data.prepare import prepare
-from brx.data.sources import documents
+from brx.data.sources import documents, is_sampled, is_validation
 from tests.data.helpers import local_config, texts, write_rows
 
 

@@ -1,12 +1,13 @@
 import threading
 import time
+from contextlib import closing
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from brx.data import prefetch
-from brx.data.prefetch import Prefetcher
+from brx.data import batches
+from brx.data.batches import Prefetcher
 
 CPU = torch.device("cpu")
 
@@ -28,7 +29,7 @@ def threaded(monkeypatch):
 
 
 def test_on_a_cpu_there_is_no_thread(capsys):
-    with Prefetcher(make, CPU) as prefetcher:
+    with closing(Prefetcher(make, CPU)) as prefetcher:
         inputs, targets = prefetcher.batch(5)
         assert (inputs[0, 0], targets[0, 0]) == (5, 6)
         assert threads() == []
@@ -42,12 +43,12 @@ def test_iterations_are_made_ahead_and_each_once(threaded):
         made.append((iteration, threading.current_thread() is threading.main_thread()))
         return make(iteration)
 
-    with threaded(counted) as prefetcher:
+    with closing(threaded(counted)) as prefetcher:
         assert prefetcher.batch(1)[0][0, 0] == 1
         deadline = time.monotonic() + 60
-        while len(made) < 1 + prefetch.AHEAD and time.monotonic() < deadline:
+        while len(made) < 1 + batches.AHEAD and time.monotonic() < deadline:
             time.sleep(0.001)
-        assert made == [(iteration, False) for iteration in range(1, 2 + prefetch.AHEAD)]
+        assert made == [(iteration, False) for iteration in range(1, 2 + batches.AHEAD)]
         for iteration in range(2, 40):
             inputs, targets = prefetcher.batch(iteration)
             assert (inputs[0, 0], targets[0, 0]) == (iteration, iteration + 1)
@@ -55,7 +56,7 @@ def test_iterations_are_made_ahead_and_each_once(threaded):
 
 
 def test_any_order_gives_the_right_ones(threaded):
-    with threaded(make) as prefetcher:
+    with closing(threaded(make)) as prefetcher:
         for iteration in (7, 8, 3, 3, 100, 101, 99, 8):
             assert prefetcher.batch(iteration)[0][0, 0] == iteration
 
@@ -66,7 +67,7 @@ def test_an_exception_reaches_the_caller_at_its_iteration(threaded):
             raise OSError("the file system went away")
         return make(iteration)
 
-    with threaded(failing) as prefetcher:
+    with closing(threaded(failing)) as prefetcher:
         assert prefetcher.batch(1)[0][0, 0] == 1
         assert prefetcher.batch(2)[0][0, 0] == 2
         with pytest.raises(OSError, match="the file system went away"):
@@ -75,7 +76,7 @@ def test_an_exception_reaches_the_caller_at_its_iteration(threaded):
 
 def test_no_thread_is_left_after_an_exception(threaded):
     def interrupted():
-        with threaded(make) as prefetcher:
+        with closing(threaded(make)) as prefetcher:
             prefetcher.batch(1)
             assert len(threads()) == 1
             raise KeyboardInterrupt
@@ -87,19 +88,19 @@ def test_no_thread_is_left_after_an_exception(threaded):
 
 def test_waiting_is_counted_and_being_made_ahead_is_not(threaded, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(prefetch, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(batches, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     first_is_used, all_are_made = threading.Event(), threading.Event()
 
     def slow(iteration):
         """One second each for the first one and the `AHEAD` after it."""
         if iteration > 1:
             assert first_is_used.wait(60)
-        now[0] += iteration <= 1 + prefetch.AHEAD
-        if iteration == 1 + prefetch.AHEAD:
+        now[0] += iteration <= 1 + batches.AHEAD
+        if iteration == 1 + batches.AHEAD:
             all_are_made.set()
         return make(iteration)
 
-    with threaded(slow) as prefetcher:
+    with closing(threaded(slow)) as prefetcher:
         prefetcher.batch(1)
         assert prefetcher.seconds_waited == 1
         first_is_used.set()
@@ -111,7 +112,7 @@ def test_waiting_is_counted_and_being_made_ahead_is_not(threaded, monkeypatch):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_cuda():
     device = torch.device("cuda")
-    with Prefetcher(make, device) as prefetcher:
+    with closing(Prefetcher(make, device)) as prefetcher:
         for iteration in (1, 2, 3, 50, 51, 2):
             inputs, targets = prefetcher.batch(iteration)
             assert inputs.device.type == targets.device.type == "cuda"

@@ -4,11 +4,10 @@ from collections import namedtuple
 
 import pytest
 
-from brx.data import parallel
 from brx.data import prepare as preparing
-from brx.data.chance import is_validation
-from brx.data.prepare import prepare, token_folder
-from brx.data.tokenizers import GPT2_END_OF_TEXT, gpt2_encoding
+from brx.data.prepare import prepare, token_folder, tokenized
+from brx.data.sources import is_validation
+from brx.data.tokenizers import GPT2_END_OF_TEXT, gpt2_encoding, make_tokenizer
 from brx.errors import RunError, UserError
 from tests.data.helpers import local_config, run_python, texts, write_rows
 
@@ -31,7 +30,7 @@ def ids(data):
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch):
-    monkeypatch.setattr(parallel, "CHUNK_CHARACTERS", 2000)
+    monkeypatch.setattr(preparing, "CHUNK_CHARACTERS", 2000)
 
 
 @pytest.mark.parametrize(("tokenizer", "size"), [("bytes", 256), ("gpt2", 50257)])
@@ -44,10 +43,22 @@ def test_the_files_hold_every_document_once(tmp_path, tokenizer, size):
     assert data.train.sidecar.num_tokens == data.train.num_tokens == len(train)
 
 
-def test_worker_processes_change_nothing(tmp_path):
-    config = local_config(tmp_path, DOCUMENTS, tokenizer="gpt2", tokens=4000)
-    other = config.model_copy(update={"directory": str(tmp_path / "other")})
-    assert prepare(config, workers=2).fingerprint == prepare(other, workers=0).fingerprint
+@pytest.mark.parametrize("tokenizer", ["bytes", "gpt2"])
+def test_threads_give_what_one_gives_in_order(monkeypatch, tokenizer):
+    tokenize = make_tokenizer(tokenizer)
+    alone, together = ([pair for c in tokenized(tokenize, DOCUMENTS, n) for pair in c] for n in (1, 3))
+    assert [text for text, _ in together] == DOCUMENTS
+    assert [tokens.tolist() for _, tokens in together] == [tokens.tolist() for _, tokens in alone]
+
+
+def test_few_documents_are_in_memory(monkeypatch):
+    monkeypatch.setattr(preparing, "CHUNK_CHARACTERS", 10)
+    read = []
+    chunks = tokenized(make_tokenizer("bytes"), (read.append(1) or "0123456789" for _ in range(1000)), 2)
+    for number in range(1, 20):
+        next(chunks)
+        assert len(read) <= number + 1
+    chunks.close()
 
 
 @pytest.mark.parametrize("tokens", [1000, 1001, 5000])
@@ -62,16 +73,14 @@ def test_the_budget_is_met_exactly(tmp_path, tokens):
 
 def test_found_again_without_work(tmp_path, monkeypatch, capsys):
     config = local_config(tmp_path, DOCUMENTS)
-    first = prepare(config)
+    elsewhere = config.model_copy(update={"directory": str(tmp_path / "quiet")})
+    first = prepare(elsewhere, quiet=True)
+    assert capsys.readouterr().err == ""
+    assert prepare(config).fingerprint == first.fingerprint
     assert "prepared" in capsys.readouterr().err
     monkeypatch.setattr(preparing, "documents", None)  # would fail if it were used
     again = prepare(config)
     assert again.fingerprint == first.fingerprint
-    assert capsys.readouterr().err == ""
-
-
-def test_quiet(tmp_path, capsys):
-    prepare(local_config(tmp_path, DOCUMENTS), quiet=True)
     assert capsys.readouterr().err == ""
 
 
@@ -152,15 +161,15 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path):
 STEPWISE = """
 import sys
 from brx.config.schema import DataConfig
-from brx.data import parallel, prepare, writing
+from brx.data import prepare
 
-parallel.CHUNK_CHARACTERS, prepare.CHUNKS_PER_COMMIT = 2000, 2
-commit = writing.TokenWriter.commit
+prepare.CHUNK_CHARACTERS, prepare.CHUNKS_PER_COMMIT = 2000, 2
+commit = prepare.TokenWriter.commit
 def stepwise_commit(writer):
     commit(writer)
     print("committed", flush=True)
     sys.stdin.readline()
-writing.TokenWriter.commit = stepwise_commit
+prepare.TokenWriter.commit = stepwise_commit
 settings = dict(source=sys.argv[1], directory=sys.argv[2], tokenizer=sys.argv[3])
 if __name__ == "__main__":
     prepare.prepare(DataConfig(**settings), workers=int(sys.argv[4]))
