@@ -15,7 +15,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -218,7 +218,9 @@ def _read_note(folder: Path) -> Written:
     return written if enough else nothing
 
 
-def tokenized(tokenize: Tokenize, texts: Iterable[str], workers: int) -> Iterator[list[tuple[str, Tokens]]]:
+def tokenized(
+    tokenize: Tokenize, texts: Iterable[str], workers: int
+) -> Generator[list[tuple[str, Tokens]], None, None]:
     """Documents with their tokens in their order, chunk by chunk; one is tokenized while the next is read.
 
     The encodings release the interpreter's lock, so that threads are enough.
