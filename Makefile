@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow test-numerics test-matrix lint bench reproduce reproduce-figures curvature setup
+.PHONY: demo test test-all test-numerics test-matrix lint bench reproduce reproduce-figures curvature setup
 
 SCALE ?= laptop
 RESULTS := $(if $(filter paper,$(SCALE)),runs/paper,results/$(SCALE))
@@ -10,14 +10,14 @@ RESULTS := $(if $(filter paper,$(SCALE)),runs/paper,results/$(SCALE))
 demo: setup  ## train the quick preset with and without delay, draw the curves (minutes)
 	$(BIN)/brx demo
 
-test: setup  ## run the tests
+test: setup  ## whether a clone works: the tests in five minutes on two quiet cores
 	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+test-all: setup  ## all tests
+	$(BIN)/python -m pytest -n 2
 
 # Another processor takes other kernels. These settings, which are read when torch starts, imitate some on an x86 one.
 KERNELS := "ATEN_CPU_CAPABILITY=avx2" "ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE"
-
-test-slow: setup  ## the tests that take minutes each
-	$(BIN)/python -m pytest -m slow
 
 test-numerics: setup  ## the tests in which rounding matters most, with other kernels and BLAS code paths
 	for kernels in $(KERNELS); do \

@@ -1,4 +1,4 @@
-"""README and docs: links lead somewhere, commands parse, and the front page stays short."""
+"""README and docs: links lead somewhere, and commands parse."""
 
 import re
 import shlex
@@ -71,10 +71,6 @@ def test_the_front_pages_optimizer_trains():
     model(torch.arange(10)).square().mean().backward()
     names["optimizer"].step()
     assert all((old != new).any() for old, new in zip(before, model.parameters(), strict=True))
-
-
-def test_the_front_page_is_short():
-    assert len((ROOT / "README.md").read_text().split()) <= 900
 
 
 def test_every_command_and_room_is_in_the_docs():

@@ -48,17 +48,23 @@ def test_the_optimizer_needs_torch_alone():
         assert allowed, f"{file} imports {module}"
 
 
-def test_the_modules_of_commands_load_nothing_heavy():
-    """So that `brx COMMAND --help` is quick: what a command needs, its function imports."""
-    modules = [f"brx.cli.{path.stem}" for path in sorted((BRX / "cli").glob("*.py")) if path.stem != "__init__"]
-    program = f"import {', '.join(modules)}, sys; print(*sys.modules)"
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
-    heavy = {"torch", "numpy", "pandas", "matplotlib", "scipy", "datasets", "brx.config"}
-    assert not heavy & set(found)
+HELP = "from brx.cli.main import COMMANDS, main\nfor command in COMMANDS: main([command, '--help'])"
+VERDICT = "from brx.cli.main import main; main(['verdict', '--stages', '8', '--micro-batches', '8'])"
+WRONG = "from brx.cli.main import main; main(['train', 'quick', '--set', 'pipeline.stages=9'])"
 
 
-def test_what_trains_does_not_load_pandas():
-    """Every rank of a pipeline would wait for it."""
-    program = "import brx.cli.train, brx.train.loop, brx.distributed.launch, sys; print('pandas' in sys.modules)"
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert found.stdout == "False\n"
+@pytest.mark.parametrize(
+    ("steps", "heavy"),
+    [
+        # So that help is there at once, a mistake is told before torch has loaded, and an answer from a small file is.
+        ((HELP,), {"torch", "numpy", "pandas", "matplotlib", "scipy", "datasets", "yaml", "brx.config"}),
+        ((WRONG, VERDICT), {"torch", "matplotlib", "scipy", "datasets"}),
+        # Every rank of a pipeline would wait for it.
+        (("import brx.cli.train, brx.train.loop, brx.distributed.launch",), {"pandas", "matplotlib"}),
+    ],
+    ids=["help", "a mistake and a verdict", "training"],
+)
+def test_what_is_not_needed_is_not_loaded(steps, heavy):
+    program = "\n".join((*steps, f"import sys; sys.exit(' '.join({heavy} & set(sys.modules)) or 0)"))
+    ended = subprocess.run([sys.executable, "-c", program], cwd=BRX.parent, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from brx.cli.options import FigurePath, Format
+from brx.cli.options import FigurePath, Format, complete_method
 from brx.cli.usage import Application, Command
 from brx.errors import UserError
 
@@ -30,7 +30,12 @@ app = Application()
 def compare(
     methods: Annotated[
         list[str] | None,
-        typer.Argument(metavar="METHOD", help="names, FILE.py:NAME or package.module:NAME", show_default=False),
+        typer.Argument(
+            metavar="METHOD",
+            help="names, FILE.py:NAME or package.module:NAME",
+            show_default=False,
+            autocompletion=complete_method,
+        ),
     ] = None,
     *,
     all_builtin: Annotated[bool, typer.Option("--all-builtin", help="all methods that come with brx")] = False,

@@ -146,7 +146,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print(f"brx: {error.filename}: {error.strerror}", file=sys.stderr)
         return FAILED
-
-
-if __name__ == "__main__":
-    sys.exit(main())

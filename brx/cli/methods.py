@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from brx.cli.options import complete_method
 from brx.cli.usage import Application, Command
 from brx.errors import UserError
 
@@ -23,7 +24,10 @@ app = Application()
 @app.command(cls=Command, epilog=EXAMPLES)
 def methods(
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="a method, FILE.py:NAME or package.module:NAME")
+        str | None,
+        typer.Argument(
+            metavar="NAME", help="a method, FILE.py:NAME or package.module:NAME", autocompletion=complete_method
+        ),
     ] = None,
     *,
     stages: Annotated[

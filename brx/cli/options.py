@@ -10,9 +10,16 @@ import typer
 
 def complete_config(incomplete: str) -> list[str]:
     """The presets; files are completed by the shell."""
-    from brx.config.loading import PRESETS
+    from brx.config.loading import preset_names
 
-    return [preset.stem for preset in sorted(PRESETS.glob("*.yaml")) if preset.stem.startswith(incomplete)]
+    return [name for name in preset_names() if name.startswith(incomplete)]
+
+
+def complete_method(incomplete: str) -> list[str]:
+    """The methods that come with brx; files are completed by the shell."""
+    from brx.config.loading import method_names
+
+    return [name for name in method_names() if name.startswith(incomplete)]
 
 
 ConfigName = Annotated[

@@ -99,6 +99,12 @@ def preset_names() -> list[str]:
     return sorted(file.stem for file in PRESETS.glob("*.yaml"))
 
 
+def method_names() -> list[str]:
+    """The methods that come with brx."""
+    tags = map(_tag_of, _models_in(RunConfig.model_fields["optimizer"].annotation))
+    return [tag for tag in tags if tag != "custom"]
+
+
 def apply_overrides(content: Mapping[str, Any], overrides: Sequence[str], where: str) -> RunConfig:
     """Check `content` together with `a.b=value` overrides; overrides win."""
     settings: dict[str, Any] = {}
@@ -187,9 +193,7 @@ def _explain(error: ErrorDetails, model: type[BaseModel], where: str, origins: M
         return f"{prefix}unknown key{_nearest(location[-1], known)} (known here: {', '.join(known)})"
     if error["type"] == "union_tag_invalid":
         prefix = f"{origins.get(('optimizer', 'method'), where)}: optimizer: "
-        known = [tag.strip(" '") for tag in str(error.get("ctx", {}).get("expected_tags", "")).split(",")]
-        tag = str(error.get("ctx", {}).get("tag"))
-        known = [name for name in known if name != "custom"]
+        known, tag = method_names(), str(error.get("ctx", {}).get("tag"))
         choices = f"(known: {', '.join(known)}, FILE.py:CLASS, package.module:Class)"
         if tag.endswith(".py"):
             return f"{prefix}method must name a class of the file, {tag}:CLASS"

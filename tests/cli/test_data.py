@@ -15,7 +15,7 @@ def corpus(tmp_path):
 def test_prepare_and_info_through_the_entry_point(tmp_path, corpus, capsys):
     def brx(*arguments):
         return subprocess.run(
-            [sys.executable, "-m", "brx.cli.main", "data", *map(str, arguments)],
+            [sys.executable, "-m", "brx", "data", *map(str, arguments)],
             capture_output=True,
             text=True,
             check=False,

@@ -1,14 +1,12 @@
 """`brx verdict` through the command: from the committed runs, from a user's own, and mistakes."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from brx.cli.main import main
-from tests.runs.test_slowdown import write_run
+from tests.runs.helpers import write_run
 
 ROOT = Path(__file__).parents[2]
 ASKED = ["--stages", "8", "--micro-batches", "8"]
@@ -21,14 +19,6 @@ def test_the_committed_runs_answer(capsys, monkeypatch):
     assert "zero-bubble H1" in text
     assert "wins: " in text
     assert "No run measures these at delays up to 3.88 updates" in text
-
-
-def test_the_answer_needs_neither_torch_nor_scipy():
-    program = (
-        "import sys; from brx.cli.main import main; main(['verdict', '--stages', '8', '--micro-batches', '8']);"
-        "sys.exit(bool({'torch', 'scipy', 'matplotlib'} & set(sys.modules)))"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
 
 
 def test_own_runs_are_kept_drawn_and_asked_again(capsys, tmp_path):

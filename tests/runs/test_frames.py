@@ -10,21 +10,20 @@ import brx.runs
 from brx.config.loading import dump_config
 from brx.errors import UserError
 from brx.files import write_json
+from brx.methods.trajectory_version import TRAJECTORY_VERSION
 from brx.runs.formats import format_table
 from brx.runs.frames import differences, has_pipeline_delays, same_but_for
+from tests.runs.helpers import write_metrics
 from tests.train.helpers import tiny_config
 
 
 @pytest.fixture
 def write_run(tmp_path):
     def write(name, *overrides, summary=None):
-        config = tiny_config(tmp_path, *overrides)
         path = tmp_path / "runs" / name
         path.mkdir(parents=True)
-        (path / "config.yaml").write_text(dump_config(config))
-        lines = [{"iteration": t, "train_loss": 4.0 - t / 10, "seconds": 0.5 * t} for t in range(1, 31)]
-        lines[11:11] = [{"iteration": 11, "val_loss": 3.0}]
-        (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        (path / "config.yaml").write_text(dump_config(tiny_config(tmp_path, *overrides)))
+        write_metrics(path, [4.0 - t / 10 for t in range(1, 31)], [{"iteration": 30, "val_loss": 3.0}])
         if summary is not None:
             write_json(path / "summary.json", {"data_fingerprint": "f", "versions": {"torch": "2.13"}, **summary})
         return path
@@ -51,7 +50,7 @@ def test_curves_are_long_and_keep_the_raw_losses(write_run, tmp_path):
     curves = brx.runs.curves(brx.runs.load(tmp_path / "runs"))
     assert curves["iteration"].tolist() == list(range(1, 31))
     np.testing.assert_allclose(curves["train_loss"], 4.0 - curves["iteration"] / 10)
-    assert curves.set_index("iteration")["val_loss"].dropna().to_dict() == {11: 3.0}
+    assert curves.set_index("iteration")["val_loss"].dropna().to_dict() == {30: 3.0}
     assert curves["run"].unique().tolist() == [str(tmp_path / "runs" / "a")]
 
 
@@ -88,6 +87,14 @@ def test_differences_name_the_aspect(write_run, tmp_path):
     paths = [write_run("a"), write_run("b", "model.width=16"), write_run("c", "pipeline.stages=2")]
     (line,) = differences(brx.runs.load(paths))
     assert line == f"{paths[1]} and {paths[0]} differ in model: their losses do not compare"
+
+
+def test_an_unrecorded_trajectory_version_is_the_first(write_run):
+    versions = ({}, {"trajectory_version": 1}, {"trajectory_version": TRAJECTORY_VERSION + 1})
+    runs = brx.runs.load([write_run(str(number), summary=version) for number, version in enumerate(versions)])
+    (line,) = differences(runs)
+    assert line.startswith(runs.index[2])
+    assert "differ in trajectory version: their losses do not compare" in line
 
 
 def test_a_folder_without_runs_is_refused(tmp_path):

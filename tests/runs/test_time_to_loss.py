@@ -11,7 +11,7 @@ from brx.runs.experiments import at_best_rates
 from brx.runs.frames import comparable, has_pipeline_delays, load
 from brx.runs.measuring import measure, measure_largest_set
 from brx.runs.time_to_loss import LOSS_STEP, Measurements
-from tests.runs.test_slowdown import write_run
+from tests.runs.helpers import write_run
 
 DEMO = Path(__file__).parents[2] / "results" / "demo"
 

@@ -1,0 +1,28 @@
+"""Run folders that nobody has trained."""
+
+import json
+
+from brx.config.loading import dump_config
+from brx.files import write_json
+from brx.runs.reading import Run
+from tests.train.helpers import tiny_config
+
+ITERATIONS = 400
+
+
+def write_run(folder, name, *overrides, crosses_3_at, val_loss=1.0, status="finished", corpus="f", **summary):
+    """A run whose training loss falls on a line from 4, through 3 at the given iteration."""
+    config = tiny_config(folder, f"training.iterations={ITERATIONS}", *overrides)
+    path = folder / "runs" / name
+    path.mkdir(parents=True)
+    (path / "config.yaml").write_text(dump_config(config))
+    steps = range(1, ITERATIONS + 1)
+    write_metrics(path, [4.0 - t / crosses_3_at for t in steps], [{"iteration": ITERATIONS, "val_loss": val_loss}])
+    write_json(path / "summary.json", {"status": status, "data_fingerprint": corpus, **summary})
+    return Run.load(path)
+
+
+def write_metrics(path, losses, validations=()):
+    steps = [{"iteration": t, "train_loss": loss, "seconds": 0.5 * t} for t, loss in enumerate(losses, start=1)]
+    records = [*steps, *validations]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
