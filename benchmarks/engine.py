@@ -123,7 +123,7 @@ def ring_share(engine: Engine) -> float:
     """
     formula = held = 0
     for stage in engine.stages:
-        size = sum(weight.nbytes for weight in stage.live.values())
+        size = sum(weight.nbytes for weight in stage.newest.values())
         formula += (stage.delay.tau + 1) * size
         held += stage.ring_bytes if stage.delay.tau else size
     return held / formula

@@ -77,6 +77,8 @@ def load_config(name: str | Path, overrides: Sequence[str] = (), *, is_new: bool
         raise UserError(f"{path}: is empty; restore it, or name a preset ({', '.join(preset_names())})")
     if is_new and isinstance(content.get("optimizer"), dict):
         content["optimizer"].pop("code_sha256", None)
+    if is_new and isinstance(delay := content.get("pipeline", {}).get("delay"), dict):
+        delay.pop("code_sha256", None)
     return apply_overrides(content, overrides, str(path))
 
 

@@ -6,11 +6,15 @@ Defaults are those of the paper (appendix "Experimental Details") where the pape
 from __future__ import annotations
 
 import os
+import re
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
-from brx.config.user_code import code_sha256
+from brx.config.user_code import code_sha256, name_without_folder
+
+USER_CODE = r"^([\w.]+|.+\.py):\w+$"
+"""`FILE.py:NAME` or `package.module:NAME`."""
 
 VOCABULARY_SIZES = {"bytes": 256, "gpt2": 50257}
 
@@ -107,8 +111,27 @@ class DelayLike(Section):
     """P' of that pipeline: tau_k = round((P' - 1) (P - 1 - k) / (P - 1))."""
 
 
+class DelayCode(Section):
+    """A delay function of a user's own: `FILE.py:NAME` or `package.module:NAME` (docs/semantics.md)."""
+
+    function: str = Field(pattern=USER_CODE)
+    """Where it is."""
+    code_sha256: str | None = None
+    """Of its file, which brx fills in: an edited function is another run. Null for installed packages."""
+
+    @model_validator(mode="after")
+    def _code_has_a_fingerprint(self) -> Self:
+        if self.code_sha256 is None:
+            object.__setattr__(self, "code_sha256", code_sha256(self.function))
+        return self
+
+
 def check_delay(value: Any) -> Any:
     """Refuse what is no delay profile, in one line for all its forms."""
+    if isinstance(value, str) and re.fullmatch(USER_CODE, value):
+        return {"function": value}
+    if isinstance(value, DelayCode) or (isinstance(value, dict) and "function" in value):
+        return value
     is_number = isinstance(value, int) and not isinstance(value, bool)
     numbers = value if isinstance(value, list) else [value] if is_number else []
     if numbers and all(isinstance(tau, int) and not isinstance(tau, bool) and tau >= 0 for tau in numbers):
@@ -119,8 +142,8 @@ def check_delay(value: Any) -> Any:
     if isinstance(like, int) and not isinstance(like, bool) and like >= 1:
         return value
     raise ValueError(
-        "delay must be pipeline, 2bw, a whole number from 0, a list of them with one per stage, or {like: P}, got"
-        f" {value!r}"
+        "delay must be pipeline, 2bw, a whole number from 0, a list of them with one per stage, {like: P}, or"
+        f" FILE.py:NAME, got {value!r}"
     )
 
 
@@ -129,20 +152,21 @@ class PipelineConfig(Section):
 
     stages: int = Field(1, ge=1)
     """P, the number of virtual stages."""
-    delay: Annotated[Literal["pipeline", "2bw"] | int | list[int] | DelayLike, BeforeValidator(check_delay)] = (
-        "pipeline"
-    )
+    delay: Annotated[
+        Literal["pipeline", "2bw"] | int | list[int] | DelayLike | DelayCode, BeforeValidator(check_delay)
+    ] = "pipeline"
     """tau_k of stage k (from 0) in micro-batches: `pipeline` (P - 1 - k), a number for all stages, a list with one per
     stage, `2bw` (PipeDream-2BW: tau_k = accumulation, so that all stages use the version before the newest), or
-    `{like: 32}` (those of a pipeline of 32 stages, spread over the P stages)."""
+    `{like: 32}` (those of a pipeline of 32 stages, spread over the P stages), or a function of your own, FILE.py:NAME,
+    that says tau of (stage, stages, micro-batch, seed)."""
     accumulation: int = Field(1, ge=1)
     """M, the micro-batches (of `training.batch_size` examples each) whose mean gradient makes one update."""
     stash: Literal["exact", "none", "predict"] = "exact"
     """What the backward pass sees: exactly the forward's weights, the newest weights, or PipeMare's prediction."""
-    forecast: Literal["last-update", "momentum"] | None = None
+    forecast: Literal["last-update", "average-update"] | None = None
     """Run forward and backward pass at w + tau d, where the weights are expected to be when the update comes, instead
-    of at the delayed w itself; d is the last update, or the average of the updates with decay 0.9 (the momentum's
-    direction: SpecTrain, arXiv:1809.02839). null: at w."""
+    of at the delayed w itself; d is the last update (with momentum SGD that is SpecTrain, arXiv:1809.02839), or the
+    bias-corrected average of the updates with decay 0.9. null: at w."""
     devices: int = Field(1, ge=1)
     """R, the number of processes (one device each); the trajectory does not depend on it."""
     balance: Literal["count", "time"] = "count"
@@ -156,7 +180,9 @@ class PipelineConfig(Section):
 
     @property
     def delay_text(self) -> str:
-        """The delay profile in a word: pipeline, 2bw, 7, like 32, or 0-4-0 for a list."""
+        """The delay profile in a word: pipeline, 2bw, 7, like 32, 0-4-0 for a list, or delays.py:jitter."""
+        if isinstance(self.delay, DelayCode):
+            return name_without_folder(self.delay.function)
         if isinstance(self.delay, DelayLike):
             return f"like {self.delay.like}"
         return "-".join(map(str, self.delay)) if isinstance(self.delay, list) else str(self.delay)
@@ -173,6 +199,8 @@ class PipelineConfig(Section):
             raise ValueError(
                 f"forecast needs stash: exact (got {self.stash}): forward and backward pass see the same prediction"
             )
+        if isinstance(self.delay, DelayCode) and self.devices > 1:
+            raise ValueError(f"delay: a function of your own needs devices: 1 (got {self.devices})")
         if self.recompute and self.stash != "exact":
             raise ValueError(
                 f"recompute needs stash: exact (got {self.stash}): recomputing from newer weights is another algorithm"
@@ -298,7 +326,7 @@ class ScionConfig(Section):
 class CustomConfig(Section):
     """A method of the user's own, or any torch optimizer, by its import path."""
 
-    method: str = Field(pattern=r"^([\w.]+|.+\.py):\w+$")
+    method: str = Field(pattern=USER_CODE)
     """`FILE.py:NAME` or `package.module:NAME` of a brx.methods.method.Method or a torch.optim.Optimizer."""
     lr: float = Field(1e-3, gt=0)
     """Peak learning rate."""

@@ -1,11 +1,19 @@
-"""The file of a user's own method, `my_method.py:MyMethod` or `package.module:Name`, and its fingerprint."""
+"""Code of a user's own, `my_method.py:MyMethod` or `package.module:Name`: its file, fingerprint, import and faults."""
 
 from __future__ import annotations
 
 import hashlib
+import importlib
 import importlib.util
+import sys
 import sysconfig
+import traceback
+from functools import cache
 from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from brx.errors import UserError
 
 
 def code_file(name: str) -> Path | None:
@@ -46,3 +54,92 @@ def code_sha256(name: str) -> str | None:
         return hashlib.sha256(file.read_bytes()).hexdigest()
     except OSError as error:
         raise ValueError(f"method: {file} cannot be read: {error.strerror}") from None
+
+
+def check_unchanged(name: str, sha256: str | None, where: str) -> None:
+    """Refuse a file that is no longer the one of the run's settings.
+
+    Raises:
+        UserError: it has changed, or cannot be read.
+    """
+    try:
+        now = code_sha256(name)
+    except ValueError as error:
+        raise UserError(f"{where.partition('.')[0]}.{error}") from None
+    if now != sha256:
+        raise UserError(
+            f"{where}: its file has changed since this run was set up: that is another run, give a new --out"
+        )
+
+
+def load_attribute(name: str, sha256: str | None, key: str) -> Any:
+    """What `FILE.py:NAME` or `package.module:NAME` names.
+
+    Args:
+        name: of it.
+        sha256: of its file when the run was set up.
+        key: of the configuration, for messages.
+
+    Raises:
+        UserError: it has changed, cannot be imported, or is not there.
+    """
+    where, (module_name, _, attribute) = f"{key} {name}", name.rpartition(":")
+    check_unchanged(name, sha256, where)
+    module = import_code(module_name, where)
+    if not callable(getattr(module, attribute, None)):
+        there = ", ".join(key for key, value in vars(module).items() if callable(value) and hasattr(value, "most"))
+        raise UserError(f"{where}: {attribute} is no function of {module_name} (there: {there or 'none'})")
+    return getattr(module, attribute)
+
+
+def fault(error: BaseException, name: str, line: int | None = None) -> str:
+    """What went wrong, in one line, and where in the user's file.
+
+    Args:
+        error: that was raised.
+        name: of the method, `FILE.py:NAME` or `package.module:NAME`.
+        line: to name where the error was not raised in the file itself.
+    """
+    file = code_file(name)
+    if file is None:
+        return one_line(error)
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}"
+    own = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).resolve() == file.resolve()]
+    line = own[-1].lineno if own else line
+    location = "" if line is None else f"{file}:{line}: "
+    return f"{location}{type(error).__name__}: {one_line(error)}"
+
+
+def one_line(error: BaseException) -> str:
+    """What a library says of its failure, without line breaks."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def import_code(module_name: str, where: str) -> ModuleType:
+    """Import a file or a module.
+
+    Raises:
+        UserError: whatever goes wrong: the code is the user's.
+    """
+    try:
+        if module_name.endswith(".py"):
+            return _import_file(Path(module_name).resolve(), code_sha256(f"{module_name}:"))
+        return importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:
+        advice = "" if module_name.endswith(".py") else " (install it, or put its folder on PYTHONPATH)"
+        what = fault(error, f"{module_name}:")
+        raise UserError(f"{where}: {module_name} cannot be imported: {what}{advice}") from None
+
+
+@cache
+def _import_file(path: Path, sha256: str | None) -> ModuleType:
+    """Execute a file, anew only when its content is another."""
+    # Not its plain name, which may be an installed module's.
+    spec = importlib.util.spec_from_file_location(f"brx_user_code.{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module.__name__] = module  # where pickle and dataclasses look for it
+    spec.loader.exec_module(module)
+    return module

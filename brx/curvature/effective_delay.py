@@ -60,7 +60,7 @@ def effective_delay(result: NormResult, num_stages: int, delays: Sequence[StageD
     if not 1 <= num_stages <= result.num_blocks:
         raise UserError(f"--stages {num_stages}: must be from 1 to the model's {result.num_blocks} blocks")
     stages = stage_of_block(result.num_blocks, num_stages)
-    in_updates = [delay.in_updates for delay in delays or pipeline_delays(num_stages)]
+    in_updates = [delay.tau_updates for delay in delays or pipeline_delays(num_stages)]
     squared_delays = np.array([in_updates[stages[name]] ** 2 for name in result.blocks.names], np.float64)
     squares, covariance = np.array(result.blocks.sums[1]), np.array(result.blocks.covariances[1])
     squared = float(squared_delays @ squares / squares.sum())

@@ -225,17 +225,17 @@ def track_updates(checkpoint: Checkpoint, directions: list[Vectors], num_iterati
 
     assembly = assemble(config, micro_batch, device=device)
     assembly.restore(checkpoint.path)
-    live: Vectors = {name: weight for stage in assembly.engine.stages for name, weight in stage.live.items()}
-    before = {name: weight.detach().clone() for name, weight in live.items()}
+    newest: Vectors = {name: weight for stage in assembly.engine.stages for name, weight in stage.newest.items()}
+    before = {name: weight.detach().clone() for name, weight in newest.items()}
     projections: list[list[float]] = [[] for _ in directions]
     squared_norms = []
     last = checkpoint.iteration + num_iterations
     for _ in assembly.engine.run(checkpoint.iteration + 1, lambda: last):
-        update = {name: weight.detach() - before[name] for name, weight in live.items()}
+        update = {name: weight.detach() - before[name] for name, weight in newest.items()}
         squared_norms.append(_dot(update, update))
         for direction, series in zip(directions, projections, strict=True):
             series.append(_dot(direction, update))
-        for name, weight in live.items():
+        for name, weight in newest.items():
             before[name].copy_(weight.detach())
     total = sum(squared_norms)
     return [Track(projections=series, share=float(np.square(series).sum() / total)) for series in projections]

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import importlib
-import importlib.util
 import inspect
-import sys
-import traceback
 from collections.abc import Iterator, Sequence
-from functools import cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any, ClassVar, Literal
 
 from torch.optim import Optimizer
 
 from brx.config.schema import CustomConfig, RunConfig
-from brx.config.user_code import code_file, code_sha256
+from brx.config.user_code import check_unchanged, code_file, fault, import_code
 from brx.errors import RunError, UserError
 from brx.methods.groups import stage_groups
 from brx.methods.method import Method, Stages
@@ -47,15 +41,7 @@ def load_method(settings: CustomConfig) -> Method:
         UserError: it cannot be imported, there is no such class, its constructor refuses the arguments, or its file is
             no longer what the run's settings say.
     """
-    where = f"optimizer.method {settings.method}"
-    try:
-        now = code_sha256(settings.method)
-    except ValueError as error:
-        raise UserError(f"optimizer.{error}") from None
-    if now != settings.code_sha256:
-        raise UserError(
-            f"{where}: its file has changed since this run was set up: that is another run, give a new --out"
-        )
+    check_unchanged(settings.method, settings.code_sha256, f"optimizer.method {settings.method}")
     chosen = load_class(settings.method)
     if issubclass(chosen, Optimizer):
         return AnyOptimizer()
@@ -72,7 +58,7 @@ def load_class(name: str) -> type[Method] | type[Optimizer]:
     """
     module_name, _, class_name = name.rpartition(":")
     where = f"optimizer.method {name}"
-    module = _import(module_name, where)
+    module = import_code(module_name, where)
     chosen = getattr(module, class_name, None)
     if not (isinstance(chosen, type) and issubclass(chosen, Method | Optimizer)):
         there = [
@@ -128,25 +114,6 @@ def user_code(
         raise kind(f"optimizer.method {name}: {when}its {rule}: {what}") from error
 
 
-def fault(error: BaseException, name: str, line: int | None = None) -> str:
-    """What went wrong, in one line, and where in the user's file.
-
-    Args:
-        error: that was raised.
-        name: of the method, `FILE.py:NAME` or `package.module:NAME`.
-        line: to name where the error was not raised in the file itself.
-    """
-    file = code_file(name)
-    if file is None:
-        return one_line(error)
-    if isinstance(error, SyntaxError) and error.filename:
-        return f"{error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}"
-    own = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).resolve() == file.resolve()]
-    line = own[-1].lineno if own else line
-    location = "" if line is None else f"{file}:{line}: "
-    return f"{location}{type(error).__name__}: {one_line(error)}"
-
-
 def _first_line(method: Method, rules: Sequence[str], file: Path | None) -> int | None:
     """Of the first of these rules that the user's file has its own version of, or else of the class."""
     chosen = type(method)
@@ -157,40 +124,6 @@ def _first_line(method: Method, rules: Sequence[str], file: Path | None) -> int 
         except (OSError, TypeError):  # no Python source
             continue
     return None
-
-
-def one_line(error: BaseException) -> str:
-    """What a library says of its failure, without line breaks."""
-    return " ".join(str(error).split()) or type(error).__name__
-
-
-def _import(module_name: str, where: str) -> ModuleType:
-    """Import a file or a module.
-
-    Raises:
-        UserError: whatever goes wrong: the code is the user's.
-    """
-    try:
-        if module_name.endswith(".py"):
-            return _import_file(Path(module_name).resolve(), code_sha256(f"{module_name}:"))
-        return importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:
-        advice = "" if module_name.endswith(".py") else " (install it, or put its folder on PYTHONPATH)"
-        what = fault(error, f"{module_name}:")
-        raise UserError(f"{where}: {module_name} cannot be imported: {what}{advice}") from None
-
-
-@cache
-def _import_file(path: Path, sha256: str | None) -> ModuleType:
-    """Execute a file, anew only when its content is another."""
-    # Not its plain name, which may be an installed module's.
-    spec = importlib.util.spec_from_file_location(f"brx_user_code.{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module.__name__] = module  # where pickle and dataclasses look for it
-    spec.loader.exec_module(module)
-    return module
 
 
 def _make_optimizer(settings: CustomConfig, groups: list[Group]) -> Optimizer:

@@ -20,13 +20,13 @@ _INDEX_IN_STACK = re.compile(r"\[\d+\]$")
 def stage_groups(stages: Sequence[StageVersions], select: Callable[[str], bool] = lambda name: True) -> list[Group]:
     """One parameter group per stage with the parameters that `select` picks by name; stages with none are left out.
 
-    Beside its named parameters a group has the keys `stage` and `delay` (tau in updates).
+    Beside its named parameters a group has the keys `stage` and `delay` (tau_updates).
     """
     groups = []
     for stage in stages:
-        named = [(name, parameter) for name, parameter in stage.live.items() if select(name)]
+        named = [(name, parameter) for name, parameter in stage.newest.items() if select(name)]
         if named:
-            groups.append({"params": named, "stage": stage.index, "delay": stage.delay.in_updates})
+            groups.append({"params": named, "stage": stage.index, "delay": stage.delay.tau_updates})
     return groups
 
 
@@ -95,27 +95,27 @@ def check_each_parameter_once(optimizers: Sequence[Optimizer], stages: Sequence[
             "an optimizer's parameter groups are not those that brx gave; hand them on with all their keys"
         )
     names = [name for group in groups for name in group["param_names"]]
-    live = {name: parameter for stage in stages for name, parameter in stage.live.items()}
+    newest = {name: parameter for stage in stages for name, parameter in stage.newest.items()}
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise ValueError(f"{_some(twice)} given to two optimizers; every parameter belongs to exactly one")
-    missing = sorted(set(live) - {_INDEX_IN_STACK.sub("", name) for name in names})
+    missing = sorted(set(newest) - {_INDEX_IN_STACK.sub("", name) for name in names})
     if missing:
         raise ValueError(f"{_some(missing)} given to no optimizer; every parameter belongs to exactly one")
     copied = [
         name
         for group in groups
         for name, parameter in zip(group["param_names"], group["params"], strict=True)
-        if not _shares_memory(parameter, live[_INDEX_IN_STACK.sub("", name)])
+        if not _shares_memory(parameter, newest[_INDEX_IN_STACK.sub("", name)])
     ]
     if copied:
         raise ValueError(f"{_some(copied)} given to an optimizer as a copy, which moves no weight of the model")
     num_given = sum(parameter.numel() for group in groups for parameter in group["params"])
-    assert num_given == sum(parameter.numel() for parameter in live.values()), "a stack is not given whole"
+    assert num_given == sum(parameter.numel() for parameter in newest.values()), "a stack is not given whole"
 
 
-def _shares_memory(given: Tensor, live: Tensor) -> bool:
-    return given.untyped_storage().data_ptr() == live.untyped_storage().data_ptr()
+def _shares_memory(given: Tensor, newest: Tensor) -> bool:
+    return given.untyped_storage().data_ptr() == newest.untyped_storage().data_ptr()
 
 
 def _some(names: Sequence[str]) -> str:

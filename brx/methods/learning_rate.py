@@ -23,8 +23,3 @@ def lr_factor(iteration: int, training: TrainingConfig) -> float:
     progress = (iteration - warmup) / max(1, training.iterations - warmup)
     floor = training.final_lr_fraction
     return floor + (1.0 - floor) * 0.5 * (1.0 + math.cos(math.pi * progress))
-
-
-def annealed_delay_divisor(delay: float, iteration: int, annealing_iterations: float) -> float:
-    """PipeMare T1 (arXiv:1910.05124): tau^(1 - min(t / T_c, 1)), and 1 where tau, in updates, is below 1."""
-    return float(max(1, delay) ** (1.0 - min(iteration / annealing_iterations, 1.0)))

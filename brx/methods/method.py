@@ -35,8 +35,8 @@ class Method:
             def matrices(self, groups: list[Group]) -> Optimizer:
                 return Lion(groups, lr=self.lr / 10)
 
-            def lr_divisor(self, tau: float, t: int, T: int) -> float:
-                return max(1.0, tau) ** 0.5
+            def lr_divisor(self, tau_updates: float, t: int, T: int) -> float:
+                return max(1.0, tau_updates) ** 0.5
 
     A method's own settings are the arguments of its constructor, from `optimizer.arguments`.
 
@@ -101,11 +101,11 @@ class Method:
             matrices = self.matrices(groups)
         return [matrices, self.rest(stage_groups(stages, is_rest))]
 
-    def lr_divisor(self, tau: float, t: int, T: int) -> float:
+    def lr_divisor(self, tau_updates: float, t: int, T: int) -> float:
         """What a stage's learning rate is divided by, beside the schedule that all methods have.
 
         Args:
-            tau: the stage's delay, in updates.
+            tau_updates: the stage's delay in updates, tau / M.
             t: the iteration, from 1.
             T: the iterations of the schedule.
         """
@@ -131,7 +131,9 @@ class Method:
         """Whether it has a rule for them."""
         return type(self).correct_gradients is not Method.correct_gradients
 
-    def forecast(self, newest: list[Tensor], update: list[Tensor], tau: float, state: ParameterStates) -> list[Tensor]:
+    def forecast(
+        self, newest: list[Tensor], update: list[Tensor], tau_updates: float, state: ParameterStates
+    ) -> list[Tensor]:
         """A prediction: the weights with which a later micro-batch computes, forward and backward, instead of `newest`.
 
         Called after each update for each stage with a delay, without gradients; with `stash: exact` only.
@@ -139,7 +141,7 @@ class Method:
         Args:
             newest: the stage's parameters, not to be changed; an optimizer of this method has its moments by them.
             update: what the last update added to them.
-            tau: in how many updates the micro-batch's own gradient comes to the weights, on average.
+            tau_updates: in how many updates the micro-batch's own gradient comes to the weights, on average.
             state: a dict per parameter for tensors and numbers of the rule's own; saved with the run.
 
         Returns:

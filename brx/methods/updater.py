@@ -42,7 +42,7 @@ class MethodUpdater:
                 stage.forecast_by(self._forecast)
         self._peak_lrs = [[group["lr"] for group in optimizer.param_groups] for optimizer in self.optimizers]
         self._corrections: dict[int, CorrectionState] = {
-            stage.index: {name: {} for name in stage.live} for stage in stages
+            stage.index: {name: {} for name in stage.newest} for stage in stages
         }
 
     def lr(self, iteration: int) -> float:
@@ -56,9 +56,9 @@ class MethodUpdater:
             return  # without delay or stash the backward pass saw the newest weights: there is nothing to correct
         kept = self._corrections[stage.index]
         with_gradient = [
-            (live.grad, live, used, kept[name])
-            for (name, live), used in zip(stage.live.items(), stage.used(micro_batch), strict=True)
-            if live.grad is not None
+            (weight.grad, weight, used, kept[name])
+            for (name, weight), used in zip(stage.newest.items(), stage.backward_weights(micro_batch), strict=True)
+            if weight.grad is not None
         ]
         gradients, newest, used_weights, state = (list(column) for column in zip(*with_gradient, strict=True))
         with user_code(self.config, self.method, "correct_gradients", RunError, stage.delay.update_of(micro_batch)):
@@ -85,16 +85,18 @@ class MethodUpdater:
                         raise
                     raise RunError(f"iteration {iteration}: {error}") from None
 
-    def lr_divisor(self, tau: float, iteration: int) -> float:
+    def lr_divisor(self, tau_updates: float, iteration: int) -> float:
         """The method's, which has to be a number above 0.
 
         Raises:
             RunError: it is none.
         """
         with user_code(self.config, self.method, "lr_divisor", RunError, iteration):
-            divisor = float(self.method.lr_divisor(tau, iteration, self.config.training.iterations))
+            divisor = float(self.method.lr_divisor(tau_updates, iteration, self.config.training.iterations))
             if not 0 < divisor < math.inf:
-                raise ValueError(f"must be a number above 0, got {divisor:g} (tau {tau:g}, t {iteration})")
+                raise ValueError(
+                    f"must be a number above 0, got {divisor:g} (tau_updates {tau_updates:g}, t {iteration})"
+                )
             return divisor
 
     def _check_forecast(self) -> None:
@@ -104,10 +106,12 @@ class MethodUpdater:
         if pipeline.stash != "exact":
             raise UserError(f"pipeline.stash: the prediction of {name} needs exact (got {pipeline.stash})")
 
-    def _forecast(self, newest: list[Tensor], update: list[Tensor], tau: float, state: ParameterStates) -> list[Tensor]:
+    def _forecast(
+        self, newest: list[Tensor], update: list[Tensor], tau_updates: float, state: ParameterStates
+    ) -> list[Tensor]:
         """The method's, which has to have the weights' shapes."""
         with user_code(self.config, self.method, "forecast", RunError):
-            forecast = list(self.method.forecast(newest, update, tau, state))
+            forecast = list(self.method.forecast(newest, update, tau_updates, state))
             if [weight.shape for weight in forecast] != [weight.shape for weight in newest]:
                 raise ValueError("must return one tensor for each parameter, of the parameter's shape")
             return forecast

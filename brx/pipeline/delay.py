@@ -1,16 +1,28 @@
-"""Which weights a stage uses when: the meaning of delay (docs/semantics.md).
+"""Which weights a stage uses when: the meaning of delay (docs/semantics.md). Needs nothing but Python.
 
-Every engine asks `StageDelay`; no other place does arithmetic on versions or slots.
+Every engine asks `StageDelay`; no other place does arithmetic on versions or slots. `tau` counts micro-batches and
+`tau_updates` counts updates, here and everywhere.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
-from brx.config.schema import DelayLike, PipelineConfig
 from brx.errors import UserError
+
+if TYPE_CHECKING:
+    from brx.config.schema import PipelineConfig
+
+DelayFunction = Callable[[int, int, int, int], int]
+"""tau of (stage, number of stages, micro-batch from 1, seed). It has an attribute `most`, the largest tau that it
+returns: a number, or a function of (stage, number of stages)."""
+
+SAMPLED = 1000
+"""Micro-batches over which the mean of a delay function is taken."""
 
 
 @dataclass(frozen=True)
@@ -43,19 +55,24 @@ class StageDelay:
         return micro_batch % self.accumulation == 0
 
     @property
-    def in_updates(self) -> float:
+    def tau_updates(self) -> float:
         """tau / M: how many updates old the weights are, on average over an update's micro-batches."""
         return self.tau / self.accumulation
 
     @property
-    def most_in_updates(self) -> int:
+    def most_tau_updates(self) -> int:
         """ceil(tau / M): how many updates old the weights of an update's first micro-batch are, the oldest of its M."""
         return math.ceil(self.tau / self.accumulation)
 
     @property
     def num_slots(self) -> int:
         """Versions that are in use at one time, the newest among them."""
-        return self.most_in_updates + 1
+        return self.most_tau_updates + 1
+
+    @property
+    def micro_batches_share_slots(self) -> bool:
+        """Whether two micro-batches may use one version once the pipeline has filled."""
+        return self.accumulation > 1
 
     def slot_used(self, micro_batch: int) -> int:
         """The slot that holds `version_used(micro_batch)`.
@@ -73,34 +90,136 @@ class StageDelay:
     def prediction_decay(self) -> float:
         """gamma = D^(1/tau) with D = exp(-2) and tau in updates: decay of PipeMare's average step (T2,
         arXiv:1910.05124); tau > 0."""
-        return math.exp(-2.0 / self.in_updates)
+        return math.exp(-2.0 / self.tau_updates) if self.tau_updates else 0.0
 
     def _version_since_filled(self, micro_batch: int) -> int:
         return (micro_batch - 1 - self.tau) // self.accumulation
 
 
-def stage_delays(pipeline: PipelineConfig) -> list[StageDelay]:
-    """The delay of each stage of a run, from the first to the last."""
-    last, profile = pipeline.stages - 1, pipeline.delay
+@dataclass(frozen=True)
+class VaryingDelay(StageDelay):
+    """A delay that a function gives for each micro-batch; `tau` is the largest, for which the ring has room.
+
+    Versions never run backwards: where the function's delay grows by more than 1 from one micro-batch to the next, the
+    stage stays at the newest version that an earlier micro-batch used. As tau <= most, only the `most` micro-batches
+    before can have used a newer one, so that nothing has to be remembered.
+
+    Attributes:
+        tau_at: the function's tau at a micro-batch.
+    """
+
+    tau_at: Callable[[int], int] = field(default=lambda n: 0, compare=False)
+
+    @cached_property
+    def _mean(self) -> float:
+        first = self.tau + 1  # all are filled by then
+        ages = [n - 1 - self._newest_asked_for(n) for n in range(first, first + SAMPLED)]
+        return sum(ages) / SAMPLED
+
+    @property
+    def tau_updates(self) -> float:
+        """The mean over the first 1,000 micro-batches after the pipeline has filled, over M."""
+        return self._mean / self.accumulation
+
+    @property
+    def micro_batches_share_slots(self) -> bool:
+        return True
+
+    def _newest_asked_for(self, micro_batch: int) -> int:
+        """n - 1 - tau, or an earlier micro-batch's where that is more."""
+        earliest = max(1, micro_batch - self.tau)
+        return max(n - 1 - self.tau_at(n) for n in range(earliest, micro_batch + 1))
+
+    def _version_since_filled(self, micro_batch: int) -> int:
+        return self._newest_asked_for(micro_batch) // self.accumulation
+
+
+def delays_of(
+    profile: Any, num_stages: int, accumulation: int = 1, *, seed: int = 0, name: str = "delay"
+) -> list[StageDelay]:
+    """The delay of each stage, from the first to the last. A new rule is a case of this function, and nothing else.
+
+    Args:
+        profile: `pipeline` (tau_k = P - 1 - k), `2bw` (M), a number, a list of one per stage, {"like": P'} or an object
+            with such an attribute (those of a pipeline of P' stages, spread over these), or a `DelayFunction`.
+        num_stages: P.
+        accumulation: M.
+        seed: for a function.
+        name: of the profile, for messages.
+
+    Raises:
+        UserError: a function does not say its largest delay.
+        ValueError: there is no such profile.
+    """
+    last = num_stages - 1
+    like = profile.get("like") if isinstance(profile, dict) else getattr(profile, "like", None)
+    if callable(profile):
+        return [_varying(profile, stage, num_stages, accumulation, seed, name) for stage in range(num_stages)]
     if profile == "pipeline":
         taus = list(range(last, -1, -1))
-    elif isinstance(profile, DelayLike):
-        taus = [round((profile.like - 1) * (last - stage) / max(1, last)) for stage in range(pipeline.stages)]
-    elif isinstance(profile, list):
-        taus = profile
+    elif like is not None:
+        taus = [round((like - 1) * (last - stage) / max(1, last)) for stage in range(num_stages)]
+    elif profile == "2bw" or isinstance(profile, int):
+        taus = [accumulation if profile == "2bw" else profile] * num_stages
+    elif isinstance(profile, list | tuple) and len(profile) == num_stages:
+        taus = list(profile)
     else:
-        taus = [pipeline.accumulation if profile == "2bw" else int(profile)] * pipeline.stages
-    return [StageDelay(tau, pipeline.accumulation) for tau in taus]
+        raise ValueError(
+            f"{name} must be pipeline, 2bw, a whole number, a list of {num_stages}, {{'like': P}} or a function, got"
+            f" {profile!r}"
+        )
+    return [StageDelay(tau, accumulation) for tau in taus]
+
+
+def _varying(function: Any, stage: int, num_stages: int, accumulation: int, seed: int, name: str) -> VaryingDelay:
+    """One stage under a delay function, whose every answer is checked."""
+    most = getattr(function, "most", None)
+    most = most(stage, num_stages) if callable(most) else most
+    if not isinstance(most, int) or most < 0:
+        raise UserError(
+            f"{name}: must say its largest delay, as {getattr(function, '__name__', 'function')}.most = 40 or a"
+            f" function of (stage, num_stages), got {most!r}"
+        )
+    known: dict[int, int] = {}  # the function is asked once per micro-batch, and looked back upon `most` times
+
+    def tau_at(micro_batch: int) -> int:
+        if micro_batch not in known:
+            tau = function(stage, num_stages, micro_batch, seed)
+            if not isinstance(tau, int) or not 0 <= tau <= most:
+                raise UserError(
+                    f"{name}: stage {stage}, micro-batch {micro_batch}: must be a whole number from 0 to {most} (its"
+                    f" `most`), got {tau!r}"
+                )
+            known.pop(micro_batch - most - SAMPLED, None)
+            known[micro_batch] = tau
+        return known[micro_batch]
+
+    return VaryingDelay(most, accumulation, tau_at)
+
+
+def stage_delays(pipeline: PipelineConfig, seed: int = 0) -> list[StageDelay]:
+    """The delay of each stage of a run, from the first to the last.
+
+    Raises:
+        UserError: a delay function cannot be loaded, or does not say its largest delay.
+    """
+    profile: Any = pipeline.delay
+    name = getattr(profile, "function", None)
+    if name is not None:
+        from brx.config.user_code import load_attribute  # which only a run's configuration needs
+
+        profile = load_attribute(name, profile.code_sha256, "pipeline.delay")
+    return delays_of(profile, pipeline.stages, pipeline.accumulation, seed=seed, name=f"pipeline.delay {name or ''}")
 
 
 def depth(pipeline: PipelineConfig) -> int:
     """P as the paper counts it: the number of stages of the pipeline whose delays a run has, its own unless `like`."""
-    return pipeline.delay.like if isinstance(pipeline.delay, DelayLike) else pipeline.stages
+    return getattr(pipeline.delay, "like", pipeline.stages)
 
 
 def pipeline_delays(num_stages: int) -> list[StageDelay]:
     """The delays of an asynchronous pipeline of P stages with one micro-batch per update: tau_k = P - 1 - k."""
-    return stage_delays(PipelineConfig(stages=num_stages))
+    return delays_of("pipeline", num_stages)
 
 
 def cannot_run(delays: Sequence[StageDelay], ranges: Sequence[range]) -> str | None:
@@ -112,6 +231,8 @@ def cannot_run(delays: Sequence[StageDelay], ranges: Sequence[range]) -> str | N
         delays: of the stages.
         ranges: the stages of each rank.
     """
+    if len(ranges) > 1 and any(isinstance(delay, VaryingDelay) for delay in delays):
+        return "a delay function runs on one device"
     for rank, own in enumerate(ranges):
         ahead = len(ranges) - 1 - rank
         short = next((stage for stage in own if delays[stage].tau < ahead), None)

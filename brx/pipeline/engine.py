@@ -5,13 +5,16 @@ step; with more, the same actions run between neighbours, and the trajectory sta
 
 A gradient gets old in three steps: `_forward` binds every stage to the version that its delay names; `_backward` takes
 the gradient there and hands it to the newest weights, which by then are tau micro-batches ahead; `_update` applies it
-to them. On one device no forward pass runs ahead of another, and the old version comes from a ring of kept ones; the
-further ahead a rank runs, the fewer updates it has made by then, until what it needs is the newest it has.
+to them. Rank r runs R - 1 - r forward passes ahead, so that many of the tau versions arise by themselves; the ring
+supplies the rest, on one device all of them.
+
+Shape legend: B examples, S positions, D width.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -24,7 +27,6 @@ from torch.profiler import record_function
 from brx.errors import DivergedError
 from brx.model.stage import StageOutput
 from brx.pipeline.schedule import asynchronous_1f1b
-from brx.pipeline.stopwatch import Stopwatch
 from brx.pipeline.versions import StageVersions
 
 MicroBatch = tuple[Tensor, Tensor]
@@ -61,7 +63,7 @@ class Neighbours:
 
 
 class Updater(Protocol):
-    """What turns the gradients of the live weights into new live weights."""
+    """What turns the gradients of the newest weights into newer ones."""
 
     def correct_gradients(self, stage: StageVersions, micro_batch: int) -> None:
         """Apply the method's gradient rule to one micro-batch's gradients of one stage, before they are averaged."""
@@ -77,10 +79,44 @@ class Watcher(Protocol):
         """The stages are bound to the weights of this micro-batch."""
 
     def before_step(self, t: int) -> None:
-        """The gradients of update t are in the live weights."""
+        """The newest weights have the gradients of update t."""
 
     def after_step(self, t: int) -> None:
-        """The live weights are updated; the ring is not yet."""
+        """The newest weights are updated; the ring is not yet."""
+
+
+class Stopwatch:
+    """One stretch of work: `start`, `stop`, and, when nobody minds waiting for a GPU, `seconds`.
+
+    Args:
+        device: where the work is done.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._is_cuda = device.type == "cuda"
+        self._events = [torch.Event(device, enable_timing=True) for _ in range(2)] if self._is_cuda else []
+        self._times = [0.0, 0.0]
+
+    def start(self) -> None:
+        """The work begins."""
+        self._mark(0)
+
+    def stop(self) -> None:
+        """The work has been handed to the device (CUDA) or is over."""
+        self._mark(1)
+
+    def seconds(self) -> float:
+        """How long the work took; on CUDA waits until it is over."""
+        if self._is_cuda:
+            self._events[1].synchronize()
+            return float(self._events[0].elapsed_time(self._events[1])) / 1e3
+        return self._times[1] - self._times[0]
+
+    def _mark(self, mark: int) -> None:
+        if self._is_cuda:
+            self._events[mark].record()
+        else:
+            self._times[mark] = time.perf_counter()
 
 
 @dataclass(frozen=True)
@@ -120,11 +156,7 @@ class _InFlight:
 
 
 class Engine:
-    """Runs one device's stages.
-
-    Attributes:
-        watcher: is shown every forward pass and update; None for nobody.
-    """
+    """Runs one device's stages; `watcher`, if there is one, is shown every forward pass and update."""
 
     def __init__(
         self,
@@ -141,14 +173,12 @@ class Engine:
     ) -> None:
         """
         Args:
-            stages: this device's, in pipeline order, with their weight versions; `stage.stage` is the module.
+            stages: this device's, in pipeline order.
             updater: the method.
             micro_batch: gives micro-batch n on this device (its tokens count on the first, its targets on the last).
             clip: largest gradient norm of a stage.
             autocast: makes the context of the forward pass.
             rank: r; rank 0 holds the first stage.
-            num_ranks: R.
-            neighbours: the connections to other devices, when there are any.
             takes_update_norms: in which iterations to take the norms of the updates, which needs a copy of the weights.
         """
         assert (neighbours is None) == (num_ranks == 1)
@@ -194,16 +224,14 @@ class Engine:
 
         first_micro_batch = (first - 1) * per_update + 1
         for action in asynchronous_1f1b(self.rank, self.num_ranks, first_micro_batch, last_micro_batch, per_update):
-            more_to_come = action.micro_batch < last_micro_batch()
+            more_to_come = action.number < last_micro_batch()
             with record_function(str(action)):
                 if action.kind == "F":
-                    self._forward(action.micro_batch, more_to_come)
+                    self._forward(action.number, more_to_come)
                 elif action.kind == "B":
-                    self._backward(action.micro_batch, more_to_come)
+                    self._backward(action.number, more_to_come)
                 else:
-                    result = self._update(action.micro_batch // per_update)
-            if action.kind == "U":
-                yield result
+                    yield self._update(action.number)
         if self._connections is not None:
             self._connections.activations.wait_for_send()
             self._connections.gradients.wait_for_send()
@@ -218,7 +246,7 @@ class Engine:
         total = 0.0
         for inputs, targets in micro_batches:
             for stage in self.stages:
-                stage.bind_live()
+                stage.bind_newest()
             x = inputs if self.is_first else self._neighbours.activations.receive()[: len(inputs)]
             output = self._through_stages(x, targets)
             if output.loss is not None:
@@ -228,17 +256,17 @@ class Engine:
         return total / sum(len(inputs) for inputs, _ in micro_batches) if self.is_last else None
 
     def fresh_gradients(self, t: int) -> list[list[Tensor]]:
-        """Gradients of update t's micro-batches at the newest weights of all stages, by stage, in the order of `live`.
+        """Gradients of update t's micro-batches at the newest weights, by stage, in the order of `newest`.
 
-        Of a device that holds all stages. The gradients that the live weights have are left as they are.
+        Of a device that holds all stages. The gradients that the newest weights have are left as they are.
         """
         assert self.num_ranks == 1
-        weights = [weight for stage in self.stages for weight in stage.live.values()]
+        weights = [weight for stage in self.stages for weight in stage.newest.values()]
         kept = [weight.grad for weight in weights]
         for weight in weights:
             weight.grad = None
         for stage in self.stages:
-            stage.bind_live()
+            stage.bind_newest()
         for n in range((t - 1) * self._accumulation + 1, t * self._accumulation + 1):
             inputs, targets = self._micro_batch(n)
             output = self._through_stages(inputs, targets)
@@ -249,7 +277,7 @@ class Engine:
         for weight, gradient in zip(weights, kept, strict=True):
             weight.grad = gradient
         remaining = iter(fresh)
-        return [[next(remaining) for _ in stage.live] for stage in self.stages]
+        return [[next(remaining) for _ in stage.newest] for stage in self.stages]
 
     def _forward(self, n: int, more_to_come: bool) -> None:
         inputs, targets = self._micro_batch(n)
@@ -261,7 +289,7 @@ class Engine:
         if self.watcher is not None:
             self.watcher.before_forward(n)
         output = self._through_stages(inputs if received is None else received, targets)
-        # Of a last stage, only the loss leads into the backward pass.
+        # Of a last stage only the loss (a scalar) leads into the backward pass, else the residual stream (B, S, D).
         root = output.stream if output.loss is None else output.loss
         self._in_flight[n] = _InFlight(received, root, output.auxiliary_loss)
         if not self.is_last:
@@ -270,16 +298,16 @@ class Engine:
     def _backward(self, n: int, more_to_come: bool) -> None:
         micro_batch = self._in_flight.pop(n)
         for stage in self.stages:
-            stage.bind(n)  # for blocks that recompute their activations (with `exact` only)
+            stage.bind(n)  # other forward passes have come between; blocks that recompute activations look weights up
             stage.prepare_backward(n)
         gradient = None if self.is_last else self._neighbours.gradients.receive()
         if more_to_come and not self.is_last:
             self._neighbours.gradients.post_receive()
         roots, gradients = [micro_batch.root], [gradient]
-        if micro_batch.auxiliary_loss is not None:
+        if micro_batch.auxiliary_loss is not None:  # of this device's mixtures: a scalar beside what the last rank sees
             roots.append(micro_batch.auxiliary_loss)
             gradients.append(None)
-        torch.autograd.backward(roots, gradients)
+        torch.autograd.backward(roots, gradients)  # to the bound weights, and to `received`
         if micro_batch.received is not None:
             assert micro_batch.received.grad is not None
             self._neighbours.gradients.send(micro_batch.received.grad)
@@ -293,34 +321,28 @@ class Engine:
             self._auxiliary_losses.append(micro_batch.auxiliary_loss.detach())
 
     def _update(self, t: int) -> StepResult:
-        grad_norms = torch.stack([clip_gradients(list(stage.live.values()), self._clip) for stage in self.stages])
+        # (stages,), each by its own norm: an asynchronous stage never sees the others' gradients.
+        grad_norms = torch.stack([clip_gradients(list(stage.newest.values()), self._clip) for stage in self.stages])
         loss, auxiliary_loss = _take_mean(self._losses), _take_mean(self._auxiliary_losses)
-        if grad_norms.device.type == "cpu":
+        if grad_norms.device.type == "cpu":  # a GPU would have to be waited for: there the caller looks, later
             check_finite(t, loss, grad_norms, self.stages[0].index)
         if self.watcher is not None:
             self.watcher.before_step(t)
-        update_norms, update_time = self._step(t)
-        if self.watcher is not None:
-            self.watcher.after_step(t)
-        for stage in self.stages:
-            stage.record_update(t)
-        return StepResult(t, loss, auxiliary_loss, grad_norms, update_norms, update_time)
-
-    def _step(self, t: int) -> tuple[Tensor | None, Stopwatch]:
-        """Let the method update all stages; the norms of the updates, if wanted, and the time."""
+        takes_norms = self._takes_update_norms(t)
+        if takes_norms:
+            for stage in self.stages:
+                stage.remember()
         stopwatch = Stopwatch(self.stages[0].device)
-        if not self._takes_update_norms(t):
-            self._timed_step(t, stopwatch)
-            return None, stopwatch
-        before = [[weight.detach().clone() for weight in stage.live.values()] for stage in self.stages]
-        self._timed_step(t, stopwatch)
-        norms = [distance(list(stage.live.values()), old) for stage, old in zip(self.stages, before, strict=True)]
-        return torch.stack(norms), stopwatch
-
-    def _timed_step(self, t: int, stopwatch: Stopwatch) -> None:
         stopwatch.start()
         self._updater.step(t)
         stopwatch.stop()
+        update_norms = torch.stack([norm(stage.last_update()) for stage in self.stages]) if takes_norms else None
+        if self.watcher is not None:
+            self.watcher.after_step(t)
+        for stage in self.stages:
+            stage.drop_gradients()
+            stage.record_update(t)
+        return StepResult(t, loss, auxiliary_loss, grad_norms, update_norms, stopwatch)
 
     def _through_stages(self, x: Tensor, targets: Tensor) -> StageOutput:
         """The stages one after the other; the auxiliary losses of all of them are summed."""
@@ -329,7 +351,7 @@ class Engine:
         with self._autocast():
             for stage in self.stages:
                 with record_function(f"stage {stage.index}"):
-                    x, loss, auxiliary_loss = stage.stage(x, targets)
+                    x, loss, auxiliary_loss = stage.module(x, targets)
                 if auxiliary_loss is not None:
                     auxiliary_losses.append(auxiliary_loss)
         return StageOutput(x, loss, torch.stack(auxiliary_losses).sum() if auxiliary_losses else None)
@@ -356,17 +378,15 @@ def clip_gradients(parameters: Sequence[Tensor], largest: float) -> Tensor:
     The arithmetic is that of torch.nn.utils.clip_grad_norm_.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-    torch._foreach_mul_(gradients, torch.clamp(largest / (norm + 1e-6), max=1.0))
-    return norm
+    before = norm(gradients)
+    torch._foreach_mul_(gradients, torch.clamp(largest / (before + 1e-6), max=1.0))
+    return before
 
 
-@torch.no_grad()
-def distance(weights: Sequence[Tensor], others: list[Tensor]) -> Tensor:
-    """The norm of the difference of two sets of tensors; overwrites the second."""
-    torch._foreach_sub_(others, list(weights))
-    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(others)))
-    return norm
+def norm(tensors: Sequence[Tensor]) -> Tensor:
+    """The common 2-norm of some tensors."""
+    result: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(tensors))))
+    return result
 
 
 def check_finite(iteration: int, loss: Tensor | float | None, grad_norms: Tensor, first_stage: int) -> None:

@@ -75,6 +75,10 @@ class HostRing:
         if self._stored is not None:
             torch.cuda.current_stream().wait_event(self._stored)
 
+    def forget_buffers(self) -> None:
+        """A micro-batch may come again: what its buffer was overwritten with is not its version."""
+        self._held = [None] * len(self._buffers)
+
     def forget(self) -> None:
         """The slots have been given another content."""
         self._held = [None] * len(self._buffers)

@@ -4,7 +4,7 @@ The engine runs the asynchronous one; the synchronous ones are for comparison (`
 
 Action text follows torch.distributed.pipelining: `2F0` is the forward pass of micro-batch 0 on stage 2, `2B0` its
 backward pass, or `2I0` and `2W0` where that is split into the gradient of the input, which the stage before waits for,
-and the gradient of the weights, which nobody does; `2U0` is the update that follows from it.
+and the gradient of the weights, which nobody does; `2U0` is update 0.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ class Action(NamedTuple):
     Attributes:
         stage: the rank, unless the rank holds several chunks of the model.
         kind: forward pass, backward pass or its two parts, update.
-        micro_batch: from 1.
+        number: of the micro-batch, or of the update; both from 1.
     """
 
     stage: int
     kind: Literal["F", "B", "I", "W", "U"]
-    micro_batch: int
+    number: int
 
     def __str__(self) -> str:
-        return f"{self.stage}{self.kind}{self.micro_batch}"
+        return f"{self.stage}{self.kind}{self.number}"
 
 
 def asynchronous_1f1b(
@@ -50,12 +50,13 @@ def asynchronous_1f1b(
     forwarded = first - 1
     micro_batch = first
     while micro_batch <= last():
+        # At first R - r forward passes, then one for each backward pass, until none is left to run ahead of.
         while forwarded < min(micro_batch + ahead, last()):
             forwarded += 1
             yield Action(rank, "F", forwarded)
         yield Action(rank, "B", micro_batch)
         if micro_batch % accumulation == 0:
-            yield Action(rank, "U", micro_batch)
+            yield Action(rank, "U", micro_batch // accumulation)
         micro_batch += 1
 
 
@@ -98,7 +99,7 @@ def interleaved_1f1b(
             if forward >= ahead:
                 chunk, micro_batch = chunk_and_micro_batch(forward - ahead)
                 yield Action((num_chunks - 1 - chunk) * num_ranks + rank, "B", first + micro_batch)
-        yield Action(rank, "U", first + num_micro_batches - 1)
+        yield Action(rank, "U", step + 1)
 
 
 def micro_batches_per_round(num_ranks: int, num_micro_batches: int) -> int:
@@ -131,20 +132,19 @@ def zero_bubble(rank: int, num_ranks: int, num_micro_batches: int, num_steps: in
     """
     ahead, behind = depth * (num_ranks - 1 - rank), depth * rank
     for step in range(num_steps):
-        first = step * num_micro_batches + 1
-        last = first + num_micro_batches - 1
-        forwarded, weighted = first - 1, first - 1
+        first, last = step * num_micro_batches + 1, (step + 1) * num_micro_batches
+        forwarded = weighted = first - 1
         for micro_batch in range(first, last + 1):
             while forwarded < min(micro_batch + ahead, last):
                 forwarded += 1
                 yield Action(rank, "F", forwarded)
             yield Action(rank, "I", micro_batch)
-            if micro_batch - weighted > behind:
+            if micro_batch - weighted > behind:  # else the rank has enough to do: W waits for its idle time
                 weighted += 1
                 yield Action(rank, "W", weighted)
         for micro_batch in range(weighted + 1, last + 1):
             yield Action(rank, "W", micro_batch)
-        yield Action(rank, "U", last)
+        yield Action(rank, "U", step + 1)
 
 
 def _synchronous(rank: int, num_micro_batches: int, num_steps: int, ahead: int) -> Iterator[Action]:
@@ -158,4 +158,4 @@ def _synchronous(rank: int, num_micro_batches: int, num_steps: int, ahead: int) 
                 yield Action(rank, "F", forwarded)
             backwarded += 1
             yield Action(rank, "B", backwarded)
-        yield Action(rank, "U", last)
+        yield Action(rank, "U", step + 1)

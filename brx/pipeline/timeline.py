@@ -60,7 +60,7 @@ def timeline(actions: Sequence[Sequence[Action]], transfer_time: float = 0.0) ->
                 start = max(free, arrivals[needed] if needed is not None else 0.0)
                 free = start + durations[action.kind]
                 if action.kind in _DIRECTIONS:
-                    arrivals[_DIRECTIONS[action.kind], action.stage, action.micro_batch] = free + latency
+                    arrivals[_DIRECTIONS[action.kind], action.stage, action.number] = free + latency
                 done[rank].append(Timed(action, start, free))
                 progress = True
         if not progress:
@@ -85,9 +85,11 @@ def steady_state(timed: Sequence[Sequence[Timed]]) -> tuple[float, float]:
 
 def updates_between(actions: Sequence[Action], micro_batch: int) -> int:
     """The delay of a micro-batch's gradient: how many updates its rank makes between its forward pass and its own."""
-    forward = next(i for i, action in enumerate(actions) if (action.kind, action.micro_batch) == ("F", micro_batch))
-    update = next(i for i, action in enumerate(actions) if (action.kind, action.micro_batch) == ("U", micro_batch))
-    return sum(action.kind == "U" for action in actions[forward:update])
+    forward, backward = (
+        next(i for i, action in enumerate(actions) if (action.kind, action.number) == (kind, micro_batch))
+        for kind in "FB"
+    )
+    return sum(action.kind == "U" for action in actions[forward:backward])
 
 
 def most_in_flight(actions: Sequence[Action], num_chunks: int = 1) -> float:
@@ -112,7 +114,7 @@ def _needed(action: Action, num_stages: int) -> _Pass | None:
     """What has to have arrived from a neighbouring stage."""
     direction = _DIRECTIONS.get(action.kind)
     if direction == "forward" and action.stage > 0:
-        return direction, action.stage - 1, action.micro_batch
+        return direction, action.stage - 1, action.number
     if direction == "backward" and action.stage < num_stages - 1:
-        return direction, action.stage + 1, action.micro_batch
+        return direction, action.stage + 1, action.number
     return None

@@ -1,15 +1,28 @@
-"""The weight versions of one stage: the live weights and the ring of older ones that micro-batches in flight need."""
+"""The weight versions of one stage: the newest weights, and the ring of older ones that micro-batches in flight need.
+
+What is swapped: a submodule looks its weights up by attribute, so `bind` replaces the entries in the submodules'
+`_parameters` by the tensors of a slot of the ring, and the module then computes with an older version. Optimizers,
+checkpoints and everybody else keep the parameters that the module began with: the *newest* weights. The gradient of an
+old version is applied to them. It gets there in one of two ways:
+
+- the engine binds the slot's tensors as leaves (`bind`); autograd leaves each gradient in the slot's `.grad`, and
+  `collect_gradients` moves it to the newest weights, before the method looks at it;
+- in anybody's loop (`brx.pipeline.anywhere`) nobody would call that, and DDP or hooks wait for the gradient at the
+  parameters themselves: `bind_through` binds the slot's values, whose gradients autograd passes on to them.
+
+Needs torch alone.
+"""
 
 from __future__ import annotations
 
-from typing import Literal, NotRequired, TypedDict, cast
+from collections.abc import Callable, Collection
+from typing import Any, Literal, TypedDict, cast
 
 import torch
 from torch import Tensor, nn
 
-from brx.model.stage import Stage, is_block_matrix
 from brx.pipeline.delay import StageDelay
-from brx.pipeline.forecast import Forecaster, ForecastRule, ParameterStates
+from brx.pipeline.forecast import ForecastRule, ParameterStates, moving_average, on_device
 from brx.pipeline.host_ring import HostRing
 
 StashMode = Literal["exact", "none", "predict"]
@@ -20,8 +33,12 @@ class VersionsState(TypedDict):
 
     weights: dict[str, Tensor]
     ring: list[list[Tensor]]
-    average_step: list[Tensor] | None
-    forecast: NotRequired[ParameterStates]
+    extrapolation: ParameterStates
+
+
+def own_dtype(name: str, weight: Tensor) -> torch.dtype:
+    """The ring holds a weight in its own dtype."""
+    return weight.dtype
 
 
 class StageVersions:
@@ -32,77 +49,83 @@ class StageVersions:
 
     - before the forward pass of micro-batch n, the slot holds version max(0, floor((n - 1 - tau) / M));
     - `exact`: the backward pass sees the same;
-    - `none`, `predict`: what the forward pass computed with is overwritten between the two, as a real pipeline
-      overwrites its only copy, with the newest weights or with PipeMare's prediction. The activations stay those of the
-      forward pass. With M = 1 that is the slot itself, which no other micro-batch needs; with M > 1 the update's later
-      micro-batches do, and each micro-batch in flight computes with a copy of its slot;
+    - `none`, `predict`: for the backward pass, the forward weights are replaced, as a real pipeline overwrites its only
+      copy, by the newest weights or by PipeMare's prediction. The activations stay those of the forward pass. With
+      M = 1 that is the slot itself, which no other micro-batch needs; where micro-batches share a slot, each
+      micro-batch in flight computes with a copy of it;
     - after update t, its slot takes version t, which a later micro-batch is going to need; with a `forecast`, where
       version t is expected to be when that micro-batch's update comes.
 
-    So one copy of the stage's weights per iteration (two where the slot is overwritten) is all that delay costs in
-    time. With tau = 0 the live weights are the only version, and nothing is copied.
+    So one copy of the stage's weights per iteration (two where they are replaced) is all that delay costs in time. With
+    tau = 0 the newest weights are the only version, and nothing is copied.
 
     Attributes:
-        stage: the module; outside of `bind` its parameters are the live weights.
-        live: the newest weights by name. Optimizers update these, in place.
+        module: computes the stage; its parameters are the newest weights except while another version is bound.
+        newest: the newest weights by name. Optimizers update these, in place.
     """
 
     def __init__(
         self,
-        stage: Stage,
+        module: nn.Module,
         index: int,
         delay: StageDelay,
         stash: StashMode = "exact",
-        matrix_dtype: torch.dtype = torch.float32,
+        ring_dtype: Callable[[str, Tensor], torch.dtype] = own_dtype,
         *,
         num_in_flight: int = 1,
         on_host: bool = False,
         forecast: ForecastRule | None = None,
+        names: Collection[str] | None = None,
+        always_copy: bool = False,
     ) -> None:
         """
         Args:
-            stage: the stage with its initial weights, on its device.
+            module: with its initial weights, on its device.
             index: k, counted from the first stage of the pipeline.
             delay: which versions it uses.
             stash: what the backward pass sees.
-            matrix_dtype: the ring's dtype for matrices; bf16 where autocast would cast them to it anyway, which gives
+            ring_dtype: the ring's dtype for a weight; bf16 for those that autocast would cast to it anyway, which gives
                 the same numbers from half the memory.
             num_in_flight: micro-batches between forward and backward pass on this device, at most.
             on_host: keep the ring in host memory.
             forecast: run both passes where the weights are expected to be at the update (with `exact` only).
+            names: of the module's parameters that are this stage's; all by default.
+            always_copy: a micro-batch may come again (after a skipped update), so its slot must never be overwritten.
         """
-        self.stage = stage
+        self.module = module
         self.index = index
         self.delay = delay
         self.stash = stash
-        self.live: dict[str, Tensor] = dict(stage.named_parameters())
-        self._newest = list(self.live.values())
-        self._owners = [_owner(stage, name) for name in self.live]
+        self.newest = {name: p for name, p in module.named_parameters() if names is None or name in names}
+        self._newest: list[Tensor] = list(self.newest.values())
+        self._places = _places(module, self._newest)
+        self._rnns = [rnn for rnn in module.modules() if isinstance(rnn, nn.RNNBase)]
         self._host_ring: HostRing | None = None
         self.ring: list[list[Tensor]] = []
         if delay.tau and on_host:
-            self._host_ring = HostRing(self._copy_of_live(matrix_dtype), delay, num_in_flight)
+            self._host_ring = HostRing(self._copy_of_newest(ring_dtype), delay, num_in_flight)
             self.ring = self._host_ring.slots
         elif delay.tau:
-            self.ring = [self._copy_of_live(matrix_dtype) for _ in range(delay.num_slots)]
-        # What micro-batches in flight compute with, where overwriting their slots would spoil it for others.
+            self.ring = [self._copy_of_newest(ring_dtype) for _ in range(delay.num_slots)]
+        # Where replacing a slot's weights for one backward pass would spoil them for other micro-batches.
         self._copies: list[list[Tensor]] = []
-        if self.ring and not on_host and stash != "exact" and delay.accumulation > 1:
-            self._copies = [self._copy_of_live(matrix_dtype) for _ in range(num_in_flight)]
+        if self.ring and not on_host and stash != "exact" and (delay.micro_batches_share_slots or always_copy):
+            self._copies = [self._copy_of_newest(ring_dtype) for _ in range(num_in_flight)]
         self._copied: list[int | None] = [None] * len(self._copies)
         self._gradient_sum: list[Tensor] | None = None
-        self._extrapolation: Extrapolation | None = None
-        if delay.tau and stash == "predict":
-            self._extrapolation = Extrapolation(self._newest, delay)
-        self._forecaster: Forecaster | None = None
-        if forecast is not None:
-            self.forecast_by(forecast)
+        # The weights before the update, where somebody asks what an update added to them.
+        self._before: list[Tensor] | None = None
+        self._forecast = forecast if self.ring else None
+        self._extrapolation: ParameterStates = [{} for _ in self._newest]  # the moving averages of predict and forecast
+        if self._extrapolates:
+            self.remember()
 
     def forecast_by(self, rule: ForecastRule) -> None:
         """Before the first update: run both passes where a rule expects the weights to be (with `exact` only)."""
         assert self.stash == "exact"
-        if self.ring:
-            self._forecaster = Forecaster(rule, self._newest, self.delay.in_updates)
+        self._forecast = rule if self.ring else None
+        if self._extrapolates:
+            self.remember()
 
     def bind(self, micro_batch: int) -> None:
         """Let the module compute with the weights of a micro-batch: version `delay.version_used(micro_batch)`."""
@@ -110,76 +133,126 @@ class StageVersions:
         if self._host_ring is not None:
             self._host_ring.prefetch(micro_batch + 1)
 
-    def bind_live(self) -> None:
+    def bind_through(self, micro_batch: int) -> None:
+        """As `bind`, but gradients arrive at the newest weights by themselves."""
+        if self.ring:
+            with torch.enable_grad():  # where activations are recomputed, autograd is off
+                self._point_to(_AtVersion.apply(self.forward_weights(micro_batch), *self._newest))  # type: ignore[no-untyped-call]
+
+    def bind_newest(self) -> None:
         """Let the module compute with the newest weights."""
         self._point_to(self._newest)
 
     @torch.no_grad()
     def prepare_backward(self, micro_batch: int) -> None:
-        """Overwrite what the forward pass computed with by what the backward pass sees, if that is another version."""
+        """For `none` and `predict`, replace the forward weights before the backward pass."""
         if not self.ring or self.stash == "exact":
             return
         # Through .data: autograd saved these very tensors and would (rightly) object to what is done here on purpose.
-        torch._foreach_copy_([weight.data for weight in self.forward_weights(micro_batch)], self.used(micro_batch))
+        targets = [weight.data for weight in self.forward_weights(micro_batch)]
+        torch._foreach_copy_(targets, self.backward_weights(micro_batch))
 
     def collect_gradients(self, micro_batch: int) -> None:
-        """Move a micro-batch's gradients to the live weights, in the live weights' dtype."""
-        for live, weight in zip(self.live.values(), self.forward_weights(micro_batch), strict=True):
+        """Move a micro-batch's gradients to the newest weights, in these weights' dtype."""
+        for newest, weight in zip(self._newest, self.forward_weights(micro_batch), strict=True):
             gradient = weight.grad
             weight.grad = None
-            live.grad = gradient.to(live.dtype) if gradient is not None else None
-        if self._host_ring is not None:  # the update is about to change what may still be on its way to the host
+            newest.grad = gradient.to(newest.dtype) if gradient is not None else None
+        self.finish_store()
+
+    def finish_store(self) -> None:
+        """Before an update changes what may still be on its way to the host: let it wait."""
+        if self._host_ring is not None:
             self._host_ring.finish_store()
 
     def accumulate(self, micro_batch: int) -> None:
-        """Add the live weights' gradients to the update's; with its last micro-batch they become the mean.
+        """Add the newest weights' gradients to the update's; with its last micro-batch they become the mean.
 
         The sum is taken in the order of the micro-batches, so that it is the same on any number of devices.
         """
         if self.delay.accumulation == 1:
             return
-        gradients = [_gradient(live) for live in self._newest]
+        gradients = [_gradient(weight) for weight in self._newest]
         if self._gradient_sum is None:
             self._gradient_sum = gradients
         else:
             torch._foreach_add_(self._gradient_sum, gradients)
-        for live in self._newest:
-            live.grad = None
+        self.drop_gradients()
         if self.delay.ends_update(micro_batch):
             torch._foreach_div_(self._gradient_sum, self.delay.accumulation)
-            for live, mean in zip(self._newest, self._gradient_sum, strict=True):
-                live.grad = mean
+            for weight, mean in zip(self._newest, self._gradient_sum, strict=True):
+                weight.grad = mean
             self._gradient_sum = None
 
-    def forward_weights(self, micro_batch: int) -> list[Tensor]:
-        """What the forward pass of a micro-batch computes with, in the order of `live`; valid until `prepare_backward`.
+    def drop_gradients(self) -> None:
+        """Of the newest weights."""
+        for weight in self._newest:
+            weight.grad = None
 
-        The ring's dtype; with a forecast, where the weights were expected to be.
+    @torch.no_grad()
+    def forward_weights(self, micro_batch: int) -> list[Tensor]:
+        """What the forward pass of a micro-batch computes with, in the order of `newest`.
+
+        The ring's dtype; with a forecast, where the weights were expected to be. Valid until `prepare_backward`.
         """
         if self._host_ring is not None:
             return self._host_ring.weights(micro_batch)
-        if self._copies:
-            return self._copy_of_slot(micro_batch)
-        return self.ring[self.delay.slot_used(micro_batch)] if self.ring else self._newest
+        if not self.ring:
+            return self._newest
+        slot = self.ring[self.delay.slot_used(micro_batch)]
+        if not self._copies:
+            return slot
+        index = micro_batch % len(self._copies)
+        if self._copied[index] != micro_batch:
+            torch._foreach_copy_([weight.data for weight in self._copies[index]], slot)
+            self._copied[index] = micro_batch
+        return self._copies[index]
 
-    def used(self, micro_batch: int) -> list[Tensor]:
-        """The weights that the backward pass of a micro-batch sees, in the order of `live`; valid until its update.
+    def forget_copies(self) -> None:
+        """What micro-batches in flight computed with is over: the next one takes its slot anew."""
+        self._copied = [None] * len(self._copies)
+        if self._host_ring is not None:
+            self._host_ring.forget_buffers()
 
-        In mode `exact` the ring's own tensors, rounded if the ring is bf16; else what is, or was, copied into the slot,
-        unrounded.
+    def backward_weights(self, micro_batch: int) -> list[Tensor]:
+        """The weights that the backward pass of a micro-batch sees, in the order of `newest`; valid until its update.
+
+        In mode `exact` the ring's own tensors, rounded if the ring is bf16; else unrounded.
         """
         if not self.ring or self.stash == "exact":
             return self.forward_weights(micro_batch)
-        return self._newest if self._extrapolation is None else self._extrapolation.from_weights(self._newest)
+        average = [kept.get("average_update") for kept in self._extrapolation]
+        if self.stash == "none" or average[0] is None:
+            return self._newest
+        # PipeMare's T2 (arXiv:1910.05124): w - tau delta, tau in updates.
+        return list(torch._foreach_add(self._newest, cast(list[Tensor], average), alpha=-self.delay.tau_updates))
+
+    @torch.no_grad()
+    def remember(self) -> None:
+        """Before an update whose `last_update` is wanted: keep a copy of the weights."""
+        if self._before is None:
+            self._before = [weight.detach().clone() for weight in self._newest]
+
+    @torch.no_grad()
+    def last_update(self) -> list[Tensor]:
+        """After an update that was remembered, and before it is recorded: what it added to the weights."""
+        assert self._before is not None
+        return list(torch._foreach_sub([weight.detach() for weight in self._newest], self._before))
 
     @torch.no_grad()
     def record_update(self, version: int) -> None:
-        """The live weights have become this version: store it for the micro-batch that needs it; drop the gradients."""
-        for live in self._newest:
-            live.grad = None
-        if self._extrapolation is not None:
-            self._extrapolation.observe(self._newest)
-        stored = self._newest if self._forecaster is None else self._forecaster.after_update(self._newest)
+        """The newest weights have become this version: store it for the micro-batch that needs it."""
+        stored = self._newest
+        if self._extrapolates:
+            update = self.last_update()
+            if self._forecast is not None:
+                stored = self._forecast(self._newest, update, self.delay.tau_updates, self._extrapolation)
+            else:
+                moving_average(update, self.delay.prediction_decay, self._extrapolation)
+            assert self._before is not None
+            torch._foreach_copy_(self._before, self._newest)
+        else:
+            self._before = None
         if self._host_ring is not None:
             self._host_ring.store(version, stored)
         elif self.ring:
@@ -189,42 +262,36 @@ class StageVersions:
         """Everything here that decides the trajectory (no copies)."""
         if self._host_ring is not None:
             self._host_ring.wait()
-        state: VersionsState = {
-            "weights": {name: parameter.data for name, parameter in self.live.items()},
+        return {
+            "weights": {name: parameter.data for name, parameter in self.newest.items()},
             "ring": [[parameter.data for parameter in slot] for slot in self.ring],
-            "average_step": None if self._extrapolation is None else self._extrapolation.average_step,
+            "extrapolation": self._extrapolation,
         }
-        if self._forecaster is not None:
-            state["forecast"] = self._forecaster.state
-        return state
 
     @torch.no_grad()
     def load_state_dict(self, state: VersionsState) -> None:
         """Restore what `state_dict` gave, in place.
 
         Raises:
-            ValueError: the state belongs to another stage, delay or stash mode.
+            ValueError: the state belongs to another stage, delay, stash mode or forecast.
         """
-        if list(state["weights"]) != list(self.live) or len(state["ring"]) != len(self.ring):
+        if list(state["weights"]) != list(self.newest) or len(state["ring"]) != len(self.ring):
             raise ValueError(f"stage {self.index}: the state is of another stage or delay")
-        if (state["average_step"] is None) != (self._extrapolation is None):
-            raise ValueError(f"stage {self.index}: the state is of another stash mode")
-        if ("forecast" in state) != (self._forecaster is not None):
-            raise ValueError(f"stage {self.index}: the state is of a run with another forecast")
+        if len(state["extrapolation"]) != len(self._newest) or (any(state["extrapolation"]) and not self._extrapolates):
+            raise ValueError(f"stage {self.index}: the state is of another stash mode or forecast")
         torch._foreach_copy_(self._newest, list(state["weights"].values()))
         for slot, saved in zip(self.ring, state["ring"], strict=True):
             torch._foreach_copy_(slot, saved)
-        self._copied = [None] * len(self._copies)
+        self.forget_copies()
         if self._host_ring is not None:
             self._host_ring.forget()
-        if self._extrapolation is not None and state["average_step"] is not None:
-            self._extrapolation.restore(self._newest, state["average_step"])
-        if self._forecaster is not None:
-            self._forecaster.restore(self._newest, state["forecast"])
+        self._extrapolation = [on_device(kept, self.device) for kept in state["extrapolation"]]
+        if self._before is not None:
+            torch._foreach_copy_(self._before, self._newest)
 
     @property
     def device(self) -> torch.device:
-        """Where the live weights are."""
+        """Where the newest weights are."""
         return self._newest[0].device
 
     @property
@@ -232,57 +299,35 @@ class StageVersions:
         """Memory of the ring in bytes, with the copies of micro-batches in flight: nothing at tau = 0."""
         return sum(parameter.nbytes for slot in (*self.ring, *self._copies) for parameter in slot)
 
-    @torch.no_grad()
-    def _copy_of_slot(self, micro_batch: int) -> list[Tensor]:
-        index = micro_batch % len(self._copies)
-        if self._copied[index] != micro_batch:
-            slot = self.ring[self.delay.slot_used(micro_batch)]
-            torch._foreach_copy_([weight.data for weight in self._copies[index]], slot)
-            self._copied[index] = micro_batch
-        return self._copies[index]
+    @property
+    def _extrapolates(self) -> bool:
+        return bool(self.ring) and (self.stash == "predict" or self._forecast is not None)
 
-    def _point_to(self, parameters: list[Tensor]) -> None:
+    def _point_to(self, parameters: list[Tensor] | tuple[Tensor, ...]) -> None:
         # What torch.func.functional_call does, without its cost of a hundred microseconds per stage.
-        for (module, attribute), parameter in zip(self._owners, parameters, strict=True):
-            module._parameters[attribute] = cast(nn.Parameter, parameter)
+        for module, attribute, index in self._places:
+            module._parameters[attribute] = cast(nn.Parameter, parameters[index])
+        for rnn in self._rnns:  # which keep a list of their weights beside
+            rnn._flat_weights = [getattr(rnn, name) for name in rnn._flat_weights_names]
 
-    def _copy_of_live(self, matrix_dtype: torch.dtype) -> list[Tensor]:
+    def _copy_of_newest(self, ring_dtype: Callable[[str, Tensor], torch.dtype]) -> list[Tensor]:
         return [
-            nn.Parameter(live.detach().to(matrix_dtype if is_block_matrix(name) else live.dtype, copy=True))
-            for name, live in self.live.items()
+            nn.Parameter(weight.detach().to(ring_dtype(name, weight), copy=True))
+            for name, weight in self.newest.items()
         ]
 
 
-class Extrapolation:
-    """Where weights were at the forward pass, by their recent steps: w - tau delta.
+class _AtVersion(torch.autograd.Function):
+    """The values of an old version, whose gradients are those of the newest weights (gradients arrive one by one)."""
 
-    PipeMare's discrepancy correction (T2, arXiv:1910.05124): delta <- gamma delta + (1 - gamma) (w(t) - w(t-1)) after
-    each update, from zero, with gamma = exp(-2 / tau) and tau in updates.
-    """
+    @staticmethod
+    def forward(ctx: Any, values: list[Tensor], *newest: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)  # a weight that takes no part gets no gradient, as without a delay
+        return tuple(value.detach() for value in values)
 
-    def __init__(self, weights: list[Tensor], delay: StageDelay) -> None:
-        self.average_step = [torch.zeros_like(weight) for weight in weights]
-        self._delay = delay
-        self._previous = [weight.detach().clone() for weight in weights]
-
-    @torch.no_grad()
-    def from_weights(self, weights: list[Tensor]) -> list[Tensor]:
-        """The predicted weights, W - tau delta."""
-        return list(torch._foreach_add(weights, self.average_step, alpha=-self._delay.in_updates))
-
-    @torch.no_grad()
-    def observe(self, weights: list[Tensor]) -> None:
-        """Take in the step that the weights have just made."""
-        step = torch._foreach_sub(weights, self._previous)
-        decay = self._delay.prediction_decay
-        torch._foreach_mul_(self.average_step, decay)
-        torch._foreach_add_(self.average_step, step, alpha=1.0 - decay)
-        torch._foreach_copy_(self._previous, weights)
-
-    def restore(self, weights: list[Tensor], average_step: list[Tensor]) -> None:
-        """Continue from a saved average, with the weights saved at the same time."""
-        torch._foreach_copy_(self.average_step, average_step)
-        torch._foreach_copy_(self._previous, [weight.detach() for weight in weights])
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        return None, *gradients
 
 
 def _gradient(weight: Tensor) -> Tensor:
@@ -290,7 +335,12 @@ def _gradient(weight: Tensor) -> Tensor:
     return weight.grad
 
 
-def _owner(stage: nn.Module, name: str) -> tuple[nn.Module, str]:
-    """The submodule that holds a parameter, and the attribute under which it does."""
-    path, _, attribute = name.rpartition(".")
-    return stage.get_submodule(path), attribute
+def _places(module: nn.Module, weights: list[Tensor]) -> list[tuple[nn.Module, str, int]]:
+    """Each submodule and attribute that hold one of the weights, a tied one several times, and its index."""
+    indices = {id(weight): index for index, weight in enumerate(weights)}
+    return [
+        (submodule, attribute, indices[id(parameter)])
+        for submodule in module.modules()
+        for attribute, parameter in submodule._parameters.items()
+        if id(parameter) in indices
+    ]

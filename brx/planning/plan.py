@@ -366,7 +366,7 @@ def _num_predictors_copies(config: RunConfig) -> int:
 
     What a user's own forecast keeps besides is not known.
     """
-    averages = config.pipeline.stash == "predict" or config.pipeline.forecast == "momentum"
+    averages = config.pipeline.stash == "predict" or config.pipeline.forecast == "average-update"
     return 2 if averages else int(_forecasts(config))
 
 

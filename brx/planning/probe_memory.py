@@ -78,4 +78,4 @@ def probe_memory(config: RunConfig, by_stage: Mapping[int, Shapes]) -> ProbeMemo
 
 def _num_older_updates(delay: StageDelay, every: int) -> int:
     """Of one stage, just before a measured update t: t - 1, t - lag, and those a lag before later measured ones."""
-    return len({1, *range(delay.most_in_updates, 0, -every)})
+    return len({1, *range(delay.most_tau_updates, 0, -every)})

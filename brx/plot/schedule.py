@@ -68,7 +68,7 @@ def _draw_row(axes: Axes, entries: Sequence[Timed], height: float, window: float
         color = FORWARD_COLOR if entry.action.kind == "F" else BACKWARD_COLOR
         width = min(entry.end, window) - entry.start
         axes.add_patch(Rectangle((entry.start, height - 0.4), width, 0.8, facecolor=color, edgecolor="white"))
-        label = str(entry.action.micro_batch)
+        label = str(entry.action.number)
         axes.text(entry.start + width / 2, height, label, ha="center", va="center", fontsize=7)
 
 
@@ -77,12 +77,12 @@ def _draw_delay(axes: Axes, entries: Sequence[Timed], num_ranks: int, window: fl
     micro_batch = num_ranks
     tau = updates_between([entry.action for entry in entries], micro_batch)
     _draw_row(axes, entries, 0.0, window)
-    forward = next(e for e in entries if (e.action.kind, e.action.micro_batch) == ("F", micro_batch))
+    forward = next(e for e in entries if (e.action.kind, e.action.number) == ("F", micro_batch))
     for entry in entries:
         if entry.action.kind == "U" and entry.start < window - 0.5:
-            number = entry.action.micro_batch
+            number = entry.action.number
             axes.text(entry.start, -0.85, f"$w_{{{number}}}$", ha="center", va="center", color=UPDATE_COLOR, fontsize=7)
-    update = next(e for e in entries if (e.action.kind, e.action.micro_batch) == ("U", micro_batch))
+    update = next(e for e in entries if (e.action.kind, e.action.number) == ("U", micro_batch))
     axes.annotate(
         "",
         xy=(update.start, 0.45),

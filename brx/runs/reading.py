@@ -66,7 +66,7 @@ class Run:
     @property
     def largest_delay(self) -> float:
         """Of a stage, in updates; 0 without delay."""
-        return max(delay.in_updates for delay in stage_delays(self.config.pipeline))
+        return max(delay.tau_updates for delay in stage_delays(self.config.pipeline))
 
     @property
     def architecture(self) -> str:

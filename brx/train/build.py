@@ -19,7 +19,7 @@ from brx.errors import UserError
 from brx.methods.table import ring_matrix_dtype
 from brx.methods.updater import MethodUpdater
 from brx.model.cross_entropy import CHUNK_LOGITS
-from brx.model.stage import Stage, initialize, partition
+from brx.model.stage import Stage, initialize, is_block_matrix, partition
 from brx.pipeline.delay import check_devices, stage_delays
 from brx.pipeline.engine import Engine, MicroBatch
 from brx.pipeline.forecast import FORECAST_RULES
@@ -100,15 +100,14 @@ def assemble(
         dtype: of the weights. The rings of float64 weights hold everything in float64.
 
     Raises:
-        UserError: the device cannot compute in the configured precision, the devices or the head cannot run the
-            configured delays (unless `own` is given: nobody checks that cut), or the method's library is missing.
+        UserError: the device cannot compute in the configured precision, the devices cannot run the configured delays
+            (unless `own` is given: nobody checks that cut), or the method's library is missing.
     """
     device, world = device or torch.device("cpu"), world or SingleDevice()
     if own is None:
         ranges = partition(config.pipeline.stages, world.num_ranks)
         check_devices(stage_delays(config.pipeline), ranges)
         own = ranges[world.rank]
-    check_head(config)
     stages = build_stages(config, device, own, num_in_flight=world.num_ranks - world.rank, dtype=dtype)
     # Finds the method, makes its optimizers for these stages and drives them: learning rates, gradient rule, forecast.
     updater = MethodUpdater(config, stages)
@@ -176,7 +175,7 @@ def build_stages(
         dtype: of the weights.
     """
     parts = partition(config.model.blocks, config.pipeline.stages)
-    delays = stage_delays(config.pipeline)
+    delays = stage_delays(config.pipeline, config.training.seed)
     matrix_dtype = ring_matrix_dtype(config) if dtype == torch.float32 else dtype
     forecast = config.pipeline.forecast
     stages = []
@@ -192,7 +191,7 @@ def build_stages(
                 index,
                 delays[index],
                 config.pipeline.stash,
-                matrix_dtype,
+                lambda name, weight: matrix_dtype if is_block_matrix(name) else weight.dtype,
                 num_in_flight=num_in_flight,
                 on_host=config.pipeline.rings == "host",
                 forecast=None if forecast is None else FORECAST_RULES[forecast],

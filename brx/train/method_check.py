@@ -67,4 +67,4 @@ def _random_micro_batch(config: RunConfig, n: int, device: torch.device) -> Micr
 def _try(assembly: Assembly, config: RunConfig) -> None:
     for step in assembly.engine.run(1, lambda: UPDATES):
         for delay in stage_delays(config.pipeline):
-            assembly.updater.lr_divisor(delay.in_updates, step.iteration)
+            assembly.updater.lr_divisor(delay.tau_updates, step.iteration)

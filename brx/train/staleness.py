@@ -59,7 +59,7 @@ class StalenessProbe:
             stages: all of them.
             optimizers: of the run.
             every: N.
-            fresh_gradients: of an update's micro-batches at the newest weights, by stage, in the order of `live`.
+            fresh_gradients: of an update's micro-batches at the newest weights, by stage, in the order of `newest`.
         """
         self.every = every
         self._stages = list(stages)
@@ -74,7 +74,6 @@ class StalenessProbe:
         self._updates: list[dict[int, list[Tensor]]] = [{} for _ in stages]  # by stage and iteration, while needed
         self._measures: dict[int, Measures] = {}
         self._distances: list[list[float]] = []  # of the update's micro-batches so far, by stage
-        self._before: list[list[Tensor] | None] = []
         self._bases: list[list[Bases]] = []
 
     def before_forward(self, micro_batch: int) -> None:
@@ -84,10 +83,12 @@ class StalenessProbe:
 
     def before_step(self, t: int) -> None:
         """Take in the gradients of update t, and the weights and bases that it is about to change."""
-        self._before = [_copies(stage.live.values()) if self._is_needed(stage, t) else None for stage in self._stages]
+        for stage in self._stages:
+            if self._is_needed(stage, t):
+                stage.remember()
         if t % self.every:
             return
-        delayed = [[weight.grad for weight in stage.live.values()] for stage in self._stages]
+        delayed = [[weight.grad for weight in stage.newest.values()] for stage in self._stages]
         measures: Measures = {
             "stage_gradient_cosine": [
                 _cosine(used, fresh) for used, fresh in zip(delayed, self._fresh_gradients(t), strict=True)
@@ -96,14 +97,13 @@ class StalenessProbe:
         }
         self._measures[t] = measures
         self._distances = []
-        self._bases = [[self._bases_of(weight) for weight in stage.live.values()] for stage in self._stages]
+        self._bases = [[self._bases_of(weight) for weight in stage.newest.values()] for stage in self._stages]
 
     def after_step(self, t: int) -> None:
         """Take in the updates that were made."""
-        for stage, before, updates in zip(self._stages, self._before, self._updates, strict=True):
-            if before is not None:
-                updates[t] = list(torch._foreach_sub([weight.detach() for weight in stage.live.values()], before))
-        self._before = []
+        for stage, updates in zip(self._stages, self._updates, strict=True):
+            if self._is_needed(stage, t):
+                updates[t] = stage.last_update()
         if t % self.every == 0:
             measures = self._measures[t]
             for name, measure in (
@@ -136,15 +136,15 @@ class StalenessProbe:
 
     def _is_needed(self, stage: StageVersions, t: int) -> bool:
         """Whether an update is one to measure, the one before it, or the one a lag before it."""
-        return any((t + later) % self.every == 0 for later in (0, 1, stage.delay.most_in_updates))
+        return any((t + later) % self.every == 0 for later in (0, 1, stage.delay.most_tau_updates))
 
     def _is_still_needed(self, stage: StageVersions, past: int, now: int) -> bool:
         return any(
-            (past + later) % self.every == 0 and past + later > now for later in (1, stage.delay.most_in_updates)
+            (past + later) % self.every == 0 and past + later > now for later in (1, stage.delay.most_tau_updates)
         )
 
     def _update_cosine(self, index: int, t: int) -> float | None:
-        updates, lag = self._updates[index], self._stages[index].delay.most_in_updates
+        updates, lag = self._updates[index], self._stages[index].delay.most_tau_updates
         return _cosine(updates[t], updates[t - lag]) if lag and t - lag in updates else None
 
     def _sign_changes(self, index: int, t: int) -> float | None:
@@ -155,11 +155,11 @@ class StalenessProbe:
 
     def _changes(self, index: int, t: int, in_basis: Callable[[Tensor, Tensor], Tensor | None]) -> float | None:
         """The share of the block matrices' entries whose sign differs between the updates t - 1 and t."""
-        updates, live = self._updates[index], self._stages[index].live
+        updates, newest = self._updates[index], self._stages[index].newest
         if t - 1 not in updates:
             return None
         changed = total = 0
-        for (name, weight), before, now in zip(live.items(), updates[t - 1], updates[t], strict=True):
+        for (name, weight), before, now in zip(newest.items(), updates[t - 1], updates[t], strict=True):
             if not is_block_matrix(name):  # embedding rows hardly move, and not all methods rotate the same matrices
                 continue
             earlier, later = in_basis(weight, before), in_basis(weight, now)
@@ -184,7 +184,7 @@ class StalenessProbe:
 
     def _basis_angle(self, index: int, t: int) -> float | None:
         angles = []
-        for weight, before in zip(self._stages[index].live.values(), self._bases[index], strict=True):
+        for weight, before in zip(self._stages[index].newest.values(), self._bases[index], strict=True):
             for old, new in zip(before, self._bases_of(weight), strict=True):
                 if old is not None and new is not None and not torch.equal(old, new):
                     angles.append(mean_angle_degrees(old, new))
@@ -201,14 +201,10 @@ def _weight_distance(stage: StageVersions, micro_batch: int) -> float:
     """Norm of (newest weights - those of the micro-batch's forward pass), over that of the newest."""
     if stage.delay.tau == 0:
         return 0.0
-    newest = [weight.detach() for weight in stage.live.values()]
+    newest = [weight.detach() for weight in stage.newest.values()]
     forward = stage.forward_weights(micro_batch)
-    used = [weight.detach().to(live.dtype) for weight, live in zip(forward, newest, strict=True)]
+    used = [weight.detach().to(now.dtype) for weight, now in zip(forward, newest, strict=True)]
     return _norm(torch._foreach_sub(newest, used)) / max(_norm(newest), 1e-30)
-
-
-def _copies(weights: Any) -> list[Tensor]:
-    return [weight.detach().clone() for weight in weights]
 
 
 def _norm(tensors: Sequence[Tensor]) -> float:

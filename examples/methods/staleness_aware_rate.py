@@ -7,12 +7,12 @@ from brx.methods.method import Method
 
 
 class StalenessAware(Method):
-    """lr / tau ** power; a stage without delay keeps its rate."""
+    """lr / tau_updates ** power; a stage without delay keeps its rate."""
 
     summary = "AdamW at lr / tau^power"
 
     def __init__(self, power: float = 1.0) -> None:
         self.power = power
 
-    def lr_divisor(self, tau: float, t: int, T: int) -> float:
-        return max(1.0, tau) ** self.power
+    def lr_divisor(self, tau_updates: float, t: int, T: int) -> float:
+        return max(1.0, tau_updates) ** self.power

@@ -22,7 +22,9 @@ class XPipe(Method):
         self.adam = self.adamw(stage_groups(stages))
         return [self.adam]
 
-    def forecast(self, newest: list[Tensor], update: list[Tensor], tau: float, state: list[dict]) -> list[Tensor]:
+    def forecast(
+        self, newest: list[Tensor], update: list[Tensor], tau_updates: float, state: list[dict]
+    ) -> list[Tensor]:
         group = self.adam.param_groups[0]  # the rate is the same for all stages
         (beta1, beta2), predicted = group["betas"], []
         for weight in newest:
@@ -30,5 +32,5 @@ class XPipe(Method):
             step = moments["step"].item()
             mean = moments["exp_avg"] / (1 - beta1**step)
             root = (moments["exp_avg_sq"] / (1 - beta2**step)).sqrt()
-            predicted.append(weight - self.strength * tau * group["lr"] * mean / (root + group["eps"]))
+            predicted.append(weight - self.strength * tau_updates * group["lr"] * mean / (root + group["eps"]))
         return predicted

@@ -37,7 +37,7 @@ def test_no_delay_profile_is_one_clear_line(delay):
     [
         (["pipeline.delay=[1, 0]"], "delay must have one entry per stage (3), got 2"),
         (["pipeline.stages=1", "pipeline.delay={like: 8}"], "delay: like: 8 needs at least 2 stages, got 1"),
-        (["pipeline.forecast=momentum", "pipeline.stash=none"], "forecast needs stash: exact (got none)"),
+        (["pipeline.forecast=average-update", "pipeline.stash=none"], "forecast needs stash: exact (got none)"),
         (["pipeline.accumulation=0"], "pipeline.accumulation: input should be greater than or equal to 1, got 0"),
     ],
 )

@@ -80,19 +80,19 @@ def probe(folder, world):
     trainer = Trainer(config, RunFolder(folder / "probe"), world)
     seen = []
     for versions in trainer.assembly.stages:
-        name = next(name for name in versions.live if name.endswith("attention_norm.bias"))
-        index = list(versions.live).index(name)
+        name = next(name for name in versions.newest if name.endswith("attention_norm.bias"))
+        index = list(versions.newest).index(name)
         for slot in versions.ring:
             slot[index].data.fill_(0)
-        versions.live[name].data.fill_(0)
-        versions.stage.register_forward_pre_hook(
+        versions.newest[name].data.fill_(0)
+        versions.module.register_forward_pre_hook(
             lambda module, args, name=name: seen.append(int(dict(module.named_parameters())[name][0].item()))
         )
 
     @torch.no_grad()
     def stamp(iteration):
         for versions in trainer.assembly.stages:
-            next(w for n, w in versions.live.items() if n.endswith("attention_norm.bias")).fill_(iteration)
+            next(w for n, w in versions.newest.items() if n.endswith("attention_norm.bias")).fill_(iteration)
 
     trainer.assembly.updater.step = stamp
     list(trainer.assembly.engine.run(1, lambda: 20))

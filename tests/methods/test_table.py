@@ -77,7 +77,7 @@ def test_baseline_is_the_librarys_optimizer(method, extra):
         model.zero_grad()
     assert bool(members) == bool(extra)
     for name, weight in model.named_parameters():
-        assert torch.equal(weight, versions[0].live[name]), name
+        assert torch.equal(weight, versions[0].newest[name]), name
 
 
 def test_compensation_without_delay_or_stash_is_pipedream():
@@ -147,7 +147,7 @@ def test_gradient_that_the_optimizer_refuses_ends_the_run_in_one_line():
     versions = make_versions(config)
     updater = MethodUpdater(config, versions)
     for stage in versions:
-        for weight in stage.live.values():
+        for weight in stage.newest.values():
             weight.grad = torch.full_like(weight, float("nan"))
     with pytest.raises(RunError, match=r"iteration 7: parameter blocks\.0\.attention\.query\.weight of shape .* NaN"):
         updater.step(7)
@@ -208,7 +208,7 @@ def test_every_option_changes_the_run(option):
     for overrides in ([], [override]):
         num_iterations = 14 if method == "basis-rotation" else 6  # its first basis comes with update 10
         _, versions = run_engine(make_config(method, stages, "exact", 24, *common, *overrides), num_iterations)
-        weights.append(torch.cat([w.detach().flatten() for stage in versions for w in stage.live.values()]))
+        weights.append(torch.cat([w.detach().flatten() for stage in versions for w in stage.newest.values()]))
     assert not torch.equal(*weights)
 
 
@@ -218,9 +218,9 @@ def test_mixtures_train_under_every_method(method, stash):
     config = make_config(method, 4, stash, 12, "optimizer.lr=0.001", *MOE)
     assembly = assemble(config, micro_batch)
     versions = assembly.stages
-    before = [weight.detach().clone() for stage in versions for weight in stage.live.values()]
+    before = [weight.detach().clone() for stage in versions for weight in stage.newest.values()]
     losses = [result.loss.item() for result in assembly.engine.run(1, lambda: 12)]
     assert all(torch.isfinite(torch.tensor(losses)))
-    live = [(name, weight) for stage in versions for name, weight in stage.live.items()]
+    live = [(name, weight) for stage in versions for name, weight in stage.newest.items()]
     unmoved = [name for (name, weight), old in zip(live, before, strict=True) if torch.equal(weight, old)]
     assert unmoved == []

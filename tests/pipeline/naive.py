@@ -105,10 +105,12 @@ class NaivePipeline:
             return {name: weight + ahead[name] for name, weight in newest.items()}
         steps = [{name: after[name] - before[name] for name in newest} for before, after in pairwise(history)]
         direction = steps[-1]
-        if self.forecast == "momentum":
+        if self.forecast == "average-update":
             ages = range(len(steps) - 1, -1, -1)
+            weights = [0.9**age for age in ages]
             direction = {
-                name: sum(0.1 * 0.9**age * step[name] for age, step in zip(ages, steps, strict=True)) for name in newest
+                name: sum(w * step[name] for w, step in zip(weights, steps, strict=True)) / sum(weights)
+                for name in newest
             }
         return {name: weight + tau * direction[name] for name, weight in newest.items()}
 

@@ -194,7 +194,7 @@ def test_two_versions_in_an_update_equal_naive_simulation(method):
     assert_equals_naive(make_config(method, 3, "exact", 24, *extra), [3, 3, 3])
 
 
-@pytest.mark.parametrize("forecast", ["last-update", "momentum"])
+@pytest.mark.parametrize("forecast", ["last-update", "average-update"])
 @pytest.mark.parametrize("method", OVERRIDES)
 def test_forecast_equals_naive_simulation(method, forecast):
     assert_equals_naive(make_config(method, 3, "exact", 24, f"pipeline.forecast={forecast}"))
@@ -205,7 +205,7 @@ def test_forecast_equals_naive_simulation(method, forecast):
 
 
 def test_forecasts_differ():
-    settings = [[], ["pipeline.forecast=last-update"], ["pipeline.forecast=momentum"]]
+    settings = [[], ["pipeline.forecast=last-update"], ["pipeline.forecast=average-update"]]
     losses = {
         tuple(r.loss.item() for r in run_engine(make_config("pipedream", 4, "exact", 24, *extra), 12)[0])
         for extra in settings
@@ -228,8 +228,8 @@ def test_micro_batches_of_an_update_without_delay_are_one_larger_batch():
     for one, other in zip(accumulated, whole, strict=True):
         torch.testing.assert_close(one.loss, other.loss, rtol=1e-10, atol=0)
         torch.testing.assert_close(one.grad_norms, other.grad_norms, rtol=1e-8, atol=0)
-    for name, weight in assembly.stages[0].live.items():
-        torch.testing.assert_close(stages[0].live[name], weight, rtol=0, atol=1e-8)
+    for name, weight in assembly.stages[0].newest.items():
+        torch.testing.assert_close(stages[0].newest[name], weight, rtol=0, atol=1e-8)
 
 
 def test_2bw_uses_the_version_before_the_newest():
@@ -245,7 +245,7 @@ def test_mean_age_over_an_update_is_the_delay_in_updates():
             delay = StageDelay(tau, accumulation)
             numbers = range(20 * accumulation + 1, 21 * accumulation + 1)  # update 21, long after the start
             ages = [20 - delay.version_used(n) for n in numbers]
-            assert sum(ages) / accumulation == pytest.approx(delay.in_updates)
+            assert sum(ages) / accumulation == pytest.approx(delay.tau_updates)
             assert max(ages) + 1 == delay.num_slots
 
 
@@ -277,7 +277,7 @@ def assert_equals_naive(config, taus=None, update=None, forecast=None):
     norms = torch.stack([r.grad_norms for r in results])
     torch.testing.assert_close(norms, torch.tensor(naive.norms, dtype=torch.float64), rtol=1e-6, atol=1e-12)
     for k, stage in enumerate(versions):
-        for name, weight in stage.live.items():
+        for name, weight in stage.newest.items():
             # Eigenvectors of close eigenvalues magnify rounding; a wrong version would show at 1e-3.
             tolerance = 1e-6 if method == "basis-rotation" else 1e-8
             torch.testing.assert_close(weight.detach(), naive.versions[k][-1][name], rtol=0, atol=tolerance)
@@ -311,7 +311,7 @@ def test_one_stage_equals_ordinary_training_loop():
         assert result.loss == loss.detach()
         assert result.grad_norms.item() == norm
     for name, weight in model.named_parameters():
-        assert torch.equal(weight, versions[0].live[name]), name
+        assert torch.equal(weight, versions[0].newest[name]), name
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 5, 8])
@@ -332,7 +332,7 @@ def test_probe_of_versions_used(stages):
         _stamp(stage).data.fill_(0)
         for slot in stage.ring:
             slot[_stamp_index(stage)].data.fill_(0)
-        stage.stage.register_forward_pre_hook(
+        stage.module.register_forward_pre_hook(
             lambda module, args, k=stage.index: used.append((k, dict(module.named_parameters())[_STAMP[k]][0].item()))
         )
     iterations = 3 * stages
@@ -347,21 +347,21 @@ _STAMP = {}
 
 
 def _stamp_name(stage):
-    return next(name for name in stage.live if name.endswith("attention_norm.bias"))
+    return next(name for name in stage.newest if name.endswith("attention_norm.bias"))
 
 
 def _stamp_index(stage):
-    return list(stage.live).index(_stamp_name(stage))
+    return list(stage.newest).index(_stamp_name(stage))
 
 
 def _stamp(stage):
-    return stage.live[_stamp_name(stage)]
+    return stage.newest[_stamp_name(stage)]
 
 
 def test_ring_memory_is_the_formula():
     config = make_config("pipedream", 8, "exact")
     for stage in make_versions(config):
-        size = sum(weight.nbytes for weight in stage.live.values())
+        size = sum(weight.nbytes for weight in stage.newest.values())
         assert stage.ring_bytes == ((stage.delay.tau + 1) * size if stage.delay.tau else 0)
 
 

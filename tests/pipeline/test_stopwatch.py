@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from brx.pipeline.stopwatch import Stopwatch
+from brx.pipeline.engine import Stopwatch
 
 
 def test_on_a_cpu_it_is_the_clock():

@@ -50,7 +50,7 @@ def test_delay_read_off_the_schedule_is_the_delay_of_the_semantics(num_ranks):
 def test_every_micro_batch_is_forwarded_backwarded_and_applied_once_in_order(num_ranks, last):
     for row in asynchronous(num_ranks, last):
         for kind in "FBU":
-            assert [a.micro_batch for a in row if a.kind == kind] == list(range(1, last + 1))
+            assert [a.number for a in row if a.kind == kind] == list(range(1, last + 1))
 
 
 def test_action_text_is_torchs():

@@ -21,7 +21,7 @@ ASYNCHRONOUS_SETTINGS = [
     ["pipeline.stash=none"],
     ["pipeline.stash=predict"],
     ["pipeline.rings=host"],
-    ["pipeline.forecast=momentum"],
+    ["pipeline.forecast=average-update"],
     ["pipeline.forecast=last-update"],
     ["optimizer.method=examples/methods/xpipe.py:XPipe"],
 ]
@@ -86,10 +86,10 @@ def train_naively(config, rank, name):
             if action.kind == "F":
                 received = torch.zeros(*tokens.shape, config.model.width, dtype=dtype, requires_grad=True)
                 output = stage(tokens if rank == 0 else received, tokens if rank == 3 else None)
-                outputs[action.micro_batch] = output.loss if rank == 3 else output.stream
+                outputs[action.number] = output.loss if rank == 3 else output.stream
                 del received, output
             elif action.kind == "B":
-                output = outputs.pop(action.micro_batch)
+                output = outputs.pop(action.number)
                 own = torch.autograd.grad(output, weights, torch.zeros_like(output))
                 if gradients is None:
                     gradients = own

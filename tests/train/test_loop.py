@@ -16,7 +16,7 @@ import yaml
 from brx.config.loading import dump_config, load_config
 from brx.data.prepare import prepare
 from brx.errors import DivergedError, RunError, UserError
-from brx.methods.builtin import DelayCompensation
+from brx.methods.table import DelayCompensation
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
 from brx.runs import checkpoint
 from brx.runs.metrics import read_metrics

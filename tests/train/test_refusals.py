@@ -73,14 +73,14 @@ def test_a_delayed_head_sees_its_overwritten_weights(tmp_path):
     (stage,) = build_stages(config, torch.device("cpu"), range(1))
     tokens = torch.arange(32).view(2, 16)
     stage.bind(1)
-    loss = stage.stage(tokens, tokens).loss
+    loss = stage.module(tokens, tokens).loss
     with torch.no_grad():
-        stage.live["head.linear.weight"].zero_()
+        stage.newest["head.linear.weight"].zero_()
     stage.prepare_backward(1)
     loss.backward()
     stage.collect_gradients(1)
     # Nothing comes through a head of zeros.
     assert all(
-        weight.grad.abs().max() == 0 for name, weight in stage.live.items() if not name.startswith("head.linear")
+        weight.grad.abs().max() == 0 for name, weight in stage.newest.items() if not name.startswith("head.linear")
     )
-    assert stage.live["head.linear.weight"].grad.abs().max() > 0
+    assert stage.newest["head.linear.weight"].grad.abs().max() > 0

@@ -30,7 +30,7 @@ def run_with_snapshots(config, iterations):
     assembly = assemble(config, micro_batch)
 
     def weights():
-        return [{name: w.detach().clone() for name, w in stage.live.items()} for stage in assembly.stages]
+        return [{name: w.detach().clone() for name, w in stage.newest.items()} for stage in assembly.stages]
 
     snapshots, measures = [weights()], [{}]
     for result in assembly.engine.run(1, lambda: iterations):
