@@ -1,3 +1,23 @@
-"""brx: GPT training under asynchronous pipeline parallelism, and basis rotation against gradient delay."""
+"""brx: GPT training under asynchronous pipeline parallelism, and basis rotation against gradient delay.
+
+`from brx import delayed, record` puts anybody's model and loop under delay (docs/own-model.md).
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from brx.pipeline.anywhere import delayed as delayed
+    from brx.train.recording import record as record
 
 __version__ = "0.1.0"
+
+_ELSEWHERE = {"delayed": "brx.pipeline.anywhere", "record": "brx.train.recording"}
+
+
+def __getattr__(name: str) -> Any:
+    # Late: `import brx` needs nothing, `delayed` torch alone.
+    if name in _ELSEWHERE:
+        import importlib
+
+        return getattr(importlib.import_module(_ELSEWHERE[name]), name)
+    raise AttributeError(f"module 'brx' has no attribute '{name}'")

@@ -12,7 +12,7 @@ order of the data computes, and say here what changed:
    covariances take every gradient unless told otherwise.
 3. The weights of a block's MLP are called `up` and `down`, and initial weights are drawn by name.
 4. Basis rotation alone: its noise floor, the first basis and when it comes, near-ties. Every other method computes what
-   it computed in version 3.
+   it computed in version 3. `pipeline.forecast: average-update` corrects the bias of what was called `momentum`.
 """
 
 from __future__ import annotations

@@ -65,4 +65,4 @@ FORECAST_RULES: dict[Forecast, ForecastRule] = {
 
 def on_device(kept: dict[str, Any], device: torch.device) -> dict[str, Any]:
     """What a rule keeps for a parameter, as it was saved, with its tensors where they are needed."""
-    return {key: value.to(device) if isinstance(value, Tensor) else value for key, value in kept.items()}
+    return {key: value.to(device, copy=True) if isinstance(value, Tensor) else value for key, value in kept.items()}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from brx.config.loading import dump_config, load_config
-from brx.config.schema import RunConfig
+from brx.config.schema import DelayCode, RunConfig
 from brx.config.user_code import name_without_folder
 from brx.errors import UserError
 from brx.files import cannot_write, write_text
@@ -119,7 +119,7 @@ def decides_trajectory(key: str) -> bool:
 def trajectory_of(config: RunConfig, *, with_defaults: bool = True) -> dict[str, dict[str, Any]]:
     """The settings, by section and key, that decide a run's trajectory; on request only those that are no defaults.
 
-    Of a user's own method the file's name and content count, not where it is.
+    Of a user's own method or delay function the file's name and content count, not where it is.
     """
     trajectory = {
         section: {key: value for key, value in values.items() if key not in _MAY_CHANGE.get(section, set())}
@@ -127,6 +127,8 @@ def trajectory_of(config: RunConfig, *, with_defaults: bool = True) -> dict[str,
     }
     if "method" in trajectory.get("optimizer", {}):
         trajectory["optimizer"]["method"] = name_without_folder(config.optimizer.method)
+    if isinstance(config.pipeline.delay, DelayCode):
+        trajectory["pipeline"]["delay"]["function"] = name_without_folder(config.pipeline.delay.function)
     return trajectory
 
 

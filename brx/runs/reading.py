@@ -25,6 +25,9 @@ Series = NDArray[np.float64]
 # The share of a run's iterations over which its training loss is averaged before anything is read off it.
 SMOOTHING = 0.02
 
+RECORDED = "recorded:"
+"""Before the method's name of a run that `brx.record` wrote."""
+
 ENDED = ("finished", "diverged")
 """The statuses of runs that say what their settings come to; one that failed for another reason does not."""
 
@@ -65,13 +68,19 @@ class Run:
 
     @property
     def largest_delay(self) -> float:
-        """Of a stage, in updates; 0 without delay."""
-        return max(delay.tau_updates for delay in stage_delays(self.config.pipeline))
+        """Of a stage, in updates; 0 without delay, NaN where a delay function is no longer there."""
+        try:
+            delays = stage_delays(self.config.pipeline, self.config.training.seed)
+        except UserError:  # the file of a delay function has gone or changed since
+            return math.nan
+        return max(delay.tau_updates for delay in delays)
 
     @property
     def architecture(self) -> str:
-        """The model in a few words."""
+        """The model in a few words; of a recorded run the task."""
         model = self.config.model
+        if self.config.optimizer.method.startswith(RECORDED):
+            return self.config.data.source
         mixture = f", {model.moe.experts} experts" if model.moe else ""
         return f"{model.blocks} blocks, d {model.width}{mixture}"
 
@@ -82,7 +91,7 @@ class Run:
         Of a user's own one the file's name, without its folder.
         """
         optimizer = self.config.optimizer
-        name = name_without_folder(optimizer.method)
+        name = name_without_folder(optimizer.method).removeprefix(RECORDED)
         if isinstance(optimizer, BasisRotationConfig):
             if (optimizer.source, optimizer.geometry) != ("2nd", "bilateral"):
                 name += f" {optimizer.source}/{optimizer.geometry}"

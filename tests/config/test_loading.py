@@ -163,5 +163,5 @@ def test_a_delay_that_is_a_value_becomes_a_section():
 
 
 def test_like_is_a_number():
-    with pytest.raises(UserError, match=r"delay must be pipeline, 2bw, .* or \{like: P\}, got \{'like': True\}"):
+    with pytest.raises(UserError, match=r"delay must be pipeline, 2bw, .* \{like: P\}, or .*, got \{'like': True\}"):
         apply_overrides({"pipeline": {"stages": 4}}, ["pipeline.delay={like: true}"], "file")

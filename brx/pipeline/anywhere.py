@@ -1,0 +1,406 @@
+"""`delayed`: anybody's model, in anybody's training loop, under the delay of a pipeline. Needs torch alone.
+
+Hooks do it. Before a training forward pass, each stage binds the version that docs/semantics.md names; after it, the
+newest weights are back, for whoever looks at them. When the backward pass reaches the model's output, the
+version is bound again (recomputed activations look weights up), until the backward pass ends. Gradients arrive at the
+parameters themselves, so that clipping, GradScaler, DDP and the optimizer find them. After `optimizer.step()`, the new
+version goes into the rings. The versions are the engine's own, `brx.pipeline.versions`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
+
+from brx.errors import UserError
+from brx.pipeline.delay import StageDelay, delays_of
+from brx.pipeline.forecast import FORECAST_RULES, Forecast
+from brx.pipeline.versions import StageVersions, StashMode
+
+Stages = int | Mapping[str, int] | Callable[[str], int]
+
+
+def delayed(
+    model: nn.Module,
+    optimizer: Optimizer | Iterable[Optimizer],
+    stages: Stages,
+    delay: Any = "pipeline",
+    *,
+    accumulation: int | None = None,
+    stash: StashMode = "exact",
+    forecast: Forecast | None = None,
+    rings: Literal["device", "host"] = "device",
+    seed: int = 0,
+) -> DelayedPipeline:
+    """Let a model train as an asynchronous pipeline of its stages would train it; the loop stays as it is.
+
+        pipeline = delayed(model, optimizer, stages=32)
+
+    A forward pass in training mode and its backward pass see old weights; `model.eval()` and everything between the
+    passes see the newest. Buffers (running means) are not versioned.
+
+    Args:
+        model: called as a whole: `model(batch)`, whatever it takes and returns. DDP or torch.compile may wrap it.
+        optimizer: one, or all that train the model; a version is complete when all have stepped.
+        stages: P, which cuts the model's longest run of like blocks (in a ModuleList, Sequential or ModuleDict) evenly,
+            with what comes before it in the first stage and what comes after in the last; or a mapping from parameter
+            names or their beginnings (`blocks.3`), or a function of the name, to the stage from 0. A tied weight
+            belongs to the stage of its first name.
+        delay: as `pipeline.delay`: `pipeline`, `2bw`, a number, a list with one per stage, {"like": 32} or a function
+            (docs/semantics.md).
+        accumulation: M, the micro-batches (forward passes) per update; by default counted in the first update. State it
+            where a GradScaler may skip that one and `zero_grad` does not set gradients to None.
+        stash: what the backward pass sees; `exact`, `none` or `predict`.
+        forecast: run both passes where the weights are expected to be at the update.
+        rings: keep older versions on the device, or on the host.
+        seed: for a delay function.
+
+    Raises:
+        UserError: parameters cannot be assigned, are sharded (FSDP2, tensor parallel), or are not the model's.
+    """
+    optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+    by_stage = assign(model, optimizers, stages)
+    if forecast is not None and stash != "exact":
+        raise UserError(f"delayed: forecast needs stash exact, got {stash}")
+    choices: dict[str, tuple[Any, Sequence[Any]]] = {
+        "stash": (stash, ("exact", "none", "predict")),
+        "forecast": (forecast, (None, *FORECAST_RULES)),
+        "rings": (rings, ("device", "host")),
+    }
+    for name, (value, known) in choices.items():
+        if value not in known:
+            raise UserError(f"delayed: {name} must be one of {', '.join(map(str, known))}, got {value!r}")
+    return DelayedPipeline(model, optimizers, by_stage, delay, accumulation, stash, forecast, rings == "host", seed)
+
+
+class DelayedPipeline:
+    """What `delayed` returns: the stages, their delays, and a state to save beside model and optimizer.
+
+    Attributes:
+        updates: t, the versions made so far.
+        by_stage: the names of each stage's parameters.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[Optimizer],
+        by_stage: Sequence[Sequence[str]],
+        delay: Any,
+        accumulation: int | None,
+        stash: StashMode,
+        forecast: Forecast | None,
+        on_host: bool,
+        seed: int,
+    ) -> None:
+        self.model = model
+        self.by_stage = by_stage
+        self.updates = 0
+        self._optimizers = [_innermost(optimizer) for optimizer in optimizers]
+        self._parameters = dict(model.named_parameters())
+        self._places = [(m, name, p) for m in model.modules() for name, p in m._parameters.items() if p is not None]
+        self._given = _num_given(self._optimizers)
+        self._profile, self._seed, self._accumulation = delay, seed, accumulation
+        self._stash, self._forecast, self._on_host = stash, forecast, on_host
+        self._stages: list[StageVersions] = []  # made with the first update, when M and the device are known
+        self.delays()  # a wrong profile is told at once
+        self._micro_batch = 0  # j, of the update under way
+        self._backward_of: int | None = None  # the micro-batch whose backward pass runs
+        self._open: set[int] = set()  # micro-batches between the passes
+        self._has_backward = False  # whether the update under way has had a backward pass
+        self._stepped: set[int] = set()
+        self._before: list[Tensor] = []
+        disable = torch.compiler.disable  # a compiled model calls the hooks between its graphs
+        self._hooks = [
+            model.register_forward_pre_hook(disable(self._before_forward), prepend=True),  # type: ignore[no-untyped-call]
+            model.register_forward_hook(disable(self._after_forward), always_call=True),  # type: ignore[no-untyped-call]
+        ]
+        for optimizer in self._optimizers:
+            self._hooks.append(optimizer.register_step_pre_hook(self._before_step))
+            self._hooks.append(optimizer.register_step_post_hook(self._after_step))
+
+    def delays(self) -> list[StageDelay]:
+        """Of the stages; with one micro-batch per update until M is known."""
+        return delays_of(self._profile, len(self.by_stage), self._accumulation or 1, seed=self._seed)
+
+    def delay_of(self, parameter: Tensor) -> float:
+        """tau in updates of a parameter's stage, for a learning-rate rule; 0 of one that does not train."""
+        for names, delay in zip(self.by_stage, self.delays(), strict=True):
+            if any(self._parameters[name] is parameter for name in names):
+                return delay.tau_updates
+        return 0.0
+
+    def settings(self) -> dict[str, Any]:
+        """As the section `pipeline` of a run's configuration; a function's delays as their largest values."""
+        profile, M = self._profile, self._accumulation or 1
+        if callable(profile) or isinstance(profile, tuple):
+            profile = [delay.tau for delay in self.delays()]
+        known = {"stages": len(self.by_stage), "delay": profile, "accumulation": M}
+        return {**known, "stash": self._stash, "forecast": self._forecast}
+
+    def remove(self) -> None:
+        """Take the hooks off: from here on the model trains without delay."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The rings, to be saved with the model and the optimizer after a step (no copies)."""
+        stages = [{**stage.state_dict(), "weights": {}} for stage in self._stages]
+        return {"updates": self.updates, "accumulation": self._accumulation, "stages": stages}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where `state_dict` was taken; after the model's own weights have been loaded.
+
+        Raises:
+            ValueError: the state is of other stages, delays, stash mode or forecast.
+        """
+        if self._accumulation not in (None, state["accumulation"]):
+            raise ValueError(f"the state is of accumulation {state['accumulation']}, not {self._accumulation}")
+        self._accumulation, self.updates = state["accumulation"], state["updates"]
+        if state["stages"]:
+            self._stages = self._stages or self._make_stages()
+            if len(state["stages"]) != len(self._stages):
+                raise ValueError(f"the state is of {len(state['stages'])} stages, not {len(self._stages)}")
+            for stage, saved in zip(self._stages, state["stages"], strict=True):
+                weights = {name: weight.data for name, weight in stage.newest.items()}
+                stage.load_state_dict({**saved, "weights": weights})  # type: ignore[typeddict-item]
+
+    def __str__(self) -> str:
+        lines = ["stage  tau  updates  parameters  ring"]
+        for index, (names, delay) in enumerate(zip(self.by_stage, self.delays(), strict=True)):
+            weights = [self._parameters[name] for name in names]
+            ring = delay.num_slots * sum(weight.nbytes for weight in weights) if delay.tau else 0
+            shown = f"{names[0]} ... {names[-1]}" if names else "nothing that trains"
+            count = sum(weight.numel() for weight in weights)
+            lines.append(
+                f"{index:>5}  {delay.tau:>3}  {delay.tau_updates:>7.4g}  {count:>10,}  {ring / 2**20:.1f} MiB  {shown}"
+            )
+        if self._accumulation is None:
+            lines.append("(of one micro-batch per update; more are counted in the first update)")
+        return "\n".join(lines)
+
+    def _make_stages(self) -> list[StageVersions]:
+        rule = None if self._forecast is None else FORECAST_RULES[self._forecast]
+        return [
+            StageVersions(
+                self.model, index, delay, self._stash, on_host=self._on_host, forecast=rule, names=set(names),
+                always_copy=True,
+            )
+            for index, (names, delay) in enumerate(zip(self.by_stage, self.delays(), strict=True))
+            if names
+        ]  # fmt: skip
+
+    @property
+    def _is_counting(self) -> bool:
+        return self.updates == 0 and not self._stages
+
+    def _before_forward(self, module: nn.Module, args: Any) -> None:
+        if not (module.training and torch.is_grad_enabled()):
+            return
+        if self._stepped:  # another optimizer has skipped its step
+            self._complete_update()
+        self._check_model()
+        if self._has_backward and all(p.grad is None for p in self._trained()):
+            # Gradients were dropped without a step (GradScaler skips one): these micro-batches come anew.
+            self._forget_micro_batches()
+        if self._open and (self._stash != "exact" or self._on_host):
+            what = "rings on the host need" if self._on_host else f"stash {self._stash} needs"
+            raise UserError(f"delayed: {what} each backward pass before the next forward pass")
+        if self._stash != "exact" and torch.is_autocast_enabled(self._device.type):
+            raise UserError(f"delayed: stash {self._stash} needs autocast off: it saves a copy of the weights")
+        self._micro_batch += 1
+        for stage in self._stages:
+            stage.bind_through(self._number(self._micro_batch))
+
+    def _number(self, micro_batch: int) -> int:
+        """n of the update's micro-batch j; more than M (a skipped step, a closure) are the first ones again."""
+        per_update = self._accumulation or 1
+        return self.updates * per_update + (micro_batch - 1) % per_update + 1
+
+    def _after_forward(self, module: nn.Module, args: Any, output: Any) -> None:
+        for stage in self._stages:
+            stage.bind_newest()
+        if not (module.training and torch.is_grad_enabled()) or output is None:
+            return
+        leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+        if not leaves:  # a data class of the user's own
+            leaves = [value for value in getattr(output, "__dict__", {}).values() if isinstance(value, Tensor)]
+        tensors = [leaf for leaf in leaves if leaf.requires_grad]
+        if not tensors:
+            raise UserError(
+                "delayed: the model's output holds no tensor with a gradient; return tensors, lists, dicts or data"
+                " classes of them"
+            )
+        micro_batch, update = self._micro_batch, self.updates
+        self._open.add(micro_batch)
+        for tensor in tensors:
+            tensor.register_hook(lambda gradient: self._before_backward(micro_batch, update))  # type: ignore[no-untyped-call]
+
+    def _before_backward(self, micro_batch: int, update: int) -> None:
+        if self._backward_of == micro_batch:
+            return
+        if update != self.updates:
+            raise UserError("delayed: a backward pass after the optimizer's step that its forward pass was for")
+        self._backward_of = micro_batch
+        self._has_backward = True
+        for stage in self._stages:
+            stage.prepare_backward(self._number(micro_batch))
+            stage.bind_through(self._number(micro_batch))
+        engine = torch.autograd.Variable._execution_engine
+        engine.queue_callback(lambda: self._after_backward(micro_batch))
+
+    def _after_backward(self, micro_batch: int) -> None:
+        if self._backward_of == micro_batch:
+            self._backward_of = None
+            for stage in self._stages:
+                stage.bind_newest()
+        self._open.discard(micro_batch)
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        takes_closure = any(callable(argument) for argument in (*args, *kwargs.values()))
+        if id(optimizer) in self._stepped:
+            self._complete_update()
+        if not takes_closure and all(p.grad is None for group in optimizer.param_groups for p in group["params"]):
+            raise UserError("delayed: optimizer.step() without a backward pass through the delayed model")
+        if not takes_closure and not self._micro_batch:
+            raise UserError("delayed: optimizer.step() without a training forward pass of the delayed model as a whole")
+        if self._is_counting:
+            # A closure's own forward pass is the update's last micro-batch, and yet to come.
+            self._accumulation = self._accumulation or self._micro_batch + takes_closure
+            self._stages = self._make_stages()
+        for stage in self._stages:
+            stage.finish_store()
+
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        found = getattr(optimizer, "found_inf", None)  # where a fused optimizer skips the step itself
+        if found is not None and bool(found):
+            self._forget_micro_batches()
+            return
+        self._stepped.add(id(optimizer))
+        if len(self._stepped) == len(self._optimizers):
+            self._complete_update()
+
+    def _complete_update(self) -> None:
+        self.updates += 1
+        for stage in self._stages:
+            stage.record_update(self.updates)
+        self._stepped.clear()
+        self._forget_micro_batches()
+
+    def _forget_micro_batches(self) -> None:
+        self._micro_batch, self._has_backward = 0, False
+        self._open.clear()
+        for stage in self._stages:
+            stage.forget_copies()
+
+    def _trained(self) -> Iterable[Tensor]:
+        return (self._parameters[name] for names in self.by_stage for name in names)
+
+    @property
+    def _device(self) -> torch.device:
+        return next(iter(self._trained())).device
+
+    def _check_model(self) -> None:
+        """
+        Raises:
+            UserError: what was given to `delayed` is no longer what trains.
+        """
+        for module, name, parameter in self._places:
+            if module._parameters.get(name) is not parameter:
+                raise UserError(
+                    f"delayed: parameter {name} of {type(module).__name__} is another object than it was; call delayed"
+                    " after the model is final (sharding with FSDP2 is not supported: its weights are exchanged)"
+                )
+        if _num_given(self._optimizers) != self._given:
+            raise UserError("delayed: an optimizer was given parameters later; call delayed after add_param_group")
+        for stage in self._stages:
+            device = stage.ring[0][0].device if stage.ring and not self._on_host else stage.device
+            if device != stage.device:
+                raise UserError(f"delayed: the model moved from {device} to {stage.device}; move it before training")
+
+
+def assign(model: nn.Module, optimizers: Sequence[Optimizer], stages: Stages) -> list[list[str]]:
+    """The names of the parameters of each stage, of those that an optimizer trains.
+
+    Raises:
+        UserError: names those that cannot be assigned.
+    """
+    named = dict(model.named_parameters())
+    given = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    trained = [name for name, parameter in named.items() if id(parameter) in given]
+    if len(trained) < len(given):
+        raise UserError("delayed: the optimizer trains parameters that are not the model's; make it of its parameters")
+    if not trained:
+        raise UserError("delayed: the optimizer trains no parameter of the model")
+    sharded = [name for name in trained if type(named[name].data).__name__ == "DTensor"]
+    if sharded:
+        raise UserError(
+            f"delayed: {_some(sharded)} sharded (FSDP2 or tensor parallel), which exchanges weights at its own times;"
+            " use DDP, or a model that fits on one device"
+        )
+    of = _cut(model, stages) if isinstance(stages, int) else stages
+    found: dict[str, Any] = {name: of(name) if callable(of) else _by_beginning(of, name) for name in trained}
+    wrong = [name for name, k in found.items() if isinstance(k, bool) or not isinstance(k, int) or k < 0]
+    if wrong:
+        raise UserError(f"delayed: stages: {_some(wrong)} assigned to no stage; each needs a whole number from 0")
+    count = stages if isinstance(stages, int) else 1 + max(found.values())
+    return [[name for name in trained if found[name] == k] for k in range(count)]
+
+
+def _cut(model: nn.Module, num_stages: int) -> Callable[[str], int]:
+    """The stage by name, when the longest run of like blocks is cut evenly."""
+    prefixes: list[str] = []
+    for path, container in model.named_modules():
+        if isinstance(container, nn.ModuleList | nn.Sequential | nn.ModuleDict):
+            run: list[str] = []
+            kind: type[nn.Module] | None = None
+            for name, child in container.named_children():
+                if next(child.parameters(), None) is None:  # an activation between two blocks
+                    continue
+                run, kind = [*run, name] if type(child) is kind else [name], type(child)
+                if len(run) > len(prefixes):
+                    prefixes = [f"{path}.{block}." if path else f"{block}." for block in run]
+    if not 1 <= num_stages <= max(1, len(prefixes)):
+        raise UserError(
+            f"delayed: stages must be from 1 to {len(prefixes)}, the model's longest run of like blocks, got"
+            f" {num_stages}; or give a mapping from parameter names to stages"
+        )
+    names = [name for name, _ in model.named_parameters()]
+    first = next((i for i, name in enumerate(names) if prefixes and name.startswith(prefixes[0])), 0)
+    # Block i of n is in stage k where k n // P <= i < (k + 1) n // P, as in brx's own partition.
+    bounds = [(k + 1) * len(prefixes) // num_stages for k in range(num_stages)]
+
+    def stage_of(name: str) -> int:
+        for index, prefix in enumerate(prefixes):
+            if name.startswith(prefix):
+                return next(k for k, bound in enumerate(bounds) if index < bound)
+        return 0 if names.index(name) < first else num_stages - 1
+
+    return stage_of
+
+
+def _by_beginning(mapping: Mapping[str, int], name: str) -> int | None:
+    """The entry of the longest beginning of a dotted name; None if there is none."""
+    parts = name.split(".")
+    beginnings = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
+    return next((mapping[beginning] for beginning in beginnings if beginning in mapping), None)
+
+
+def _innermost(optimizer: Any) -> Optimizer:
+    """The optimizer within accelerate's or another's wrapper."""
+    while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
+        optimizer = inner
+    return optimizer  # type: ignore[no-any-return]
+
+
+def _num_given(optimizers: Sequence[Optimizer]) -> int:
+    return sum(len(group["params"]) for optimizer in optimizers for group in optimizer.param_groups)
+
+
+def _some(names: Sequence[str]) -> str:
+    return f"{names[0]} is" if len(names) == 1 else f"{names[0]} and {len(names) - 1} more are"

@@ -1,0 +1,224 @@
+"""`record`: ordinary run folders from anybody's training loop, for `brx slowdown`, `plot`, `report` and `export`."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import platform
+import re
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+
+import brx
+from brx.config.loading import dump_config, load_config
+from brx.config.loading import validate as check
+from brx.config.schema import RunConfig
+from brx.errors import DivergedError, UserError
+from brx.files import write_json, write_text
+from brx.methods.trajectory_version import TRAJECTORY_VERSION
+from brx.runs.folder import RunFolder
+from brx.runs.lock import hold
+from brx.runs.metrics import MetricsWriter, exact, read_metrics, truncate_metrics
+from brx.train.summary import git_commit
+
+if TYPE_CHECKING:
+    from brx.pipeline.anywhere import DelayedPipeline
+
+OWN_MODEL = {"blocks": 10_000, "width": 1, "heads": 1, "sequence_length": 1}
+"""What stands for a model that is not brx's: the same for all, so that the task alone tells runs apart."""
+
+
+def record(
+    folder: str | os.PathLike[str],
+    method: str,
+    *,
+    lr: float,
+    seed: int = 0,
+    stages: int | None = None,
+    pipeline: DelayedPipeline | None = None,
+    task: str | None = None,
+    iterations: int | None = None,
+    batch_size: int = 1,
+    settings: Mapping[str, Any] | None = None,
+    resume: bool = False,
+) -> Recording:
+    """A run's folder as `brx train` writes it, for a loop of your own.
+
+        with brx.record("runs/mine", method="lion", stages=32, seed=0, lr=1e-3) as run:
+            run.log(t, loss)  # after each update t, from 1
+
+    It has config.yaml, metrics.jsonl and summary.json, and is locked while the block runs. Checkpoints are the loop's.
+    A loss that is not finite ends the block, quietly: the run has diverged, which is a result.
+
+    Args:
+        folder: of the run.
+        method: a name for figures and tables; what is no letter or digit becomes `_`.
+        lr: the peak learning rate.
+        seed: of the run; runs that differ in nothing else are averaged.
+        stages: P; by default that of `pipeline`, or 1.
+        pipeline: what `delayed` returned: it says stages, delays, micro-batches per update, stash and forecast.
+        task: a name for model, data and tokens together. Runs of different tasks are never compared silently. By
+            default made of the script's name and, with `pipeline`, of the model's class and shapes.
+        iterations: T, the updates of the whole run; by default as many as are logged.
+        batch_size: examples in a micro-batch.
+        settings: further settings of the method, as they are shown.
+        resume: go on with the run in the folder; what was logged from the next `t` on is written anew.
+
+    Raises:
+        UserError: the folder holds a run already, or another one than this (with `resume`), or is in use.
+    """
+    name, delays = re.sub(r"\W+", "_", method), {} if pipeline is None else pipeline.settings()
+    if stages is not None and stages != delays.get("stages", stages):
+        raise UserError(f"record: stages is {stages}, but the pipeline has {delays['stages']}")
+    task = task or _task(pipeline)
+    counts = iterations is None
+    if resume and (Path(folder) / "config.yaml").is_file():
+        old = load_config(Path(folder))
+        iterations = iterations or old.training.iterations
+        if pipeline is not None and not pipeline.updates:  # M is not known yet
+            delays["accumulation"] = old.pipeline.accumulation
+    content = {
+        "model": OWN_MODEL,
+        "data": {"source": task},
+        "pipeline": {"stages": stages or 1, **delays},
+        "optimizer": {"method": f"recorded:{name}", "lr": lr, "arguments": dict(settings or {})},
+        "training": {
+            "iterations": iterations or 1,
+            "batch_size": batch_size,
+            "seed": seed,
+        },
+    }
+    config = check(content, RunConfig, "record")
+    return Recording(RunFolder(Path(folder)), config, task, pipeline, resume=resume, counts=counts)
+
+
+class Recording:
+    """A run that is being recorded; a context manager."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        config: RunConfig,
+        task: str,
+        pipeline: DelayedPipeline | None,
+        *,
+        resume: bool,
+        counts: bool,
+    ) -> None:
+        self._folder, self._config, self._task, self._pipeline = folder, config, task, pipeline
+        self._resume, self._counts = resume, counts
+        self._stack = ExitStack()
+        self._metrics: MetricsWriter | None = None
+        self._losses: dict[str, list[float]] = {"train_loss": [], "val_loss": []}
+        self._t, self._seconds, self._started = 0, 0.0, time.perf_counter()
+
+    def __enter__(self) -> Self:
+        self._stack.enter_context(hold(self._folder.path))
+        self._folder.create(self._config, resume=self._resume)
+        self._started = time.perf_counter()
+        self._write_summary("unfinished")
+        return self
+
+    def log(self, t: int, loss: float | torch.Tensor, **numbers: float) -> None:
+        """Take in the training loss of update t in nats, mean over its micro-batches, and any other numbers (`lr`).
+
+        Raises:
+            UserError: t does not go up by 1.
+        """
+        if self._metrics is None:
+            self._open(t)
+        if t != self._t + 1:
+            raise UserError(f"record: {self._folder.path}: iteration {t} after iteration {self._t}: log every update")
+        value = float(loss)
+        if not math.isfinite(value):
+            raise DivergedError(f"iteration {t}: the loss is {value}")
+        self._t = t
+        seconds = round(self._seconds + time.perf_counter() - self._started, 4)
+        self._write({"iteration": t, "train_loss": exact(value), "seconds": seconds, **numbers})
+
+    def validate(self, t: int, loss: float | torch.Tensor) -> None:
+        """Take in the validation loss after update t."""
+        self._write({"iteration": t, "val_loss": float(loss)})
+
+    def _open(self, t: int) -> None:
+        if self._resume:
+            truncate_metrics(self._folder.metrics, t - 1)
+        for entry in read_metrics(self._folder.metrics):
+            self._take(entry)
+            self._t, self._seconds = entry["iteration"], entry.get("seconds", self._seconds)
+        self._metrics = self._stack.enter_context(MetricsWriter(self._folder.metrics))
+
+    def _write(self, entry: dict[str, Any]) -> None:
+        if self._metrics is None:
+            raise UserError(f"record: {self._folder.path}: log the first update before its validation")
+        self._metrics.write([entry])
+        self._take(entry)
+
+    def _take(self, entry: Mapping[str, Any]) -> None:
+        for kind, losses in self._losses.items():
+            if kind in entry:
+                losses.append(entry[kind])
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        status = "finished" if error is None else "interrupted"
+        if isinstance(error, Exception):
+            status = "diverged" if isinstance(error, DivergedError) else "failed"
+        with self._stack:
+            self._complete_config()
+            if status == "finished" and self._t < self._config.training.iterations:
+                status = "interrupted"
+            self._write_summary(status, str(error) if error else None)
+        if isinstance(error, DivergedError):
+            print(f"brx: {self._folder.path}: diverged: {error}", file=sys.stderr)
+            return True
+        return False
+
+    def _complete_config(self) -> None:
+        """What is known after the updates: their number, and the micro-batches of each."""
+        content = self._config.model_dump()
+        if self._counts and self._t:
+            content["training"]["iterations"] = self._t
+        if self._pipeline is not None and self._pipeline.updates:
+            content["pipeline"] |= self._pipeline.settings()
+        self._config = check(content, RunConfig, "record")
+        write_text(self._folder.config, dump_config(self._config))
+
+    def _write_summary(self, status: str, error: str | None = None) -> None:
+        losses = self._losses
+        write_json(
+            self._folder.summary,
+            {
+                "status": status,
+                "error": error,
+                "iteration": self._t,
+                "last_iteration": self._config.training.last_iteration,
+                **{f"final_{kind}": series[-1] if series else None for kind, series in losses.items()},
+                **{f"best_{kind}": min(series, default=None) for kind, series in losses.items()},
+                "training_seconds": round(self._seconds + time.perf_counter() - self._started, 3),
+                "task": self._task,
+                "data_fingerprint": hashlib.sha256(self._task.encode()).hexdigest(),
+                "trajectory_version": TRAJECTORY_VERSION,
+                "versions": {"brx": brx.__version__, "torch": torch.__version__, "python": platform.python_version()},
+                "git_commit": git_commit(),
+                "finished_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            },
+        )
+
+
+def _task(pipeline: DelayedPipeline | None) -> str:
+    """A name for what the script trains: its own, with the model's class and shapes."""
+    script = Path(sys.argv[0] or "interactive").name
+    if pipeline is None:
+        return script
+    shapes = repr([(name, tuple(weight.shape)) for name, weight in pipeline.model.named_parameters()])
+    return f"{script}, {type(pipeline.model).__name__} {hashlib.sha256(shapes.encode()).hexdigest()[:8]}"

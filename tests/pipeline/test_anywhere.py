@@ -1,0 +1,471 @@
+"""`delayed` against the engine, against a naive simulation, and in other people's loops."""
+
+import copy
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call
+from torch.utils.checkpoint import checkpoint
+
+from brx import delayed
+from brx.errors import UserError
+from brx.model.stage import initialize, whole_model
+from brx.train.build import assemble
+from tests.pipeline.test_engine import VOCABULARY, make_config, micro_batch
+
+PROFILES = ("pipeline", "2bw", "3", "{like: 16}", "[7, 0, 3, 1, 1, 2, 5, 4]")
+
+
+def test_needs_torch_alone():
+    program = "import sys; from brx import delayed; print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    torchs = "import sys, torch, torch.utils._pytree; print(*sys.modules)"
+    known = subprocess.run([sys.executable, "-c", torchs], capture_output=True, text=True, check=True).stdout.split()
+    roots = {name.partition(".")[0] for name in set(found) - set(known)} - sys.stdlib_module_names
+    assert roots == {"brx"}
+    nothing = "import sys, brx; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", nothing], check=True)
+
+
+@pytest.mark.parametrize("stash", ["exact", "none", "predict", "last-update", "average-update"])
+@pytest.mark.parametrize("profile", PROFILES)
+def test_is_the_engine_bit_for_bit(profile, stash):
+    forecast, stash = (stash, "exact") if "update" in stash else (None, stash)
+    for accumulation in (1, 3):
+        settings = [f"pipeline.delay={profile}", f"pipeline.accumulation={accumulation}", "training.clip=.inf"]
+        settings += [f"pipeline.forecast={forecast or 'null'}", "training.warmup_fraction=0", "training.batch_size=2"]
+        config = make_config("pipedream", 8, stash, 24, *settings, "training.final_lr_fraction=1")
+        assembly = assemble(config, micro_batch)
+        expected = [result.loss for result in assembly.engine.run(1, lambda: 10)]
+        model = whole_model(config.model, VOCABULARY)
+        initialize(model, config.model.blocks, seed=0)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
+        pipeline = delayed(model, optimizer, 8, config.pipeline.delay, stash=stash, forecast=forecast)
+        found = []
+        for t in range(10):
+            losses = []
+            for n in range(t * accumulation + 1, (t + 1) * accumulation + 1):
+                loss = model(*micro_batch(n)).loss
+                loss.backward()
+                losses.append(loss.detach())
+            for weight in model.parameters():
+                weight.grad /= accumulation
+            optimizer.step()
+            optimizer.zero_grad()
+            found.append(losses[0] if accumulation == 1 else torch.stack(losses).mean())
+        assert torch.equal(torch.stack(found), torch.stack(expected))
+        weights = dict(model.named_parameters())
+        for stage in assembly.stages:
+            assert all(torch.equal(weight, weights[name]) for name, weight in stage.newest.items())
+        assert [pipeline.delay_of(weights[f"blocks.{k}.mlp.up.bias"]) for k in range(8)] == [
+            stage.delay.tau_updates for stage in assembly.stages
+        ]
+
+
+class Net(nn.Module):
+    """Blocks with a skip connection over stages, a tied output and, on demand, recomputed activations."""
+
+    def __init__(self, num_blocks=4, recompute=None):
+        super().__init__()
+        self.enter = nn.Linear(5, 6)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(num_blocks))
+        self.leave = nn.Linear(6, 5, bias=False)
+        self.recompute = recompute
+
+    def forward(self, x):
+        first = x = self.enter(x)
+        for block in self.blocks:
+            x = x + (block(x) if self.recompute is None else checkpoint(block, x, use_reentrant=self.recompute))
+        # enter.weight is used again at the end: a tied weight is of its first use's stage.
+        return (self.leave(x + first) + x @ self.enter.weight).square().mean()
+
+
+def make_net(**settings):
+    torch.manual_seed(0)
+    return Net(**settings).double()
+
+
+def data(n):
+    return torch.randn(3, 5, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
+
+
+def naive(taus, num_updates, accumulation=1, lr=0.1, tau_at=None):
+    """Losses and final weights: every version in a list, momentum SGD by hand, one version per parameter."""
+    net = make_net()
+    names = [name for name, _ in net.named_parameters()]
+    stage = {n: int(n.split(".")[1]) if n.startswith("blocks") else 0 if "enter" in n else len(taus) - 1 for n in names}
+    versions = [{name: weight.detach().clone() for name, weight in net.named_parameters()}]
+    velocity = {name: torch.zeros_like(weight) for name, weight in versions[0].items()}
+    losses, used_before = [], dict.fromkeys(names, 0)
+    for t in range(1, num_updates + 1):
+        total = {name: torch.zeros_like(weight) for name, weight in versions[0].items()}
+        for n in range((t - 1) * accumulation + 1, t * accumulation + 1):
+            weights = {}
+            for name in names:
+                tau = taus[stage[name]] if tau_at is None else tau_at(stage[name], n)
+                used_before[name] = max(used_before[name], (n - 1 - tau) // accumulation)
+                weights[name] = versions[used_before[name]][name].clone().requires_grad_()
+            loss = functional_call(net, weights, (data(n),))
+            losses.append(loss.item())
+            for name, gradient in zip(names, torch.autograd.grad(loss, list(weights.values())), strict=True):
+                total[name] += gradient / accumulation
+        for name in names:
+            velocity[name] = 0.9 * velocity[name] + total[name]
+        versions.append({name: versions[-1][name] - lr * velocity[name] for name in names})
+    return losses, versions[-1]
+
+
+def sgd(net, lr=0.1):
+    return torch.optim.SGD(net.parameters(), lr=lr, momentum=0.9)
+
+
+def loop(net, optimizer, first, last, accumulation=1):
+    """An ordinary loop; losses of micro-batches."""
+    losses = []
+    for t in range(first, last + 1):
+        for n in range((t - 1) * accumulation + 1, t * accumulation + 1):
+            loss = net(data(n))
+            (loss / accumulation).backward()
+            losses.append(loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
+
+
+def assert_is(net, losses, expected, tolerance=1e-12):
+    assert losses == pytest.approx(expected[0], rel=tolerance)
+    for name, weight in net.named_parameters():
+        torch.testing.assert_close(weight.detach(), expected[1][name], rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("recompute", [None, False, True])
+@pytest.mark.parametrize(("delay", "taus"), [("pipeline", [3, 2, 1, 0]), ([5, 0, 2, 3], [5, 0, 2, 3]), (2, [2] * 4)])
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_is_the_naive_simulation(accumulation, delay, taus, recompute):
+    net = make_net(recompute=recompute)
+    optimizer = sgd(net)
+    delayed(net, optimizer, 4, delay)
+    assert_is(net, loop(net, optimizer, 1, 12, accumulation), naive(taus, 12, accumulation))
+
+
+def outages(stage, num_stages, micro_batch, seed):
+    return (7 * micro_batch + stage + seed) % 5
+
+
+outages.most = 4
+
+
+def test_a_delay_function_never_runs_backwards():
+    net = make_net()
+    optimizer = sgd(net)
+    pipeline = delayed(net, optimizer, 4, outages, seed=3)
+    expected = naive([4] * 4, 20, tau_at=lambda stage, n: outages(stage, 4, n, 3))
+    assert_is(net, loop(net, optimizer, 1, 20), expected)
+    for delay in pipeline.delays():
+        used = [delay.version_used(n) for n in range(1, 60)]
+        assert used == sorted(used)
+        assert all(n - 1 - version <= 4 for n, version in enumerate(used, start=1))
+        # The oldest asked for is 4 old; that never comes to pass where a newer version has been used before.
+        assert 0 < delay.tau_updates < 4
+
+
+@pytest.mark.parametrize("way", ["names", "function", "Sequential"])
+def test_stages_by_name_by_function_or_of_a_sequential(way):
+    def stage_of(name):
+        return int(name.split(".")[1]) if name.startswith("blocks") else 3 * name.startswith("leave")
+
+    net = make_net()
+    optimizer = sgd(net)
+    beginnings = {"enter": 0, "leave": 3, **{f"blocks.{k}": k for k in range(4)}}
+    if way == "Sequential":
+        net = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(3, 3), nn.ReLU())))
+        pipeline = delayed(net, sgd(net), 3)
+        kinds = ("weight", "bias")
+        assert pipeline.by_stage == [[f"{i}.{kind}" for i in (a, a + 2) for kind in kinds] for a in (0, 4, 8)]
+        return
+    delayed(net, optimizer, beginnings if way == "names" else stage_of)
+    assert_is(net, loop(net, optimizer, 1, 9), naive([3, 2, 1, 0], 9))
+
+
+def test_the_newest_weights_are_seen_between_the_passes_and_in_evaluation():
+    net = make_net()
+    optimizer = sgd(net)
+    delayed(net, optimizer, 4)
+    loop(net, optimizer, 1, 6)
+    plain = copy.deepcopy(net)
+    plain._forward_hooks.clear(), plain._forward_pre_hooks.clear()
+    expected = plain(data(0)).item()
+    net.eval()
+    assert net(data(0)).item() == expected
+    net.train()
+    with torch.no_grad():
+        assert net(data(0)).item() == expected
+    loss = net(data(0))
+    assert loss.item() != expected
+    assert all(isinstance(weight, nn.Parameter) for weight in net.parameters())
+    loss.backward()
+    assert all(weight.grad is not None and isinstance(weight, nn.Parameter) for weight in net.parameters())
+
+
+@pytest.mark.parametrize("settings", [{}, {"rings": "host"}, {"stash": "predict"}, {"forecast": "average-update"}])
+def test_resumes_bit_for_bit(settings):
+    def start():
+        net = make_net()
+        optimizer = sgd(net)
+        return net, optimizer, delayed(net, optimizer, 4, **settings)
+
+    net, optimizer, pipeline = start()
+    loop(net, optimizer, 1, 7, 2)
+    saved = copy.deepcopy((net.state_dict(), optimizer.state_dict(), pipeline.state_dict()))
+    expected = loop(net, optimizer, 8, 14, 2)
+    net, optimizer, pipeline = start()
+    net.load_state_dict(saved[0])
+    optimizer.load_state_dict(saved[1])
+    pipeline.load_state_dict(saved[2])
+    assert loop(net, optimizer, 8, 14, 2) == expected
+    other = make_net()
+    of_two = delayed(other, sgd(other), 2)
+    with pytest.raises(ValueError, match="4 stages, not 2"):
+        of_two.load_state_dict(saved[2])
+
+
+def test_two_forward_passes_before_their_backward_passes():
+    net = make_net()
+    optimizer = sgd(net)
+    delayed(net, optimizer, 4)
+    losses = []
+    for t in range(10):
+        both = [net(data(2 * t + 1)), net(data(2 * t + 2))]
+        (sum(both) / 2).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses += [loss.item() for loss in both]
+    assert_is(net, losses, naive([3, 2, 1, 0], 10, 2))
+
+
+def test_closures_several_optimizers_and_clipping():
+    net = make_net()
+    first, second = sgd(net.blocks), torch.optim.SGD([*net.enter.parameters(), *net.leave.parameters()], 0.1, 0.9)
+    delayed(net, (first, second), 4)
+    losses = []
+    for t in range(1, 9):
+        loss = net(data(t))
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 1e6)  # finds the gradients, and changes nothing
+        losses.append(loss.item())
+        for optimizer in (first, second):
+            optimizer.step()
+            optimizer.zero_grad()
+    expected = naive([3, 2, 1, 0], 8)
+    assert_is(net, losses, expected)
+
+    net, losses = make_net(), []
+    optimizer = sgd(net)
+    delayed(net, optimizer, 4)
+    for t in range(1, 9):
+
+        def closure(t=t):
+            optimizer.zero_grad()
+            loss = net(data(t))
+            loss.backward()
+            return loss
+
+        losses.append(optimizer.step(closure).item())
+    assert_is(net, losses, expected)
+
+
+@pytest.mark.parametrize("skips", [{1}, {1, 4, 5}])
+@pytest.mark.parametrize("stash", ["exact", "none"])
+def test_a_step_that_a_grad_scaler_skips_makes_no_version(skips, stash):
+    """The micro-batch that is skipped leaves nothing behind: the rest is the loop without it."""
+
+    def run(with_skips):
+        net, losses = make_net(), []
+        optimizer = sgd(net)
+        delayed(net, optimizer, 4, stash=stash)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1.0, backoff_factor=0.999999, growth_interval=10**6)
+        for t in range(1, 9):
+            for is_bad in [True, False] if with_skips and t in skips else [False]:
+                loss = net(data(99) * torch.inf if is_bad else data(t))
+                loss.backward()
+                if is_bad:
+                    net.enter.bias.grad.fill_(torch.inf)
+                scaler._scale = scaler._scale if scaler._scale is None else scaler._scale.fill_(1.0)
+                scaler.scale(torch.zeros(1))  # makes the scale
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad()
+                losses += [] if is_bad else [loss.item()]
+        return losses
+
+    assert run(True) == run(False)
+
+
+def test_compiled_models_are_not_compiled_anew_per_version():
+    from torch._dynamo.testing import CompileCounter
+
+    expected = naive([3, 2, 1, 0], 10)
+    for order in ("compiled first", "compiled last"):
+        torch._dynamo.reset()
+        counter, net = CompileCounter(), make_net()
+        compiled = torch.compile(net, backend=counter) if order == "compiled first" else net
+        optimizer = sgd(net)
+        delayed(compiled, optimizer, 4)
+        if order == "compiled last":
+            compiled = torch.compile(net, backend=counter)
+        losses = loop(compiled, optimizer, 1, 4)
+        once = counter.frame_count
+        losses += loop(compiled, optimizer, 5, 10)
+        assert once > 0
+        assert counter.frame_count == once
+        assert_is(net, losses, expected)
+
+
+def test_recurrent_layers_compute_with_their_version():
+    torch.manual_seed(0)
+    net = nn.ModuleDict({"rnn": nn.LSTM(3, 4, batch_first=True), "head": nn.Linear(4, 1)}).double()
+    net.forward = lambda x: net["head"](net["rnn"](x)[0]).square().mean()
+    optimizer = sgd(net)
+    delayed(net, optimizer, {"rnn": 0, "head": 0}, 2)
+    xs = torch.randn(5, 2, 6, 3, dtype=torch.float64)
+    versions, losses = [copy.deepcopy(net.state_dict())], []
+    for x in xs:
+        loss = net(x)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        versions.append(copy.deepcopy(net.state_dict()))
+        losses.append(loss.item())
+    net.eval()
+    for t, x in enumerate(xs):
+        net.load_state_dict(versions[max(0, t - 2)])
+        assert net(x).item() == pytest.approx(losses[t], rel=1e-12)
+
+
+def test_two_processes_under_ddp_are_one_with_both_batches(tmp_path):
+    program = f"""
+import sys, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from brx import delayed
+from tests.pipeline.test_anywhere import data, make_net, sgd
+rank = int(sys.argv[1])
+dist.init_process_group("gloo", init_method="file://{tmp_path}/store", rank=rank, world_size=2)
+net = make_net()
+optimizer = sgd(net)
+delayed(net, optimizer, 4)
+ddp = DistributedDataParallel(net)
+for t in range(1, 9):
+    ddp(data(2 * t - 1 + rank)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+torch.save(net.state_dict(), f"{tmp_path}/{{rank}}.pt")
+dist.destroy_process_group()
+"""
+    ranks = [subprocess.Popen([sys.executable, "-c", program, str(rank)]) for rank in range(2)]
+    assert [rank.wait(timeout=240) for rank in ranks] == [0, 0]
+    found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
+    net = make_net()
+    optimizer = sgd(net)
+    delayed(net, optimizer, 4)
+    for t in range(1, 9):
+        (net(torch.stack([data(2 * t - 1), data(2 * t)]))).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    for name, weight in net.state_dict().items():
+        assert torch.equal(found[0][name], found[1][name])
+        torch.testing.assert_close(found[0][name], weight, rtol=0, atol=1e-12)
+
+
+def test_print_shows_the_cut_and_the_memory_is_the_formula():
+    net = make_net()
+    optimizer = sgd(net)
+    pipeline = delayed(net, optimizer, 4)
+    assert "enter.weight ... blocks.0.0.bias" in str(pipeline)
+    assert "of one micro-batch per update" in str(pipeline)
+    loop(net, optimizer, 1, 2)
+    for stage in pipeline._stages:
+        size = sum(weight.nbytes for weight in stage.newest.values())
+        assert stage.ring_bytes == ((stage.delay.tau + 1) * size if stage.delay.tau else 0)
+    pipeline.remove()
+    assert loop(net, optimizer, 3, 4) != loop(net, optimizer, 5, 6)
+
+
+def mistakes():
+    def late(net, optimizer, pipeline):
+        loop(net, optimizer, 1, 2)
+        optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+        net(data(1))
+
+    def changed(net, optimizer, pipeline):
+        loop(net, optimizer, 1, 2)
+        net.leave.weight = nn.Parameter(net.leave.weight.detach())
+        net(data(1))
+
+    def late_backward(net, optimizer, pipeline):
+        loss = net(data(1))
+        loss.backward(retain_graph=True)
+        optimizer.step()
+        loss.backward()
+
+    def no_backward(net, optimizer, pipeline):
+        net(data(1))
+        optimizer.step()
+
+    def by_parts(net, optimizer, pipeline):
+        net.leave(net.enter(data(1))).sum().backward()
+        optimizer.step()
+
+    return {
+        "parameters later": (4, {}, late, "given parameters later"),
+        "changed": (4, {}, changed, "parameter weight of Linear is another object"),
+        "late backward": (4, {}, late_backward, "after the optimizer's step"),
+        "no backward": (4, {}, no_backward, "without a backward pass"),
+        "by parts": (4, {}, by_parts, "without a training forward pass"),
+        "too many stages": (5, {}, None, "stages must be from 1 to 4"),
+        "unassigned": ({"blocks": 0}, {}, None, "enter.weight and 2 more are assigned to no stage"),
+        "profile": (4, {"delay": "pipelines"}, None, "must be pipeline, 2bw"),
+        "stash": (4, {"stash": "exakt"}, None, "stash must be one of exact, none, predict"),
+        "forecast": (4, {"stash": "none", "forecast": "last-update"}, None, "forecast needs stash exact"),
+        "function without its largest": (4, {"delay": lambda *_: 1}, None, "must say its largest delay"),
+    }
+
+
+@pytest.mark.parametrize("case", mistakes())
+def test_misuse_is_one_clear_error(case):
+    stages, settings, use, message = mistakes()[case]
+    net = make_net()
+    optimizer = sgd(net)
+
+    def misuse():
+        pipeline = delayed(net, optimizer, stages, **settings)
+        use(net, optimizer, pipeline)
+
+    with pytest.raises((UserError, ValueError), match=message):
+        misuse()
+
+
+def test_what_is_not_the_models_is_refused():
+    net = make_net()
+    with pytest.raises(UserError, match="not the model's"):
+        delayed(net, sgd(make_net()), 4)
+
+
+def test_sharded_parameters_are_refused(tmp_path):
+    import torch.distributed as dist
+    from torch.distributed.fsdp import fully_shard
+
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        for early in (True, False):
+            net = make_net()
+            optimizer = sgd(net)
+            if early:
+                delayed(net, optimizer, 4)
+            fully_shard(net, mesh=dist.device_mesh.init_device_mesh("cpu", (1,)))
+            with pytest.raises(UserError, match="FSDP2"):
+                net(data(1)) if early else delayed(net, sgd(net), 4)
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,103 @@
+"""Delays from a function in a file, in the engine: the shipped examples against the naive simulation, and refusals."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from brx.config.loading import load_config
+from brx.errors import UserError
+from brx.pipeline.delay import stage_delays
+from brx.runs.folder import trajectory_of
+from brx.runs.reading import Run
+from brx.train.loop import train
+from tests.pipeline.naive import NaivePipeline
+from tests.pipeline.test_engine import NaiveUpdate, make_config, make_modules, micro_batch, run_engine
+from tests.train.helpers import losses, tiny_config
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "delays" / "internet.py"
+
+
+def constant(folder, tau, most):
+    path = folder / "mine.py"
+    path.write_text(f"def mine(stage, num_stages, micro_batch, seed):\n    return {tau}\n\n\nmine.most = {most}\n")
+    return f"pipeline.delay={path}:mine"
+
+
+@pytest.mark.parametrize("stash", ["exact", "none", "predict"])
+def test_a_constant_function_is_the_constant(stash, tmp_path):
+    for accumulation in (1, 2):
+        common = [f"pipeline.accumulation={accumulation}", "pipeline.delay=3"]
+        expected, _ = run_engine(make_config("pipedream", 3, stash, 24, *common), 9)
+        common[1] = constant(tmp_path, 3, 3)
+        found, _ = run_engine(make_config("pipedream", 3, stash, 24, *common), 9)
+        assert [r.loss for r in found] == [r.loss for r in expected]
+
+
+@pytest.mark.parametrize("name", ["jitter", "straggler", "churn"])
+@pytest.mark.parametrize("stash", ["exact", "none"])
+def test_the_examples_equal_the_naive_simulation(name, stash):
+    settings = [f"pipeline.delay={EXAMPLES}:{name}", "pipeline.accumulation=2"]
+    config = make_config("pipedream", 3, stash, 60, *settings)
+    results, _ = run_engine(config, 30, torch.float64)
+    delays = stage_delays(config.pipeline)
+    naive = VaryingNaive(make_modules(config, torch.float64), stash, NaiveUpdate(config), 0.5, [0, 0, 0], 2)
+    naive.function = [delay.tau_at for delay in delays]
+    for t in range(1, 31):
+        naive.step(t, [micro_batch(2 * t - 1), micro_batch(2 * t)])
+    found = torch.stack([r.loss for r in results])
+    torch.testing.assert_close(found, torch.tensor(naive.losses, dtype=torch.float64), rtol=1e-9, atol=0)
+    plain, _ = run_engine(make_config("pipedream", 3, stash, 60, "pipeline.accumulation=2"), 30, torch.float64)
+    assert [r.loss for r in plain] != [r.loss for r in results]
+
+
+class VaryingNaive(NaivePipeline):
+    """Each stage remembers the newest version that it has used, and never goes back behind it."""
+
+    def _gradients(self, n, inputs, targets):
+        if n == 1:
+            self.used = [0] * len(self.modules)
+        for k, tau_at in enumerate(self.function):
+            self.used[k] = max(self.used[k], math.floor((n - 1 - tau_at(n)) / self.accumulation))
+            self.taus[k] = n - 1 - self.used[k] * self.accumulation  # floor gives just this version
+        return super()._gradients(n, inputs, targets)
+
+
+def test_resumes_and_an_edited_file_is_another_run(tmp_path):
+    mine = constant(tmp_path, "(micro_batch + seed) % 4", 3)
+    train(tiny_config(tmp_path, mine), tmp_path / "whole")
+    train(tiny_config(tmp_path, mine, "training.stop_after=7"), tmp_path / "cut")
+    config = load_config(tmp_path / "cut", ["training.stop_after=null"])
+    train(config, tmp_path / "cut", resume=True)
+    cut, whole = losses(tmp_path / "cut"), losses(tmp_path / "whole")
+    assert [r for r in cut if r["iteration"] != 7] == [r for r in whole if r["iteration"] != 7]
+    assert Run.load(tmp_path / "cut").largest_delay > 0
+    assert "delay mine.py:mine" in Run.load(tmp_path / "cut").variant
+    assert trajectory_of(config)["pipeline"]["delay"]["function"] == "mine.py:mine"
+    constant(tmp_path, "0", 3)
+    with pytest.raises(UserError, match="its file has changed"):
+        train(config, tmp_path / "cut", resume=True)
+    (tmp_path / "mine.py").unlink()
+    assert math.isnan(Run.load(tmp_path / "cut").largest_delay)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("def mine(*_):\n    return 0\n", r"must say its largest delay, as mine\.most = 40"),
+        ("def mine(*_):\n    return 5\n\n\nmine.most = 4\n", r"micro-batch \d+: must be a whole number from 0 to 4"),
+        ("def other(*_):\n    return 0\n\n\nother.most = 4\n", r"mine is no function .*there: other"),
+        ("import nothing_of_this_name\n", "cannot be imported"),
+    ],
+)
+def test_mistakes_are_one_line(text, message, tmp_path):
+    (tmp_path / "mine.py").write_text(text)
+    config = make_config("pipedream", 3, "exact", 24, f"pipeline.delay={tmp_path / 'mine.py'}:mine")
+    with pytest.raises(UserError, match=message):
+        run_engine(config, 8)
+
+
+def test_several_devices_are_refused(tmp_path):
+    with pytest.raises(UserError, match="a function of your own needs devices: 1"):
+        make_config("pipedream", 3, "exact", 24, constant(tmp_path, 2, 2), "pipeline.devices=2")
