@@ -21,6 +21,7 @@ import numpy as np
 import pandas as pd
 
 from brx.config.loading import load_config
+from brx.config.schema import DelayCode
 from brx.curvature.norm_result import NORMAL_95, NormResult, Space, results_of, stage_of_block
 from brx.errors import UserError
 from brx.pipeline.delay import StageDelay, pipeline_delays, stage_delays
@@ -198,7 +199,9 @@ def profile_points(runs: pd.DataFrame) -> list[ProfilePoint]:
         norm = _undelayed_norm(first["method"], compared, runs)
         tau = effective_delay(norm, pipeline.stages, delays)
         slowdown = by_variant[first["variant"], first[DEPTH]]
-        points.append(ProfilePoint(first["method"], profile_text([one.tau for one in delays]), tau, norm, slowdown))
+        of_code = isinstance(pipeline.delay, DelayCode)
+        profile = pipeline.delay_text if of_code else profile_text([one.tau for one in delays])
+        points.append(ProfilePoint(first["method"], profile, tau, norm, slowdown))
     return sorted(points, key=lambda point: (point.method, point.effective.delay))
 
 
