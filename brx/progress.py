@@ -35,7 +35,9 @@ class ProgressBar:
             BarColumn(),
             TextColumn("{task.fields[text]}"),
             TimeElapsedColumn(),
+            TextColumn("elapsed,"),
             TimeRemainingColumn(),
+            TextColumn("left"),
             console=self._console,
             disable=not self._console.is_terminal,
         )

@@ -26,3 +26,13 @@ def test_without_a_total_there_is_no_time_left_and_quiet_says_nothing(capsys, mo
         with ProgressBar("preparing x", "training tokens", None, quiet=quiet) as progress:
             progress.update(5, "1 document")
     assert capsys.readouterr().err.splitlines() == ["preparing x: training tokens 5  1 document"]
+
+
+def test_on_a_terminal_both_times_have_their_names(capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "120")
+    with ProgressBar("run", "iteration", 4000, 1000) as progress:
+        progress.update(2000, "loss 2.5")
+    err = capsys.readouterr().err
+    assert "elapsed," in err
+    assert "left" in err

@@ -65,8 +65,10 @@ def compare(
     """Exit code 0 when all runs are done, 1 when some failed, 130 when interrupted (the same command continues)."""
     from brx.data.prepare import prepare
     from brx.methods.table import CUSTOM, METHODS
+    from brx.runs.formats import format_table
+    from brx.runs.leaderboard import leaderboard_table
     from brx.sweep.command import check_own_methods, list_cells, make_launcher, run_and_print
-    from brx.sweep.compare import DELAYS, board_text, parse_settings, protocol, protocols, read_board, take_committed
+    from brx.sweep.compare import DELAYS, board_legend, parse_settings, protocol, protocols, read_board, take_committed
 
     if all_builtin and methods:
         raise UserError("METHOD and --all-builtin: give one of the two")
@@ -87,15 +89,17 @@ def compare(
         return
     launches = [(sweep, make_launcher("local", sweep, jobs, None)) for sweep in sweeps]
     succeeded = [run_and_print(sweep, launching, retry_failed=retry_failed) for sweep, launching in launches]
-    board, notes = read_board([out, committed], [sweep.cells[0].config.optimizer.method for sweep in sweeps])
-    print(board_text(board, format))
-    for note in notes:
+    board = read_board([out, committed], [sweep.cells[0].config.optimizer.method for sweep in sweeps])
+    print(format_table(leaderboard_table(board.rows, list(DELAYS)), format))
+    beside = sys.stdout if format == "table" else sys.stderr
+    print(*board_legend(board), sep="\n", file=beside)
+    for note in board.notes:
         print(f"brx: note: {note}", file=sys.stderr)
     if figure is not None:
         from brx.plot.leaderboard import draw_leaderboard  # loads matplotlib
 
-        for path in draw_leaderboard(board, list(DELAYS), figure):
-            print(path, file=sys.stdout if format == "table" else sys.stderr)
+        for path in draw_leaderboard(board.rows, list(DELAYS), figure):
+            print(path, file=beside)
     if not all(succeeded):
         print("brx: note: some runs failed; those that diverged count as tried, with an infinite loss", file=sys.stderr)
         raise typer.Exit(1)

@@ -57,8 +57,9 @@ def page_tables(experiments: Experiments) -> list[PageTable]:
         ),
     ]
     if KEPT_COMPARISON.is_dir():
-        board = leaderboard_table(read_board([KEPT_COMPARISON]).rows, list(DELAYS))
-        tables.append(PageTable("leaderboard", "How robust methods are against delay (brx compare)", board, missing=()))
+        board = read_board([KEPT_COMPARISON])
+        title = f"How robust methods are against delay (brx compare): {board.runs}"
+        tables.append(PageTable("leaderboard", title, leaderboard_table(board.rows, list(DELAYS)), missing=()))
     return [table for table in tables if len(table.texts)]
 
 

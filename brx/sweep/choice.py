@@ -16,11 +16,9 @@ from brx.sweep.spec import Cell, Choice, Sweep, cell_name, value_at
 
 
 def choose(cells: Sequence[Cell], rule: Choice) -> pd.DataFrame:
-    """Apply the rule to cells that are done or have failed.
+    """A row per group of cells that differ only in the chosen key and the seed, and value of that key.
 
-    Returns:
-        A row per group of cells that differ only in the chosen key and the seed, and value of that key, as
-        `score_values` gives them; `cells` names the group by what varies beside the two.
+    As `score_values` gives them; `cells` names the group by what varies beside the two.
     """
     rows = [
         {
@@ -32,7 +30,10 @@ def choose(cells: Sequence[Cell], rule: Choice) -> pd.DataFrame:
         for cell in cells
     ]
     scored = score_values(pd.DataFrame(rows), "group", rule.over)
-    names = {row["group"]: _group_name(cell, rule) for row, cell in reversed(list(zip(rows, cells, strict=True)))}
+    names: dict[str, str] = {}
+    for row, cell in zip(rows, cells, strict=True):
+        others = {key: value for key, value in cell.varied.items() if key not in (rule.over, SEED)}
+        names.setdefault(row["group"], cell_name(others))
     return scored.assign(cells=scored["group"].map(names))
 
 
@@ -82,10 +83,6 @@ def _group(cell: Cell, rule: Choice) -> str:
 
 def _value(cell: Cell, rule: Choice) -> Any:
     return value_at(cell.config.model_dump(mode="json"), rule.over)
-
-
-def _group_name(cell: Cell, rule: Choice) -> str:
-    return cell_name({key: value for key, value in cell.varied.items() if key not in (rule.over, SEED)})
 
 
 def score(cell: Cell, key: str) -> float:

@@ -15,10 +15,9 @@ from brx.config.schema import CustomConfig, RunConfig
 from brx.errors import UserError
 from brx.sweep.cell_state import state_of
 from brx.sweep.choice import tried_cells
-from brx.sweep.display import SweepDisplay, duration
+from brx.sweep.display import SweepDisplay, choice_table, duration, failure_table, write_choices
 from brx.sweep.estimate import remaining_seconds
 from brx.sweep.local import LocalLauncher
-from brx.sweep.outcome import choice_table, failure_table, write_choices
 from brx.sweep.ray_cluster import RayLauncher
 from brx.sweep.run import Launcher, choices_and_repetitions, run_sweep
 from brx.sweep.spec import Sweep

@@ -15,9 +15,8 @@ from brx.errors import UserError
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
 from brx.runs.experiments import at_best_rates
 from brx.runs.folder import RunFolder
-from brx.runs.formats import Format, format_table
-from brx.runs.frames import DEPTH, comparable, left_out, load
-from brx.runs.leaderboard import leaderboard, leaderboard_table
+from brx.runs.frames import DEPTH, SEED, comparable, left_out, load
+from brx.runs.leaderboard import leaderboard
 from brx.sweep.choice import tried_cells
 from brx.sweep.spec import Sweep, SweepSpec
 
@@ -39,11 +38,7 @@ TARGET_METHOD = "pipedream"
 def protocol(method: str, settings: Mapping[str, Any], num_seeds: int, out: Path) -> Sweep:
     """The runs of one method: every delay and rate with seed 0, and the further seeds at the best rate of each delay.
 
-    Args:
-        method: `optimizer.method`.
-        settings: further dotted keys of the optimizer, for a variant.
-        num_seeds: 1 or more.
-        out: folder of the runs, shared by all methods.
+    `settings` are further dotted keys of the optimizer, for a variant; all methods share the folder `out`.
 
     Raises:
         UserError: there is no such method, or a setting is wrong.
@@ -71,12 +66,8 @@ def protocols(methods: Sequence[str], settings: Mapping[str, Any], num_seeds: in
 def take_committed(sweeps: Sequence[Sweep], committed: Path, data_fingerprint: str | None = None) -> int:
     """Copy the committed runs that a sweep asks for to where it looks for them; returns how many.
 
-    Runs that another version of brx's numbers or another corpus made are left: their losses would not compare.
-
-    Args:
-        sweeps: of `protocols`.
-        committed: folder of the committed runs.
-        data_fingerprint: of the corpus here; None for any.
+    Runs that another version of brx's numbers made are left, or another corpus (where `data_fingerprint` tells it):
+    their losses would not compare.
     """
     if not committed.is_dir():
         return 0
@@ -126,19 +117,18 @@ def delay_of(run: pd.Series) -> str:
 
 
 class Board(NamedTuple):
-    """The leaderboard (`brx.runs.leaderboard`), and what was left out of it, a line each."""
+    """The leaderboard (`brx.runs.leaderboard`), of which runs it is, and what was left out of it, a line each."""
 
     rows: pd.DataFrame
+    runs: str
     notes: list[str]
 
 
 def read_board(folders: Sequence[Path], asked: Collection[str] = ()) -> Board:
-    """The leaderboard of the runs that are there, as far as they compare.
+    """The leaderboard of the runs in some folders, as far as they compare.
 
-    Args:
-        folders: of runs.
-        asked: `optimizer.method`s that are to be on it; of several sets of runs that compare with one another it is
-            the one with most of these, then with most runs.
+    Of several sets of runs that compare with one another it is the one with most of the methods `asked` for, then with
+    most runs.
 
     Raises:
         UserError: there are none.
@@ -159,21 +149,18 @@ def read_board(folders: Sequence[Path], asked: Collection[str] = ()) -> Board:
         f" {', '.join(sorted(set(alike.variant)))}"
         for aspects, alike in left_out(shown, others).items()
     ]
-    return Board(leaderboard(shown, delay_of, "none", TARGET_METHOD), notes)
+    seeds = ", ".join(map(str, sorted(shown[SEED].unique())))
+    source = f"{len(shown)} runs at the best rates in {' and '.join(map(str, there))}, seeds {seeds}"
+    return Board(leaderboard(shown, delay_of, "none", TARGET_METHOD), source, notes)
 
 
-def board_text(board: pd.DataFrame, form: Format) -> str:
-    """The leaderboard, and on a terminal what its columns mean."""
-    table = format_table(leaderboard_table(board, list(DELAYS)), form)
-    if form != "table":
-        return table
-    target = board["target"].iloc[0]
+def board_legend(board: Board) -> list[str]:
+    """What the columns mean: which runs, seeds and target their numbers are of."""
+    target = board.rows["target"].iloc[0]
     reached = f"of {target:.3f}, which {TARGET_METHOD} reaches under every delay" if pd.notna(target) else "to be set"
-    return "\n".join(
-        [
-            table,
-            f"Slowdown: iterations to a training loss {reached}, over those of the same method without delay.",
-            "Saved: iterations over the best of PipeDream, PipeDream-LR and Nesterov, under the longest delay.",
-            "lr: without delay / with each; *: at the edge of the rates that were tried.",
-        ]
-    )
+    return [
+        f"Of {board.runs}.",
+        f"Slowdown: iterations to a training loss {reached}, over those of the same method without delay.",
+        "Saved: iterations over the best of PipeDream, PipeDream-LR and Nesterov, under the longest delay.",
+        "lr: without delay / with each; *: at the edge of the rates that were tried.",
+    ]

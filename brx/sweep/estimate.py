@@ -26,14 +26,7 @@ LARGEST_ON_CPU = 20_000_000
 def remaining_seconds(
     cells: Sequence[Cell], num_jobs: int, say: Callable[[str], None], *, retry_failed: bool = False
 ) -> float | None:
-    """Expected time of what is left, with `num_jobs` cells at a time; None if it cannot be told here.
-
-    Args:
-        cells: of the sweep.
-        num_jobs: how many run at a time.
-        say: is told of every calibration.
-        retry_failed: whether failed cells run again.
-    """
+    """Expected time of what is left, with `num_jobs` cells at a time; None if it cannot be told here."""
     ended = (State.DONE,) if retry_failed else (State.DONE, State.FAILED)
     rates = measured_rates(cells)
     total = 0.0

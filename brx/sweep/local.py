@@ -36,13 +36,7 @@ STOPS = (signal.SIGINT, signal.SIGTERM)
 
 @dataclass
 class Job:
-    """A cell that runs.
-
-    Attributes:
-        process: its `brx train`.
-        resources: what closes when it has ended (the lock, the process's pipes).
-        share: its number among the shares of the machine.
-    """
+    """A cell that runs: its process, what closes at its end (the lock, pipes), and its share of the machine."""
 
     cell: Cell
     process: BaseProcess
@@ -123,13 +117,7 @@ class LocalLauncher:
 
 
 def start_process(folder: Path, lock_descriptor: int, environment: Mapping[str, str]) -> BaseProcess:
-    """Start `brx train FOLDER --resume`, which holds the folder's lock and writes to its log.
-
-    Args:
-        folder: of the cell.
-        lock_descriptor: of its lock.
-        environment: all variables of the new process.
-    """
+    """Start `brx train FOLDER --resume` with this environment; it holds the folder's lock and writes to its log."""
     context: Any = multiprocessing.get_context(START)
     if START == "forkserver":
         context.set_forkserver_preload(SHARED_IMPORTS)

@@ -7,113 +7,69 @@ path, with locks that hold across nodes (NFS 4, Lustre mounted with `flock`).
 from __future__ import annotations
 
 import logging
+import math
 import os
-import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from brx.errors import UserError
 from brx.files import write_text
 from brx.runs.folder import RunFolder
-from brx.runs.lock import hand_down, lock
+from brx.runs.lock import hand_down, is_locked, lock
 from brx.sweep.cell_state import FAILURE, LOG, State, prepare_folder, record_failure, state_of
 from brx.sweep.spec import Cell
 
 MOST_RESTARTS = 3
 """How often a cell is continued elsewhere after its node or Ray's process there was lost."""
-LOCK_POLL_S = 1.0
-ANSWER_S = 30.0
-"""How long a cell has to answer a request to stop; one that does not has not been given a place yet."""
+POLL_S = 0.2
 CONNECT_S = 10.0
 
 Ended = tuple[int, str]
 """Exit code of a cell's process, and why it failed."""
 
 
-class CellRunner:
-    """Runs one cell on the node where Ray has placed this actor; `run` and `interrupt` are called concurrently.
+def run_cell(cell: Cell, working_folder: Path) -> Ended:
+    """Start or resume a cell where Ray has placed this task, and wait for its end; `ray.cancel` makes it save and end.
 
-    Args:
-        cell: with an absolute folder.
-        working_folder: against which the paths of its configuration are meant.
+    Its folder is absolute; other paths of its configuration are meant against the working folder.
+
+    Raises:
+        UserError: this node does not see the sweep's folders.
     """
-
-    def __init__(self, cell: Cell, working_folder: Path) -> None:
-        self._cell = cell
-        self._working_folder = working_folder
-        self._process: subprocess.Popen[bytes] | None = None
-        self._is_stopped = False
-        self._guard = threading.Lock()
-
-    def run(self) -> Ended:
-        """Start or resume the cell, and wait for its end.
-
-        Raises:
-            UserError: this node does not see the sweep's folders.
-        """
-        for folder in (self._cell.folder.parent, self._working_folder):
-            if not folder.is_dir():
-                raise UserError(f"{folder}: not there on node {socket.gethostname()}: all nodes must share it")
-        # A process that outlived the loss of its runner, or of another sweep, may still hold the cell.
-        while not self._is_stopped:
-            with ExitStack() as stack:
-                descriptor = stack.enter_context(lock(self._cell.folder))
-                if descriptor is not None:
-                    return self._run_locked(descriptor, stack)
-            time.sleep(LOCK_POLL_S)
-        return 130, ""
-
-    def interrupt(self) -> None:
-        """Ask the cell to save and end."""
-        with self._guard:
-            self._is_stopped = True
-            if self._process is not None:
-                # Not SIGINT: Ray blocks it in its processes and, with them, in their children.
-                self._process.send_signal(signal.SIGTERM)
-
-    def _run_locked(self, descriptor: int, stack: ExitStack) -> Ended:
-        if state_of(self._cell) is State.DONE:
+    for folder in (cell.folder.parent, working_folder):
+        if not folder.is_dir():
+            raise UserError(f"{folder}: not there on node {socket.gethostname()}: all nodes must share it")
+    # A process that outlived the loss of its task, or of another sweep, may still hold the cell.
+    with lock(cell.folder, patience_s=math.inf) as descriptor:
+        assert descriptor is not None
+        if state_of(cell) is State.DONE:
             return 0, ""
-        prepare_folder(self._cell)
-        log = stack.enter_context((self._cell.folder / LOG).open("wb"))
-        with self._guard:
-            if self._is_stopped:
-                return 130, ""
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "brx", "train", str(self._cell.folder), "--resume"],
+        prepare_folder(cell)
+        with (cell.folder / LOG).open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "brx", "train", str(cell.folder), "--resume"],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                cwd=self._working_folder,
+                cwd=working_folder,
                 env=os.environ | hand_down(descriptor),
                 pass_fds=(descriptor,),
                 start_new_session=True,
             )
-        code = self._process.wait()
-        return code, "" if code in (0, 130) else record_failure(self._cell.folder, code)
-
-
-@dataclass
-class Job:
-    """A cell that Ray runs, or will when there is room.
-
-    Attributes:
-        cell: which.
-        runner: its actor.
-        result: the reference of what its `run` returns.
-    """
-
-    cell: Cell
-    runner: Any
-    result: Any
+        try:
+            while process.poll() is None:  # Ray's KeyboardInterrupt comes between two instructions, not into a wait
+                time.sleep(POLL_S)
+        except KeyboardInterrupt:
+            # Not SIGINT: Ray blocks it in its processes and, with them, in their children.
+            process.terminate()
+        code = process.wait()
+        return code, "" if code in (0, 130) else record_failure(cell.folder, code)
 
 
 class RayLauncher:
@@ -146,56 +102,48 @@ class RayLauncher:
                 f"pipeline.devices: cell {largest.name} needs {needs} on one node, which no node of the cluster has;"
                 " --jobs N queues cells all the same"
             )
-        self.jobs: list[Job] = []
+        self._jobs: dict[Any, Cell] = {}  # by the reference of what `run_cell` returns
 
     @property
     def is_full(self) -> bool:
         """Whether every place is taken."""
-        return len(self.jobs) >= self.num_jobs
+        return len(self._jobs) >= self.num_jobs
 
     def start(self, cell: Cell) -> bool:
         """Start or resume a cell; False if another sweep runs it, or has finished it meanwhile."""
         if state_of(cell) in (State.RUNNING, State.DONE):
             return False
-        actor = self._ray.remote(CellRunner).options(
-            num_cpus=_cores(cell),
-            num_gpus=self._gpus(cell),
-            max_concurrency=2,
-            max_restarts=MOST_RESTARTS,
-            max_task_retries=MOST_RESTARTS,
+        task = self._ray.remote(run_cell).options(
+            num_cpus=_cores(cell), num_gpus=self._gpus(cell), max_retries=MOST_RESTARTS
         )
-        runner = actor.remote(replace(cell, folder=cell.folder.absolute()), Path.cwd())
-        self.jobs.append(Job(cell, runner, runner.run.remote()))
+        self._jobs[task.remote(replace(cell, folder=cell.folder.absolute()), Path.cwd())] = cell
         return True
 
     def collect(self) -> list[tuple[Cell, State, str]]:
         """Take the cells that have ended since the last call: each with its state and, if it failed, why."""
-        if not self.jobs:
-            return []
-        results = [job.result for job in self.jobs]
-        ready, _ = self._ray.wait(results, num_returns=len(results), timeout=0)
         outcomes = []
-        for job in [job for job in self.jobs if job.result in ready]:
-            code, reason = self._ended(job)
+        for reference in self._wait(timeout=0):
+            cell = self._jobs[reference]
+            code, reason = self._ended(reference, cell)
             # A network file system may show the summary some seconds after the node that wrote it has told us.
-            if code == 0 and RunFolder(job.cell.folder).read_summary().get("status") != "finished":
+            if code == 0 and RunFolder(cell.folder).read_summary().get("status") != "finished":
                 continue
-            self.jobs.remove(job)
-            state = {0: State.DONE, 130: State.INTERRUPTED}.get(code, State.FAILED)
-            outcomes.append((job.cell, state, reason))
+            del self._jobs[reference]
+            outcomes.append((cell, {0: State.DONE, 130: State.INTERRUPTED}.get(code, State.FAILED), reason))
         return outcomes
 
     def interrupt(self) -> None:
         """Ask all cells to save and end, and wait until they have."""
-        if not self.jobs:
-            return
-        asked = {job.runner.interrupt.remote(): job for job in self.jobs}
-        answered, silent = self._ray.wait(list(asked), num_returns=len(asked), timeout=ANSWER_S)
-        for reference in silent:
-            self._ray.kill(asked[reference].runner)
-        ending = [asked[reference].result for reference in answered]
-        if ending:
-            self._ray.wait(ending, num_returns=len(ending))
+        for reference in self._jobs:
+            self._ray.cancel(reference)
+        self._wait(timeout=None)
+        while any(is_locked(cell.folder) for cell in self._jobs.values()):
+            time.sleep(POLL_S)
+
+    def _wait(self, timeout: float | None) -> list[Any]:
+        """The references of the cells that have ended, after at most `timeout` seconds; None waits for all."""
+        references = list(self._jobs)
+        return self._ray.wait(references, num_returns=len(references), timeout=timeout)[0] if references else []
 
     def close(self) -> None:
         """Leave the cluster; end it, if it was started here."""
@@ -223,14 +171,14 @@ class RayLauncher:
         by_cores, gpus = int(node.get("CPU", 0)) // _cores(cell), self._gpus(cell)
         return min(by_cores, int(node.get("GPU", 0)) // gpus) if gpus else by_cores
 
-    def _ended(self, job: Job) -> Ended:
+    def _ended(self, reference: Any, cell: Cell) -> Ended:
         try:
-            code, reason = self._ray.get(job.result)
+            code, reason = self._ray.get(reference)
         except self._ray.exceptions.RayError as error:
-            # The node was lost too often, or the runner itself failed, which Ray wraps together with its traceback.
+            # The node was lost too often, or the task itself failed, which Ray wraps together with its traceback.
             cause = getattr(error, "cause", None) or error
             reason = f"Ray: {str(cause).strip().splitlines()[0]}"
-            write_text(job.cell.folder / FAILURE, reason + "\n")
+            write_text(cell.folder / FAILURE, reason + "\n")
             code = 1
         return code, reason
 

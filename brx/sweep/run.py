@@ -11,6 +11,7 @@ import pandas as pd
 
 from brx.sweep.cell_state import FAILURE, State, state_of
 from brx.sweep.choice import choose, chosen_cells, tried_cells
+from brx.sweep.display import SweepDisplay
 from brx.sweep.spec import Cell, Sweep
 
 POLL_S = 0.5
@@ -41,33 +42,15 @@ class Launcher(Protocol):
 
 @dataclass
 class Outcome:
-    """What a sweep came to.
-
-    Attributes:
-        cells: all of them, repetitions included.
-        failures: what failed, with the reason, by cell's name.
-        choices: see `choose`; None if the sweep makes none.
-    """
+    """What a sweep came to: its cells, repetitions included, the reason of each failure by cell's name, and the choices
+    (see `choose`; None if it makes none)."""
 
     cells: list[Cell]
     failures: dict[str, str] = field(default_factory=dict)
     choices: pd.DataFrame | None = None
 
 
-class Observer(Protocol):
-    """Is told how a sweep goes on."""
-
-    def begin(self, cells: Sequence[Cell]) -> None:
-        """These cells are to be run or are done."""
-
-    def changed(self, cell: Cell, state: State, reason: str = "") -> None:
-        """A cell has another state."""
-
-    def refresh(self) -> None:
-        """Some time has passed."""
-
-
-def run_sweep(sweep: Sweep, launcher: Launcher, observer: Observer, *, retry_failed: bool = False) -> Outcome:
+def run_sweep(sweep: Sweep, launcher: Launcher, display: SweepDisplay, *, retry_failed: bool = False) -> Outcome:
     """Run the grid and what lies beyond it where the choice falls on an end, make the choice, run the repetitions.
 
     Raises:
@@ -75,13 +58,13 @@ def run_sweep(sweep: Sweep, launcher: Launcher, observer: Observer, *, retry_fai
     """
     sweep.out.mkdir(parents=True, exist_ok=True)
     outcome = Outcome(list(sweep.cells))
-    _run_cells(sweep.cells, launcher, observer, outcome, retry_failed)
+    _run_cells(sweep.cells, launcher, display, outcome, retry_failed)
     while len(cells := tried_cells(sweep)) > len(outcome.cells):
         more, outcome.cells = cells[len(outcome.cells) :], cells
-        _run_cells(more, launcher, observer, outcome, retry_failed)
+        _run_cells(more, launcher, display, outcome, retry_failed)
     outcome.choices, repetitions = choices_and_repetitions(sweep, outcome.cells)
     outcome.cells += repetitions
-    _run_cells(repetitions, launcher, observer, outcome, retry_failed)
+    _run_cells(repetitions, launcher, display, outcome, retry_failed)
     return outcome
 
 
@@ -97,19 +80,22 @@ def choices_and_repetitions(sweep: Sweep, tried: Sequence[Cell]) -> tuple[pd.Dat
 
 
 def _run_cells(
-    cells: Sequence[Cell], launcher: Launcher, observer: Observer, outcome: Outcome, retry_failed: bool
+    cells: Sequence[Cell], launcher: Launcher, display: SweepDisplay, outcome: Outcome, retry_failed: bool
 ) -> None:
-    observer.begin(cells)
+    def ended(cell: Cell, state: State, reason: str = "") -> None:
+        if state is State.FAILED:
+            reason = outcome.failures[cell.name] = reason or (cell.folder / FAILURE).read_text(encoding="utf-8").strip()
+        display.changed(cell, state, reason)
+
+    display.begin(cells)
     waiting: list[Cell] = []
     for cell in cells:
         state = state_of(cell)
-        if state is State.FAILED and not retry_failed:
-            outcome.failures[cell.name] = (cell.folder / FAILURE).read_text(encoding="utf-8").strip()
-        elif state is not State.DONE:
+        if state is State.DONE or (state is State.FAILED and not retry_failed):
+            ended(cell, state)
+        else:
             waiting.append(cell)
-            continue
-        observer.changed(cell, state, outcome.failures.get(cell.name, ""))
-    elsewhere: list[Cell] = []
+    elsewhere: list[Cell] = []  # run by another sweep
     running = 0
     try:
         while waiting or running or elsewhere:
@@ -117,36 +103,24 @@ def _run_cells(
                 cell = waiting.pop(0)
                 if launcher.start(cell):
                     running += 1
-                    observer.changed(cell, State.RUNNING)
+                    display.changed(cell, State.RUNNING)
                 else:
                     elsewhere.append(cell)
             for cell, state, reason in launcher.collect():
                 running -= 1
                 if state is State.INTERRUPTED:
                     raise KeyboardInterrupt  # somebody has asked the cell itself to stop
-                if state is State.FAILED:
-                    outcome.failures[cell.name] = reason
-                observer.changed(cell, state, reason)
-            elsewhere, free = _look_elsewhere(elsewhere, observer, outcome)
-            waiting += free
-            observer.refresh()
+                ended(cell, state, reason)
+            for cell in list(elsewhere):
+                state = state_of(cell)
+                if state is not State.RUNNING:
+                    elsewhere.remove(cell)
+                    if state in (State.DONE, State.FAILED):
+                        ended(cell, state)
+                    else:  # left unfinished there
+                        waiting.append(cell)
+            display.refresh()
             time.sleep(POLL_S)
     except BaseException:  # Ctrl-C, or a folder that cannot be written to: leave nothing running unseen
         launcher.interrupt()
         raise
-
-
-def _look_elsewhere(cells: list[Cell], observer: Observer, outcome: Outcome) -> tuple[list[Cell], list[Cell]]:
-    """Those of the cells that another sweep still runs, and those that it has left unfinished."""
-    still, free = [], []
-    for cell in cells:
-        state = state_of(cell)
-        if state is State.RUNNING:
-            still.append(cell)
-        elif state in (State.DONE, State.FAILED):
-            if state is State.FAILED:
-                outcome.failures[cell.name] = (cell.folder / FAILURE).read_text(encoding="utf-8").strip()
-            observer.changed(cell, state, outcome.failures.get(cell.name, ""))
-        else:
-            free.append(cell)
-    return still, free

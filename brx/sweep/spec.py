@@ -88,14 +88,7 @@ class SweepSpec(Section):
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a sweep.
-
-    Attributes:
-        name: the varied values.
-        varied: the dotted keys that this cell sets in addition to the sweep's base.
-        config: the run.
-        folder: where it is, or will be.
-    """
+    """One run of a sweep; `varied` are the dotted keys that it sets in addition to the sweep's base."""
 
     name: str
     varied: Mapping[str, Any]
@@ -105,14 +98,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep file, read and checked.
-
-    Attributes:
-        path: the file.
-        spec: its content.
-        out: the folder of its cells.
-        cells: of the grid, without repetitions.
-    """
+    """A sweep file, read and checked; `out` is the folder of its cells, `cells` are the grid's, without repetitions."""
 
     path: Path
     spec: SweepSpec
@@ -134,12 +120,7 @@ class Sweep:
 
     @classmethod
     def expand(cls, path: Path, spec: SweepSpec, folder: Path) -> Sweep:
-        """A sweep from its content.
-
-        Args:
-            path: where the content is from, for messages.
-            spec: the content.
-            folder: of the cells.
+        """A sweep from its content; messages say that it is from `path`.
 
         Raises:
             UserError: a cell is not right.

@@ -116,9 +116,11 @@ def test_what_was_asked_for_is_shown_whatever_the_corpus_of_the_kept_runs(tmp_pa
     sweep = protocol("pipedream", {}, 1, tmp_path / "runs")
     assert take_committed([sweep], kept, "another") == 0
     assert take_committed([sweep], kept, "f") == 3
-    board, notes = read_board([own, kept], ["muon", "pipedream-lr"])
-    assert board["method"].tolist() == ["muon"]
-    assert notes == ["left out, since they differ from the rest in data fingerprint: 6 runs of nesterov, pipedream"]
+    board = read_board([own, kept], ["muon", "pipedream-lr"])
+    assert board.rows["method"].tolist() == ["muon"]
+    assert board.notes == [
+        "left out, since they differ from the rest in data fingerprint: 6 runs of nesterov, pipedream"
+    ]
     assert sorted(read_board([own, kept]).rows["method"]) == ["nesterov", "pipedream"]
 
 
@@ -145,6 +147,7 @@ def test_without_a_method_it_shows_what_is_there(tmp_path, capsys):
     assert main(["compare", *folders, "--figure", str(figure)]) == 0
     text = capsys.readouterr().out
     assert "muon" in text
+    assert f"Of 6 runs at the best rates in {kept}, seeds 0." in text
     assert "Slowdown: iterations to a training loss of" in text
     assert (tmp_path / "figure.png").stat().st_size > 0
     assert main(["compare", *folders, "--format", "markdown"]) == 0

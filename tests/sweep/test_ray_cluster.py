@@ -21,7 +21,7 @@ def ray():
 
 
 def runner_of(folder):
-    """The process id of the Ray actor that runs the cell in a folder: the parent of its `brx train`."""
+    """The process id of the Ray task that runs the cell in a folder: the parent of its `brx train`."""
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             if str(folder).encode() in path.read_bytes().split(b"\0"):
