@@ -17,12 +17,7 @@ class DivergedError(RunError):
 
 
 class NeighbourLostError(RunError):
-    """Another device closed its connection or stopped answering.
-
-    Attributes:
-        peer: its rank; None if it could be any.
-        problem: what it did, to follow "rank R".
-    """
+    """Another device (rank `peer`, None if it could be any) closed its connection or stopped answering (`problem`)."""
 
     def __init__(self, peer: int | None, problem: str) -> None:
         super().__init__(f"{'a rank' if peer is None else f'rank {peer}'} {problem}")

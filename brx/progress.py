@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console
@@ -15,12 +14,7 @@ PLAIN_LINE_EVERY_S = 10.0
 class ProgressBar:
     """Shows how much is done, what the work says of itself, and the time left.
 
-    Args:
-        label: what the work is, for example the run's name.
-        unit: what is counted, for example `iteration`.
-        total: how many there are; None if nobody knows.
-        done: how many there were before this session.
-        quiet: show nothing (ranks other than 0).
+    `done` of the `total` (None: nobody knows) units were there before this session. `quiet` shows nothing.
     """
 
     def __init__(self, label: str, unit: str, total: int | None, done: int = 0, *, quiet: bool = False) -> None:
@@ -66,7 +60,5 @@ class ProgressBar:
         self._bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._bar.stop()

@@ -14,7 +14,34 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 
 
-class Command(TyperCommand):
+class _PlainHelp:
+    """Help without boxes: options by their panels, the commands of a group, then examples, as they are written."""
+
+    epilog: str | None
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):  # type: ignore[attr-defined]  # mixed into Typer's commands
+            record = parameter.get_help_record(ctx)
+            if record is None:
+                continue
+            name, text = record
+            is_argument = parameter.param_type_name == "argument"
+            panel = getattr(parameter, "rich_help_panel", None) or ("Arguments" if is_argument else "Options")
+            # An argument has its type behind its name: `CONFIG <str>`.
+            panels.setdefault(panel, []).append((name.partition(" <")[0] if is_argument else name, text))
+        for title, records in panels.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+        if isinstance(self, TyperGroup):
+            self.format_commands(ctx, formatter)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        if self.epilog:
+            formatter.write(f"\nExamples:\n{self.epilog.rstrip()}\n")
+
+
+class Command(_PlainHelp, TyperCommand):
     """A command whose list options take several values after one flag: `--set a=1 b=2`, as well as repeated flags."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -29,26 +56,9 @@ class Command(TyperCommand):
         """`CONFIG [NAME]`, without Typer's braces around what is required."""
         return [re.sub(r"[{}]", "", piece) for piece in super().collect_usage_pieces(ctx)]
 
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Arguments and options, by their panels."""
-        _write_panels(self, ctx, formatter)
 
-    def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Examples, line by line as they are written."""
-        _write_examples(self.epilog, formatter)
-
-
-class CommandGroup(TyperGroup):
+class CommandGroup(_PlainHelp, TyperGroup):
     """A command that consists of commands."""
-
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Options by their panels, then the commands."""
-        _write_panels(self, ctx, formatter)
-        self.format_commands(ctx, formatter)
-
-    def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Examples, line by line as they are written."""
-        _write_examples(self.epilog, formatter)
 
 
 class Application(typer.Typer):
@@ -127,24 +137,3 @@ def _refuse_flags_without_value(ctx: Any, args: list[str], options: Iterable[Typ
 def _is_option(word: str) -> bool:
     """Whether a word is a flag rather than a value; a negative number is a value."""
     return len(word) > 1 and word.startswith("-") and not re.match(r"-\.?\d", word)
-
-
-def _write_panels(command: TyperCommand | TyperGroup, ctx: Any, formatter: Any) -> None:
-    panels: dict[str, list[tuple[str, str]]] = {}
-    for parameter in command.get_params(ctx):
-        record = parameter.get_help_record(ctx)
-        if record is None:
-            continue
-        name, text = record
-        is_argument = parameter.param_type_name == "argument"
-        panel = getattr(parameter, "rich_help_panel", None) or ("Arguments" if is_argument else "Options")
-        # An argument has its type behind its name: `CONFIG <str>`.
-        panels.setdefault(panel, []).append((name.partition(" <")[0] if is_argument else name, text))
-    for title, records in panels.items():
-        with formatter.section(title):
-            formatter.write_dl(records)
-
-
-def _write_examples(text: str | None, formatter: Any) -> None:
-    if text:
-        formatter.write(f"\nExamples:\n{text.rstrip()}\n")

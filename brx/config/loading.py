@@ -52,21 +52,14 @@ def read_mapping(path: Path) -> dict[str, Any]:
 
 
 def load_yaml_as(path: Path, model: type[Model]) -> Model:
-    """Read a YAML file into a pydantic model.
-
-    Raises:
-        UserError: names the file, the key, and what would be right.
-    """
+    """Read a YAML file into a pydantic model; a UserError names the file, the key, and what would be right."""
     return validate(read_mapping(path), model, str(path))
 
 
 def load_config(name: str | Path, overrides: Sequence[str] = (), *, is_new: bool = False) -> RunConfig:
-    """Load a run's configuration from a file, or from a preset by name, and apply `a.b=value` overrides.
+    """Load a run's configuration from a file, a run's folder or a preset by name, and apply `a.b=value` overrides.
 
-    Args:
-        name: of the file, the run's folder or the preset.
-        overrides: they win over what the file says.
-        is_new: a run that is to begin, with the file of the user's own method as it is now, whatever an old run's was.
+    `is_new`: a run that is to begin, with the file of the user's own method as it is now, whatever an old run's was.
 
     Raises:
         UserError: the file is missing or wrong, or an override is; names the key and what would be right.
@@ -168,13 +161,9 @@ def dump_config(config: BaseModel) -> str:
 def validate(
     content: Any, model: type[Model], where: str, origins: Mapping[tuple[str, ...], str] | None = None
 ) -> Model:
-    """Check parsed content against a model; the first mistake is told in one line.
+    """Check what a file (`where`) holds against a pydantic model; the first mistake is told in one line.
 
-    Args:
-        content: what the file holds.
-        model: the pydantic model to fill.
-        where: the file's name, for the message.
-        origins: for keys that did not come from the file, where they came from.
+    `origins` says where keys come from that are not from the file.
     """
     try:
         return model.model_validate(content)

@@ -11,20 +11,12 @@ _BINARY_PREFIXES = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
 def parse_bytes(text: str, where: str) -> float:
-    """Bytes, from a number with a decimal or binary unit.
-
-    Raises:
-        UserError: it is not one; names `where` it was given.
-    """
+    """Bytes, from a number with a decimal or binary unit; else a UserError that names `where` it was given."""
     return _parse(text, where, "b", "80GB or 24GiB")
 
 
 def parse_flops(text: str, where: str) -> float:
-    """FLOP/s, from a number with a prefix or a unit.
-
-    Raises:
-        UserError: it is not one; names `where` it was given.
-    """
+    """FLOP/s, from a number with a prefix or a unit; else a UserError that names `where` it was given."""
     return _parse(text, where, "flops|flop/s", "120T")
 
 

@@ -409,15 +409,10 @@ class TrainingConfig(Section):
     """Iterations between writes of the metrics (and, on a GPU, between waits for it)."""
 
     @model_validator(mode="after")
-    def _stop_within_schedule(self) -> Self:
-        if self.stop_after is not None and self.stop_after > self.iterations:
-            raise ValueError(f"stop_after must be at most iterations ({self.iterations}), got {self.stop_after}")
-        return self
-
-    @model_validator(mode="after")
-    def _kept_checkpoints_within_schedule(self) -> Self:
-        if self.keep_at and max(self.keep_at) > self.iterations:
-            raise ValueError(f"keep_at must be at most iterations ({self.iterations}), got {max(self.keep_at)}")
+    def _within_schedule(self) -> Self:
+        for key, last in (("stop_after", self.stop_after or 0), ("keep_at", max(self.keep_at, default=0))):
+            if last > self.iterations:
+                raise ValueError(f"{key} must be at most iterations ({self.iterations}), got {last}")
         return self
 
     @property
@@ -469,16 +464,12 @@ class RunConfig(Section):
     logging: LoggingConfig = LoggingConfig()
 
     @model_validator(mode="after")
-    def _staleness_sees_all_stages(self) -> Self:
+    def _sections_fit(self) -> Self:
         if self.logging.staleness_every is not None and self.pipeline.devices > 1:
             raise ValueError(
                 f"logging.staleness_every needs pipeline.devices 1 (got {self.pipeline.devices}), where the trajectory"
                 " is the same: a fresh gradient is one of all stages' newest weights"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _stages_fit_blocks(self) -> Self:
         if self.pipeline.stages > self.model.blocks:
             raise ValueError(
                 f"pipeline.stages must be at most model.blocks ({self.model.blocks}),"

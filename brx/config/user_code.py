@@ -17,11 +17,7 @@ from brx.errors import UserError
 
 
 def code_file(name: str) -> Path | None:
-    """The file that a method's name refers to; None for an installed package, which has a version instead.
-
-    Args:
-        name: `FILE.py:NAME` or `package.module:NAME`.
-    """
+    """The file of `FILE.py:NAME` or `package.module:NAME`; None for an installed package: that has a version."""
     module, _, _ = name.rpartition(":")
     if module.endswith(".py"):
         return Path(module)
@@ -42,11 +38,7 @@ def name_without_folder(name: str) -> str:
 
 
 def code_sha256(name: str) -> str | None:
-    """The SHA-256 of `code_file`; None for an installed package.
-
-    Raises:
-        ValueError: the file cannot be read.
-    """
+    """The SHA-256 of `code_file`, None for an installed package; ValueError where it cannot be read."""
     file = code_file(name)
     if file is None:
         return None

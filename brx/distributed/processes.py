@@ -29,14 +29,9 @@ _MEETING_TIMEOUT_S = 300.0
 class DistributedWorld:
     """Implements `brx.pipeline.world.World` over torch.distributed.
 
-    Reads RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT. What is exchanged outside of the
-    pipeline goes over gloo, whatever the devices are.
-
-    Args:
-        timeout_s: seconds without an answer after which a device counts as lost, once all have met.
-
-    Raises:
-        UserError: the processes cannot find each other.
+    Reads RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT; UserError where the processes
+    cannot find each other. Once all have met, a device counts as lost after `timeout_s` seconds without an answer. What
+    is exchanged outside of the pipeline goes over gloo, whatever the devices are.
     """
 
     def __init__(self, timeout_s: float) -> None:

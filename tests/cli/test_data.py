@@ -1,6 +1,3 @@
-import subprocess
-import sys
-
 import pytest
 
 from brx.cli.main import main
@@ -12,34 +9,25 @@ def corpus(tmp_path):
     return write_rows(tmp_path / "corpus.jsonl", texts(200))
 
 
-def test_prepare_and_info_through_the_entry_point(tmp_path, corpus, capsys):
-    def brx(*arguments):
-        return subprocess.run(
-            [sys.executable, "-m", "brx", "data", *map(str, arguments)],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=300,
-        )
-
-    options = ["--tokenizer", "gpt2", "--tokens", "3_000", "--workers", "1", "--directory", tmp_path / "data"]
-    prepared = brx("prepare", corpus, *options)
-    assert prepared.returncode == 0, prepared.stderr
-    folder, train, validation, source, fingerprint = prepared.stdout.splitlines()
+def test_prepare_and_info(tmp_path, corpus, capsys):
+    options = ["--tokenizer", "gpt2", "--tokens", "3_000", "--workers", "1", "--directory", str(tmp_path / "data")]
+    assert main(["data", "prepare", str(corpus), *options]) == 0
+    prepared = capsys.readouterr()
+    folder, train, validation, source, fingerprint = prepared.out.splitlines()
     assert folder.startswith(f"{tmp_path}/data/corpus.jsonl-gpt2-")
     assert train.startswith("train: 3,000 tokens, ")
     assert validation.startswith("validation: ")
     assert source == f"source {corpus}, tokenizer gpt2"
     assert fingerprint.startswith("fingerprint ")
-    assert "prepared" in prepared.stderr
-    assert "tokens/s" in prepared.stderr
+    assert "prepared" in prepared.err
+    assert "tokens/s" in prepared.err
 
-    assert main(["data", "prepare", str(corpus), *map(str, options)]) == 0
+    assert main(["data", "prepare", str(corpus), *options]) == 0
     again = capsys.readouterr()
-    assert again.out == prepared.stdout
+    assert again.out == prepared.out
     assert again.err == ""
     assert main(["data", "info", folder]) == 0
-    assert capsys.readouterr().out == prepared.stdout
+    assert capsys.readouterr().out == prepared.out
 
 
 def test_list_and_remove(tmp_path, corpus, capsys):

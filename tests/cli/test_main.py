@@ -53,7 +53,7 @@ def test_help_groups_the_commands_and_leaves_none_out(capsys):
         (["train", "quick", "--out", "--resume"], "brx train: --out needs a value: the run's folder"),
         (["train", "quick", "--set"], "brx train: --set needs a value: override settings"),
         (["train", "quick", "--resume=3"], "--resume"),
-        (["data"], "brx data: Missing command (known: prepare, info)"),
+        (["data"], "brx data: Missing command (known: prepare, info, "),
         (["config", "hide"], "brx config: No such command 'hide' (known: show)"),
         (["toy", "circle"], "brx toy: LANDSCAPE: 'circle' is not one of 'quadratic', 'spiral', 'sweep'; see"),
         (["schedule"], "brx schedule: --stages is missing: virtual stages"),

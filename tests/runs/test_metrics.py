@@ -15,8 +15,6 @@ GARBLED = [
     '{"iteration": "3", "train_loss": 1.0, "seconds": 1.0}',
     "\0\0\0",
     "{" * 99999,
-]
-GARBLED += [
     '{"iteration": 3, "train_loss": null, "seconds": 1.0}',
     '{"iteration": true, "val_loss": 1.0}',
     "NaN",
