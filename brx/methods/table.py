@@ -150,6 +150,7 @@ class BasisRotationMethod(Method):
             weight_decay=optimizer.weight_decay,
             source=optimizer.source,
             geometry=optimizer.geometry,
+            first_refresh=optimizer.first_refresh,
             covariance=optimizer.covariance,
             staggered=optimizer.staggered,
             rotation_precision=optimizer.rotation_precision,

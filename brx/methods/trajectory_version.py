@@ -11,8 +11,11 @@ order of the data computes, and say here what changed:
    they were and raise second moments to the momentum's square; rounding noise in rotated gradients moves nothing;
    covariances take every gradient unless told otherwise.
 3. The weights of a block's MLP are called `up` and `down`, and initial weights are drawn by name.
-4. Basis rotation alone: its noise floor, the first basis and when it comes, near-ties. Every other method computes what
-   it computed in version 3. `pipeline.forecast: average-update` corrects the bias of what was called `momentum`.
+4. Basis rotation alone. The floor below which entries of a rotated gradient do not move follows what rounding leaves in
+   them. The first basis does not depend on rounding: eigenspaces that tie, or have no energy, get projected axes; v is
+   shared out in it. A refresh keeps the order of columns whose eigenvalues are about as large. No entry moves further
+   than 1.8 times what AdamW's could. Every other method computes what it computed in version 3.
+   `pipeline.forecast: average-update` corrects the bias of what was called `momentum`.
 """
 
 from __future__ import annotations

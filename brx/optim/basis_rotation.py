@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -48,15 +49,15 @@ from brx.optim.summary import Summary, summarize
 Refresh = Literal["accumulate", "first", "next", "none"]
 """What an update does to the basis before it is taken."""
 
-FIRST_REFRESH = 10
-"""The update at which a matrix gets its first basis, whatever the frequency.
-
-Until then the basis is the identity (the step is Adam's) while the covariance gathers gradients. A basis of a single
-gradient makes that gradient diagonal: off the diagonal there is only rounding noise, which Adam scales to full steps.
-"""
-
 ASYNCHRONOUS = ("cuda",)
 """Devices on which a step waits for nothing: whether its gradients are finite is found out, and acted upon, there."""
+
+LARGEST_STEP = 1.8
+"""How far an update moves an entry at most, in steps of the largest size that AdamW could take then.
+
+Rotated entries of which nothing has been seen take full steps together, which in one entry of the original space add up
+to many. With the usual betas the limit is 1.8 learning rates at update 2, 2.9 at 50, 13 in the end.
+"""
 
 LONGEST_WAIT = 100
 """Steps after which the host looks at such a device's findings, if no refresh has made it wait before."""
@@ -80,12 +81,12 @@ class BasisRotation(Optimizer):
     matrices in its last two, each with its own bases (the experts of a mixture). The arithmetic is float64 for float64
     parameters and float32 for all others.
 
-    Bases are the identity until update 10, which gives exact ones (`eigh`). From then on a matrix is due at each update
-    t that is, or has passed since the last one, a multiple of the frequency (for an integer: t mod frequency = 0), and
-    takes one power iteration and QR. What a gradient's rounding noise would decide is not decided: directions below the
-    noise floor of a covariance stay where they were, entries below that of a rotated gradient do not move, and v^ is at
-    least m^2 after a refresh (docs/methods.md). Where a decomposition fails, the old basis stays and
-    `num_failed_refreshes` grows.
+    Bases are the identity until update `first_refresh`, which gives exact ones (`eigh`) and shares out v's energy in
+    them. From then on a matrix is due at each update t that is, or has passed since the last one, a multiple of the
+    frequency (for an integer: t mod frequency = 0), and takes one power iteration and QR. What a gradient's rounding
+    noise would decide is not decided: directions below the noise floor of a covariance stay where they were, entries
+    below that of a rotated gradient do not move; and v^ is at least m^2 after a refresh (docs/methods.md). Where a
+    decomposition fails, the old basis stays and `num_failed_refreshes` grows.
 
     One optimizer serves a whole model: parameters in groups with `rotate=False` (embeddings, head, vectors) get AdamW;
     `brx.optim.param_groups(model)` makes the groups. From other groups, what is no matrix goes into one without
@@ -100,6 +101,8 @@ class BasisRotation(Optimizer):
         source: "2nd": eigenvectors of the averages of G G^T and G^T G; "1st": of M M^T and M^T M (no extra moments).
         geometry: "bilateral" rotates both sides, "unilateral" only the smaller one (m < n: U, else V).
         frequency: updates between two refreshes; 9.5 for 9 and 10 in turn; None for never again after the first.
+        first_refresh: the update at which a matrix gets its first basis, whatever the frequency; at least 2, since a
+            single gradient is diagonal in its own eigenbasis, and off the diagonal there is only rounding.
         covariance: whether G G^T enters its average at every "step" (the authors' code); at every "refresh" (algorithm
             2 as printed); or there for the whole "interval", as beta2^n L + (1 - beta2^n) G G^T after n updates. Equal
             at frequency 1, and without meaning for source "1st".
@@ -148,6 +151,7 @@ class BasisRotation(Optimizer):
         source: Literal["2nd", "1st"] = "2nd",
         geometry: Literal["bilateral", "unilateral"] = "bilateral",
         frequency: float | None = 10,
+        first_refresh: int = 10,
         covariance: Literal["step", "refresh", "interval"] = "step",
         staggered: bool = False,
         rotation_precision: Precision = "highest",
@@ -161,12 +165,13 @@ class BasisRotation(Optimizer):
     ) -> None:
         self._forget()
         self._rest_lr, self._num_rest = rest_lr, 0
-        options = {"source": source, "geometry": geometry, "frequency": frequency, "covariance": covariance}
+        options = {"source": source, "geometry": geometry, "covariance": covariance}
+        times = {"frequency": frequency, "first_refresh": first_refresh, "staggered": staggered}
         common = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        execution = {"staggered": staggered, "rotation_precision": rotation_precision, "maximize": maximize}
+        execution = {"rotation_precision": rotation_precision, "maximize": maximize}
         limits = {"max_dim": max_dim, "max_aspect": max_aspect}
         shapes = {"rotate": rotate, **limits, "flatten": flatten, "split": split}
-        super().__init__(params, {**common, **options, **execution, **shapes})
+        super().__init__(params, {**common, **options, **times, **execution, **shapes})
         num_rest, self._num_rest = self._num_rest, None
         self._count_rest(num_rest or 0)
 
@@ -276,7 +281,11 @@ class BasisRotation(Optimizer):
                 self._estimate_eigenbasis(part, part_gradient, exact=refresh == "first")
         precision = batch.options["rotation_precision"]
         rotated_update = self._rotated_adam(batch, rotate_in(batch, gradient, precision))
-        batch.update_weights(rotate_out(batch, rotated_update, precision))
+        update = rotate_out(batch, rotated_update, precision)
+        for (lr, num_updates), run in batch.runs(_rate_and_updates):
+            limit = lr * LARGEST_STEP * largest_adam_step(num_updates + 1, batch.options["betas"])
+            update.view_as(batch.state["exp_avg"])[run].clamp_(-limit, limit)
+        batch.update_weights(update)
         for member in batch.members:
             member.num_updates += 1
 
@@ -318,10 +327,35 @@ class BasisRotation(Optimizer):
                 else:
                     refreshed = power_iteration(factor_product(factor, basis), basis)
             basis.copy_(refreshed.basis)
-            second_moment.copy_((select_rows if side == "left" else select_columns)(second_moment, refreshed.order))
+            if not exact:
+                second_moment.copy_((select_rows if side == "left" else select_columns)(second_moment, refreshed.order))
             batch.state["num_failed_refreshes"] += (~refreshed.valid).view_as(batch.state["num_failed_refreshes"])
+        if exact:
+            self._share_out_second_moment(batch)
         batch.matrices("exp_avg").copy_(rotate_in(batch, momentum))
         self._raise_second_moment(batch)
+
+    def _share_out_second_moment(self, batch: MatrixBatch) -> None:
+        """v_ij <- (share of row i) (share of column j) sum(v) in the first basis, of which v has seen nothing.
+
+        A rotated side's shares are what v's would be if entries were uncorrelated; where a covariance tells more than
+        rounding its eigenvalues, which are the second moment's own sums over the other side.
+        """
+        second_moment = batch.matrices("exp_avg_sq")
+        shares = []
+        for side, of in (("left", -1), ("right", -2)):
+            energies = second_moment.sum(dim=of)  # (b, m) or (b, n)
+            if side in batch.sides:
+                basis = batch.matrices(f"{side}_basis")
+                energies = (energies[:, None, :] @ basis.square())[:, 0]
+                if batch.options["source"] == "2nd":
+                    known = (basis * covariance_product(batch.matrices(f"{side}_covariance"), basis)).sum(dim=-2)
+                    floor = resolution(known.dtype) * known.amax(dim=-1, keepdim=True)
+                    energies = energies.where(known <= floor, known)
+            total = energies.sum(dim=-1, keepdim=True)
+            shares.append(energies / total.clamp(min=torch.finfo(total.dtype).tiny))
+        total = second_moment.sum(dim=(-2, -1), keepdim=True)
+        torch.mul(shares[0][:, :, None] * total, shares[1][:, None, :], out=second_moment)
 
     def _raise_second_moment(self, batch: MatrixBatch) -> None:
         """v^ <- max(v^, m^2) in new bases.
@@ -345,7 +379,7 @@ class BasisRotation(Optimizer):
         rotated_gradient = rotated_gradient.view_as(batch.state["exp_avg"])
         update = torch.zeros_like(rotated_gradient)
         beta1, beta2 = batch.options["betas"]
-        for (lr, _), run in batch.runs(lambda member: (member.options.lr, member.num_updates)):
+        for (lr, _), run in batch.runs(_rate_and_updates):
             steps = batch.state["step"][run]
             adamw(
                 params=[update[run]],
@@ -664,9 +698,9 @@ def rotate_out(batch: MatrixBatch, matrices: Tensor, precision: Precision = "hig
 def _refresh(member: Member) -> Refresh:
     """What the next update does to the basis before it is taken (algorithm 1, line 5; the start is ours)."""
     update, frequency = member.num_updates + 1, member.group["frequency"]
-    if update < FIRST_REFRESH:
+    if update < member.group["first_refresh"]:
         return "accumulate"
-    if update == FIRST_REFRESH:
+    if update == member.group["first_refresh"]:
         return "first"
     return "next" if frequency is not None and _is_due(update + member.phase, frequency) else "none"
 
@@ -694,19 +728,41 @@ def _refresh_and_interval(member: Member) -> tuple[Refresh, int]:
 def _updates_since_refresh(member: Member) -> int:
     """How many updates the last interval had, at a refresh after the first one."""
     update, frequency = member.num_updates + 1, member.group["frequency"]
-    earlier = range(update - 1, FIRST_REFRESH, -1)
-    last = next((u for u in earlier if _is_due(u + member.phase, frequency)), FIRST_REFRESH)
+    first = member.group["first_refresh"]
+    last = next((u for u in range(update - 1, first, -1) if _is_due(u + member.phase, frequency)), first)
     return update - last
 
 
 def _above_noise(second_moment: Tensor) -> Tensor:
     """A factor from 0, for entries of rotated gradients that are rounding noise of their matrix, to 1 for all others.
 
-    Rotating a matrix G leaves noise of about eps |G| in entries that should be zero. Adam would scale it to full steps.
+    Adam would scale it to full steps. Rounding leaves in an entry of U^T G V, measured against float64, 0.04 to 0.07 of
+    eps sqrt(m + n) times the root of the mean squares of its row, of its column and of the matrix together; the floor
+    is 2 of these (`benchmarks/first_steps`). What rounding of the basis leaves in a whole row or column is up to 4 eps
+    of the matrix; the floor for that is 16 eps. What is 4 times below a floor moves by 1.5e-5 of its step.
     """
-    energy = second_moment.sum(dim=(-2, -1), keepdim=True)  # |G|^2
-    floor = energy * resolution(second_moment.dtype) ** 2 + torch.finfo(second_moment.dtype).tiny
-    return second_moment / (second_moment + floor)
+    *_, m, n = second_moment.shape
+    number = torch.finfo(second_moment.dtype)
+    of_row, of_column = (second_moment.mean(dim=dim, keepdim=True) for dim in (-1, -2))
+    of_matrix = of_row.mean(dim=-2, keepdim=True)
+    floor = (of_row + of_column + of_matrix) * ((m + n) * (2 * number.eps) ** 2) + number.tiny
+    tilt = of_matrix * (16 * number.eps) ** 2 + number.tiny
+    noise = (floor / second_moment).pow(4) + (m * tilt / of_row).pow(4) + (n * tilt / of_column).pow(4)
+    return 1 / (1 + noise)
+
+
+def largest_adam_step(update: int, betas: tuple[float, float]) -> float:
+    """The largest |m^| / sqrt(v^) of any gradients up to that update, by Cauchy-Schwarz; inf where beta1^2 >= beta2."""
+    beta1, beta2 = betas
+    if beta1**2 >= beta2:
+        return math.inf
+    ratio = beta1**2 / beta2
+    of_sums = (1 - beta2**update) / (1 - beta2) * ((1 - beta1) / (1 - beta1**update)) ** 2
+    return math.sqrt(of_sums * (1 - ratio**update) / (1 - ratio))
+
+
+def _rate_and_updates(member: Member) -> tuple[float, int]:
+    return member.options.lr, member.num_updates
 
 
 def _seen_from(side: Side, matrices: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ contiguous tensor), as LAPACK and cuSOLVER want them, so that a refresh transpos
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -27,6 +28,22 @@ SELF_SHIFT = 0.1
 Where a new direction of energy appears in a subspace that had none, all columns of that subspace are sent to this one
 direction; what is left of each after orthonormalisation would be rounding. The share keeps each near where it was.
 """
+
+
+SAME_SIZE = 0.125
+"""Rounding of the binary logarithm of an eigenvalue's share of the largest, by which columns are ordered.
+
+Within one size columns keep their order, so that rounding does not exchange those that tie.
+"""
+
+TIE = 1e-5
+"""Eigenvalues that differ by no more than this share of their mean count as equal when eigenvectors are computed.
+
+Rounding moves them by some 1e-7, and turns their vectors by that over their distance.
+"""
+
+LEADING = (5**0.5 - 1) / 2
+"""The share of the largest value from which on the first one is taken instead: far from any simple fraction."""
 
 
 class Refreshed(NamedTuple):
@@ -57,7 +74,10 @@ def power_iteration(product: Tensor, basis: Tensor) -> Refreshed:
     # The Rayleigh quotients q^T C q come from the product that the iteration needs anyway.
     eigenvalues = (basis * product).sum(dim=-2).clamp(min=0)  # (b, m)
     floor = resolution(basis.dtype) * eigenvalues.amax(dim=-1, keepdim=True)
-    order = eigenvalues.where(eigenvalues > floor, 0.0).argsort(dim=-1, descending=True, stable=True)
+    shares = eigenvalues / eigenvalues.amax(dim=-1, keepdim=True)
+    # Of zeros, which have no logarithm, and of what is below the floor, the size is -inf.
+    sizes = (shares.where(eigenvalues > floor, 0.0).log2() / SAME_SIZE).round()
+    order = sizes.argsort(dim=-1, descending=True, stable=True)
     # From 0 below the floor to 1 above it; 0 where the covariance is zero, whose basis stays.
     decided = torch.where(floor > 0, eigenvalues.square() / (eigenvalues.square() + floor.square()), 0.0)
     stays = torch.where(floor > 0, (1 - decided) * floor + SELF_SHIFT * eigenvalues, 1.0)
@@ -148,10 +168,10 @@ def exact_factor_eigenbasis(factor: Tensor) -> Refreshed:
 def _eigenvectors(covariance: Tensor, smallest: float) -> Refreshed:
     """Exact eigenvectors of symmetric matrices (b, m, m), largest eigenvalue first.
 
-    Directions whose eigenvalue is less than the share `smallest` of the largest are not taken from the decomposition,
-    which returns whatever rounding says there: the reflections that turn the first axes into the decided eigenvectors
-    turn the remaining axes into the other columns. For a zero matrix that is the identity. In float64, as it happens
-    once.
+    An eigenspace whose eigenvalues rounding cannot tell apart gets the projections of some axes, orthonormalised in
+    turn: those depend on the space alone, whatever vectors of it the decomposition returns. So does the space without
+    energy, where eigenvalues are less than the share `smallest` of the largest; for a zero matrix that is the identity.
+    Of a single eigenvector this decides the sign. In float64, as it happens once.
     """
     num_matrices, size = covariance.shape[:2]
     bases = torch.eye(size, dtype=covariance.dtype, device=covariance.device).repeat(num_matrices, 1, 1)
@@ -162,10 +182,46 @@ def _eigenvectors(covariance: Tensor, smallest: float) -> Refreshed:
         except RuntimeError:  # torch.linalg.LinAlgError is one
             valid[index] = False
             continue
-        decided = (eigenvalues > smallest * eigenvalues[-1]).flip(-1)
-        bases[index] = _householder_qr((vectors.flip(-1) * decided)[None])[0]  # a column of zeros reflects nothing
+        projections = _projected_axes(eigenvalues.flip(-1), vectors.flip(-1), smallest)
+        bases[index] = _householder_qr(projections[None])[0]
     order = torch.arange(size, device=covariance.device).expand(num_matrices, size)
     return Refreshed(bases, order, valid)
+
+
+def _projected_axes(eigenvalues: Tensor, vectors: Tensor, smallest: float) -> Tensor:
+    """For each eigenspace (columns of `vectors` (m, m) with like eigenvalues) as many axes, projected into it."""
+    decided = eigenvalues > smallest * eigenvalues[0]
+    apart = -eigenvalues.diff() > TIE * eigenvalues.clamp(min=0).mean()
+    starts = torch.where(decided[1:], apart, decided[:-1]).nonzero().flatten() + 1
+    leading = (vectors.abs() > LEADING * vectors.abs().amax(dim=0)).int().argmax(dim=0)
+    projected = vectors * vectors.gather(0, leading[None])  # right for spaces of one dimension
+    bounds = [0, *starts.tolist(), len(eigenvalues)]
+    for start, stop in pairwise(bounds):
+        if stop - start > 1:
+            space = vectors[:, start:stop]
+            if 2 * (stop - start) > len(vectors):  # cheaper: the axes that the space beside it leaves
+                beside = _leading_axes(torch.cat([vectors[:, :start], vectors[:, stop:]], dim=1))
+                axes = sorted(set(range(len(vectors))) - set(beside))
+            else:
+                axes = _leading_axes(space)
+            projected[:, start:stop] = space @ space[axes].mT
+    return projected
+
+
+def _leading_axes(space: Tensor) -> list[int]:
+    """As many axes as the space (m, k) has dimensions, whose projections into it are far from dependent.
+
+    In turn the first axis of which about as much is left as of any, beside the span of those before it: a choice that
+    ties, which rounding would decide, do not change.
+    """
+    rest, axes = space.clone(), []
+    for _ in range(space.shape[1]):
+        lengths = rest.norm(dim=1)
+        axis = int((lengths > LEADING * lengths.max()).int().argmax())
+        direction = rest[axis] / lengths[axis]
+        rest -= torch.outer(rest @ direction, direction)
+        axes.append(axis)
+    return axes
 
 
 def _signs(values: Tensor) -> Tensor:

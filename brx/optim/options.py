@@ -30,7 +30,7 @@ SHARED = ("eps", "maximize", *CHOICES)
 FORM = ("source", "geometry", "rotate", "flatten", "split", "max_dim", "max_aspect")
 """What decides which state a parameter has."""
 
-LAYOUT = (*FORM, "staggered", "frequency")
+LAYOUT = (*FORM, "staggered", "frequency", "first_refresh")
 """What decides that, or when its refreshes fall: a change means new batches."""
 
 
@@ -117,6 +117,9 @@ def check_options(group: Group) -> None:
         is_pair = isinstance(split, (tuple, list)) and len(split) == 2
         if not (is_pair and isinstance(split[0], int) and split[0] >= 1 and split[1] in (-2, -1)):
             raise ValueError(f"Invalid split={split!r}: must be (parts, -2 for rows or -1 for columns), or None")
+    first = group["first_refresh"]
+    if isinstance(first, bool) or not isinstance(first, int) or first < 2:
+        raise ValueError(f"Invalid first_refresh={first!r}: must be a whole number >= 2")
 
 
 def smallest_eps(dtype: torch.dtype) -> float:

@@ -10,7 +10,6 @@ import torch
 from brx.config import schema
 from brx.config.schema import RunConfig
 from brx.model.sizes import training_flops
-from brx.optim.basis_rotation import FIRST_REFRESH
 from brx.planning.device_peaks import peak_flops
 
 
@@ -40,7 +39,7 @@ class Utilization:
 class RefreshTime:
     """What a refresh of the basis adds to an update: mean time of updates with one, less mean time of those without.
 
-    Of the updates after the first basis, which takes eigenvectors (`FIRST_REFRESH`). Known only where all stages
+    Of the updates after the first basis, which takes eigenvectors (`first_refresh`). Known only where all stages
     refresh in the same iterations.
 
     Args:
@@ -52,12 +51,13 @@ class RefreshTime:
         self._frequency: int | None = None
         if isinstance(optimizer, schema.BasisRotationConfig) and not optimizer.staggered:
             self._frequency = optimizer.frequency if optimizer.refresh_schedule == "uniform" else None
+            self._first = optimizer.first_refresh
         self._totals = {True: 0.0, False: 0.0}
         self._counts = {True: 0, False: 0}
 
     def see(self, iteration: int, update_seconds: float) -> None:
         """Take in an update's time."""
-        if self._frequency is not None and iteration > FIRST_REFRESH:
+        if self._frequency is not None and iteration > self._first:
             has_refresh = iteration % self._frequency == 0
             self._totals[has_refresh] += update_seconds
             self._counts[has_refresh] += 1

@@ -1,13 +1,14 @@
 """Algorithms 1 and 2 of the paper, and brx's start, for one matrix in float64, as plainly as they can be written."""
 
+import math
+
 import torch
 
 NOISE = 64 * torch.finfo(torch.float64).eps
-FIRST_REFRESH = 10
 
 
 def naive_basis_rotation(
-    weight, gradients, lr, betas, eps, weight_decay, source, geometry, frequency, covariance="step"
+    weight, gradients, lr, betas, eps, weight_decay, source, geometry, frequency, covariance="step", first=10
 ):
     """The weights after each of the gradients in turn."""
     (beta1, beta2), (m, n) = betas, weight.shape
@@ -19,49 +20,94 @@ def naive_basis_rotation(
     for t, G in enumerate(gradients, start=1):
         G = G.double()
         M_before, M = M, beta1 * M + (1 - beta1) * G
-        last = t - 1 if t <= FIRST_REFRESH else max(u for u in range(FIRST_REFRESH, t) if u in (10, *multiples))
-        refresh = t == FIRST_REFRESH or (t > FIRST_REFRESH and t % frequency == 0)
+        last = t - 1 if t <= first else max(u for u in range(first, t) if u in (first, *multiples))
+        refresh = t == first or (t > first and t % frequency == 0)
         for side in ("left", "right"):
             if not sides[side]:
                 continue
             outer = G @ G.T if side == "left" else G.T @ G
-            if covariance == "step" or refresh or t < FIRST_REFRESH:
+            if covariance == "step" or refresh or t < first:
                 decay = beta2 ** (t - last) if covariance == "interval" else beta2
                 C[side] = decay * C[side] + (1 - decay) * outer
             if not refresh:
                 continue
             S = C[side] if source == "2nd" else (M @ M.T if side == "left" else M.T @ M)
-            if t == FIRST_REFRESH:
+            if t == first:
                 Q[side] = first_basis(S, NOISE)
             else:
                 Q[side], order = power_iteration(S, Q[side])
                 v = v[order, :] if side == "left" else v[:, order]
         U, V = Q["left"], Q["right"]
+        if t == first:
+            v = shared_out(v, C if source == "2nd" else None, Q, sides)
         if refresh:
             mean = (U.T @ M_before @ V) / (1 - beta1 ** (t - 1))
             v = torch.maximum(v, (1 - beta2 ** (t - 1)) * mean**2)
         v = beta2 * v + (1 - beta2) * (U.T @ G @ V) ** 2
         step = (U.T @ M @ V) / (1 - beta1**t) / ((v / (1 - beta2**t)).sqrt() + eps)
-        step = torch.where(v > 0, step * v / (v + NOISE**2 * v.sum()), 0.0)
-        W = W - lr * weight_decay * W - lr * U @ step @ V.T
+        step = step * above_noise(v)
+        in_m = [(1 - beta1) * beta1**k / (1 - beta1**t) for k in range(t)]
+        in_v = [(1 - beta2) * beta2**k / (1 - beta2**t) for k in range(t)]
+        largest = 1.8 * math.sqrt(sum(a**2 / b for a, b in zip(in_m, in_v, strict=True)))
+        step = (U @ step @ V.T).clamp(-largest, largest)
+        W = W - lr * weight_decay * W - lr * step
         weights.append(W)
     return weights
 
 
+def above_noise(v):
+    """From 0 for what rounding leaves in an entry, or in a whole row or column, to 1."""
+    (m, n), eps, factor = v.shape, torch.finfo(torch.float64).eps, torch.zeros_like(v)
+    for i in range(m):
+        for j in range(n):
+            if v[i, j] > 0:
+                noise = (m + n) * (2 * eps) ** 2 * (v[i].mean() + v[:, j].mean() + v.mean())
+                of_row, of_column = ((16 * eps) ** 2 * v.sum() / part.sum() for part in (v[i], v[:, j]))
+                factor[i, j] = 1 / (1 + (noise / v[i, j]) ** 4 + of_row**4 + of_column**4)
+    return factor
+
+
+def shared_out(v, C, Q, sides):
+    """v in the first basis: the product of its rows' and columns' shares, where covariances know their eigenvalues."""
+    shares = {"left": v.sum(1), "right": v.sum(0)}
+    for side in [side for side in shares if sides[side]]:
+        uncorrelated = (Q[side] ** 2).T @ shares[side]
+        eigenvalues = torch.diag(Q[side].T @ C[side] @ Q[side]) if C else torch.zeros_like(uncorrelated)
+        shares[side] = torch.where(eigenvalues > NOISE * eigenvalues.max(), eigenvalues, uncorrelated)
+    left, right = (share / share.sum() for share in shares.values())
+    return v.sum() * torch.outer(left, right)
+
+
 def first_basis(S, smallest):
-    """Eigenvectors by falling eigenvalue; where that is next to nothing, axes as the others' reflections turn them."""
+    """Eigenvectors by falling eigenvalue, the leading entry positive; where that is next to nothing, projected axes."""
     eigenvalues, vectors = torch.linalg.eigh(S)
-    vectors = vectors[:, eigenvalues > smallest * eigenvalues[-1]].flip(1)
-    size = len(S)
-    turned, product = vectors.clone(), torch.eye(size).double()
-    for j in range(vectors.shape[1]):  # Householder: reflect column j onto axis j
-        x = turned[:, j].clone()
-        x[:j] = 0
-        x[j] += torch.copysign(x.norm(), x[j])
-        reflection = torch.eye(size).double() - 2 * torch.outer(x, x) / x.dot(x)
-        turned, product = reflection @ turned, product @ reflection
-    product[:, : vectors.shape[1]] = vectors
-    return product
+    is_decided = eigenvalues > smallest * eigenvalues[-1]
+    decided, others = vectors[:, is_decided].flip(1), vectors[:, ~is_decided]
+    columns = []
+    for q in decided.T:
+        leading = next(x for x in q if abs(x) > 0.618034 * q.abs().max())
+        columns.append(q * leading.sign())
+    if 2 * others.shape[1] > len(S):
+        axes = [axis for axis in range(len(S)) if axis not in leading_rows(decided)]
+    else:
+        axes = leading_rows(others)
+    for axis in axes:
+        q = others @ others[axis]
+        for other in columns:
+            q = q - other.dot(q) * other
+        columns.append(q / q.norm())
+    return torch.stack(columns, dim=1)
+
+
+def leading_rows(vectors):
+    """In turn the first row of which about as much is left as of any, beside the span of those before it."""
+    rows, chosen = vectors.clone(), []
+    for _ in range(vectors.shape[1]):
+        lengths = [row.norm() for row in rows]
+        chosen.append(next(k for k, length in enumerate(lengths) if length > 0.618034 * max(lengths)))
+        unit = rows[chosen[-1]] / lengths[chosen[-1]]
+        rows = torch.stack([row - row.dot(unit) * unit for row in rows])
+    return chosen
 
 
 def power_iteration(S, Q):
@@ -72,6 +118,8 @@ def power_iteration(S, Q):
     for q, eigenvalue in zip(Q.T, eigenvalues, strict=True):
         decided = eigenvalue**2 / (eigenvalue**2 + floor**2) if floor > 0 else 0.0
         columns.append(decided * S @ q + ((1 - decided) * floor + 0.1 * eigenvalue if floor > 0 else 1.0) * q)
-    order = eigenvalues.where(eigenvalues > floor, 0.0).argsort(descending=True, stable=True)
+    shares = (eigenvalues / eigenvalues.max()).tolist()
+    sizes = [round(8 * math.log2(x)) if x > NOISE else -math.inf for x in shares]
+    order = torch.tensor(sizes).argsort(descending=True, stable=True)
     basis, triangle = torch.linalg.qr(torch.stack(columns, dim=1)[:, order])
     return basis * torch.where(triangle.diagonal() < 0, -1.0, 1.0), order

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from brx.optim import BasisRotation
-from brx.optim.basis_rotation import FIRST_REFRESH, _refresh_and_interval
+from brx.optim.basis_rotation import _refresh_and_interval
 from brx.optim.matrix_batch import Member
 from brx.optim.options import step_options
 from brx.optim.products import product
@@ -300,6 +300,8 @@ def test_sparse_gradient_is_refused():
         {"geometry": "both"},
         {"frequency": 0},
         {"covariance": "never"},
+        {"first_refresh": 1},
+        {"first_refresh": 2.5},
         {"rotation_precision": "fp8"},
     ],
 )
@@ -353,13 +355,13 @@ def test_intervals_add_up_to_the_updates_since_the_first_basis(frequency, phase)
     group = {**BasisRotation([parameter]).param_groups[0], "covariance": "interval", "frequency": float(frequency)}
     options = step_options(group, None)
     member = Member(parameter, group, {}, options.layout, (), options, phase=phase)
-    total, last = 0, FIRST_REFRESH
-    for update in range(FIRST_REFRESH + 1, 200):
+    total, last = 0, 10
+    for update in range(11, 200):
         member.num_updates = update - 1
         refresh, interval = _refresh_and_interval(member)
         total += interval
         last = update if refresh == "next" else last
-    assert total == last - FIRST_REFRESH
+    assert total == last - 10
 
 
 def test_closure_scheduler_and_added_group():
