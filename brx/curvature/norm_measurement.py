@@ -2,7 +2,7 @@
 
 The Hessian is that of the mean loss over one sample of batches, which all vectors share. Every product is made for
 the two halves of the sample: their mean is the whole sample's, and the norms of the halves say how much of the norm is
-the noise of the batches (`NormResult.limit`).
+the noise of the batches (`NormResult.norms`).
 
 What is done lies in a hidden folder named by the settings. Stopped at any time, the same request goes on from there;
 the numbers depend on the settings alone.

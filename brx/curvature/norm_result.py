@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 from pydantic import BaseModel, ConfigDict
 
+from brx.config.loading import load_config
 from brx.curvature.bases import Geometry, Source
 from brx.curvature.hessian_norm import POWERS, Sums
 from brx.curvature.measured import Measured, analysis_path
@@ -28,7 +29,10 @@ STRATEGY_SPACES: tuple[Space, ...] = ("original", "1st-unilateral", "1st-bilater
 """The original coordinates, and those of each strategy with bases estimated at the checkpoint's weights."""
 NORMAL_95 = 1.96
 
-NORM_TITLE = "(1,1)-norm of the training loss's Hessian, per parameter (sample: vectors x batches)"
+NORM_TITLE = (
+    "(1,1)-norm of the training loss's Hessian, per parameter; in brackets from half the sample, and extrapolated to an"
+    " infinite one, a lower bound (sample: vectors x tokens; each: every vector has its own, whose noise is not known)"
+)
 NOTABLE_SHARE = 0.01
 """More rows than this below the resolution of their vector's largest entry are worth a second look in fp64."""
 USUAL = ("geometric", "fp32")
@@ -107,10 +111,26 @@ class NormResult(Measured):
         return self.norm / self.num_parameters
 
     @property
+    def norms(self) -> list[float]:
+        """From the sample, from half of it, and extrapolated; the first alone if half is not known.
+
+        A sample of b batches has entries H_ij + e_ij / sqrt(b), with noise e of mean zero. The mean of their absolute
+        value is above |H_ij| and convex in 1 / sqrt(b): the population's norm lies below the sample's, and above what
+        a line through the norms of both sizes has where 1 / sqrt(b) is 0, which is the extrapolated one.
+        """
+        if self.norm_of_half is None:
+            return [self.norm]
+        extrapolated = self.norm - (self.norm_of_half - self.norm) / (math.sqrt(2) - 1)
+        return [self.norm, self.norm_of_half, max(0.0, extrapolated)]
+
+    @property
     def interval(self) -> tuple[float, float]:
-        """95 % confidence interval of `normalized`; taken on the logarithm, since the estimate is positive."""
+        """95 % interval of the population's norm per parameter: from the extrapolated to the sampled norm, and more.
+
+        More by the chance of the vectors, on the logarithm, since the estimate is positive.
+        """
         factor = math.exp(NORMAL_95 * self.standard_error / self.norm) if self.norm else 1.0
-        return self.normalized / factor, self.normalized * factor
+        return min(self.norms) / self.num_parameters / factor, self.normalized * factor
 
     def is_of(self, settings: NormSettings) -> bool:
         """Whether a measurement with these settings would be this one."""
@@ -136,7 +156,16 @@ def result_path(run: Path, space: Space, iteration: int) -> Path:
 def results_of(run: Path, spaces: Sequence[Space] = SPACES, iteration: int | None = None) -> dict[Space, NormResult]:
     """A run's measurements, of each space the one at a checkpoint, by default at the latest."""
     of_all = {space: NormResult.all_of(run, f"hessian-norm-{space}", iteration) for space in spaces}
-    return {space: results[-1] for space, results in of_all.items() if results}
+    return {space: _with_tokens(results[-1], run) for space, results in of_all.items() if results}
+
+
+def _with_tokens(result: NormResult, run: Path) -> NormResult:
+    """Files of vectors with batches of their own do not say the tokens of each."""
+    if result.tokens is not None:
+        return result
+    config = load_config(run)
+    per_batch = config.training.batch_size * config.model.sequence_length
+    return result.model_copy(update={"tokens": result.settings.batches_per_vector * per_batch})
 
 
 def measured_norms(
@@ -192,21 +221,39 @@ def norm_table(results: Sequence[NormResult]) -> pd.DataFrame:
     """A row per measurement, texts; under `NORM_TITLE`."""
     rows = []
     for result in results:
-        low, high = result.interval
-        unusual = [value for value in (result.settings.estimator, result.settings.precision) if value not in USUAL]
+        settings = result.settings
+        tokens = "" if result.tokens is None else f"{result.tokens:,} tokens"
+        own = " each" if result.norm_of_half is None else ""
+        unusual = [value for value in (settings.estimator, settings.precision) if value not in USUAL]
         rows.append(
             {
                 "run": Path(result.run).name,
                 "P": str(result.num_stages),
                 "at": str(result.iteration),
                 "coordinates": _coordinates(result),
-                "norm": f"{result.normalized:.4g}",
-                "95 % low": f"{low:.4g}",
-                "95 % high": f"{high:.4g}",
-                "sample": ", ".join([f"{result.settings.vectors} x {result.settings.batches_per_vector}", *unusual]),
+                "norm": _with_others([norm / result.num_parameters for norm in result.norms], ".4g"),
+                "95 % low": f"{result.interval[0]:.4g}",
+                "95 % high": f"{result.interval[1]:.4g}",
+                "of original": _with_others(shares_of_original(result, results), ".3f"),
+                "sample": ", ".join([f"{settings.vectors} x {tokens}{own}", *unusual]),
             }
         )
     return pd.DataFrame(rows)
+
+
+def shares_of_original(result: NormResult, results: Sequence[NormResult]) -> list[float]:
+    """Its `norms` over those of the original coordinates at the same checkpoint; empty if that was not measured."""
+    for other in results:
+        if other.space == "original" and (other.run, other.iteration) == (result.run, result.iteration):
+            pairs = zip(result.norms, other.norms, strict=False)
+            return [norm / original if original else math.nan for norm, original in pairs]
+    return []
+
+
+def _with_others(values: Sequence[float], form: str) -> str:
+    """The first number, the others in brackets."""
+    texts = [f"{value:{form}}" for value in values]
+    return "".join(texts[:1]) + (f" ({', '.join(texts[1:])})" if texts[1:] else "")
 
 
 def _coordinates(result: NormResult) -> str:

@@ -67,22 +67,12 @@ class StrategySlowdowns:
 
 
 def strategy_table(results: Sequence[NormResult], delays: StrategySlowdowns | None) -> pd.DataFrame:
-    """`norm_table` with each norm's share of the original coordinates' and, if given, the slowdowns; texts."""
+    """`norm_table` with, if given, the slowdowns; texts."""
     table = norm_table(results)
-    shares = [share_of_original(result, results) for result in results]
-    table["of original"] = ["" if share is None else f"{share:.3f}" for share in shares]
     if delays is not None:
         column = f"slowdown at P = {delays.num_stages}"
         table[column] = [f"{delays.text(result.space)} ({VARIANT_OF_SPACE[result.space]})" for result in results]
     return table
-
-
-def share_of_original(result: NormResult, results: Sequence[NormResult]) -> float | None:
-    """The norm over that of the original coordinates at the same checkpoint; None if that was not measured."""
-    for other in results:
-        if other.space == "original" and (other.run, other.iteration) == (result.run, result.iteration):
-            return result.norm / other.norm
-    return None
 
 
 def complete_measurements(results: Sequence[NormResult]) -> dict[str, list[NormResult]]:

@@ -7,8 +7,16 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 
-from brx.curvature.norm_result import NORM_TITLE, STRATEGY_SPACES, NormResult, Space, by_method_and_depth, norm_table
-from brx.curvature.strategies import VARIANT_OF_SPACE, StrategySlowdowns, share_of_original, strategy_table
+from brx.curvature.norm_result import (
+    NORM_TITLE,
+    STRATEGY_SPACES,
+    NormResult,
+    Space,
+    by_method_and_depth,
+    norm_table,
+    shares_of_original,
+)
+from brx.curvature.strategies import VARIANT_OF_SPACE, StrategySlowdowns, strategy_table
 from brx.plot.panels import factor_axis
 from brx.plot.style import COLUMN_WIDTH_IN, legend_below, line_style, look_of, new_figure, save
 from brx.runs.formats import format_table
@@ -106,8 +114,8 @@ def _over_seeds(of_seeds: Sequence[NormResult]) -> tuple[float, float, float]:
 def _draw_slowdowns(axes: Axes, results: Sequence[NormResult], delays: StrategySlowdowns) -> None:
     """The norm's share of the original one, the mean of the runs in the logarithm, against the slowdown."""
     for space, row in delays.by_space.items():
-        shares = [share_of_original(result, results) for result in results if result.space == space]
-        known = [share for share in shares if share is not None]
+        shares = [shares_of_original(result, results) for result in results if result.space == space]
+        known = [share for share, *_ in filter(None, shares)]
         if not known or row["ratio"] != row["ratio"]:  # NaN: the reference never reaches the target
             continue
         look = look_of(VARIANT_OF_SPACE[space])

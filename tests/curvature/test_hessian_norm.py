@@ -1,6 +1,7 @@
 """The estimators against exact norms: random matrices, the whole Hessians of tiny models, Kronecker products."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,8 +10,10 @@ import torch
 from brx.curvature.bases import Basis, from_weights, to_weights
 from brx.curvature.hessian import hessian_vector_product
 from brx.curvature.hessian_norm import GeometricEstimate, below_resolution, cauchy_vector, median_sums
+from brx.curvature.norm_measurement import vector_product
+from brx.curvature.norm_result import NormSettings
 from brx.model.stage import is_block_matrix
-from tests.curvature.helpers import flat, full_hessian, tiny_model
+from tests.curvature.helpers import VOCABULARY, flat, full_hessian, norm_result, tiny_model
 
 
 def estimates(products, sizes):
@@ -129,6 +132,41 @@ def test_whole_hessian_of_a_tiny_model(kind, space):
             found, error = total(sums, power)
             assert error < 0.5 * found
             assert abs(found - (matrix.abs().sum(dim=1) ** power).sum().item()) < 3 * error
+
+
+def test_sampled_norm_and_the_extrapolated_one_enclose_the_norm_of_the_whole_corpus():
+    """The full Hessian over all windows of a corpus, against few of them drawn at random: their noise adds to it."""
+    model, parameters, _ = tiny_model("dense")
+    tokens = torch.randint(VOCABULARY, (106,), generator=torch.Generator().manual_seed(3))
+    windows = tokens.unfold(0, 6, 1)  # (101, 6)
+    corpus = windows[:, :-1], windows[:, 1:]
+    matrix = full_hessian(model, parameters, corpus)
+    sizes = [parameter.numel() for parameter in parameters.values()]
+    vectors = [cauchy_vector(parameters, 0, number) for number in range(40)]
+    # The same vectors, so that their chance is common to both; they are 40, and it is large.
+    whole = estimates([matrix @ flat(vector) for vector in vectors], sizes)["geometric"]
+    error = total(whole)[1]
+    assert abs(total(whole)[0] - matrix.abs().sum().item()) < 3 * error
+    of_corpus = total(whole)[0]
+
+    norms = []
+    for sample in range(3):
+        generator = torch.Generator().manual_seed(sample)
+        drawn = torch.randint(len(windows), (1 + 64, 1), generator=generator)
+        checkpoint = SimpleNamespace(
+            model=model, parameters=parameters, bases={}, path="here",
+            batches=lambda numbers, drawn=drawn: ((k, (corpus[0][drawn[k]], corpus[1][drawn[k]])) for k in numbers),
+        )  # fmt: skip
+        settings = NormSettings(batches_per_vector=64)
+        products = [vector_product(checkpoint, settings, number) for number in range(40)]
+        parts = [[product.mean(0) for product in products], *zip(*products, strict=True)]
+        norm, *halves = (total(estimates(list(part), sizes)["geometric"])[0] for part in parts)
+        result = norm_result("r", "m", 1, 1, "original", len(matrix), norm, [1.0] * 4, norm_of_half=sum(halves) / 2)
+        norms.append([one / of_corpus for one in result.norms])
+    for norm, half, extrapolated in norms:
+        assert half > 1.1 * norm
+        assert norm > 1.15  # what 64 batches per vector alone would be taken for
+        assert 0.3 < extrapolated < 1
 
 
 def test_kronecker_factored_hessian_bilateral_below_unilateral_below_original():

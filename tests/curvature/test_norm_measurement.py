@@ -189,8 +189,8 @@ def test_what_was_measured_is_shown_without_checkpoints(run, tmp_path, capsys):
     assert header[3:7] == ["coordinates", "norm", "95 % low", "95 % high"]
     assert (original[3], rotated[3]) == ("original", "rotated, own basis")
     result = results_of(run)["rotated"]
-    assert float(rotated[4]) == pytest.approx(result.normalized, rel=1e-3)
-    assert "| 4 x 2 |" in (tmp_path / "figure.txt").read_text()
+    assert float(rotated[4].split()[0]) == pytest.approx(result.normalized, rel=1e-3)
+    assert "| 4 x 64 tokens |" in (tmp_path / "figure.txt").read_text()
     assert (tmp_path / "figure.png").stat().st_size > 0
     assert main([*arguments, "--measured", "--rotated", "--format", "csv"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 2

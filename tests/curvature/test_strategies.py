@@ -111,6 +111,11 @@ def test_norms_of_a_kronecker_factored_hessian_are_in_the_theorems_order():
     assert norms["bilateral"].item() == pytest.approx(hessian.trace().item(), rel=1e-9)  # diagonal: the least there is
 
 
+def numbers_of(cell):
+    """`1.2 (3.4, 0.5)`: from the sample, from half of it, and extrapolated."""
+    return [float(text) for text in cell.replace("(", "").replace(")", "").replace(",", "").split()]
+
+
 @pytest.fixture
 def run(runs, tmp_path):
     return Path(shutil.copytree(runs["pipedream"], tmp_path / "run"))
@@ -125,8 +130,13 @@ def test_command_measures_all_coordinates_at_one_checkpoint(run, tmp_path, capsy
     assert [row["coordinates"] for row in rows] == names
     assert {row["at"] for row in rows} == {"14"}
     for row in rows:
-        assert float(row["95 % low"]) < float(row["norm"]) < float(row["95 % high"])
-        assert float(row["of original"]) == pytest.approx(float(row["norm"]) / float(rows[0]["norm"]), abs=1e-3)
+        norm, half, extrapolated = numbers_of(row["norm"])
+        assert float(row["95 % low"]) < min(norm, half, extrapolated) <= norm < float(row["95 % high"])
+        expected = [
+            own / other for own, other in zip((norm, half, extrapolated), numbers_of(rows[0]["norm"]), strict=True)
+        ]
+        assert numbers_of(row["of original"]) == pytest.approx(expected, abs=2e-3)
+        assert row["sample"] == "5 x 64 tokens"
     assert (tmp_path / "figure.png").stat().st_size > 0
     assert "2nd/bilateral, 4 batches" in (tmp_path / "figure.txt").read_text()
     assert len({row["norm"] for row in rows}) == 5

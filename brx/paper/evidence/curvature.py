@@ -47,7 +47,10 @@ def _seed(run: str | Path) -> int:
 
 
 def norm_ratio(experiments: Experiments) -> Evidence:
-    """The rotated norm over the original one, at the checkpoints of basis rotation with the largest delay."""
+    """The rotated norm over the original one, at the checkpoints of basis rotation with the largest delay.
+
+    The interval also holds the ratio extrapolated to an infinite sample, where half of it was measured.
+    """
     by_checkpoint: dict[tuple[str, int], dict[Space, NormResult]] = {}
     for norm in _norms(experiments, SPACES):
         if norm.method == "basis-rotation":
@@ -60,7 +63,14 @@ def norm_ratio(experiments: Experiments) -> Evidence:
     rise = _log_ratios(rotated, original)
     sampled = [_log_interval(below, above) for below, above in zip(rotated, original, strict=True)]
     low, high = rise.interval or (min(low for low, _ in sampled), max(high for _, high in sampled))
-    text = f"{_mean(original):.3g} to {_mean(rotated):.3g}, P = {depth}"
+    text = f"{_mean(original):.3g} to {_mean(rotated):.3g}, P = {depth}; "
+    if all(min(norm.norms) > 0 and norm.norm_of_half is not None for norm in (*original, *rotated)):
+        half, extrapolated = (_log_ratios(rotated, original, which) for which in (1, 2))
+        ends = extrapolated.interval or (extrapolated.mean,)
+        low, high = min(low, *ends), max(high, *ends)
+        text += f"{math.exp(half.mean):.3g} from half the sample, {math.exp(extrapolated.mean):.3g} extrapolated"
+    else:
+        text += "raised by the noise of the batches, by how much is not known"
     return Evidence(math.exp(rise.mean), math.exp(low), math.exp(high), text=text, num_seeds=len(rise.by_seed))
 
 
@@ -95,15 +105,16 @@ def _mean(norms: Sequence[NormResult]) -> float:
     return geometric_mean([norm.normalized for norm in norms])
 
 
-def _log_ratios(norms: Sequence[NormResult], others: Sequence[NormResult]) -> Margin:
-    """The logarithm of the ratio of two norms of one run, by its seed."""
-    return Margin(pd.Series({_seed(a.run): math.log(a.norm / b.norm) for a, b in zip(norms, others, strict=True)}))
+def _log_ratios(norms: Sequence[NormResult], others: Sequence[NormResult], which: int = 0) -> Margin:
+    """The logarithm of the ratio of two norms of one run, by its seed; `which` of `NormResult.norms`."""
+    pairs = zip(norms, others, strict=True)
+    return Margin(pd.Series({_seed(a.run): math.log(a.norms[which] / b.norms[which]) for a, b in pairs}))
 
 
 def _log_interval(norm: NormResult, other: NormResult) -> tuple[float, float]:
     """Of the logarithm of the ratio of two norms of one run, from the intervals of both estimates."""
     (low, high), (other_low, other_high) = norm.interval, other.interval
-    return math.log(low / other_high), math.log(high / other_low)
+    return math.log(max(low, 1e-300) / other_high), math.log(high / max(other_low, 1e-300))
 
 
 def _surely_above(norms: Sequence[NormResult], others: Sequence[NormResult]) -> bool:

@@ -152,6 +152,14 @@ def test_norms_ratio_over_seeds(norms, measured):
     assert (judged.value, judged.num_seeds) == (pytest.approx(0.4), 3)
     half = 4.303 * np.log(2) / 3**0.5  # Student's t of two degrees of freedom, 95 %
     assert (judged.low, judged.high) == pytest.approx((0.4 * np.exp(-half), 0.4 * np.exp(half)), rel=1e-3)
+    assert "by how much is not known" in judged.text
+    for seed, ratio in enumerate((0.2, 0.4, 0.8)):  # noise that raises the rotated norms alone
+        for space, norm, of_half in (("original", 10.0, 10.0), ("rotated", 10.0 * ratio, 12.0 * ratio)):
+            norms(space, norm, seed=seed, method="basis-rotation", norm_of_half=of_half)
+    judged = norm_ratio(measured)
+    limit = 0.4 * (1 - 0.2 / (2**0.5 - 1))
+    assert judged.text.endswith(f"0.48 from half the sample, {limit:.3g} extrapolated")
+    assert (judged.low, judged.high) == pytest.approx((limit * np.exp(-half), 0.4 * np.exp(half)), rel=1e-3)
 
 
 def test_norms_ratio_is_of_one_checkpoint_with_both_coordinates(norms, measured):
