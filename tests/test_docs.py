@@ -62,6 +62,39 @@ def test_commands_parse(page, monkeypatch):
                 load_config(parameters["config"], parameters["overrides"])
 
 
+NUMBER = r"\d[\d,]*(?:\.\d+)?"
+
+
+def stale_numbers(page: Path) -> list[tuple[str, str]]:
+    """Of each block below `<!-- numbers: FILE FILE -->`: those that are no rounding of a number in these files.
+
+    Looked at are decimals, percentages and cells that hold a number alone; blocks end at an empty line.
+    """
+    stale = []
+    for files, block in re.findall(r"<!-- numbers: ([^>]+) -->\n\s*(.+?)(?=\n\s*\n|\Z)", page.read_text(), flags=re.S):
+        tables = " ".join((ROOT / file).read_text() for file in files.split())
+        known = [float(number.replace(",", "")) for number in re.findall(NUMBER, tables)]
+        for number in re.findall(rf"(?<![\w.])(\d+\.\d+|\d+(?= %)|(?<=\| )\d+(?= \|))", block):
+            tolerance = 0.5001 * 10.0 ** -len(number.partition(".")[2])
+            if not any(abs(value - float(number)) <= tolerance for value in known):
+                stale.append((files, number))
+    return stale
+
+
+@pytest.mark.parametrize("name", ["compare", "results"])
+def test_numbers_of_a_page_are_those_of_the_tables(name):
+    page = ROOT / "docs" / f"{name}.md"
+    assert "<!-- numbers: " in page.read_text()
+    assert stale_numbers(page) == []
+
+
+def test_a_stale_number_is_found(tmp_path):
+    page = tmp_path / "page.md"
+    marked = "<!-- numbers: results/tables/compare.md -->"
+    page.write_text(f"{marked}\nLosses of 2.27 and 1.234, 72 % and 31 %.\n\n{marked}\n| a | 14 | 15.7 |\n\n9.87")
+    assert [number for _, number in stale_numbers(page)] == ["1.234", "31", "14"]
+
+
 def test_the_front_pages_optimizer_trains():
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
     model = torch.nn.Sequential(torch.nn.Embedding(10, 8), torch.nn.Linear(8, 8), torch.nn.Linear(8, 10))
