@@ -74,7 +74,7 @@ def stale_numbers(page: Path) -> list[tuple[str, str]]:
     for files, block in re.findall(r"<!-- numbers: ([^>]+) -->\n\s*(.+?)(?=\n\s*\n|\Z)", page.read_text(), flags=re.S):
         tables = " ".join((ROOT / file).read_text() for file in files.split())
         known = [float(number.replace(",", "")) for number in re.findall(NUMBER, tables)]
-        for number in re.findall(rf"(?<![\w.])(\d+\.\d+|\d+(?= %)|(?<=\| )\d+(?= \|))", block):
+        for number in re.findall(r"(?<![\w.])(\d+\.\d+|\d+(?= %)|(?<=\| )\d+(?= \|))", block):
             tolerance = 0.5001 * 10.0 ** -len(number.partition(".")[2])
             if not any(abs(value - float(number)) <= tolerance for value in known):
                 stale.append((files, number))
