@@ -137,7 +137,7 @@ class Recording:
             self._open(t)
         if t != self._t + 1:
             raise UserError(f"record: {self._folder.path}: iteration {t} after iteration {self._t}: log every update")
-        value = float(loss)
+        value = float(loss.detach()) if isinstance(loss, torch.Tensor) else float(loss)
         if not math.isfinite(value):
             raise DivergedError(f"iteration {t}: the loss is {value}")
         self._t = t

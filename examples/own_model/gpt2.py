@@ -1,0 +1,37 @@
+"""A tiny Hugging Face GPT-2 through its Trainer on Python's own manual, bytes, P = 1 and 4: `python gpt2.py [N]`."""
+
+import sys
+from pydoc_data import topics
+
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
+
+from brx import delayed, record
+from brx.cli.main import main
+
+iterations = int(sys.argv[1]) if len(sys.argv) > 1 else 400
+text = torch.frombuffer(bytearray("".join(topics.topics.values()).encode()), dtype=torch.uint8).long()
+examples = [{"input_ids": part, "labels": part} for part in text.split(64)[:-1]]
+SIZES = {"vocab_size": 256, "n_positions": 64, "n_embd": 64, "n_layer": 4, "n_head": 2}
+
+
+class Log(TrainerCallback):
+    def __init__(self, run):
+        self.run = run
+
+    def on_log(self, args, state, control, logs, **_):
+        if "loss" in logs:
+            self.run.log(state.global_step, logs["loss"])
+
+
+for stages in (1, 4):
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(GPT2Config(**SIZES, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    pipeline = delayed(model, optimizer, stages)
+    print(pipeline)
+    options = {"max_steps": iterations, "logging_steps": 1, "save_strategy": "no", "report_to": "none", "use_cpu": True}
+    arguments = TrainingArguments("runs/gpt2-trainer", per_device_train_batch_size=8, disable_tqdm=True, **options)
+    with record(f"runs/gpt2/p{stages}", method="adamw", pipeline=pipeline, lr=1e-3, task="GPT-2 on the manual") as run:
+        Trainer(model, arguments, train_dataset=examples, optimizers=(optimizer, None), callbacks=[Log(run)]).train()
+main(["slowdown", "runs/gpt2"])

@@ -1,0 +1,31 @@
+"""An MLP on scikit-learn's digits under the delay of a pipeline of 8 stages, and without: `python mlp.py [N]`."""
+
+import sys
+
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+
+from brx import delayed, record
+from brx.cli.main import main
+
+iterations = int(sys.argv[1]) if len(sys.argv) > 1 else 400
+images, labels = (torch.tensor(array) for array in load_digits(return_X_y=True))
+images = images.float() / 16 - 0.5
+
+for stages in (1, 8):
+    torch.manual_seed(0)
+    blocks = [nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.ReLU()) for _ in range(8)]
+    model = nn.Sequential(*blocks, nn.Linear(64, 10))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    pipeline = delayed(model, optimizer, stages)
+    with record(f"runs/mlp/p{stages}", method="adamw", pipeline=pipeline, lr=1e-3, task="MLP on digits") as run:
+        for t in range(1, iterations + 1):
+            chosen = torch.randint(len(images), (64,), generator=torch.Generator().manual_seed(t))
+            loss = nn.functional.cross_entropy(model(images[chosen]), labels[chosen])
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            run.log(t, loss)
+
+main(["slowdown", "runs/mlp"])

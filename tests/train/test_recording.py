@@ -1,0 +1,139 @@
+"""`record`: run folders from any loop that every reader takes, and the examples that end in `brx slowdown`."""
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import brx
+from brx import delayed, record
+from brx.cli.main import main
+from brx.errors import RunError, UserError
+from brx.runs.folder import RunFolder
+from brx.runs.frames import curves, differing_aspects, load
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "own_model"
+
+
+def write(folder, method, stages, seed, num=60, **settings):
+    with record(folder, method, stages=stages, seed=seed, lr=1e-3, iterations=60, **settings) as run:
+        for t in range(1, num + 1):
+            run.log(t, 3.0 - 0.01 * t / stages**0.5 + 0.001 * seed, lr=1e-3)
+            if t % 20 == 0:
+                run.validate(t, 3.1 - 0.01 * t)
+
+
+def test_every_reader_takes_the_folders(tmp_path, capsys):
+    for stages in (1, 4):
+        for seed in (0, 1):
+            write(tmp_path / f"p{stages}-s{seed}", "my-lion", stages, seed)
+    runs = load(tmp_path)
+    assert list(runs["status"]) == ["finished"] * 4
+    assert list(runs["method"]) == ["my_lion"] * 4
+    assert list(runs["depth"]) == [1, 1, 4, 4]
+    assert list(runs["largest_delay"]) == [0, 0, 3, 3]
+    assert len(curves(runs)) == 4 * 60
+    assert runs["val_loss"].iloc[0] == pytest.approx(2.5)
+    assert main(["slowdown", str(tmp_path), "--format", "csv"]) == 0
+    assert "my_lion" in capsys.readouterr().out
+    assert main(["plot", "curves", str(tmp_path), "--out", str(tmp_path / "figure")]) == 0
+    assert main(["export", str(tmp_path), "--to", str(tmp_path / "kept")]) == 0
+    assert len(load(tmp_path / "kept")) == 4
+
+
+def test_different_tasks_are_not_compared_silently(tmp_path, capsys):
+    write(tmp_path / "one", "adam", 1, 0, task="digits")
+    write(tmp_path / "two", "adam", 4, 0, task="letters")
+    assert main(["slowdown", str(tmp_path)]) != 0 or "data fingerprint" in capsys.readouterr().err
+    runs = load(tmp_path)
+    assert runs["data_fingerprint"].nunique() == 2
+    assert any("data fingerprint" in aspect for aspects in differing_aspects(runs).values() for aspect in aspects)
+
+
+def test_resumes_where_the_loop_does(tmp_path):
+    write(tmp_path / "whole", "adam", 1, 0)
+    write(tmp_path / "cut", "adam", 1, 0, num=33)
+    assert RunFolder(tmp_path / "cut").read_summary()["status"] == "interrupted"
+    with record(tmp_path / "cut", "adam", stages=1, seed=0, lr=1e-3, iterations=60, resume=True) as run:
+        for t in range(21, 61):  # from a checkpoint of iteration 20
+            run.log(t, 3.0 - 0.01 * t, lr=1e-3)
+            if t % 20 == 0:
+                run.validate(t, 3.1 - 0.01 * t)
+    frames = [curves([tmp_path / name]).drop(columns=["run", "seconds"]) for name in ("whole", "cut")]
+    assert frames[0].equals(frames[1])
+    with pytest.raises(UserError, match="holds a run already"):
+        write(tmp_path / "cut", "adam", 1, 0)
+    with pytest.raises(UserError, match=r"training\.seed was 0 and is now 1"):
+        write(tmp_path / "cut", "adam", 1, 1, resume=True)
+
+
+def test_what_delayed_knows_is_filled_in(tmp_path):
+    model = nn.Sequential(*(nn.Linear(3, 3) for _ in range(4)))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    pipeline = delayed(model, optimizer, 4, "2bw", stash="exact", forecast="last-update")
+    with record(tmp_path / "run", "sgd", pipeline=pipeline, lr=0.01) as run:
+        for t in range(1, 6):
+            loss = sum(model(torch.ones(2, 3)).square().mean() for _ in range(2))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            run.log(t, loss / 2)
+    row = load(tmp_path).iloc[0]
+    found = [row[f"pipeline.{key}"] for key in ("stages", "delay", "accumulation", "forecast")]
+    assert found == [4, "2bw", 2, "last-update"]
+    assert row["training.iterations"] == row["iteration"] == 5
+    assert row["task"].startswith(Path(sys.argv[0]).name)
+    with pytest.raises(UserError, match="stages is 2, but the pipeline has 4"):
+        record(tmp_path / "other", "sgd", stages=2, pipeline=pipeline, lr=0.01)
+
+
+def stop_with(error, folder):
+    with record(folder, "sgd", lr=1.0, iterations=9) as run:
+        run.log(1, 3.0)
+        raise error
+
+
+def test_ends_that_are_not_the_end(tmp_path, capsys):
+    with record(tmp_path / "diverged", "sgd", lr=1.0, iterations=9) as run:
+        run.log(1, 3.0)
+        run.log(2, torch.tensor(torch.nan))
+        raise AssertionError("not reached")
+    assert RunFolder(tmp_path / "diverged").has_diverged
+    assert "iteration 2: the loss is nan" in capsys.readouterr().err
+    for error, status in ((KeyboardInterrupt, "interrupted"), (RunError, "failed")):
+        with pytest.raises(error):
+            stop_with(error, tmp_path / status)
+        assert RunFolder(tmp_path / status).read_summary()["status"] == status
+    with record(tmp_path / "gap", "sgd", lr=1.0) as run:
+        with pytest.raises(UserError, match="log the first update before"):
+            run.validate(1, 3.0)
+        run.log(1, 3.0)
+        with pytest.raises(UserError, match="iteration 3 after iteration 1"):
+            run.log(3, 3.0)
+        with (
+            pytest.raises(UserError, match="trains in this folder"),
+            record(tmp_path / "gap", "s", lr=1.0, resume=True),
+        ):
+            pass
+
+
+@pytest.mark.parametrize("name", ["mlp", "vision", "gpt2"])
+def test_examples_end_in_their_slowdown(name, tmp_path, monkeypatch):
+    if name == "gpt2":
+        # A torchvision that does not fit torch would keep transformers from loading.
+        monkeypatch.setitem(sys.modules, "torchvision", None)
+        pytest.importorskip("transformers")
+    pytest.importorskip("sklearn")
+    assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) < 40
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", "24"])
+    runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    runs = load(tmp_path / "runs" / name)
+    assert runs["depth"].iloc[0] == 1
+    first, second = (curves([path])["train_loss"] for path in runs.index)
+    assert first[0] == second[0]
+    assert not first.equals(second)
+    assert brx.__version__ == runs["versions.brx"].iloc[0]
