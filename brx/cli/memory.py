@@ -33,36 +33,36 @@ def memory(
     """Print the table; for a configuration, two more, of its stages and of its devices."""
     from collections import Counter
 
-    from rich.console import Console
-
     from brx.config.loading import load_config
     from brx.paper.printed import LLAMA_3_8B
     from brx.planning.memory_tables import (
         matrices_of,
-        overhead_table,
+        overhead_texts,
         parse_matrix,
         rank_notes,
         rank_table,
         stage_table,
     )
     from brx.planning.plan import plan_memory, planned_device_type
+    from brx.runs.formats import format_table
 
     if config is not None and matrix:
         raise UserError("CONFIG and --matrix: give one of the two")
     if overrides and config is None:
         raise UserError("--set: needs a CONFIG to change")
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 160
-    if matrix:
-        console.print(overhead_table(Counter(parse_matrix(text) for text in matrix), {}))
-        return
-    if config is None:
+    notes: list[str] = []
+    if config is None and matrix:
+        tables = [overhead_texts(Counter(parse_matrix(text) for text in matrix), {})]
+    elif config is None:
         names = {shape: name for name, shape in LLAMA_3_8B.items()}
-        console.print(overhead_table(dict.fromkeys(names, 1), names))
-        return
-    run_config = load_config(config, overrides, is_new=True)
-    ranks = plan_memory(run_config, planned_device_type(run_config))
-    console.print(overhead_table(matrices_of(run_config), {}))
-    console.print(stage_table(run_config, ranks), rank_table(run_config, ranks))
-    console.print(*rank_notes(run_config), sep="\n", soft_wrap=True)
+        tables = [overhead_texts(dict.fromkeys(names, 1), names)]
+    else:
+        run_config = load_config(config, overrides, is_new=True)
+        ranks = plan_memory(run_config, planned_device_type(run_config))
+        overhead = overhead_texts(matrices_of(run_config), {})
+        tables = [overhead, stage_table(run_config, ranks), rank_table(run_config, ranks)]
+        notes = rank_notes(run_config)
+    for title, table in tables:
+        print(title, format_table(table, "table"), sep="\n")
+    if notes:
+        print(*notes, sep="\n")

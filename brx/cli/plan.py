@@ -16,6 +16,19 @@ EXAMPLES = """\
   brx plan paper-1b --throughput 120T --set optimizer.method=basis-rotation    at 120 TFLOP/s, as measured
 """
 
+DeviceMemory = Annotated[
+    str | None, typer.Option(metavar="SIZE", help="memory of each device, for example 24GB or 80GiB")
+]
+Throughput = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FLOPS", help="FLOP/s of each device: as measured (120T), or its name (40 % of its data sheet's peak)"
+    ),
+]
+Bandwidth = Annotated[
+    str | None, typer.Option(metavar="BYTES", help="bytes per second between neighbours, with --throughput")
+]
+
 app = Application()
 
 
@@ -25,38 +38,27 @@ def plan(
     *,
     overrides: Overrides,
     devices: Annotated[int | None, typer.Option(metavar="R", help="devices (default: pipeline.devices)")] = None,
-    device_memory: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="memory of each device, for example 24GB or 80GiB")
-    ] = None,
-    throughput: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FLOPS",
-            help="FLOP/s of each device: as measured (120T), or a device's name (40 % of its data sheet's peak)",
-        ),
-    ] = None,
+    device_memory: DeviceMemory = None,
+    throughput: Throughput = None,
+    bandwidth: Bandwidth = None,
 ) -> None:
     """Print the plan; exit code 0 also where it does not fit."""
-    from rich.console import Console
-
     from brx.config.loading import load_config
-    from brx.config.quantities import parse_bytes
     from brx.planning.memory_tables import rank_notes, rank_table
     from brx.planning.plan import plan_memory, planned_device_type
-    from brx.planning.prospects import fit_line, parse_throughput, time_lines
+    from brx.planning.planned_run import parse_devices
+    from brx.planning.prospects import cut_line, fit_line, time_lines
+    from brx.runs.formats import format_table
 
     run_config = load_config(
         config, overrides if devices is None else [*overrides, f"pipeline.devices={devices}"], is_new=True
     )
-    memory = None if device_memory is None else parse_bytes(device_memory, "--device-memory")
-    speed = None if throughput is None else parse_throughput(throughput, run_config.runtime.precision)
+    run = parse_devices(run_config, device_memory, throughput, bandwidth)
     device_type = planned_device_type(run_config)
     ranks = plan_memory(run_config, device_type)
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 140
-    console.print(rank_table(run_config, ranks, memory))
-    console.print(*rank_notes(run_config), sep="\n", soft_wrap=True)
-    if memory is not None:
-        console.print(fit_line(run_config, ranks, device_type, memory), soft_wrap=True)
-    console.print(*time_lines(run_config, speed), sep="\n", soft_wrap=True)
+    title, table = rank_table(run_config, ranks, run.memory)
+    print(title, format_table(table, "table"), *rank_notes(run_config), sep="\n")
+    if run.memory is not None:
+        print(fit_line(run_config, ranks, device_type, run.memory))
+    uneven = cut_line(run_config.model.blocks, run.num_ranks)
+    print(*([] if uneven is None else [uneven]), *time_lines(run), sep="\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Annotated
 
@@ -34,12 +35,11 @@ def schedule(
         Path | None, typer.Option(metavar="PATH", help="draw PATH.png and PATH.pdf (needs R = P)")
     ] = None,
 ) -> None:
-    """Print the schedules, or draw them."""
+    """Print the schedules (F: forward pass, B: backward pass, U: update), or draw them."""
     from brx.config.loading import validate
     from brx.config.schema import PipelineConfig
     from brx.config.yaml_text import parse_yaml
-    from brx.pipeline.schedule_text import schedule_lines
-    from brx.plot.schedule import draw_schedules
+    from brx.pipeline.schedule_text import check_size, schedule_lines
 
     num_ranks = stages if devices is None else devices
     if not 1 <= num_ranks <= stages:
@@ -48,11 +48,14 @@ def schedule(
     content["delay"] = parse_yaml(delay, f"--delay {delay}")
     pipeline = validate(content, PipelineConfig, "brx schedule", {(key,): f"--{key}" for key in content})
     if figure is None:
-        print(*schedule_lines(pipeline, micro_batches), sep="\n")
+        print(*schedule_lines(pipeline, micro_batches, shutil.get_terminal_size().columns), sep="\n")
         return
     if (accumulation, delay) != (1, "pipeline"):
         raise UserError("--figure shows one micro-batch per update: leave out --accumulation and --delay")
     if num_ranks != stages:
         raise UserError(f"--figure shows one stage per device: leave out --devices, or make it {stages}")
+    check_size(stages, num_ranks, 2 * micro_batches)
+    from brx.plot.schedule import draw_schedules  # loads matplotlib
+
     for path in draw_schedules(num_ranks, micro_batches, figure):
         print(path)

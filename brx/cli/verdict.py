@@ -13,7 +13,7 @@ from brx.cli.usage import Application, Command
 from brx.errors import UserError
 
 if TYPE_CHECKING:
-    from brx.planning.schedule_memory import Fitting
+    from brx.planning.planned_run import PlannedRun
 
 EXAMPLES = """\
   brx verdict --stages 32 --micro-batches 8                         from the committed runs
@@ -23,8 +23,8 @@ EXAMPLES = """\
   brx verdict --stages 8 --micro-batches 8 --config paper-1b --device-memory 24GB --bandwidth 25GB --throughput A100
   brx verdict --stages 32 --micro-batches 8 --figure figures/verdict       over P and M
 """
-GRID_STAGES, GRID_MICRO_BATCHES = (2, 4, 8, 16, 32), (1, 2, 4, 8, 16, 32)
-MODEL = "Your model, for memory and transfers"
+MODEL = "Your model, for memory, updates and transfers"
+REPLICAS = "Data-parallel replicas with local steps"
 
 RunsOrFile = Annotated[
     list[Path] | None,
@@ -34,13 +34,14 @@ RunsOrFile = Annotated[
 ]
 Loss = Annotated[
     float | None,
-    typer.Option(metavar="NATS", help="training loss to reach (default: the lowest under the longest delay)"),
+    typer.Option(metavar="NATS", help="training loss to reach (default: the lowest that AdamW reaches here, too)"),
 ]
 Costs = Annotated[
     list[str] | None,
     typer.Option(
         metavar="METHOD=SHARE...",
-        help="what a method's update costs beyond AdamW's, as a share of an iteration (default: as in the runs)",
+        help="what a method's update costs beyond AdamW's, as a share of an iteration (default: as in the runs, or by"
+        " the FLOPs of --config)",
     ),
 ]
 CostFrom = Annotated[
@@ -73,6 +74,24 @@ Throughput = Annotated[
 ]
 Save = Annotated[Path | None, typer.Option(metavar="FILE", help="keep what the runs say, to be asked again at once")]
 
+LocalStepsOption = Annotated[
+    int | None,
+    typer.Option(metavar="H", min=1, help="a third rival: P replicas with H local steps", rich_help_panel=REPLICAS),
+]
+Averaging = Annotated[
+    str | None,
+    typer.Option(
+        metavar="COST",
+        help="of their weights: 3 (times an update's passes); with --throughput 0.5s, or a bandwidth as 1GB",
+        rich_help_panel=REPLICAS,
+    ),
+]
+LocalSlowdown = Annotated[
+    float,
+    typer.Option(metavar="RATIO", help="their iterations over synchronous ones", rich_help_panel=REPLICAS),
+]
+Verbose = Annotated[bool, typer.Option("--verbose", help="tables, what is not measured, what is assumed")]
+
 app = Application()
 
 
@@ -92,13 +111,18 @@ def verdict(
     device_memory: DeviceMemory = None,
     bandwidth: Bandwidth = None,
     throughput: Throughput = None,
+    local_steps: LocalStepsOption = None,
+    averaging: Averaging = None,
+    local_slowdown: LocalSlowdown = 1.0,
     figure: FigurePath = None,
     save: Save = None,
+    verbose: Verbose = False,
 ) -> None:
-    """Print the schedules, the methods, and who is faster."""
-    from brx.planning.verdict import Question, answer, default_loss, grid
-    from brx.planning.verdict_inputs import parse_costs, read_costs, read_measurements
-    from brx.planning.verdict_text import verdict_text
+    """Print who is faster and why; with --verbose the schedules, the methods, and what is assumed."""
+    from brx.planning.cuts import EqualStages
+    from brx.planning.verdict import Question, answer, losses_to_ask
+    from brx.planning.verdict_inputs import parse_costs, parse_local_steps, read_costs, read_measurements
+    from brx.planning.verdict_text import long_text, verdict_text
 
     if loss is not None and not 0 < loss < math.inf:
         raise UserError(f"--loss {loss:g}: must be a loss above 0, in nats")
@@ -106,45 +130,36 @@ def verdict(
         raise UserError(
             "--set, --device-memory, --bandwidth and --throughput: need a --config, whose sizes they are about"
         )
-    if (bandwidth is None) != (throughput is None):
-        raise UserError("--bandwidth and --throughput: give both, since transfers are compared with passes")
     measurements, notes = read_measurements(runs or [])
-    question = Question(
-        loss=default_loss(measurements) if loss is None else loss,
-        num_stages=stages,
-        num_micro_batches=micro_batches,
-        costs=read_costs(cost_from or []) | parse_costs(cost or [], measurements),
-    )
-    fitting, memory = None, {}
-    if config is not None:
-        fitting = _fitting(config, overrides, device_memory, bandwidth, throughput)
-        question, memory = fitting.fitted(question), fitting.memory(question)
-    print(verdict_text(answer(measurements, question), measurements, memory), *notes, sep="\n")
+    costs = read_costs(cost_from or []) | parse_costs(cost or [], measurements)
+    model = None if config is None else _model(config, overrides, device_memory, throughput, bandwidth)
+    run = None if model is None else model.split(stages, micro_batches)
+    local = parse_local_steps(local_steps, averaging, local_slowdown, stages, run)
+    losses = losses_to_ask(measurements, (stages - 1) / micro_batches) if loss is None else [loss]
+
+    def ask(num_stages: int, num_micro_batches: int, to_loss: float = losses[0]) -> Question:
+        equal = EqualStages(num_stages, num_micro_batches, measurements.examples)
+        devices = equal if model is None else model.split(num_stages, num_micro_batches)
+        return Question(to_loss, num_stages, num_micro_batches, devices, costs, local)
+
+    found = [answer(measurements, ask(stages, micro_batches, one)) for one in losses]
+    print(verdict_text(found, measurements, run))
+    if verbose:
+        print(long_text(found[0], run), *notes, sep="\n")
     if save is not None:
         measurements.write(save)
         print(save)
     if figure is not None:
-        from brx.plot.verdict import draw_verdict  # loads matplotlib
+        from brx.plot.verdict import draw_verdict, grid  # loads matplotlib
 
-        fitted = None if fitting is None else fitting.fitted_if_possible
-        cells = grid(measurements, question, GRID_STAGES, GRID_MICRO_BATCHES, fitted)
-        for path in draw_verdict(cells, figure, measurements):
+        for path in draw_verdict(grid(measurements, ask), figure, measurements, run):
             print(path)
 
 
-def _fitting(
-    config: str, overrides: list[str], device_memory: str | None, bandwidth: str | None, throughput: str | None
-) -> Fitting:
-    """The model and its devices, from texts."""
+def _model(
+    config: str, overrides: list[str], device_memory: str | None, throughput: str | None, bandwidth: str | None
+) -> PlannedRun:
     from brx.config.loading import load_config
-    from brx.config.quantities import parse_bytes
-    from brx.planning.prospects import parse_throughput  # loads torch
-    from brx.planning.schedule_memory import Fitting
+    from brx.planning.planned_run import parse_devices  # loads torch
 
-    run_config = load_config(config, overrides)
-    return Fitting(
-        run_config,
-        device_memory=None if device_memory is None else parse_bytes(device_memory, "--device-memory"),
-        bandwidth=None if bandwidth is None else parse_bytes(bandwidth, "--bandwidth"),
-        throughput=None if throughput is None else parse_throughput(throughput, run_config.runtime.precision),
-    )
+    return parse_devices(load_config(config, overrides), device_memory, throughput, bandwidth)

@@ -1,4 +1,4 @@
-"""What a model takes, from closed forms and without building it: parameters, activations, multiplications.
+"""What a model takes, without giving it memory: shapes of parameters, activations, multiplications.
 
 Shape legend: N tokens in a micro-batch (B S), D width, S positions, H heads, V vocabulary, X experts, K of them for a
 token.
@@ -7,9 +7,15 @@ token.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
 
 from brx.config.schema import ModelConfig
 from brx.model.cross_entropy import CHUNK_LOGITS
+from brx.model.stage import Stage
 from brx.model.transformer import MLP_RATIO
 
 Shapes = dict[str, tuple[int, ...]]
@@ -24,37 +30,21 @@ def has_mixture(model: ModelConfig, block: int) -> bool:
     return model.moe is not None and model.moe.is_in_block(block)
 
 
+class _WithoutInitialValues(TorchFunctionMode):
+    """Leaves out `torch.nn.init`, which on the meta device draws nothing, and for that imports half of torch (2 s)."""
+
+    def __torch_function__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(function, "__module__", None) == "torch.nn.init":
+            return None
+        return function(*args, **(kwargs or {}))
+
+
+@lru_cache(maxsize=1024)
 def stage_shapes(model: ModelConfig, vocabulary_size: int, blocks: range) -> Shapes:
-    """The parameters of a stage with these blocks."""
-    width = model.width
-    shapes: Shapes = {}
-    if blocks.start == 0:
-        shapes["embedding.tokens.weight"] = (vocabulary_size, width)
-        shapes["embedding.positions.weight"] = (model.sequence_length, width)
-    for block in blocks:
-        shapes |= {f"blocks.{block}.{name}": shape for name, shape in _block_shapes(model, block).items()}
-    if blocks.stop == model.blocks:
-        shapes |= {"head.norm.weight": (width,), "head.norm.bias": (width,)}
-        shapes |= {"head.linear.weight": (vocabulary_size, width), "head.linear.bias": (vocabulary_size,)}
-    return shapes
-
-
-def _block_shapes(model: ModelConfig, block: int) -> Shapes:
-    width, hidden = model.width, MLP_RATIO * model.width
-    shapes: Shapes = {
-        f"{norm}.{kind}": (width,) for norm in ("attention_norm", "mlp_norm") for kind in ("weight", "bias")
-    }
-    for name in ("query", "key", "value", "projection"):
-        shapes[f"attention.{name}.weight"] = (width, width)
-    shapes["attention.projection.bias"] = (width,)
-    experts: tuple[int, ...] = ()
-    if has_mixture(model, block):
-        assert model.moe is not None
-        experts = (model.moe.experts,)
-        shapes["mlp.router.weight"] = (model.moe.experts, width)
-    shapes["mlp.up.weight"], shapes["mlp.up.bias"] = (*experts, hidden, width), (*experts, hidden)
-    shapes["mlp.down.weight"], shapes["mlp.down.bias"] = (*experts, width, hidden), (*experts, width)
-    return shapes
+    """The parameters of a stage with these blocks, from the stage itself on the meta device, where it holds no data."""
+    with _WithoutInitialValues(), torch.device("meta"):
+        stage = Stage(model, vocabulary_size, blocks)
+    return {name: tuple(parameter.shape) for name, parameter in stage.named_parameters()}
 
 
 def num_elements(shapes: Shapes) -> int:

@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from rich.console import Console
-
 from brx.config import load_config
 from brx.plot.curves import draw_curves
 from brx.runs.comparison import common_target
-from brx.runs.formats import terminal_table
+from brx.runs.formats import format_table
 from brx.runs.frames import load
 from brx.runs.tables import loss_table
 from brx.train.loop import train
@@ -40,6 +38,6 @@ def run_demo(out: Path, overrides: Sequence[str]) -> Literal["finished", "interr
     runs = load(folders)
     target = common_target(runs)
     written = draw_curves(runs, out / "curves", target=target)
-    Console(width=110).print(terminal_table(loss_table(runs, target)))
+    print(format_table(loss_table(runs, target), "table"))
     print(written[0])
     return "finished"

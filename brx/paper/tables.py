@@ -24,8 +24,8 @@ from brx.paper.ladder import (
 )
 from brx.paper.printed import DEVICES_GB, LLAMA_3_8B, LLAMAS, SAVED, SLOWDOWNS
 from brx.paper.scales import BASELINES_AND_STRATEGIES, LADDER_METHODS, MAIN, VARIANTS, Experiments
+from brx.planning.memory_tables import overhead_texts
 from brx.planning.stage_count import stage_count_table
-from brx.planning.strategy_overhead import overhead_texts
 from brx.runs.comparison import reductions, slowdowns
 from brx.runs.frames import find_runs
 from brx.runs.tables import (

@@ -222,7 +222,7 @@ def pipeline_delays(num_stages: int) -> list[StageDelay]:
     return delays_of("pipeline", num_stages)
 
 
-def cannot_run(delays: Sequence[StageDelay], ranges: Sequence[range]) -> str | None:
+def cannot_run(delays: Sequence[StageDelay], ranges: Sequence[Sequence[int]]) -> str | None:
     """Why R devices cannot run these delays, if they cannot.
 
     Rank r lets R - 1 - r forward passes run ahead (1F1B), so the weights that a forward pass names have to be that old.
@@ -244,7 +244,7 @@ def cannot_run(delays: Sequence[StageDelay], ranges: Sequence[range]) -> str | N
     return None
 
 
-def check_devices(delays: Sequence[StageDelay], ranges: Sequence[range]) -> None:
+def check_devices(delays: Sequence[StageDelay], ranges: Sequence[Sequence[int]]) -> None:
     """Refuse delays that the devices cannot run.
 
     Raises:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from brx.pipeline.schedule import Action
@@ -27,7 +27,11 @@ class Timed(NamedTuple):
     end: float
 
 
-def timeline(actions: Sequence[Sequence[Action]], transfer_time: float = 0.0) -> list[list[Timed]]:
+def timeline(
+    actions: Sequence[Sequence[Action]],
+    transfer_time: float = 0.0,
+    duration: Callable[[Action], float] | None = None,
+) -> list[list[Timed]]:
     """Times of the actions of all ranks.
 
     A rank does its actions in order, each as soon as it can: a forward pass needs the same micro-batch's forward pass
@@ -38,6 +42,7 @@ def timeline(actions: Sequence[Sequence[Action]], transfer_time: float = 0.0) ->
         actions: of each rank, in the order in which the rank does them.
         transfer_time: of activations or gradients from one rank to another, in units of one forward pass. Links are
             busy beside the computation and never in each other's way.
+        duration: of an action; by default `DURATIONS`, equal for all stages.
 
     Raises:
         ValueError: the ranks wait for each other for ever.
@@ -58,7 +63,7 @@ def timeline(actions: Sequence[Sequence[Action]], transfer_time: float = 0.0) ->
                 if needed is not None and needed not in arrivals:
                     break
                 start = max(free, arrivals[needed] if needed is not None else 0.0)
-                free = start + durations[action.kind]
+                free = start + (durations[action.kind] if duration is None else duration(action))
                 if action.kind in _DIRECTIONS:
                     arrivals[_DIRECTIONS[action.kind], action.stage, action.number] = free + latency
                 done[rank].append(Timed(action, start, free))

@@ -40,7 +40,7 @@ def check_memory(config: RunConfig, device: torch.device, world: World, ranges: 
         return ranks[world.rank]
     largest = max(sharing, key=lambda rank: rank.peak)
     parts = ", ".join(f"{part} {getattr(largest, part) / 1e9:.2f}" for part in RANK_PARTS if getattr(largest, part))
-    who = f"rank {largest.rank} (stages {largest.stages.start}-{largest.stages.stop - 1})"
+    who = f"rank {largest.rank} (stages {largest.stages[0]}-{largest.stages[-1]})"
     if len(sharing) > 1:
         who = f"{len(sharing)} ranks on this machine, the largest"
     # More ranks on the same machine share the same memory, so that only a device of its own is told to help.

@@ -1,49 +1,65 @@
-"""Memory as tables: of basis rotation for any matrices, of a run's stages and devices (`brx plan`, `brx memory`)."""
+"""Memory as tables of texts: of basis rotation for any matrices, of a run's stages and devices."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from decimal import ROUND_HALF_UP, Decimal
 
-from rich.table import Table
+import pandas as pd
 
 from brx.config.schema import RunConfig
 from brx.errors import UserError
-from brx.model.sizes import stage_shapes
-from brx.model.stage import is_block_matrix
+from brx.model.sizes import FP32, stage_shapes
 from brx.pipeline.delay import stage_delays
+from brx.planning.optimizer_memory import STRATEGIES, matrices, overhead_elements
 from brx.planning.plan import RANK_PARTS, STAGE_PARTS, RankMemory
-from brx.planning.strategy_overhead import overhead_texts
 
 UNITS = {"GB": 10**9, "MB": 10**6, "kB": 10**3}
+BINARY_UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
 
 
-def overhead_table(shapes: Mapping[tuple[int, int], int], names: Mapping[tuple[int, int], str]) -> Table:
-    """What every strategy keeps beyond Adam's moments: one row per strategy.
+def overhead_texts(
+    shapes: Mapping[tuple[int, int], int], names: Mapping[tuple[int, int], str]
+) -> tuple[str, pd.DataFrame]:
+    """What every strategy keeps beyond Adam's moments, in fp32 whatever the weights are: title, and a row per strategy.
 
     Args:
         shapes: how many matrices there are of each shape (m, n).
         names: of some shapes, for the headings.
     """
-    title, texts = overhead_texts(shapes, names)
-    table = Table(title=title, title_justify="left")
-    for column in texts.columns:
-        table.add_column(column, no_wrap=True, justify="left" if column in texts.columns[:4] else "right")
-    for row in texts.to_numpy().tolist():
-        table.add_row(*row)
-    return table
+    largest = max(FP32 * overhead_elements(shape, *STRATEGIES[0]) for shape in shapes)
+    unit, unit_bytes = next(((unit, size) for unit, size in BINARY_UNITS.items() if largest >= size / 20), ("bytes", 1))
+    are_several = any(count > 1 for count in shapes.values())
+    columns = ["source", "geometry", "rotation", "covariances"]
+    for (m, n), count in shapes.items():
+        name = f"{names[m, n]} " if (m, n) in names else ""
+        columns.append(f"{name}{m}x{n}" + (f" ({count} of them)" if count > 1 else ""))
+    columns += [f"all, {unit}"] if are_several else []
+    columns.append("share of Adam's moments")
+    moments = 2 * FP32 * sum(math.prod(shape) * count for shape, count in shapes.items())
+    rows = []
+    for source, geometry in STRATEGIES:
+        formula = "m^2 + n^2" if geometry == "bilateral" else "min(m, n)^2"
+        by_shape = {shape: FP32 * overhead_elements(shape, source, geometry) for shape in shapes}
+        total = sum(by_shape[shape] * count for shape, count in shapes.items())
+        sizes = [_two_decimals(size, unit_bytes) for size in [*by_shape.values(), *([total] if are_several else [])]]
+        rows.append([source, geometry, formula, formula if source == "2nd" else "--", *sizes, f"{total / moments:.1%}"])
+    return f"Memory beyond Adam's moments, {unit} per matrix (fp32)", pd.DataFrame(rows, columns=columns)
+
+
+def _two_decimals(num_bytes: int, unit_bytes: int) -> str:
+    """Halves rounded up, as in the paper's table (0.125 is 0.13)."""
+    return str((Decimal(num_bytes) / Decimal(unit_bytes)).quantize(Decimal("0.01"), ROUND_HALF_UP))
 
 
 def matrices_of(config: RunConfig) -> Counter[tuple[int, int]]:
     """How often each shape of rotated matrix (experts counted one by one) is in a configuration's model."""
-    matrices: Counter[tuple[int, int]] = Counter()
-    shapes = stage_shapes(config.model, config.data.vocabulary_size, range(config.model.blocks))
-    for parameter, shape in shapes.items():
-        if is_block_matrix(parameter):
-            *lead, rows, columns = shape
-            matrices[rows, columns] += math.prod(lead)
-    return matrices
+    counts: Counter[tuple[int, int]] = Counter()
+    for *lead, m, n in matrices(stage_shapes(config.model, config.data.vocabulary_size, range(config.model.blocks))):
+        counts[m, n] += math.prod(lead)
+    return counts
 
 
 def parse_matrix(text: str) -> tuple[int, int]:
@@ -58,18 +74,24 @@ def parse_matrix(text: str) -> tuple[int, int]:
     return int(sides[0]), int(sides[1])
 
 
-def rank_table(config: RunConfig, ranks: Sequence[RankMemory], device_memory: float | None = None) -> Table:
-    """One row per rank; with the memory of a device, whether the rank fits into it."""
-    parts = [part for part in (*RANK_PARTS, "peak") if part != "probe" or config.logging.staleness_every is not None]
+def rank_table(
+    config: RunConfig, ranks: Sequence[RankMemory], device_memory: float | None = None
+) -> tuple[str, pd.DataFrame]:
+    """Title, and a row per rank; with the memory of a device, whether the rank fits into it."""
     unit, unit_bytes = _unit(max(rank.peak for rank in ranks))
+    parts = [part for part in (*RANK_PARTS, "peak") if part != "probe" or config.logging.staleness_every is not None]
+    rows = [
+        {
+            "rank": str(rank.rank),
+            "stages": f"{rank.stages[0]}-{rank.stages[-1]}",
+            "parameters": _millions(rank.num_parameters),
+            **{part: f"{getattr(rank, part) / unit_bytes:.2f}" for part in parts},
+            **({} if device_memory is None else {"fits": "yes" if rank.peak <= device_memory else "no"}),
+        }
+        for rank in ranks
+    ]
     title = f"{_run(config, ranks)}: {sum(rank.num_parameters for rank in ranks):,} parameters; {unit} per rank"
-    table = _table(title, ("rank", "stages", "parameters", *parts, *([] if device_memory is None else ["fits"])))
-    for rank in ranks:
-        cells = [f"{getattr(rank, part) / unit_bytes:.2f}" for part in parts]
-        verdict = [] if device_memory is None else ["yes" if rank.peak <= device_memory else "no"]
-        stages = f"{rank.stages.start}-{rank.stages.stop - 1}"
-        table.add_row(str(rank.rank), stages, _millions(rank.num_parameters), *cells, *verdict)
-    return table
+    return title, pd.DataFrame(rows)
 
 
 def rank_notes(config: RunConfig) -> list[str]:
@@ -85,28 +107,26 @@ def rank_notes(config: RunConfig) -> list[str]:
     return notes
 
 
-def stage_table(config: RunConfig, ranks: Sequence[RankMemory]) -> Table:
-    """One row per stage, with its delay and its rank."""
-    stages = [(rank.rank, stage) for rank in ranks for stage in rank.by_stage]
-    unit, unit_bytes = _unit(min(stage.weights for _, stage in stages))
-    table = _table(f"{_run(config, ranks)}; {unit} per stage", ("stage", "rank", "delay", "parameters", *STAGE_PARTS))
+def stage_table(config: RunConfig, ranks: Sequence[RankMemory]) -> tuple[str, pd.DataFrame]:
+    """Title, and a row per stage, with its delay and its rank."""
+    unit, unit_bytes = _unit(min(stage.weights for rank in ranks for stage in rank.by_stage))
     delays = stage_delays(config.pipeline)
-    for rank, stage in stages:
-        delay = delays[stage.stage].tau
-        cells = [f"{getattr(stage, part) / unit_bytes:,.1f}" for part in STAGE_PARTS]
-        table.add_row(str(stage.stage), str(rank), str(delay), _millions(stage.num_parameters), *cells)
-    return table
+    rows = [
+        {
+            "stage": str(stage.stage),
+            "rank": str(rank.rank),
+            "delay": str(delays[stage.stage].tau),
+            "parameters": _millions(stage.num_parameters),
+            **{part: f"{getattr(stage, part) / unit_bytes:,.1f}" for part in STAGE_PARTS},
+        }
+        for rank in ranks
+        for stage in rank.by_stage
+    ]
+    return f"{_run(config, ranks)}; {unit} per stage", pd.DataFrame(rows)
 
 
 def _run(config: RunConfig, ranks: Sequence[RankMemory]) -> str:
     return f"{config.optimizer.method}, P = {config.pipeline.stages}, R = {len(ranks)}"
-
-
-def _table(title: str, columns: Sequence[str]) -> Table:
-    table = Table(title=title, title_justify="left")
-    for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
-    return table
 
 
 def _millions(count: int) -> str:

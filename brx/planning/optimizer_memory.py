@@ -1,10 +1,23 @@
-"""What basis rotation keeps in memory beyond Adam's moments (appendix "Memory Overhead Analysis")."""
+"""What optimizers keep and compute beyond the passes; of BasisRotation by its own `state_shapes` on the meta device."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
+
+import torch
+
+from brx.config import schema
+from brx.config.schema import RunConfig
+from brx.methods.table import METHODS
+from brx.model.sizes import FP32, Shapes, num_elements
+from brx.model.stage import is_block_matrix
+from brx.optim.basis_rotation import BasisRotation
+from brx.optim.layout import BATCH_BYTES
+from brx.optim.matrix_batch import state_shapes
 
 Source = Literal["2nd", "1st"]
 Geometry = Literal["bilateral", "unilateral"]
@@ -15,24 +28,127 @@ STRATEGIES: tuple[tuple[Source, Geometry], ...] = (
     ("1st", "bilateral"),
     ("1st", "unilateral"),
 )
+SOAP_LONGEST_SIDE = 10_000
+"""pytorch-optimizer's `max_precondition_dim`: its SOAP keeps nothing for a longer side."""
+
+NEWTON_SCHULZ_STEPS = 5
+"""Of torch's Muon and pytorch-optimizer's Scion."""
 
 
-def rotated_sides(rows: int, columns: int, geometry: str) -> tuple[int, ...]:
-    """The sides of an (m, n) matrix that are rotated: both, or the smaller one."""
-    return (rows, columns) if geometry == "bilateral" else (min(rows, columns),)
+@dataclass(frozen=True)
+class Rotation:
+    """What a method keeps for one parameter (*lead, m, n) beyond moments; no sides where it does not rotate it.
+
+    Attributes:
+        sides: the lengths of the sides that are rotated.
+        bases: elements of U and V, of all matrices of the stack.
+        covariances: elements of L and R.
+    """
+
+    sides: tuple[int, ...] = ()
+    bases: int = 0
+    covariances: int = 0
 
 
-def basis_elements(shape: Sequence[int], geometry: str) -> int:
-    """Elements of U and V for a matrix (m, n), or of all of a stack (*lead, m, n): m^2 + n^2, or min(m, n)^2."""
-    *lead, rows, columns = shape
-    return math.prod(lead) * sum(side**2 for side in rotated_sides(rows, columns, geometry))
+@lru_cache(maxsize=1024)
+def rotation(optimizer: schema.BasisRotationConfig | schema.SoapConfig, shape: tuple[int, ...]) -> Rotation:
+    """What a method keeps for a parameter of this shape."""
+    if isinstance(optimizer, schema.SoapConfig):
+        sides = tuple(side for side in shape[-2:] if side <= SOAP_LONGEST_SIDE)
+        elements = math.prod(shape[:-2]) * sum(side**2 for side in sides)
+        return Rotation(sides, elements, elements)
+    method = METHODS["basis-rotation"].bound_to(RunConfig(optimizer=optimizer))
+    parameter = torch.nn.Parameter(torch.empty(shape, device="meta"))
+    made = method.matrices([{"params": [("weight", parameter)], "stage": 0, "delay": 0.0}])
+    return _kept(parameter, made)
 
 
-def covariance_elements(shape: Sequence[int], source: str, geometry: str) -> int:
-    """Elements of L and R: as many as those of the bases for source "2nd"; "1st" takes the momentum instead."""
-    return basis_elements(shape, geometry) if source == "2nd" else 0
+def overhead_elements(shape: tuple[int, ...], source: Source, geometry: Geometry) -> int:
+    """Elements beyond Adam's two moments, however long the sides (appendix "Memory Overhead Analysis")."""
+    parameter = torch.nn.Parameter(torch.empty(shape, device="meta"))
+    kept = _kept(parameter, BasisRotation([parameter], source=source, geometry=geometry, max_dim=None))
+    return kept.bases + kept.covariances
 
 
-def overhead_elements(shape: Sequence[int], source: str, geometry: str) -> int:
-    """Elements beyond Adam's two moments."""
-    return basis_elements(shape, geometry) + covariance_elements(shape, source, geometry)
+def _kept(parameter: torch.Tensor, optimizer: torch.optim.Optimizer) -> Rotation:
+    shapes = state_shapes(parameter, optimizer.param_groups[0])
+    bases = [shape for name, shape in shapes.items() if name.endswith("_basis")]
+    covariances = [shape for name, shape in shapes.items() if name.endswith("_covariance")]
+    return Rotation(tuple(shape[-1] for shape in bases), *(sum(map(math.prod, of)) for of in (bases, covariances)))
+
+
+def rotations(config: RunConfig, shapes: Shapes) -> Iterator[tuple[tuple[int, ...], Rotation]]:
+    """The matrices that the run's method rotates, one by one, each with what is kept for it."""
+    optimizer = config.optimizer
+    if isinstance(optimizer, schema.BasisRotationConfig | schema.SoapConfig):
+        for shape in matrices(shapes):
+            yield shape, rotation(optimizer, shape)
+
+
+def matrices(shapes: Shapes) -> Iterator[tuple[int, ...]]:
+    """Shapes of the weight matrices of attention and MLP."""
+    return (shape for name, shape in shapes.items() if is_block_matrix(name))
+
+
+def optimizer_bytes(config: RunConfig, shapes: Shapes) -> tuple[int, int]:
+    """Bytes of the method's moments, and of its rotation matrices, for these parameters."""
+    moments = 2 * FP32 * num_elements(shapes)
+    if isinstance(config.optimizer, schema.MuonConfig):  # one moment for a matrix
+        moments -= FP32 * sum(map(math.prod, matrices(shapes)))
+    if isinstance(config.optimizer, schema.ScionConfig):
+        moments //= 2
+    return moments, FP32 * sum(kept.bases + kept.covariances for _, kept in rotations(config, shapes))
+
+
+def basis_bytes(config: RunConfig, shapes: Shapes) -> int:
+    """Bytes of the bases alone."""
+    return FP32 * sum(kept.bases for _, kept in rotations(config, shapes))
+
+
+def method_flops(config: RunConfig, shapes: Shapes) -> float:
+    """Operations of the method's own matrix products, an iteration on average.
+
+    A rotation U^T G V takes 2 m n (m + n): one for the gradient and one for the update; at a refresh two more for the
+    momentum, and for each side a product and a QR decomposition, about 7 m^3. The covariances take 2 m n (m + n)
+    whenever a gradient enters them, and so do the momentum's at a refresh of source `1st`. A side that is not rotated
+    takes no part. Muon and Scion orthogonalise by five Newton-Schulz steps, each 4 m^2 n + 2 m^3 with m <= n.
+    """
+    optimizer, total = config.optimizer, 0.0
+    if isinstance(optimizer, schema.MuonConfig | schema.ScionConfig):
+        for *lead, rows, columns in matrices(shapes):
+            m, n = sorted((rows, columns))
+            total += math.prod(lead) * NEWTON_SCHULZ_STEPS * (4 * m**2 * n + 2 * m**3)
+        return total
+    for shape, kept in rotations(config, shapes):
+        assert isinstance(optimizer, schema.BasisRotationConfig | schema.SoapConfig)
+        at_every_step = isinstance(optimizer, schema.SoapConfig) or (
+            optimizer.source == "2nd" and optimizer.covariance == "step"
+        )
+        product = 2 * shape[-2] * shape[-1] * sum(kept.sides)
+        covariances = product / (1 if at_every_step else optimizer.frequency)
+        refresh = 2 * product + 7 * sum(side**3 for side in kept.sides)
+        total += math.prod(shape[:-2]) * (2 * product + covariances + refresh / optimizer.frequency)
+    return total
+
+
+def rotation_update_bytes(config: RunConfig, shapes: Shapes, device_type: str) -> int:
+    """Temporary tensors of BasisRotation's update: those of its largest batch of equal matrices at a refresh.
+
+    Args:
+        config: of a run with that method.
+        shapes: of all parameters of the device.
+        device_type: decides how many matrices are a batch.
+    """
+    kept = dict(rotations(config, shapes))
+    largest, all_matrices = 0, list(matrices(shapes))
+    for shape, of in kept.items():
+        size = math.prod(shape)
+        capacity = max(1, BATCH_BYTES.get(device_type, BATCH_BYTES["cuda"]) // (FP32 * size))
+        members = min(all_matrices.count(shape), capacity)
+        side = math.prod(shape[:-2]) * max(of.sides, default=0) ** 2
+        # Gradients, momentum, both moments anew, their way through the products with the bases. For the side under
+        # way: the product with its basis, and what its columns are orthonormalised in, on the CPU a padded copy,
+        # elsewhere the columns, their products, the triangular factor and the solution, in float64.
+        orthonormalisation = 1 if device_type == "cpu" else 7
+        largest = max(largest, FP32 * members * ((3 + 2 * len(of.sides)) * size + (1 + orthonormalisation) * side))
+    return largest

@@ -8,7 +8,7 @@ checked against measured peaks (tests/planning/test_plan.py).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,11 +27,9 @@ from brx.model.sizes import (
     stage_forward_flops,
     stage_shapes,
 )
-from brx.model.stage import is_block_matrix, partition
-from brx.optim.layout import BATCH_BYTES
+from brx.model.stage import partition
 from brx.pipeline.delay import StageDelay, cannot_run, check_devices, stage_delays
-from brx.planning.optimizer_memory import basis_elements, overhead_elements, rotated_sides
-from brx.planning.probe_memory import probe_memory
+from brx.planning.optimizer_memory import basis_bytes, matrices, method_flops, optimizer_bytes, rotation_update_bytes
 
 STAGE_PARTS = ("weights", "gradients", "moments", "rotation", "rings", "activations")
 """What a stage holds, by the names of `Memory`."""
@@ -42,13 +40,9 @@ RANK_PARTS = (*STAGE_PARTS, "logits", "update", "probe")
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """What stages hold, in bytes but for the first.
+    """What stages hold, in bytes but for the number of parameters; weights, gradients and moments are fp32.
 
     Attributes:
-        num_parameters: of these stages.
-        weights: the live weights, fp32.
-        gradients: fp32.
-        moments: the optimizer's moments.
         rotation: bases and covariances.
         rings: the older weight versions, with what weight prediction keeps.
         activations: of all micro-batches in flight, with autocast's copies of the matrices.
@@ -65,11 +59,7 @@ class Memory:
 
 @dataclass(frozen=True, kw_only=True)
 class StageMemory(Memory):
-    """What one virtual stage adds to the memory of its rank.
-
-    Attributes:
-        stage: k.
-    """
+    """What one virtual stage adds to the memory of its rank."""
 
     stage: int
 
@@ -79,17 +69,16 @@ class RankMemory(Memory):
     """The memory of one rank: the sums over its stages, and what it has once.
 
     Attributes:
-        rank: r.
         stages: the virtual stages that it holds.
         by_stage: what each of them adds; `activations` have the buffers of what is exchanged with neighbours besides.
-        logits: bytes of the head's and the loss's working memory (last rank).
+        logits: bytes of the head's and the loss's working memory (of the rank with the last stage).
         update: of the working memory of an update.
         probe: of what the measures of staleness keep (`logging.staleness_every`; nothing without them).
         peak: of the largest sum of what is there at one time.
     """
 
     rank: int
-    stages: range
+    stages: Sequence[int]
     by_stage: tuple[StageMemory, ...]
     logits: int
     update: int
@@ -100,7 +89,7 @@ class RankMemory(Memory):
 def plan_memory(
     config: RunConfig,
     device_type: str,
-    ranges: Sequence[range] | None = None,
+    ranges: Sequence[Sequence[int]] | None = None,
     *,
     in_flight: Sequence[float] | None = None,
 ) -> list[RankMemory]:
@@ -116,7 +105,8 @@ def plan_memory(
     Raises:
         UserError: so many devices cannot run the configured delays.
     """
-    ranges = ranges or partition(config.pipeline.stages, config.pipeline.devices)
+    if ranges is None:
+        ranges = partition(config.pipeline.stages, config.pipeline.devices)
     if in_flight is None:
         check_devices(stage_delays(config.pipeline), ranges)
         in_flight = range(len(ranges), 0, -1)
@@ -184,15 +174,48 @@ def _changes(config: RunConfig) -> Iterator[list[tuple[str, str, Any]]]:
         yield [*savings, ("training", "batch_size", config.training.batch_size >> halvings)]
 
 
+def stages_shapes(config: RunConfig, own: Sequence[int]) -> dict[int, Shapes]:
+    """The parameters of some stages of a run, by stage."""
+    blocks = partition(config.model.blocks, config.pipeline.stages)
+    return {index: stage_shapes(config.model, config.data.vocabulary_size, blocks[index]) for index in own}
+
+
+def forward_flops(config: RunConfig, own: Sequence[int]) -> int:
+    """Operations of the forward pass of a micro-batch through some stages of a run."""
+    blocks, batch = partition(config.model.blocks, config.pipeline.stages), config.training.batch_size
+    return sum(stage_forward_flops(config.model, config.data.vocabulary_size, blocks[index], batch) for index in own)
+
+
+def update_flops(config: RunConfig, own: Sequence[int]) -> float:
+    """Operations of the method's own matrix products for some stages of a run, per update on average."""
+    return sum(method_flops(config, shapes) for shapes in stages_shapes(config, own).values())
+
+
+def passes(config: RunConfig) -> int:
+    """The time of a micro-batch's passes in forward passes: forward 1, backward 2, recomputation 1."""
+    return 4 if config.pipeline.recompute else 3
+
+
+def rank_flops(config: RunConfig, own: Sequence[int]) -> float:
+    """Operations of one rank in an iteration: forward and backward pass, recomputation, and the method's own."""
+    return passes(config) * config.pipeline.accumulation * forward_flops(config, own) + update_flops(config, own)
+
+
+def boundary_bytes(config: RunConfig) -> int:
+    """What goes from one block to the next, of one micro-batch."""
+    element = 2 if config.runtime.precision == "bf16" else FP32
+    return element * config.training.batch_size * config.model.sequence_length * config.model.width
+
+
 def _rank_memory(
-    config: RunConfig, device_type: str, rank: int, own: range, num_ranks: int, in_flight: float
+    config: RunConfig, device_type: str, rank: int, own: Sequence[int], num_ranks: int, in_flight: float
 ) -> RankMemory:
     model, batch, bf16 = config.model, config.training.batch_size, config.runtime.precision == "bf16"
-    vocabulary = config.data.vocabulary_size
-    blocks = partition(model.blocks, config.pipeline.stages)
-    shapes = {index: stage_shapes(model, vocabulary, blocks[index]) for index in own}
-    is_last = rank == num_ranks - 1
-    boundary = _boundary_bytes(config)
+    vocabulary, num_stages = config.data.vocabulary_size, config.pipeline.stages
+    blocks = partition(model.blocks, num_stages)
+    shapes = stages_shapes(config, own)
+    has_first, has_last = 0 in own, num_stages - 1 in own
+    boundary = boundary_bytes(config)
 
     by_stage = tuple(
         _stage_memory(config, device_type, index, blocks[index], stage, in_flight) for index, stage in shapes.items()
@@ -204,26 +227,26 @@ def _rank_memory(
     others = int(delayed / in_flight * (in_flight - 1))
     buffers = 0
     if num_ranks > 1:  # received activations and gradients, and what is being sent
-        buffers = ((math.ceil(in_flight) + 1) * (rank > 0) + 2 * (not is_last) + 2) * boundary
+        buffers = ((math.ceil(in_flight) + 1) * (not has_first) + 2 * (not has_last) + 2) * boundary
 
-    logits = head_bytes(model, vocabulary, batch, bf16=bf16) if is_last else 0
+    logits = head_bytes(model, vocabulary, batch, bf16=bf16) if has_last else 0
     update = _update_bytes(config, shapes, device_type)
     # In chunks, the loss makes the head's gradients before all others.
     is_chunked = batch * model.sequence_length * vocabulary > CHUNK_LOGITS
-    early_gradients = FP32 * (model.width + 1) * vocabulary if is_last and is_chunked else 0
+    early_gradients = FP32 * (model.width + 1) * vocabulary if has_last and is_chunked else 0
     backward = 6 * boundary  # gradients of activations within a block
     if config.pipeline.recompute:
         backward += max(_block_bytes(config, device_type, block) for index in own for block in blocks[index])
     # From its second micro-batch on, an update has the sum of the gradients so far beside the new ones.
     gradient_sum = total["gradients"] if config.pipeline.accumulation > 1 else 0
-    passes = total["activations"] + max(logits, backward) + early_gradients + gradient_sum
-    moments = [passes, others + total["gradients"] + max(update, gradient_sum)]
-    probe = probe_memory(config, shapes)
-    if probe is not None:
+    both_passes = total["activations"] + max(logits, backward) + early_gradients + gradient_sum
+    moments = [both_passes, others + total["gradients"] + max(update, gradient_sum)]
+    probe = 0
+    if config.logging.staleness_every is not None:
         # From live weights, autocast makes copies in bf16 that a ring in bf16 spares.
-        second_pass = passes + (2 * sum(map(_num_matrix_elements, shapes.values())) if bf16 else 0)
-        moments[0] += probe.updates
-        moments.append(probe.peak(gradients=total["gradients"], second_pass=second_pass, update=update))
+        second_pass = both_passes + (2 * sum(map(_num_matrix_elements, shapes.values())) if bf16 else 0)
+        older, probe, measured = _probe_bytes(config, shapes, total["gradients"], second_pass, update)
+        moments = [both_passes + older, moments[1], measured]
     always = total["weights"] + total["moments"] + total["rotation"] + total["rings"] + buffers
     total["activations"] += buffers
     return RankMemory(
@@ -233,7 +256,7 @@ def _rank_memory(
         **total,
         logits=logits,
         update=update,
-        probe=0 if probe is None else probe.kept,
+        probe=probe,
         peak=always + max(moments),
     )
 
@@ -242,13 +265,12 @@ def _stage_memory(
     config: RunConfig, device_type: str, index: int, blocks: range, shapes: Shapes, in_flight: float
 ) -> StageMemory:
     delay = stage_delays(config.pipeline)[index]
-    ring_dtype = ring_matrix_dtype(config)
     casts = 0
-    if config.runtime.precision == "bf16" and not (ring_dtype == torch.bfloat16 and delay.tau):
+    if config.runtime.precision == "bf16" and not (ring_matrix_dtype(config) == torch.bfloat16 and delay.tau):
         # Autocast's copies of fp32 matrices; those of a bf16 ring are used as they are.
         casts = 2 * _num_matrix_elements(shapes)
     if config.pipeline.recompute:
-        kept = len(blocks) * _boundary_bytes(config)
+        kept = len(blocks) * boundary_bytes(config)
     else:
         kept = sum(_block_bytes(config, device_type, block) for block in blocks)
     num_parameters = num_elements(shapes)
@@ -272,93 +294,18 @@ def _block_bytes(config: RunConfig, device_type: str, block: int) -> int:
     return block_activation_bytes(config.model, block, config.training.batch_size, bf16=bf16, device_type=device_type)
 
 
-def _boundary_bytes(config: RunConfig) -> int:
-    """What goes from one block to the next, of one micro-batch."""
-    element = 2 if config.runtime.precision == "bf16" else FP32
-    return element * config.training.batch_size * config.model.sequence_length * config.model.width
-
-
-def optimizer_bytes(config: RunConfig, shapes: Shapes) -> tuple[int, int]:
-    """Bytes of the method's moments, and of its rotation matrices, for these parameters."""
-    optimizer = config.optimizer
-    moments = 2 * FP32 * num_elements(shapes)
-    if isinstance(optimizer, schema.BasisRotationConfig):
-        elements = sum(overhead_elements(s, optimizer.source, optimizer.geometry) for s in _matrices(shapes))
-        return moments, FP32 * elements
-    if isinstance(optimizer, schema.SoapConfig):
-        return moments, 2 * FP32 * sum(basis_elements(shape, "bilateral") for shape in _matrices(shapes))
-    if isinstance(optimizer, schema.MuonConfig):  # one moment for a matrix
-        return moments - FP32 * sum(math.prod(shape) for shape in _matrices(shapes)), 0
-    if isinstance(optimizer, schema.ScionConfig):
-        return moments // 2, 0
-    return moments, 0
-
-
-def method_flops(config: RunConfig, shapes: Shapes) -> float:
-    """Operations of the method's own matrix products, an iteration on average.
-
-    A rotation U^T G V takes 2 m n (m + n): one for the gradient and one for the update; at a refresh two more for the
-    momentum, and for each side a product and a QR decomposition, about 7 m^3. The covariances take 2 m n (m + n)
-    whenever a gradient enters them, and so do the momentum's at a refresh of source `1st`.
-    """
-    optimizer = config.optimizer
-    if isinstance(optimizer, schema.BasisRotationConfig):
-        geometry = optimizer.geometry
-        at_every_step = optimizer.source == "2nd" and optimizer.covariance == "step"
-    elif isinstance(optimizer, schema.SoapConfig):
-        geometry, at_every_step = "bilateral", True
-    else:
-        return 0.0
-    total = 0.0
-    for *lead, rows, columns in _matrices(shapes):
-        sides = rotated_sides(rows, columns, geometry)
-        product = 2 * rows * columns * sum(sides)
-        covariances = product / (1 if at_every_step else optimizer.frequency)
-        refresh = 2 * product + 7 * sum(side**3 for side in sides)
-        total += math.prod(lead) * (2 * product + covariances + refresh / optimizer.frequency)
-    return total
-
-
-def rank_flops(config: RunConfig, own: range) -> float:
-    """Operations of one rank in an iteration: forward and backward pass, recomputation, and the method's own."""
-    vocabulary = config.data.vocabulary_size
-    parts = partition(config.model.blocks, config.pipeline.stages)
-    blocks = range(parts[own.start].start, parts[own.stop - 1].stop)
-    forward = stage_forward_flops(config.model, vocabulary, blocks, config.training.batch_size)
-    shapes = stage_shapes(config.model, vocabulary, blocks)
-    passes = (4 if config.pipeline.recompute else 3) * config.pipeline.accumulation
-    return passes * forward + method_flops(config, shapes)
-
-
 def _ring_bytes(config: RunConfig, delay: StageDelay, shapes: Shapes, device_type: str, in_flight: int) -> int:
     if delay.tau == 0:
         return 0
-    num_matrix_elements = sum(math.prod(shape) for shape in _matrices(shapes))
+    num_matrix_elements = _num_matrix_elements(shapes)
     num_other_elements = num_elements(shapes) - num_matrix_elements
-    matrix_bytes = ring_matrix_dtype(config).itemsize
     num_slots = delay.num_slots
     if config.pipeline.rings == "host":  # only those in use and the next one are on the device
         num_slots = in_flight + 1 + (num_slots if device_type == "cpu" else 0)
     elif config.pipeline.stash != "exact" and config.pipeline.accumulation > 1:
         num_slots += in_flight  # the backward pass overwrites copies of its own
-    ring = num_slots * (matrix_bytes * num_matrix_elements + FP32 * num_other_elements)
+    ring = num_slots * (ring_matrix_dtype(config).itemsize * num_matrix_elements + FP32 * num_other_elements)
     return ring + _num_predictors_copies(config) * FP32 * num_elements(shapes)
-
-
-def _update_bytes(config: RunConfig, by_stage: dict[int, Shapes], device_type: str) -> int:
-    """Temporary tensors of an update: of the largest batch of equal matrices, or of the largest stage."""
-    sizes = {index: FP32 * num_elements(stage) for index, stage in by_stage.items()}
-    delays = stage_delays(config.pipeline)
-    # For the norms of the updates, the weights before.
-    before = sum(sizes.values()) if config.logging.update_norms else 0
-    if isinstance(config.optimizer, schema.BasisRotationConfig):
-        return before + _rotation_update_bytes(config.optimizer, by_stage, device_type)
-    if isinstance(config.optimizer, schema.NesterovConfig):
-        return before + 2 * max(sizes.values())
-    largest_delayed = max((size for index, size in sizes.items() if delays[index].tau), default=0)
-    predicted = 2 if _forecasts(config) else int(config.pipeline.stash == "predict")  # the update, and the forecast
-    correction = isinstance(config.optimizer, schema.DelayCompensationConfig) and config.pipeline.stash != "none"
-    return max(before, (predicted + correction) * largest_delayed)
 
 
 def _num_predictors_copies(config: RunConfig) -> int:
@@ -375,30 +322,54 @@ def _forecasts(config: RunConfig) -> bool:
     return config.pipeline.forecast is not None or find_method(config).forecasts
 
 
-def _rotation_update_bytes(optimizer: schema.BasisRotationConfig, by_stage: dict[int, Shapes], device_type: str) -> int:
-    counts: dict[tuple[int, ...], int] = {}
-    for stage in by_stage.values():
-        for shape in _matrices(stage):
-            counts[shape] = counts.get(shape, 0) + 1
-    largest = 0
-    for shape, count in counts.items():
-        *lead, rows, columns = shape
-        size = math.prod(shape)
-        members = min(count, max(1, BATCH_BYTES.get(device_type, BATCH_BYTES["cuda"]) // (FP32 * size)))
-        sides = rotated_sides(rows, columns, optimizer.geometry)
-        side = math.prod(lead) * max(sides) ** 2
-        # At a refresh: gradients, momentum, both moments anew, their way through the products with the bases. For the
-        # side under way: the product with its basis, and what its columns are orthonormalised in, on the CPU a padded
-        # copy, elsewhere the columns, their products, the triangular factor and the solution, in float64.
-        orthonormalisation = 1 if device_type == "cpu" else 7
-        largest = max(largest, FP32 * members * ((3 + 2 * len(sides)) * size + (1 + orthonormalisation) * side))
-    return largest
+def _update_bytes(config: RunConfig, by_stage: Mapping[int, Shapes], device_type: str) -> int:
+    """Temporary tensors of an update: of the largest batch of equal matrices, or of the largest stage."""
+    sizes = {index: FP32 * num_elements(stage) for index, stage in by_stage.items()}
+    delays = stage_delays(config.pipeline)
+    # For the norms of the updates, the weights before.
+    before = sum(sizes.values()) if config.logging.update_norms else 0
+    if isinstance(config.optimizer, schema.BasisRotationConfig):
+        together = {name: shape for stage in by_stage.values() for name, shape in stage.items()}
+        return before + rotation_update_bytes(config, together, device_type)
+    if isinstance(config.optimizer, schema.NesterovConfig):
+        return before + 2 * max(sizes.values())
+    largest_delayed = max((size for index, size in sizes.items() if delays[index].tau), default=0)
+    predicted = 2 if _forecasts(config) else int(config.pipeline.stash == "predict")  # the update, and the forecast
+    correction = isinstance(config.optimizer, schema.DelayCompensationConfig) and config.pipeline.stash != "none"
+    return max(before, (predicted + correction) * largest_delayed)
+
+
+def _probe_bytes(
+    config: RunConfig, by_stage: Mapping[int, Shapes], gradients: int, second_pass: int, update: int
+) -> tuple[int, int, int]:
+    """What the measures of staleness (`logging.staleness_every`) take, in a run on one device.
+
+    Args:
+        config: the run.
+        by_stage: the shapes of all stages.
+        gradients: bytes of all of them.
+        second_pass: of the activations of the fresh gradients' passes, and their working memory.
+        update: of its working memory.
+
+    Returns:
+        Bytes of the older updates, which the newest is compared with; of these with the weights and the bases before
+        the update; and of the largest sum that is there at one time beside what always is.
+    """
+    every, delays = config.logging.staleness_every, stage_delays(config.pipeline)
+    assert every is not None
+    older = before = bases = 0
+    for index, shapes in by_stage.items():
+        size = FP32 * num_elements(shapes)
+        # Just before a measured update t: t - 1, t - lag, and those a lag before later measured ones.
+        older += len({1, *range(delays[index].most_tau_updates, 0, -every)}) * size
+        before += size
+        if isinstance(config.optimizer, schema.BasisRotationConfig):
+            bases += basis_bytes(config, shapes)
+    # Of the largest parameter, in float64, when the cosine of two gradients is taken.
+    products = 3 * 8 * max(math.prod(shape) for shapes in by_stage.values() for shape in shapes.values())
+    beside_gradients = (second_pass, gradients + products, bases + max(update, before))
+    return older, older + before + bases, older + before + gradients + max(beside_gradients)
 
 
 def _num_matrix_elements(shapes: Shapes) -> int:
-    return sum(math.prod(shape) for shape in _matrices(shapes))
-
-
-def _matrices(shapes: Shapes) -> Iterator[tuple[int, ...]]:
-    """Shapes of the weight matrices of attention and MLP."""
-    return (shape for name, shape in shapes.items() if is_block_matrix(name))
+    return sum(map(math.prod, matrices(shapes)))

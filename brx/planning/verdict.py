@@ -1,32 +1,41 @@
 """Synchronous or asynchronous? Time to a loss on P devices with M micro-batches per update.
 
 A synchronous pipeline takes the fewest iterations and waits in each of them; an asynchronous one never waits and takes
-more of them. With the time of an update's passes as the unit,
+more of them:
 
-    time = iterations x (1 / (1 - idle share) + cost),
+    time = iterations x time of an update (`brx.planning.cuts`).
 
-where `cost` is what the method's update takes beyond AdamW's, as a share of an iteration. What is assumed: the same
-number of examples per update (so M splits them up), equal stages, one per device, updates that are not overlapped with
-passes, and iterations to the loss as measured at the same delay in updates, tau_k / M <= (P - 1) / M.
+The synchronous side may split up an update's examples as it likes, and takes the schedule that is fastest so. What is
+assumed: equal examples per update, a device per stage, updates that are not overlapped with passes, and iterations to
+the loss as measured at the same delay in updates, tau_k / M <= (P - 1) / M. Delay never helps: a method that was
+measured to need fewer iterations with delay than without is taken to need as many.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import pairwise, product
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
 
 from brx.errors import UserError
-from brx.planning.idle import SYNCHRONOUS, Idle, asynchronous_idle, synchronous_idle
+from brx.planning.cuts import Cut, Devices, EqualStages, LocalSteps, first_that_fits
+from brx.runs.slowdown import IterationRatio, Reached, geometric_mean, iteration_ratio
 from brx.runs.time_to_loss import Experiment, Measurements
 
-ASYNCHRONOUS = "asynchronous"
 COST_REFERENCE = "pipedream"
 """AdamW, whose update counts as part of an iteration."""
 
 WIDEST_GAP = 4.0
 """Between two measured delays, iterations are interpolated if 1 + delay grows by no more than this factor."""
+
+ASSUMED_SPREAD = 0.05
+"""Standard deviation of the logarithm of iterations between seeds, where no experiment has two seeds to tell it."""
+
+NORMAL_QUANTILE = 1.96
+"""Of the 95 % interval of a slowdown from one seed, whose spread is that of the other experiments' seeds."""
 
 
 @dataclass(frozen=True)
@@ -36,40 +45,23 @@ class Question:
     Attributes:
         loss: training loss to reach, in nats.
         num_stages: P.
-        num_micro_batches: M per update.
-        transfer_time: from one device to the next, in units of a micro-batch's forward pass.
-        costs: of methods, as shares of an iteration, in place of what the runs say.
-        excluded: schedules that are no option, for want of memory.
+        num_micro_batches: M per update, of the asynchronous pipeline.
+        devices: what they make of a method.
+        costs: of methods' updates, as shares of an update's passes, in place of what the runs or the model say.
+        local: the third rival, data-parallel replicas with local steps; None: not asked for.
     """
 
     loss: float
     num_stages: int
     num_micro_batches: int
-    transfer_time: float = 0.0
+    devices: Devices
     costs: Mapping[str, float] = field(default_factory=dict)
-    excluded: Collection[str] = ()
+    local: LocalSteps | None = None
 
     @property
     def delay(self) -> float:
         """The largest delay of a stage, in updates."""
         return (self.num_stages - 1) / self.num_micro_batches
-
-    @property
-    def synchronous_schedules(self) -> dict[str, Idle]:
-        """Those that exist for P and M and fit into memory, with their idle time."""
-        candidates = [name for name in SYNCHRONOUS if name not in self.excluded]
-        shape = (self.num_stages, self.num_micro_batches, self.transfer_time)
-        return {name: idle for name in candidates if (idle := synchronous_idle(name, *shape)) is not None}
-
-    @property
-    def asynchronous_idle(self) -> Idle:
-        """Of the asynchronous schedule: none where transfers take no time."""
-        return asynchronous_idle(self.num_stages, self.transfer_time)
-
-    @property
-    def is_memory_short(self) -> bool:
-        """Whether memory leaves no synchronous schedule, or not the asynchronous one: nothing is to be compared."""
-        return ASYNCHRONOUS in self.excluded or not self.synchronous_schedules
 
 
 @dataclass(frozen=True)
@@ -77,16 +69,24 @@ class Iterations:
     """How many iterations a method needs under a delay.
 
     Attributes:
-        count: mean over seeds.
-        is_lower_bound: whether a run never got there.
-        delays: the measured delays that it is from: one, or two for an interpolation.
+        by_seed: a run that never got there counts all of its iterations.
+        delays: the measured delays that they are from: one, or two for an interpolation.
         num_rates: learning rates tried, the fewest of those experiments.
     """
 
-    count: float
-    is_lower_bound: bool
+    by_seed: Mapping[int, Reached]
     delays: tuple[float, ...]
     num_rates: int
+
+    @property
+    def is_lower_bound(self) -> bool:
+        """Whether a run never got there."""
+        return not all(run.is_reached for run in self.by_seed.values())
+
+    @property
+    def count(self) -> float:
+        """Geometric mean over the seeds."""
+        return geometric_mean([run.iterations for run in self.by_seed.values()])
 
 
 @dataclass(frozen=True)
@@ -94,77 +94,101 @@ class Option:
     """One way to train.
 
     Attributes:
-        schedule: a key of `SYNCHRONOUS`, or `ASYNCHRONOUS`.
+        cut: how the devices run it.
         method: with what tells its variants apart.
-        iterations: to the loss.
-        idle_share: of the time.
-        cost: of the method's update beyond AdamW's, as a share of an iteration.
-        time: to the loss, in units of the passes of an update.
+        iterations: as measured.
+        slowdown: in iterations, over the method's own without delay, seed by seed; None without such runs, or where
+            they do not reach the loss.
+        noise: half the 95 % interval of the logarithm of its count.
+        count: of the iterations that it is taken to need: without delay times the slowdown, if that is above 1.
+        cost: of the update beyond AdamW's, as a share of the passes; None: as its products take.
     """
 
-    schedule: str
+    cut: Cut
     method: str
     iterations: Iterations
-    idle_share: float
-    cost: float
-    time: float
+    slowdown: IterationRatio | None
+    noise: float
+    count: float
+    cost: float | None
 
     @property
-    def time_per_update(self) -> float:
-        """In units of the passes of an update."""
-        return self.time / self.iterations.count
+    def time(self) -> float:
+        """To the loss, in units of the passes of an update."""
+        return self.count * self.cut.time
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The answer.
+    """The answer; options are sorted, fastest first.
 
     Attributes:
         question: what was asked.
-        synchronous: the options, fastest first.
-        asynchronous: the options, fastest first.
+        synchronous: the best cut of every method that reaches the loss without delay.
+        schedules: the best cut of every schedule, with the method of the best of them.
+        asynchronous: every method under this delay; those that never got there last.
+        replicas: every method, if they were asked for.
+        too_large: methods whose asynchronous run does not fit into a device.
         unmeasured: methods that no run measures at this delay, with the delays at which runs do.
         has_runs_without_delay: whether there are any, which synchronous options are from.
+        has_cuts: whether any synchronous schedule fits.
     """
 
     question: Question
     synchronous: Sequence[Option]
+    schedules: Sequence[Option]
     asynchronous: Sequence[Option]
+    replicas: Sequence[Option]
+    too_large: Sequence[str]
     unmeasured: Mapping[str, tuple[float, ...]]
     has_runs_without_delay: bool
+    has_cuts: bool
+
+    @property
+    def rival(self) -> Option | None:
+        """The fastest option that is not asynchronous."""
+        return min([*self.synchronous[:1], *self.replicas[:1]], key=lambda option: option.time, default=None)
 
     @property
     def advantage(self) -> float | None:
-        """Time of the best synchronous option over that of the best asynchronous one; None if there is none of either.
+        """Time of the rival over that of the best asynchronous option; None if there is none of either.
 
         An upper bound where the asynchronous time is a lower bound.
         """
-        if not (self.synchronous and self.asynchronous):
+        if self.rival is None or not self.asynchronous:
             return None
-        return self.synchronous[0].time / self.asynchronous[0].time
+        return self.rival.time / self.asynchronous[0].time
+
+    @property
+    def noise(self) -> float:
+        """Half the 95 % interval of the advantage's logarithm."""
+        if self.rival is None or not self.asynchronous:
+            return math.inf
+        best = self.asynchronous[0]
+        # Of one method, both sides share the noise of the runs without delay.
+        between = 0.0 if best.method == self.rival.method else self.rival.noise
+        return math.hypot(best.noise, between)
 
     @property
     def is_upper_bound(self) -> bool:
         """Whether the best asynchronous option never reached the loss."""
         return bool(self.asynchronous) and self.asynchronous[0].iterations.is_lower_bound
 
-    def break_even(self, option: Option) -> float:
-        """The slowdown in iterations, against the best synchronous option, at which an asynchronous one is as fast.
+    @property
+    def is_tie(self) -> bool:
+        """Whether the noise between seeds could turn the answer round."""
+        return self.advantage is not None and not self.is_upper_bound and abs(math.log(self.advantage)) <= self.noise
 
-        `schedule_break_even` where neither method's update costs more than AdamW's.
-        """
-        return self.synchronous[0].time_per_update / option.time_per_update
+    @property
+    def is_memory_short(self) -> bool:
+        """Whether memory leaves no synchronous schedule, or no asynchronous method: nothing is to be compared."""
+        return not self.has_cuts or (bool(self.too_large) and not self.asynchronous)
 
-    def schedule_break_even(self, option: Option) -> float:
-        """The slowdown in iterations at which a synchronous option is as fast as an asynchronous one of equal costs.
-
-        1 / (1 - idle share), times the share of time in which the asynchronous pipeline does not wait for transfers.
-        """
-        return (1.0 - self.question.asynchronous_idle.share) / (1.0 - option.idle_share)
-
-    def slowdown(self, option: Option) -> float:
-        """The iterations of an asynchronous option over those of the best synchronous one."""
-        return option.iterations.count / self.synchronous[0].iterations.count
+    def break_even(self, option: Option) -> float | None:
+        """The slowdown at which an asynchronous option is as fast as the rival; None without a slowdown."""
+        if self.rival is None or option.slowdown is None:
+            return None
+        return self.rival.time / (option.cut.time * option.iterations.count / option.slowdown.ratio)
 
 
 Grid = dict[tuple[int, int], Verdict | None]
@@ -172,33 +196,83 @@ Grid = dict[tuple[int, int], Verdict | None]
 
 
 def answer(measurements: Measurements, question: Question) -> Verdict:
-    """Compare every synchronous schedule and every method without delay with every method under this delay."""
-    by_method = _by_method(measurements.experiments)
-    costs = {**update_costs(measurements.experiments), **question.costs}
-    synchronous = [
-        _option(name, method, iterations, idle.share, costs)
-        for name, idle in question.synchronous_schedules.items()
-        for method, experiments in by_method.items()
-        if (iterations := iterations_at(measurements, experiments, 0.0, question.loss))
+    """Compare the synchronous cuts of every method without delay with every method under this delay."""
+    experiments = by_method(measurements)
+    devices, loss = question.devices, question.loss
+    costs: dict[str, float | None] = {method: question.costs.get(method) for method in experiments}
+    if isinstance(devices, EqualStages):
+        costs = {**update_costs(measurements.experiments), **question.costs}
+    spread = seed_spread(measurements, loss)
+    synchronous, asynchronous, replicas, unmeasured, too_large = [], [], [], {}, []
+    has_cuts = True
+    for method, own in experiments.items():
+        settings, cost = own[0].settings, costs[method]
+        fresh = iterations_at(measurements, own, 0.0, loss)
         # A method that never gets there is no synchronous option: its lower bound would win by never arriving.
-        and not iterations.is_lower_bound
-    ]
-    idle = question.asynchronous_idle
-    asynchronous, unmeasured = [], {}
-    for method, experiments in by_method.items() if ASYNCHRONOUS not in question.excluded else ():
-        iterations = iterations_at(measurements, experiments, question.delay, question.loss)
-        if iterations is None:
-            unmeasured[method] = tuple(sorted(experiment.delay for experiment in experiments))
+        reference = None if fresh is None or fresh.is_lower_bound else fresh
+        if reference is not None:
+            count, noise = reference.count, NORMAL_QUANTILE * spread / math.sqrt(len(reference.by_seed))
+            cut = first_that_fits(devices.synchronous(settings, cost), devices.memory)
+            has_cuts = cut is not None
+            if cut is not None:
+                synchronous.append(Option(cut, method, reference, None, noise, count, cost))
+            if question.local is not None:
+                copies = devices.replicas(settings, cost, question.local)
+                if copies is not None and first_that_fits(iter([copies]), devices.memory):
+                    count *= question.local.slowdown
+                    replicas.append(Option(copies, method, reference, None, noise, count, cost))
+        delayed = iterations_at(measurements, own, question.delay, loss)
+        if delayed is None:
+            unmeasured[method] = tuple(sorted(experiment.delay for experiment in own))
+            continue
+        cut = first_that_fits(iter([devices.asynchronous(settings, cost)]), devices.memory)
+        if cut is None:
+            too_large.append(method)
         else:
-            asynchronous.append(_option(ASYNCHRONOUS, method, iterations, idle.share, costs))
-    has_runs_without_delay = any(experiment.delay == 0.0 for experiment in measurements.experiments)
+            asynchronous.append(_asynchronous(cut, method, delayed, reference, spread, cost))
+    synchronous.sort(key=lambda option: option.time)
     return Verdict(
         question,
-        sorted(synchronous, key=_rank),
-        sorted(asynchronous, key=_rank),
+        synchronous,
+        _schedules(question, experiments, synchronous),
+        sorted(asynchronous, key=lambda option: (option.iterations.is_lower_bound, option.time)),
+        sorted(replicas, key=lambda option: option.time),
+        too_large,
         unmeasured,
-        has_runs_without_delay,
+        any(experiment.delay == 0.0 for experiment in measurements.experiments),
+        has_cuts,
     )
+
+
+def _asynchronous(
+    cut: Cut, method: str, delayed: Iterations, reference: Iterations | None, spread: float, cost: float | None
+) -> Option:
+    noise = NORMAL_QUANTILE * spread / math.sqrt(len(delayed.by_seed))
+    if reference is None:
+        return Option(cut, method, delayed, None, noise, delayed.count, cost)
+    slowdown = iteration_ratio(delayed.by_seed, reference.by_seed)
+    assert slowdown is not None
+    if slowdown.high is not None:
+        noise = math.log(slowdown.high / slowdown.ratio)
+    elif not slowdown.is_lower_bound:
+        num_pairs = len(delayed.by_seed.keys() & reference.by_seed.keys()) or 1
+        noise = NORMAL_QUANTILE * spread * math.sqrt(2 / num_pairs)
+    # Delay is no gain: what looks like one is noise.
+    return Option(cut, method, delayed, slowdown, noise, reference.count * max(1.0, slowdown.ratio), cost)
+
+
+def _schedules(
+    question: Question, experiments: Mapping[str, Sequence[Experiment]], synchronous: Sequence[Option]
+) -> list[Option]:
+    """The best cut of every schedule that fits, with the best synchronous method."""
+    if not synchronous:
+        return []
+    best, memory = synchronous[0], question.devices.memory
+    options: dict[str, Option] = {}
+    for cut in question.devices.synchronous(experiments[best.method][0].settings, best.cost):
+        if cut.schedule not in options and first_that_fits(iter([cut]), memory):
+            options[cut.schedule] = Option(cut, best.method, best.iterations, None, best.noise, best.count, best.cost)
+    return list(options.values())
 
 
 def iterations_at(
@@ -206,23 +280,49 @@ def iterations_at(
 ) -> Iterations | None:
     """The iterations of one method's experiments to a loss at a delay, linear in log(1 + delay) between measured ones.
 
+    Between two delays, those of the seeds that both have; where they have none in common, their means.
+
     Returns:
         None beyond the measured delays, or between two that are further apart than `WIDEST_GAP`.
     """
     ordered = sorted(experiments, key=lambda experiment: experiment.delay)
     exact = next((measured for measured in ordered if math.isclose(measured.delay, delay, abs_tol=1e-9)), None)
     if exact is not None:
-        count, is_bound = measurements.reached(exact, loss)
-        return Iterations(count, is_bound, (exact.delay,), exact.num_rates)
+        return Iterations(measurements.reached(exact, loss), (exact.delay,), exact.num_rates)
     for low, high in pairwise(ordered):
         if low.delay < delay < high.delay and (1 + high.delay) / (1 + low.delay) <= WIDEST_GAP:
-            below, low_is_bound = measurements.reached(low, loss)
-            above, high_is_bound = measurements.reached(high, loss)
+            below, above = (_shared(measurements, one, other, loss) for one, other in ((low, high), (high, low)))
             share = math.log((1 + delay) / (1 + low.delay)) / math.log((1 + high.delay) / (1 + low.delay))
-            num_rates = min(low.num_rates, high.num_rates)
-            count = below + share * (above - below)
-            return Iterations(count, low_is_bound or high_is_bound, (low.delay, high.delay), num_rates)
+            by_seed = {
+                seed: Reached(
+                    below[seed].iterations + share * (above[seed].iterations - below[seed].iterations),
+                    below[seed].is_reached and above[seed].is_reached,
+                )
+                for seed in below
+            }
+            return Iterations(by_seed, (low.delay, high.delay), min(low.num_rates, high.num_rates))
     return None
+
+
+def _shared(measurements: Measurements, one: Experiment, other: Experiment, loss: float) -> dict[int, Reached]:
+    reached = measurements.reached(one, loss)
+    shared = {seed: run for seed, run in reached.items() if seed in other.seeds}
+    if shared:
+        return shared
+    mean = geometric_mean([run.iterations for run in reached.values()])
+    return {-1: Reached(mean, all(run.is_reached for run in reached.values()))}
+
+
+def seed_spread(measurements: Measurements, loss: float) -> float:
+    """Standard deviation of the logarithm of iterations to a loss between seeds, over all experiments with several."""
+    squares, freedom = 0.0, 0
+    for experiment in measurements.experiments:
+        runs = measurements.reached(experiment, loss).values()
+        if len(runs) > 1 and all(run.is_reached for run in runs):
+            logs = np.log([run.iterations for run in runs])
+            squares += float(((logs - logs.mean()) ** 2).sum())
+            freedom += len(logs) - 1
+    return math.sqrt(squares / freedom) if freedom else ASSUMED_SPREAD
 
 
 def update_costs(experiments: Iterable[Experiment]) -> dict[str, float]:
@@ -244,62 +344,39 @@ def update_costs(experiments: Iterable[Experiment]) -> dict[str, float]:
     return costs
 
 
-def default_loss(measurements: Measurements) -> float:
-    """The lowest loss that some method still reaches under the longest delay: there, the verdict is no bound.
+def losses_to_ask(measurements: Measurements, delay: float) -> list[float]:
+    """The lowest loss that AdamW reaches both without delay and at this one, and the lowest that any method so reaches.
+
+    Without such runs of AdamW, the second alone; where no run measures this delay, those of the longest that is.
 
     Raises:
         UserError: none reaches any loss that was measured.
     """
     longest = max(experiment.delay for experiment in measurements.experiments)
-    delayed = [experiment for experiment in measurements.experiments if experiment.delay == longest]
-    lowest = min(measurements.lowest_loss(experiment) for experiment in delayed)
-    if lowest == math.inf:
-        raise UserError(
-            f"--loss: needed, since no run falls to {measurements.losses[0]:g} nats under the longest delay,"
-            f" {longest:g} updates"
-        )
+    for asked in (delay, longest):
+        lowest = {method: _lowest(measurements, own, asked) for method, own in by_method(measurements).items()}
+        if min(lowest.values()) < math.inf:
+            return sorted({min(lowest.values()), lowest.get(COST_REFERENCE, math.inf)} - {math.inf}, reverse=True)
+    raise UserError(
+        f"--loss: needed, since no run falls to {measurements.losses[0]:g} nats under the longest delay, {longest:g}"
+        " updates"
+    )
+
+
+def _lowest(measurements: Measurements, experiments: Sequence[Experiment], delay: float) -> float:
+    """The lowest loss that all seeds of a method reach at a delay, and without any where that was measured."""
+    lowest = math.inf
+    for loss in measurements.losses:
+        delayed, fresh = (iterations_at(measurements, experiments, at, loss) for at in (delay, 0.0))
+        if delayed is None or delayed.is_lower_bound or (fresh is not None and fresh.is_lower_bound):
+            break
+        lowest = loss
     return lowest
 
 
-def grid(
-    measurements: Measurements,
-    question: Question,
-    stages: Iterable[int],
-    micro_batches: Sequence[int],
-    fitted: Callable[[Question], Question | None] | None = None,
-) -> Grid:
-    """The same question for every P and M.
-
-    Args:
-        measurements: what the answers are from.
-        question: the loss and the costs.
-        stages: the P.
-        micro_batches: the M.
-        fitted: what a model makes of the question at a P and M; None if it cannot be split up so. By default, nothing.
-    """
-    cells: Grid = {}
-    for num_stages, num_micro_batches in product(stages, micro_batches):
-        asked = replace(question, num_stages=num_stages, num_micro_batches=num_micro_batches)
-        own = asked if fitted is None else fitted(asked)
-        cells[num_stages, num_micro_batches] = None if own is None else answer(measurements, own)
-    return cells
-
-
-def _by_method(experiments: Iterable[Experiment]) -> dict[str, list[Experiment]]:
+def by_method(measurements: Measurements) -> dict[str, list[Experiment]]:
+    """The experiments of each method, under its delays."""
     methods: dict[str, list[Experiment]] = {}
-    for experiment in experiments:
+    for experiment in measurements.experiments:
         methods.setdefault(experiment.method, []).append(experiment)
     return methods
-
-
-def _option(
-    schedule: str, method: str, iterations: Iterations, idle_share: float, costs: Mapping[str, float]
-) -> Option:
-    cost = costs[method]
-    time = iterations.count * (1.0 / (1.0 - idle_share) + cost)
-    return Option(schedule, method, iterations, idle_share, cost, time)
-
-
-def _rank(option: Option) -> tuple[bool, float]:
-    """Fastest first; those that never got there last."""
-    return option.iterations.is_lower_bound, option.time

@@ -1,4 +1,4 @@
-"""What a verdict is asked with: measurements, from runs or from the file that keeps what they say; costs."""
+"""What a verdict is asked with: measurements, from runs or from the file that keeps what they say; costs; replicas."""
 
 from __future__ import annotations
 
@@ -6,10 +6,17 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from brx.config.quantities import parse_bytes
 from brx.errors import UserError
+from brx.planning.cuts import LocalSteps
 from brx.planning.verdict import COST_REFERENCE
-from brx.runs.time_to_loss import Measurements
+from brx.runs.frames import load
+from brx.runs.time_to_loss import Measurements, measure_largest_set
+
+if TYPE_CHECKING:
+    from brx.planning.planned_run import PlannedRun
 
 COMMITTED = Path("results/tables/laptop/time-to-loss.json")
 """What the committed runs say; `make reproduce-figures` writes it."""
@@ -24,17 +31,12 @@ def read_measurements(runs: Sequence[Path]) -> tuple[Measurements, list[str]]:
     Raises:
         UserError: there are none, or they say nothing (see `measure_largest_set`).
     """
-    if not runs:
-        if not COMMITTED.is_file():
-            raise UserError(f"RUNS: needed, since {COMMITTED} is not there (it is in a checkout of brx)")
-        return Measurements.read(COMMITTED), []
-    if len(runs) == 1 and runs[0].suffix == ".json":
-        return Measurements.read(runs[0]), []
-    # The committed answer is to come at once: these load scipy.
-    from brx.runs.frames import load
-    from brx.runs.measuring import measure_largest_set
-
-    return measure_largest_set(load(runs), ", ".join(map(str, runs)))
+    if not runs and not COMMITTED.is_file():
+        raise UserError(f"RUNS: needed, since {COMMITTED} is not there (it is in a checkout of brx)")
+    paths = list(runs) or [COMMITTED]
+    if len(paths) == 1 and paths[0].suffix == ".json":
+        return Measurements.read(paths[0]), []
+    return measure_largest_set(load(paths), ", ".join(map(str, paths)))
 
 
 def parse_costs(texts: Sequence[str], measurements: Measurements) -> dict[str, float]:
@@ -49,15 +51,59 @@ def parse_costs(texts: Sequence[str], measurements: Measurements) -> dict[str, f
         method, _, share = text.rpartition("=")
         if method not in methods:
             raise UserError(f"--cost {text}: write METHOD=SHARE, METHOD one of: {'; '.join(sorted(methods))}")
-        try:
-            costs[method] = float(share)
-        except ValueError:
-            costs[method] = -1.0
-        if not 0.0 <= costs[method] < float("inf"):
+        costs[method] = _number(share)
+        if not 0.0 <= costs[method] < math.inf:
             raise UserError(
                 f"--cost {text}: the share of an iteration must be a number from 0, for example 0.05 for 5 %"
             )
     return costs
+
+
+def parse_local_steps(
+    steps: int | None, averaging: str | None, slowdown: float, num_replicas: int, run: PlannedRun | None
+) -> LocalSteps | None:
+    """The third rival: replicas that average their weights every `steps` steps; None if it is not asked for.
+
+    Args:
+        steps: H.
+        averaging: the time of one: in units of an update's passes (`3`); with a run and its throughput, in seconds
+            (`0.5s`), or as the bandwidth of the replicas' links (`1GB`), over which a ring sends each 2 (P - 1) / P
+            times the fp32 weights.
+        slowdown: iterations over those of synchronous training, as the user expects them.
+        num_replicas: P.
+        run: what throughput and weights are of.
+
+    Raises:
+        UserError: one of them is missing or none.
+    """
+    if steps is None and averaging is None:
+        return None
+    if steps is None or averaging is None:
+        raise UserError("--local-steps and --averaging: give both; how long an averaging takes is yours to say")
+    if not 1.0 <= slowdown < math.inf:
+        raise UserError(f"--local-slowdown {slowdown:g}: must be a ratio of iterations from 1")
+    units = _number(averaging)
+    if units < 0.0:
+        if run is None or run.throughput is None:
+            raise UserError(
+                f"--averaging {averaging}: write units of an update's passes, for example 3; seconds (0.5s) and"
+                " bandwidths (1GB) need --config and --throughput"
+            )
+        seconds = _number(averaging.removesuffix("s"))
+        if seconds < 0.0:
+            sent = 2 * (num_replicas - 1) / num_replicas * run.weight_bytes
+            seconds = sent / parse_bytes(averaging, "--averaging")
+        units = seconds * run.throughput / run.unit
+    return LocalSteps(steps, units, slowdown)
+
+
+def _number(text: str) -> float:
+    """-1 for what is none."""
+    try:
+        number = float(text)
+    except ValueError:
+        return -1.0
+    return number if number >= 0 else -1.0
 
 
 def read_costs(paths: Sequence[Path]) -> dict[str, float]:
@@ -81,8 +127,6 @@ def read_costs(paths: Sequence[Path]) -> dict[str, float]:
 
 def _seconds_of_runs(folders: Sequence[Path], where: str) -> dict[str, float]:
     """Per iteration of the fastest run of each method."""
-    from brx.runs.frames import load
-
     runs = load(folders).dropna(subset="seconds_per_iteration")
     of_one = ["architecture", "training.batch_size", "pipeline.accumulation"]
     if len(different := runs[of_one].drop_duplicates()) > 1:

@@ -1,106 +1,173 @@
-"""What `brx verdict` says: tables, the verdict in a sentence, what is not measured, what is assumed."""
+"""What `brx verdict` says: the answer and three lines of reason; with `--verbose` tables, gaps and assumptions."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from brx.planning.verdict import ASYNCHRONOUS, Option, Verdict
+from brx.planning.cuts import EqualStages
+from brx.planning.verdict import Option, Verdict
 from brx.runs.formats import format_table
 from brx.runs.time_to_loss import Measurements
+
+if TYPE_CHECKING:
+    from brx.planning.planned_run import PlannedRun
 
 MOST_METHODS = 8
 """Rows of the asynchronous table."""
 
-GB = 1e9
 
-
-def verdict_text(verdict: Verdict, measurements: Measurements, memory: Mapping[str, float]) -> str:
-    """All of it.
+def verdict_text(found: Sequence[Verdict], measurements: Measurements, run: PlannedRun | None) -> str:
+    """The answer, and why: the slowdown; the loss, and the answer for a lower one; what it rests on.
 
     Args:
-        verdict: the answer.
-        measurements: what it is from.
-        memory: bytes of the busiest device by schedule, if a model was given.
+        found: the answer, and that for the lowest loss that any method reaches, if that is another one.
+        measurements: what they are from.
+        run: the model and its devices, if they were given.
     """
-    parts = [headline(verdict, measurements)]
-    if verdict.synchronous:
-        parts.append(format_table(synchronous_table(verdict, memory), "table"))
-    if verdict.asynchronous:
-        parts.append(format_table(asynchronous_table(verdict, memory), "table"))
-    if verdict.question.excluded:
-        parts.append(f"Left out, for want of memory: {', '.join(verdict.question.excluded)}.")
-    return "\n".join([*parts, sentence(verdict), *unmeasured_lines(verdict), *assumption_lines(verdict)])
-
-
-def headline(verdict: Verdict, measurements: Measurements) -> str:
-    """What is asked, and of which runs."""
+    verdict, *lower = found
     question = verdict.question
-    return (
-        f"Time to a training loss of {question.loss:g} nats on P = {question.num_stages} devices,"
-        f" M = {question.num_micro_batches} micro-batches per update: delays up to {question.delay:.3g} updates."
-        f" Measured on: {measurements.source} ({measurements.model})."
-    )
-
-
-def synchronous_table(verdict: Verdict, memory: Mapping[str, float]) -> pd.DataFrame:
-    """A row per schedule, each with the method that is fastest without delay."""
-    columns = ["synchronous schedule", "idle", "break-even", "best method", "iterations", "time"]
-    best: dict[str, Option] = {}
-    for option in verdict.synchronous:
-        best.setdefault(option.schedule, option)
-    rows = [
-        [
-            schedule,
-            f"{option.idle_share:.1%}",
-            f"{verdict.schedule_break_even(option):.2f}",
-            option.method,
-            _count(option),
-            f"{option.time:.0f}",
-        ]
-        for schedule, option in best.items()
-    ]
-    return _with_memory(columns, rows, [memory.get(schedule) for schedule in best])
-
-
-def asynchronous_table(verdict: Verdict, memory: Mapping[str, float]) -> pd.DataFrame:
-    """A row per method under this delay, fastest first; slowdown and break-even against the best synchronous option."""
-    columns = ["asynchronous method", "slowdown", "its break-even", "iterations", "time", "measured at delays"]
-    options = verdict.asynchronous[:MOST_METHODS]
-    rows = []
-    for option in options:
-        has_reference = bool(verdict.synchronous)
-        bound = "> " if option.iterations.is_lower_bound else ""
-        rows.append(
-            [
-                option.method,
-                f"{bound}{verdict.slowdown(option):.2f}" if has_reference else "no reference",
-                f"{verdict.break_even(option):.2f}" if has_reference else "no reference",
-                _count(option),
-                f"{bound}{option.time:.0f}",
-                _evidence(option),
-            ]
+    delay = f"at delays up to {question.delay:.3g} updates"
+    loss = f"To a training loss of {question.loss:g} nats."
+    if lower:
+        loss = (
+            f"To {question.loss:g} nats, which AdamW reaches {delay}, too. To {lower[0].question.loss:g}, the lowest"
+            f" of any method: {sentence(lower[0])}"
         )
-    return _with_memory(columns, rows, [memory.get(ASYNCHRONOUS)] * len(rows))
+    source = "updates and stages as the model has them" if run else "equal stages, updates as they cost in these runs"
+    rests = f"Measured on {measurements.source} ({measurements.model}); {source}. --verbose: tables, assumptions."
+    return "\n".join([sentence(verdict), f"  {_reason(verdict, delay)}", f"  {loss}", f"  {rests}"])
+
+
+def _reason(verdict: Verdict, delay: str) -> str:
+    if not verdict.asynchronous:
+        return f"No slowdown {delay}: {len(verdict.unmeasured)} methods were measured at other delays only."
+    best, even = verdict.asynchronous[0], verdict.break_even(verdict.asynchronous[0])
+    against = ""
+    if verdict.rival is not None and even is not None:
+        against = f"; as fast as {_name(verdict.rival)} at {even:.2f}" + (", below any slowdown" if even < 1 else "")
+        if verdict.rival.method in verdict.unmeasured:
+            against += f" ({verdict.rival.method} itself was not run at such delays)"
+    return f"Slowdown of {best.method} {delay}: {slowdown_text(best)}{against}."
+
+
+def slowdown_text(option: Option) -> str:
+    """For example `1.21 [1.10, 1.33]`, `1.21 (one seed)`, `> 3.1`."""
+    slowdown = option.slowdown
+    if slowdown is None:
+        return "no reference"
+    if slowdown.is_lower_bound:
+        return f"> {slowdown.ratio:.2f}"
+    if slowdown.low is None or slowdown.high is None:
+        return f"{slowdown.ratio:.2f} (one seed)"
+    return f"{slowdown.ratio:.2f} [{slowdown.low:.2f}, {slowdown.high:.2f}]"
 
 
 def sentence(verdict: Verdict) -> str:
-    """Who wins, and by how much."""
+    """Who wins, and by how much; a tie where noise could decide."""
     missing = _missing(verdict)
     if missing is not None:
         return f"No verdict: {missing}"
-    best, advantage = verdict.asynchronous[0], verdict.advantage
+    best, rival, advantage = verdict.asynchronous[0], verdict.rival, verdict.advantage
     assert advantage is not None
-    numbers = f"slowdown {verdict.slowdown(best):.2f}, break-even {verdict.break_even(best):.2f}"
-    if best.iterations.is_lower_bound:
-        if advantage <= 1.0:
-            return f"Synchronous wins: no asynchronous method reached the loss, and already {numbers}."
-        return f"No verdict: no asynchronous method reached the loss; so far {numbers}. Ask for a higher --loss."
+    assert rival is not None
+    if best.iterations.is_lower_bound and advantage > 1.0:
+        return "No verdict: no asynchronous method reached the loss; ask for a higher --loss."
+    if verdict.is_tie:
+        low, high = (advantage * math.exp(sign * verdict.noise) for sign in (-1, 1))
+        return (
+            f"A tie, within noise: asynchronous {best.method} is {advantage:.2f} [{low:.2f}, {high:.2f}] times as fast"
+            f" as {_name(rival)}."
+        )
     if advantage > 1.0:
-        return f"Asynchronous wins: {best.method} is {advantage:.2f} times as fast as {_best(verdict)} ({numbers})."
-    return f"Synchronous wins: {_best(verdict)} is {1.0 / advantage:.2f} times as fast as {best.method} ({numbers})."
+        return f"Asynchronous wins: {best.method} is {advantage:.2f} times as fast as {_name(rival)}."
+    side = "Synchronous wins" if rival in verdict.synchronous else "Replicas win"
+    bound = "more than " if best.iterations.is_lower_bound else ""
+    return f"{side}: {_name(rival)} is {bound}{1 / advantage:.2f} times as fast as asynchronous {best.method}."
+
+
+def _missing(verdict: Verdict) -> str | None:
+    """What keeps the sides from being compared, if anything does."""
+    too_large = verdict.too_large and not verdict.asynchronous
+    if not verdict.has_cuts:
+        if too_large:
+            return "no schedule fits into the memory of a device."
+        if verdict.rival is None:
+            return "no synchronous schedule fits into the memory of a device, the asynchronous one does."
+    if not verdict.has_runs_without_delay:
+        return "none of the runs is without delay; runs with pipeline.stages=1 would measure it."
+    if verdict.rival is None:
+        return "no run without delay reaches this loss; ask for a higher --loss."
+    if too_large:
+        return f"no asynchronous method fits into the memory of a device, {_name(verdict.rival)} does."
+    if not verdict.asynchronous:
+        return (
+            f"no run measures a slowdown at delays up to {verdict.question.delay:.3g} updates. {_name(verdict.rival)}"
+            " is the fastest without."
+        )
+    return None
+
+
+def long_text(verdict: Verdict, run: PlannedRun | None) -> str:
+    """The tables, what is not measured, and what is assumed."""
+    parts = []
+    if verdict.schedules:
+        parts += ["", format_table(synchronous_table(verdict, run), "table")]
+    if verdict.synchronous:
+        parts.append(format_table(method_table(verdict, "synchronous method", run), "table"))
+    if verdict.asynchronous:
+        parts.append(format_table(method_table(verdict, "asynchronous method", run), "table"))
+    if verdict.replicas:
+        parts.append(format_table(method_table(verdict, "replicas", run), "table"))
+    if verdict.too_large:
+        parts.append(f"Asynchronous runs that do not fit into a device: {', '.join(verdict.too_large)}.")
+    return "\n".join([*parts, *unmeasured_lines(verdict), *assumption_lines(verdict, run)])
+
+
+def synchronous_table(verdict: Verdict, run: PlannedRun | None) -> pd.DataFrame:
+    """A row per schedule, each by its best number of micro-batches, with the method that is fastest without delay."""
+    rows = [
+        {
+            "synchronous schedule": option.cut.schedule,
+            "M": str(option.cut.num_micro_batches),
+            "idle": f"{option.cut.idle:.1%}",
+            **_numbers(verdict, option, run),
+        }
+        for option in verdict.schedules
+    ]
+    return pd.DataFrame(rows)
+
+
+def method_table(verdict: Verdict, kind: str, run: PlannedRun | None) -> pd.DataFrame:
+    """A row per method, fastest first, by its best cut."""
+    sides = {"asynchronous method": verdict.asynchronous, "synchronous method": verdict.synchronous}
+    rows = []
+    for option in sides.get(kind, verdict.replicas)[:MOST_METHODS]:
+        row = {kind: option.method}
+        if kind == "asynchronous method":
+            even = verdict.break_even(option)
+            row["slowdown"] = slowdown_text(option)
+            row["break-even"] = "--" if even is None else f"{even:.2f}"
+            row["at delays"] = " to ".join(f"{delay:g}" for delay in option.iterations.delays)
+        elif kind == "synchronous method":
+            row["schedule"], row["M"] = option.cut.schedule, str(option.cut.num_micro_batches)
+        rows.append(row | _numbers(verdict, option, run))
+    return pd.DataFrame(rows)
+
+
+def _numbers(verdict: Verdict, option: Option, run: PlannedRun | None) -> dict[str, str]:
+    """Iterations, time, and with a model what it says."""
+    bound = "> " if option.iterations.is_lower_bound else ""
+    time = option.time if verdict.rival is None else option.time / verdict.rival.time
+    numbers = {"iterations": f"{bound}{option.count:.0f}"}
+    if run is not None and (seconds := run.seconds(option.cut)) is not None:
+        numbers["s / update"] = f"{seconds:.4g}"
+    if option.cut.memory is not None:
+        numbers["GB"] = f"{option.cut.memory / 1e9:.2f}"
+    return numbers | {"time": f"{bound}{time:.3g}"}
 
 
 def unmeasured_lines(verdict: Verdict) -> list[str]:
@@ -117,82 +184,47 @@ def unmeasured_lines(verdict: Verdict) -> list[str]:
     return [f"No run measures these at delays up to {delay:.3g} updates; runs of them with {stages} would:", *lines]
 
 
-def assumption_lines(verdict: Verdict) -> list[str]:
+def assumption_lines(verdict: Verdict, run: PlannedRun | None) -> list[str]:
     """What the answer rests on."""
+    question, shown = verdict.question, [*verdict.synchronous[:MOST_METHODS], *verdict.asynchronous[:MOST_METHODS]]
+    lines = [units_line(run)]
+    if isinstance(question.devices, EqualStages):
+        lines.append(
+            f"The synchronous side may split up an update's {question.devices.examples} examples, those of these runs,"
+            f" or take M = {question.num_micro_batches}, too."
+        )
+    costs = {one.method: f"{one.method} {one.cost:.0%}" for one in shown if one.cost is not None}
+    told = [text for method, text in costs.items() if method in question.costs]
+    paced = [text for method, text in costs.items() if method not in question.costs]
+    silent = ": --cost and --cost-from do not name them" if question.costs else ""
+    texts = [f"{', '.join(told)} (by --cost or --cost-from)"] if told else []
+    texts += [f"{', '.join(paced)} (from the pace of these runs{silent})"] if paced else []
+    texts += ["by their products' FLOPs"] if run is not None and any(one.cost is None for one in shown) else []
+    if shown:
+        lines.append(f"What a method's update costs beyond AdamW's, as a share of the passes: {'; '.join(texts)}.")
+    if question.local is not None:
+        lines.append(
+            f"Replicas: {question.local.steps} local steps, an averaging takes {question.local.averaging:.3g} times an"
+            f" update's passes; {question.local.slowdown:g} times the iterations; each updates the whole model."
+        )
     few = sorted({option.method for option in verdict.asynchronous[:MOST_METHODS] if option.iterations.num_rates == 1})
-    lines = [units_line([verdict.question.transfer_time])]
-    if verdict.synchronous or verdict.asynchronous:
-        lines.append(_costs_line(verdict))
     if few:
         lines.append(f"At some of these delays only one learning rate was tried: {', '.join(few)}: upper estimates.")
-    return lines
+    return [*lines, "(one seed): its noise is that between the seeds of the other experiments."]
 
 
-def _missing(verdict: Verdict) -> str | None:
-    """What keeps the two sides from being compared, if anything does."""
-    question = verdict.question
-    if not question.synchronous_schedules:
-        if ASYNCHRONOUS in question.excluded:
-            return "no schedule fits into the memory of a device."
-        return "no synchronous schedule fits into the memory of a device, the asynchronous one does."
-    if not verdict.has_runs_without_delay:
-        return "none of the runs is without delay; runs with pipeline.stages=1 would measure it."
-    if not verdict.synchronous:
-        return "no run without delay reaches this loss; ask for a higher --loss."
-    if ASYNCHRONOUS in question.excluded:
-        return f"the asynchronous schedule does not fit into the memory of a device, {_best(verdict)} does."
-    if not verdict.asynchronous:
-        break_even = verdict.schedule_break_even(verdict.synchronous[0])
-        return (
-            f"no run measures a slowdown at delays up to {question.delay:.3g} updates."
-            f" {_best(verdict)} wins unless a slowdown is below {break_even:.2f}."
-        )
-    return None
-
-
-def units_line(transfer_times: Collection[float]) -> str:
-    """What time is measured in, and what is assumed.
-
-    Args:
-        transfer_times: of the questions, in units of a micro-batch's forward pass.
-    """
-    shortest, longest = f"{min(transfer_times):.2g}", f"{max(transfer_times):.2g}"
-    times = shortest if shortest == longest else f"{shortest} to {longest}"
-    transfers = "take no time" if longest == "0" else f"of {times} forward passes, beside the computation"
+def units_line(run: PlannedRun | None) -> str:
+    """What time is measured in, and what is assumed."""
+    stages = "equal stages, a device each" if run is None else "stages and updates by their FLOPs"
+    transfers = "transfers beside the computation" if run and run.bandwidth else "transfers that take no time"
     return (
-        "Time is in units of the forward and backward passes of an update. Assumed: equal examples per update, equal"
-        f" stages, one per device, updates not overlapped with passes; transfers {transfers}."
+        "Time is that to the loss, over that of the fastest option that is not asynchronous. Assumed: equal examples"
+        f" per update, {stages}, synchronous updates not overlapped with passes, {transfers}."
     )
 
 
-def _costs_line(verdict: Verdict) -> str:
-    """The costs of the methods that are shown, and where each is from."""
-    shown = [*verdict.synchronous[:1], *verdict.asynchronous[:MOST_METHODS]]
-    costs = {option.method: f"{option.method} {option.cost:.0%}" for option in shown}
-    told = [text for method, text in costs.items() if method in verdict.question.costs]
-    paced = [text for method, text in costs.items() if method not in verdict.question.costs]
-    silent = ": --cost and --cost-from do not name them" if verdict.question.costs else ""
-    parts = [f"{', '.join(told)} (by --cost or --cost-from)"] if told else []
-    parts += [f"{', '.join(paced)} (from the pace of these runs{silent})"] if paced else []
-    return f"A method's update costs beyond AdamW's, as a share of an iteration: {'; '.join(parts)}."
-
-
-def _best(verdict: Verdict) -> str:
-    best = verdict.synchronous[0]
-    return f"{best.schedule} with {best.method}"
-
-
-def _count(option: Option) -> str:
-    return f"{'> ' if option.iterations.is_lower_bound else ''}{option.iterations.count:.0f}"
-
-
-def _evidence(option: Option) -> str:
-    return " to ".join(f"{delay:g}" for delay in option.iterations.delays)
-
-
-def _with_memory(columns: list[str], rows: list[list[str]], memory: list[float | None]) -> pd.DataFrame:
-    """A column more where the memory is known."""
-    table = pd.DataFrame(rows, columns=columns)
-    if any(memory):
-        table["GB of the busiest device"] = ["" if size is None else f"{size / GB:.2f}" for size in memory]
-    return table
+def _name(option: Option | None) -> str:
+    assert option is not None
+    count = option.cut.num_micro_batches
+    cut = f"{option.cut.schedule} (M = {count})" if count > 1 else option.cut.schedule
+    return f"{cut} with {option.method}"

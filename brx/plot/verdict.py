@@ -3,39 +3,63 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import TwoSlopeNorm
 
-from brx.planning.verdict import Grid, Verdict
+from brx.errors import UserError
+from brx.planning.verdict import Grid, Question, Verdict, answer
 from brx.planning.verdict_text import units_line
 from brx.plot.style import look_of, new_figure, save
 from brx.runs.time_to_loss import Measurements
+
+if TYPE_CHECKING:
+    from brx.planning.planned_run import PlannedRun
+
+STAGES, MICRO_BATCHES = (2, 4, 8, 16, 32), (1, 2, 4, 8, 16, 32)
 
 STRONGEST = 2.0
 """log2 of the ratio of times at which the colour is full."""
 
 
-SCHEDULE_STYLES: dict[str, Any] = {
-    "1F1B": "-",
-    "interleaved 1F1B": "--",
-    "zero-bubble H1": "-.",
-    "zero-bubble H2": ":",
-}
-"""Lines of the schedules; GPipe waits as long as 1F1B, with transfers a little less."""
+def grid(
+    measurements: Measurements,
+    ask: Callable[[int, int], Question],
+    stages: Sequence[int] | None = None,
+    micro_batches: Sequence[int] | None = None,
+) -> Grid:
+    """The same question for every P and M; None where the model cannot be split up so.
+
+    Args:
+        measurements: what the answers are from.
+        ask: the question for P stages and M micro-batches per update; raises UserError where it cannot be asked.
+        stages: the P; by default `STAGES`.
+        micro_batches: the M; by default `MICRO_BATCHES`.
+    """
+    cells: Grid = {}
+    for shape in product(stages or STAGES, micro_batches or MICRO_BATCHES):
+        try:
+            question = ask(*shape)
+        except UserError:
+            cells[shape] = None
+            continue
+        cells[shape] = answer(measurements, question)
+    return cells
 
 
-def draw_verdict(cells: Grid, path: Path, measurements: Measurements) -> list[Path]:
+def draw_verdict(cells: Grid, path: Path, measurements: Measurements, run: PlannedRun | None = None) -> list[Path]:
     """Left: times against each other, P by M; right: at the largest P, measured slowdowns and the break-even.
 
     Args:
         cells: the answers of the same loss, by P and M; one of them at least.
         path: of the figure, without suffix.
         measurements: what they are from.
+        run: the model and its devices, if they were given.
 
     Returns:
         The files written.
@@ -43,85 +67,85 @@ def draw_verdict(cells: Grid, path: Path, measurements: Measurements) -> list[Pa
     verdicts = [verdict for verdict in cells.values() if verdict is not None]
     deepest = max(verdict.question.num_stages for verdict in verdicts)
     with new_figure(width=3.6, height=3.4, columns=2) as panels:
-        grid, curves = panels.subplots(1, 2)
-        _draw_grid(grid, cells)
-        _draw_break_even(curves, [verdict for verdict in verdicts if verdict.question.num_stages == deepest])
-        return save(panels, path, "\n".join(_caption(cells, verdicts, measurements)))
+        left, right = panels.subplots(1, 2)
+        _draw_grid(left, cells)
+        _draw_break_even(right, [verdict for verdict in verdicts if verdict.question.num_stages == deepest])
+        return save(panels, path, "\n".join(_caption(cells, verdicts, measurements, run)))
 
 
 def _draw_grid(axes: Axes, cells: Grid) -> None:
     stages, micro_batches = (sorted(set(numbers)) for numbers in zip(*cells, strict=True))
     ratios = np.full((len(stages), len(micro_batches)), np.nan)
     for (num_stages, num_micro_batches), verdict in cells.items():
-        row, column = stages.index(num_stages), micro_batches.index(num_micro_batches)
         if verdict is None:
             continue
-        if verdict.advantage is None:
-            reason = "too little\nmemory" if verdict.question.is_memory_short else "not\nmeasured"
-            axes.text(column, row, reason, ha="center", va="center", fontsize=5, color="grey")
-            continue
-        ratios[row, column] = math.log2(verdict.advantage)
-        bound = "< " if verdict.is_upper_bound else ""
-        axes.text(column, row, f"{bound}{verdict.advantage:.2g}", ha="center", va="center", fontsize=6)
+        row, column = stages.index(num_stages), micro_batches.index(num_micro_batches)
+        text, is_word = _cell(verdict)
+        axes.text(column, row, text, ha="center", va="center", fontsize=5 if is_word else 6)
+        if verdict.advantage is not None:
+            ratios[row, column] = 0.0 if verdict.is_tie else math.log2(verdict.advantage)
     norm = TwoSlopeNorm(0.0, -STRONGEST, STRONGEST)
     axes.imshow(ratios, cmap="RdBu", norm=norm, origin="lower", aspect="auto", alpha=0.75)
     axes.set_xticks(range(len(micro_batches)), [str(count) for count in micro_batches])
     axes.set_yticks(range(len(stages)), [str(count) for count in stages])
     axes.grid(False)
     axes.set(xlabel="micro-batches per update M", ylabel="stages P")
-    axes.set_title("synchronous time / asynchronous time\n(blue: asynchronous is faster)")
+    decided = [v for v in cells.values() if v is not None and v.advantage is not None and not v.is_upper_bound]
+    wins = sum(not one.is_tie and one.advantage > 1 for one in decided if one.advantage is not None)
+    ties = sum(one.is_tie for one in decided)
+    axes.set_title(
+        f"asynchronous is faster in {wins} of {len(decided)} pipelines, {ties} tie\n(synchronous / asynchronous time)"
+    )
+
+
+def _cell(verdict: Verdict) -> tuple[str, bool]:
+    """What is written in a cell, and whether it is words."""
+    if verdict.advantage is None:
+        return ("too little\nmemory" if verdict.is_memory_short else "not\nmeasured"), True
+    number = f"{'< ' if verdict.is_upper_bound else ''}{verdict.advantage:.2g}"
+    return (f"tie\n({number})", True) if verdict.is_tie else (number, False)
 
 
 def _draw_break_even(axes: Axes, verdicts: Sequence[Verdict]) -> None:
     verdicts = sorted(verdicts, key=lambda verdict: verdict.question.num_micro_batches)
     counts = [verdict.question.num_micro_batches for verdict in verdicts]
-    for schedule, style in SCHEDULE_STYLES.items():
-        factors = [_break_even_factor(verdict, schedule) for verdict in verdicts]
-        axes.plot(counts, factors, color="black", linewidth=0.8, linestyle=style, label=f"break-even, {schedule}")
-    methods = {option.method for verdict in verdicts for option in verdict.asynchronous}
-    for method in sorted(methods):
+    for method in sorted({option.method for verdict in verdicts for option in verdict.asynchronous}):
         points = [
-            (verdict.question.num_micro_batches, verdict.slowdown(option), option.iterations.is_lower_bound)
+            (verdict.question.num_micro_batches, option.slowdown.ratio, verdict.break_even(option))
             for verdict in verdicts
             for option in verdict.asynchronous
-            if option.method == method and verdict.synchronous
+            if option.method == method and option.slowdown is not None and not option.slowdown.is_lower_bound
         ]
-        reached = [(count, slowdown) for count, slowdown, is_bound in points if not is_bound]
-        if reached:
+        if points:
             look = look_of(method)
-            axes.plot(*zip(*reached, strict=True), color=look.color, marker=look.marker, markersize=3, label=look.label)
-    axes.set_xscale("log", base=2)
-    if any(verdict.synchronous for verdict in verdicts):
+            where, slowdowns, evens = zip(*points, strict=True)
+            axes.plot(where, slowdowns, color=look.color, marker=look.marker, markersize=3, label=look.label)
+            axes.plot(where, evens, color=look.color, linestyle=":", linewidth=0.8)
+    if axes.lines:
         axes.set_yscale("log", base=2)
+        axes.plot([], [], color="black", linestyle=":", linewidth=0.8, label="its break-even")
+        axes.legend(fontsize=5)
     else:
         axes.set_yticks([])
-        axes.text(0.5, 0.5, "no synchronous option", transform=axes.transAxes, ha="center")
+        axes.text(0.5, 0.5, "no slowdown to compare", transform=axes.transAxes, ha="center")
+    axes.set_xscale("log", base=2)
     axes.set_xticks(counts, [str(count) for count in counts])
     axes.set(xlabel="micro-batches per update M", ylabel="slowdown in iterations")
-    has_transfers = any(verdict.question.transfer_time for verdict in verdicts)
-    formula = "(1 - asynchronous idle) / (1 - idle)" if has_transfers else "1 / (1 - idle)"
-    axes.set_title(f"P = {verdicts[0].question.num_stages}: slowdown measured at (P - 1) / M\nbreak-even {formula}")
-    if methods:
-        axes.legend(fontsize=5)
+    axes.set_title(
+        f"P = {verdicts[0].question.num_stages}: slowdown measured at (P - 1) / M\n(dotted: as fast as the rival)"
+    )
 
 
-def _break_even_factor(verdict: Verdict, schedule: str) -> float:
-    """The slowdown at which the schedule is as fast as the asynchronous one; NaN where it is no option."""
-    options = (option for option in verdict.synchronous if option.schedule == schedule)
-    return next((verdict.schedule_break_even(option) for option in options), math.nan)
-
-
-def _caption(cells: Grid, verdicts: Sequence[Verdict], measurements: Measurements) -> list[str]:
-    questions = [verdict.question for verdict in verdicts]
+def _caption(cells: Grid, verdicts: Sequence[Verdict], measurements: Measurements, run: PlannedRun | None) -> list[str]:
     lines = [
-        f"Time to a training loss of {questions[0].loss:g} nats: the best synchronous schedule and method over the"
+        f"Time to a training loss of {verdicts[0].question.loss:g} nats: the best synchronous cut and method over the"
         " best asynchronous method, whose iterations were measured at (or between) the same delays in updates,"
-        " (P - 1) / M. <: the asynchronous run had not reached the loss.",
+        " (P - 1) / M. <: the asynchronous run had not reached the loss. Tie: within the noise between seeds.",
         f"Runs: {measurements.source} ({measurements.model}).",
-        units_line([question.transfer_time for question in questions]),
+        units_line(run),
     ]
     if len(verdicts) < len(cells):
         lines.append("Blank: the model has fewer than P blocks, or its batch is no multiple of M.")
-    if any(question.excluded for question in questions):
-        lines.append("Without the schedules that need more memory, at that P and M, than a device has.")
+    if any(verdict.question.devices.memory is not None for verdict in verdicts):
+        lines.append("Without what needs more memory, at that P and M, than a device has.")
     return lines

@@ -5,6 +5,7 @@ A table is a frame of texts whose columns are its headings.
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 import pandas as pd
@@ -12,8 +13,11 @@ from rich.console import Console
 from rich.table import Table
 
 Format = Literal["table", "markdown", "csv", "json", "latex"]
-MIN_WIDTH = 142
-"""Characters in which a table of the terminal is set at least: the leaderboard's rows just fit."""
+DROPPED_FIRST = (
+    *("at delays", "its lr", "lr", "reference P", "its iterations", "iterations/s", "model"),
+    *("logits", "update", "probe", "parameters", "gradients", "weights"),
+)
+"""Columns that a terminal's table does without, in this order, where it is too narrow; then those furthest right."""
 
 
 def format_table(table: pd.DataFrame, form: Format) -> str:
@@ -30,18 +34,42 @@ def format_table(table: pd.DataFrame, form: Format) -> str:
             style = table.style.hide(axis="index").format(escape="latex")
             return str(style.format_index(escape="latex", axis="columns").to_latex(hrules=True)).rstrip("\n")
         case "table":
-            console = Console(width=max(MIN_WIDTH, Console().width))
-            with console.capture() as captured:
-                console.print(terminal_table(table), highlight=False)
-            return captured.get().rstrip("\n")
+            return terminal_text(table, Console().width)
 
 
-def terminal_table(table: pd.DataFrame, title: str | None = None) -> Table:
-    """The table as `rich` draws it on a terminal."""
-    drawn = Table(title=title, title_justify="left")
-    for column in table.columns:
-        longest_word = max(map(len, column.split()), default=0)
-        drawn.add_column(column, no_wrap=column in ("model", "method", "lr"), min_width=longest_word)
+def terminal_text(table: pd.DataFrame, width: int) -> str:
+    """The table in at most `width` characters, with words wrapped where that is enough.
+
+    If it is not, the table stands upright, a column per row of it; if that is too wide, too, columns are left out by
+    rank and named below.
+    """
+    shown = table
+    upright = table.set_index(table.columns[0]).T.reset_index(names=table.columns[0])
+    if _width(table) > width and len(table) < len(table.columns) and _width(upright) <= width:
+        shown = upright
+    while _width(shown) > width and len(shown.columns) > 2:
+        names = list(shown.columns[1:])
+        shown = shown.drop(columns=next((name for name in DROPPED_FIRST if name in names), names[-1]))
+    console = Console(width=width)
+    with console.capture() as captured:
+        console.print(_drawn(shown), highlight=False)
+    missing = [] if shown is upright else [name for name in table.columns if name not in shown.columns]
+    note = f"\nToo narrow for: {', '.join(missing)} (a wider terminal, or COLUMNS=200, has them)."
+    return captured.get().rstrip("\n") + (note if missing else "")
+
+
+def _width(table: pd.DataFrame) -> int:
+    """The least width in which no word is broken."""
+    return Console(width=10_000).measure(_drawn(table)).minimum
+
+
+def _drawn(table: pd.DataFrame) -> Table:
+    drawn = Table()
+    for place, column in enumerate(table.columns):
+        is_number = all(re.match(r"[<>~ ]*-?[.\d]", cell) for cell in table.iloc[:, place]) and len(table) > 0
+        # rich would rather break words of one column than wrap another.
+        longest = max(map(len, " ".join([column, *table.iloc[:, place]]).split()), default=0)
+        drawn.add_column(column, justify="right" if is_number else "left", min_width=longest)
     for row in table.to_numpy().tolist():
         drawn.add_row(*row)
     return drawn

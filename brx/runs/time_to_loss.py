@@ -7,15 +7,22 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
+import numpy as np
+import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from brx.config.loading import validate
+from brx.config.loading import load_config, validate
 from brx.errors import UserError
 from brx.files import write_text
+from brx.runs.comparison import reached_by_seed
+from brx.runs.experiments import at_best_rates, by_experiment, tried_rates
+from brx.runs.frames import RATE, comparable, first_names, has_pipeline_delays, left_out
+from brx.runs.slowdown import Reached
 
 LOSS_STEP = 0.02
 """Nats between the losses that are kept; between them, iterations are interpolated."""
@@ -32,6 +39,8 @@ class Experiment(_Frozen):
 
     method: str
     """The method, with what tells its variants apart."""
+    settings: dict[str, Any]
+    """Of the method: the section `optimizer`, and what `pipeline` has for it (`stash`, `forecast`)."""
     delay: float = Field(ge=0)
     """The largest delay of a stage, in updates: 0 without asynchrony."""
     lr: float
@@ -42,6 +51,7 @@ class Experiment(_Frozen):
     """Seconds per iteration of the fastest seed while nothing else used the machine."""
     micro_batches: int = 1
     """M of these runs: the pace of runs compares among equal M."""
+    seeds: list[int] = Field(min_length=1)
     iterations: list[list[float | None]]
     """Iterations to each loss (rows, as `Measurements.losses`) by each seed (columns); None: it never got there."""
 
@@ -53,6 +63,8 @@ class Measurements(_Frozen):
     """Where the runs are."""
     model: str
     """The model in a few words."""
+    examples: int = Field(gt=0)
+    """Examples per update."""
     last_iteration: int = Field(gt=0)
     """The iteration at which the runs end."""
     losses: list[float] = Field(min_length=1)
@@ -63,12 +75,10 @@ class Measurements(_Frozen):
     def _check_tables(self) -> Self:
         if any(higher <= lower for higher, lower in pairwise(self.losses)):
             raise ValueError("losses: must descend")
-        for experiment in self.experiments:
-            lengths = {len(row) for row in experiment.iterations}
-            if len(experiment.iterations) != len(self.losses) or len(lengths) != 1 or 0 in lengths:
-                where = f"{experiment.method} at delay {experiment.delay:g}"
+        for one in self.experiments:
+            if len(one.iterations) != len(self.losses) or {len(row) for row in one.iterations} != {len(one.seeds)}:
                 rows = f"a row per loss, {len(self.losses)}, of a number per seed"
-                raise ValueError(f"{where}: iterations must have {rows}")
+                raise ValueError(f"{one.method} at delay {one.delay:g}: iterations must have {rows}")
         return self
 
     @classmethod
@@ -89,23 +99,118 @@ class Measurements(_Frozen):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, self.model_dump_json(exclude_defaults=True) + "\n")
 
-    def reached(self, experiment: Experiment, loss: float) -> tuple[float, bool]:
-        """Iterations to a loss, the mean over seeds, and whether that is a lower bound since a seed never got there."""
+    def reached(self, experiment: Experiment, loss: float) -> dict[int, Reached]:
+        """When each seed passed a loss.
+
+        Raises:
+            UserError: the loss is above those that were measured.
+        """
         if loss > self.losses[0]:
             raise UserError(f"--loss {loss:g}: above {self.losses[0]:g}, where these measurements begin")
+        never = Reached(float(self.last_iteration), False)
         below = next((index for index, kept in enumerate(self.losses) if kept <= loss + 1e-9), None)
         if below is None:
-            return float(self.last_iteration), True
+            return dict.fromkeys(experiment.seeds, never)
         above = max(0, below - 1)
         share = (self.losses[above] - loss) / LOSS_STEP if above < below else 0.0
-        iterations = [
-            None if after is None or before is None else before + share * (after - before)
-            for before, after in zip(experiment.iterations[above], experiment.iterations[below], strict=True)
-        ]
-        counted = [float(self.last_iteration) if reached is None else reached for reached in iterations]
-        return sum(counted) / len(counted), None in iterations
+        pairs = zip(experiment.seeds, experiment.iterations[above], experiment.iterations[below], strict=True)
+        return {
+            seed: never if before is None or after is None else Reached(before + share * (after - before), True)
+            for seed, before, after in pairs
+        }
 
     def lowest_loss(self, experiment: Experiment) -> float:
         """The lowest of `losses` that all seeds reach; infinite if there is none."""
         reached = [loss for loss, row in zip(self.losses, experiment.iterations, strict=True) if None not in row]
         return min(reached, default=math.inf)
+
+
+def measure_largest_set(runs: pd.DataFrame, source: str) -> tuple[Measurements, list[str]]:
+    """What the largest set of runs that compare says about delay, and lines on those that are left out.
+
+    Runs compare whatever the micro-batches are into which they split up an update's examples.
+
+    Args:
+        runs: rows of `load`.
+        source: where the runs are.
+
+    Raises:
+        UserError: they say nothing: none is finished, none has a pipeline's delays, or none falls to `HIGHEST_LOSS`.
+    """
+    finished = at_best_rates(runs)
+    if finished.empty:
+        raise UserError(f"{source}: no run is finished")
+    is_pipeline = has_pipeline_delays(finished) | (finished["largest_delay"] == 0)
+    if not is_pipeline.any():
+        raise UserError(
+            f"{source}: no run has a pipeline's delays (pipeline.delay: pipeline or like) or is without any"
+        )
+    measured, *others = comparable(finished[is_pipeline], any_split=True)
+    differing = left_out(measured, others, any_split=True)
+    notes = [_left_out(f"differ in {aspects}", runs["name"].tolist()) for aspects, runs in differing.items()]
+    if not is_pipeline.all():
+        notes.append(_left_out("have delays that are no pipeline's", list(finished.loc[~is_pipeline, "name"])))
+    num_rates = tried_rates(runs).groupby("experiment").size().to_dict()
+    return measure(measured, num_rates, source), notes
+
+
+def measure(chosen: pd.DataFrame, num_rates: Mapping[str, int], source: str) -> Measurements:
+    """What comparable runs say about delay.
+
+    Args:
+        chosen: rows of `at_best_rates`, of one of the sets of `comparable`; their delays are those of pipelines.
+        num_rates: learning rates tried, by experiment.
+        source: where the runs are.
+
+    Raises:
+        UserError: none falls to `HIGHEST_LOSS`.
+    """
+    first, lowest = chosen.iloc[0], chosen["train_loss"].min()
+    steps = range(round(HIGHEST_LOSS / LOSS_STEP), math.floor(lowest / LOSS_STEP), -1)
+    if not steps:
+        raise UserError(
+            f"{source}: no run falls to a training loss of {HIGHEST_LOSS:g} nats, where measurements begin (the lowest"
+            f" ends at {lowest:.2f})"
+        )
+    losses = [round(step * LOSS_STEP, 4) for step in steps]
+    # Of several experiments of one method and delay (with other moments or decays), that with the lowest final loss.
+    best: dict[tuple[str, float], pd.DataFrame] = {}
+    for seeds in by_experiment(chosen):
+        one = seeds.iloc[0]
+        key = (str(one["variant"]).partition(", delay ")[0], float(one["largest_delay"]))
+        if key not in best or seeds["train_loss"].mean() < best[key]["train_loss"].mean():
+            best[key] = seeds
+    return Measurements(
+        source=source,
+        model=first["architecture"],
+        examples=int(first["examples_per_update"]),
+        last_iteration=int(first["last_iteration"]),
+        losses=losses,
+        experiments=[
+            _experiment(method, delay, seeds, num_rates[seeds["experiment"].iloc[0]], losses)
+            for (method, delay), seeds in sorted(best.items(), key=lambda entry: entry[0])
+        ],
+    )
+
+
+def _experiment(method: str, delay: float, seeds: pd.DataFrame, num_rates: int, losses: Sequence[float]) -> Experiment:
+    by_loss = [reached_by_seed(seeds, loss) for loss in losses]
+    config = load_config(str(Path(str(seeds.index[0])) / "config.yaml"))
+    optimizer = config.optimizer.model_dump(mode="json", exclude_defaults=True, exclude={"lr"})
+    pipeline = config.pipeline.model_dump(mode="json", include={"stash", "forecast"})
+    return Experiment(
+        method=method,
+        settings={"optimizer": {"method": config.optimizer.method, **optimizer}, "pipeline": pipeline},
+        delay=delay,
+        lr=seeds[RATE].iloc[0],
+        num_rates=num_rates,
+        seconds=float(np.round(seeds["seconds_per_iteration"].min(), 6)),
+        micro_batches=int(seeds["pipeline.accumulation"].iloc[0]),
+        seeds=list(by_loss[0]),
+        iterations=[[round(run.iterations, 1) if run.is_reached else None for run in row.values()] for row in by_loss],
+    )
+
+
+def _left_out(why: str, names: Sequence[str]) -> str:
+    """How many finished runs take no part, and the names of the first few."""
+    return f"Left out: {len(names)} run(s) that {why}: {first_names(names)}."

@@ -53,7 +53,8 @@ def test_refresh_intervals_are_printed_with_their_budget(capsys):
     assert "+7.2% against the uniform 32/10 = 3.2" in "\n".join(lines)
 
 
-def test_memory_is_the_papers_table(capsys):
+def test_memory_is_the_papers_table(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
     rows = [line.split("│")[1:] for line in printed(capsys, "memory").splitlines() if line.startswith("│")]
     assert [tuple(cell.strip() for cell in row[:6]) for row in rows] == [
         ("2nd", "bilateral", "m^2 + n^2", "m^2 + n^2", "0.25", "1.66"),
@@ -63,7 +64,8 @@ def test_memory_is_the_papers_table(capsys):
     ]
 
 
-def test_memory_of_a_model_counts_every_matrix_and_expert(capsys):
+def test_memory_of_a_model_counts_every_matrix_and_expert(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
     text = printed(capsys, "memory", "paper-moe-100m")
     # 16 of 32 blocks are mixtures of 8 experts: 4 x 32 attention matrices, 16 + 16 x 8 of each kind in MLPs.
     assert "240x240 (128 of them)" in text
@@ -73,7 +75,8 @@ def test_memory_of_a_model_counts_every_matrix_and_expert(capsys):
     assert float(row[8]) == pytest.approx(4 * 240**2 * (128 + 2 * 144) / 2**20, abs=0.01)
 
 
-def test_memory_of_a_run_is_shown_by_stage_and_by_device(capsys):
+def test_memory_of_a_run_is_shown_by_stage_and_by_device(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
     deep = ["model.blocks=32", "pipeline.stages=32", "pipeline.devices=2"]
     text = printed(capsys, "memory", "laptop", "--set", *deep, "optimizer.method=basis-rotation")
     _, by_stage, by_rank = text.split("P = 32, R = 2")[0], *text.split("P = 32, R = 2")[1:]

@@ -5,7 +5,8 @@ import pytest
 from brx.cli.main import main
 
 
-def test_text_shows_the_engines_actions_and_the_delays(capsys):
+def test_text_shows_the_engines_actions_and_the_delays(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
     assert main(["schedule", "--stages", "4", "--devices", "2", "--micro-batches", "3"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "GPipe, one step: idle 25.0% of the time shown" in lines
@@ -15,6 +16,18 @@ def test_text_shows_the_engines_actions_and_the_delays(capsys):
     assert any(line.endswith("0.0% once the pipeline is full") for line in lines)
     assert lines[-7:-5] == ["  0: 3 2", "  1: 1 0"]
     assert lines[-4] == "    0:   0   0   0   0   1   2   3   4 kept"
+
+
+def test_rows_are_wrapped_at_the_terminals_width_and_letters_explained(capsys, monkeypatch):
+    arguments = ["schedule", "--stages", "8", "--devices", "4", "--micro-batches", "9"]
+    texts = {}
+    for width in (60, 500):
+        monkeypatch.setenv("COLUMNS", str(width))
+        assert main(arguments) == 0
+        texts[width] = capsys.readouterr().out
+        assert max(map(len, texts[width].splitlines())) <= width
+    assert texts[60].split() == texts[500].split()
+    assert "forward pass" in texts[60]
 
 
 def test_2bw_keeps_two_versions(capsys):
@@ -40,6 +53,8 @@ def test_figure_is_written(tmp_path, capsys):
         (["--stages", "4", "--delay", "-1"], "delay must be pipeline, 2bw, a whole number from 0"),
         (["--stages", "4", "--delay", "2"], "rank 0 of 4 runs 3 forward passes ahead"),
         (["--stages", "4", "--accumulation", "0"], "--accumulation"),
+        (["--stages", "2000"], "--micro-batches 4: 32,032,000 actions are more than can be shown (20,000)"),
+        (["--stages", "2000", "--figure", "x"], "actions are more than can be shown"),
         (["--stages", "4", "--accumulation", "2", "--figure", "x"], "--figure shows one micro-batch per update"),
     ],
 )

@@ -38,7 +38,8 @@ def test_longer_sequences_need_more_stages(capsys):
     assert "does not hold a whole block" in output.err
 
 
-def test_table(capsys):
+def test_table(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
     assert main(["stages"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(len(line) for line in lines) <= 100

@@ -12,83 +12,78 @@ ROOT = Path(__file__).parents[2]
 ASKED = ["--stages", "8", "--micro-batches", "8"]
 
 
+def verdict(capsys, *arguments):
+    """What the command prints."""
+    assert main(["verdict", *arguments]) == 0
+    return capsys.readouterr().out
+
+
 def test_the_committed_runs_answer(capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
-    assert main(["verdict", "--stages", "32", "--micro-batches", "8"]) == 0
-    text = capsys.readouterr().out
-    assert "zero-bubble H1" in text
-    assert "wins: " in text
-    assert "No run measures these at delays up to 3.88 updates" in text
+    text = verdict(capsys, "--stages", "32", "--micro-batches", "8")
+    first, *reasons = text.splitlines()
+    assert "wins: " in first
+    assert len(reasons) == 3
+    longer = verdict(capsys, "--stages", "32", "--micro-batches", "8", "--verbose")
+    assert longer.startswith(text)
+    assert "zero-bubble H1" in longer
+    assert "No run measures these at delays up to 3.88 updates" in longer
 
 
 def test_own_runs_are_kept_drawn_and_asked_again(capsys, tmp_path):
     kept = str(tmp_path / "kept.json")
     arguments = ["--stages", "8", "--micro-batches", "2"]
     figure = str(tmp_path / "figure")
-    assert main(["verdict", str(ROOT / "results" / "demo"), *arguments, "--save", kept, "--figure", figure]) == 0
-    first = capsys.readouterr().out
+    first = verdict(capsys, str(ROOT / "results" / "demo"), *arguments, "--save", kept, "--figure", figure)
     assert (tmp_path / "figure.png").stat().st_size > 0
-    assert main(["verdict", kept, *arguments, "--cost", "basis-rotation=0.5"]) == 0
-    again = capsys.readouterr().out
-    assert again.splitlines()[0] == first.splitlines()[0]
-    assert "basis-rotation 50%" in again
+    assert verdict(capsys, kept, *arguments) == "".join(first.splitlines(keepends=True)[:4])
+    assert "basis-rotation 50%" in verdict(capsys, kept, *arguments, "--verbose", "--cost", "basis-rotation=0.5")
 
 
 def test_costs_come_from_own_runs_or_a_benchmark(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    question = ["verdict", "--stages", "8", "--micro-batches", "2", "results/demo"]
-    assert main([*question, "--cost-from", "results/demo"]) == 0
-    from_runs = capsys.readouterr().out
-    assert main(question) == 0
-    own_pace = capsys.readouterr().out
+    question = ["--stages", "8", "--micro-batches", "2", "results/demo", "--verbose"]
+    own_pace = verdict(capsys, *question)
     assert "% (from the pace of these runs)" in own_pace
     given = own_pace.replace("(from the pace of these runs)", "(by --cost or --cost-from)")
-    assert from_runs == given  # the same runs say the same
+    assert verdict(capsys, *question, "--cost-from", "results/demo") == given  # the same runs say the same
     table = tmp_path / "methods.json"
     rows = [["pipedream", "20.0"], ["basis-rotation", "35.0"], ["muon", "90.0"]]
     table.write_text(json.dumps({"columns": ["method", "ms / iteration (median)"], "rows": rows}))
-    assert main([*question, "--cost-from", str(table)]) == 0
-    assert "basis-rotation 75%" in capsys.readouterr().out
-    assert main([*question, "--cost-from", str(table), "--cost", "basis-rotation=0.5"]) == 0
-    assert "basis-rotation 50%" in capsys.readouterr().out
+    assert "basis-rotation 75%" in verdict(capsys, *question, "--cost-from", str(table))
+    both = [*question, "--cost-from", str(table), "--cost", "basis-rotation=0.5"]
+    assert "basis-rotation 50%" in verdict(capsys, *both)
 
 
 def test_costs_that_the_given_runs_do_not_say_are_named(capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
-    question = ["verdict", "--stages", "8", "--micro-batches", "1", "results/demo"]
-    assert main([*question, "--cost-from", "results/demo/pipedream-p1"]) == 0
-    text = capsys.readouterr().out
+    question = ["--stages", "8", "--micro-batches", "1", "results/demo", "--verbose"]
+    text = verdict(capsys, *question, "--cost-from", "results/demo/pipedream-p1")
     assert "pipedream 0% (by --cost or --cost-from); basis-rotation " in text
     assert "(from the pace of these runs: --cost and --cost-from do not name them)" in text
-    assert main([*question, "--cost", "basis-rotation=0.5"]) == 0
-    assert "basis-rotation 50% (by --cost or --cost-from); pipedream 0% (from the pace" in capsys.readouterr().out
 
 
-def test_a_model_gives_memory_and_transfers(capsys, monkeypatch):
+def test_a_model_gives_memory_updates_and_transfers(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    model = ["--config", "paper-95m", "--device-memory", "0.8GB", "--bandwidth", "1GB", "--throughput", "100T"]
-    assert main(["verdict", "--stages", "8", "--micro-batches", "8", *model]) == 0
-    text = " ".join(capsys.readouterr().out.split())
-    assert "Left out, for want of memory: asynchronous, GPipe," in text
-    assert "transfers of " in text
-
-
-def test_the_figure_has_the_transfers_of_each_cell(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    model = ["--config", "paper-95m", "--bandwidth", "5GB", "--throughput", "A100"]
+    model = ["--config", "paper-95m", "--device-memory", "1GB", "--bandwidth", "1GB", "--throughput", "100T"]
     figure = ["--figure", str(tmp_path / "figure")]
-    assert main(["verdict", "--stages", "32", "--micro-batches", "8", *model, *figure]) == 0
-    capsys.readouterr()
+    monkeypatch.setattr("brx.plot.verdict.STAGES", (8,))
+    text = verdict(capsys, *ASKED, *model, *figure, "--verbose", "--local-steps", "8", "--averaging", "10GB")
+    assert "Asynchronous runs that do not fit into a device: basis-rotation" in text
+    assert "s / update" in text
+    assert "by their products' FLOPs" in text
+    assert "Replicas: 8 local steps" in text
     caption = (tmp_path / "figure.txt").read_text()
-    assert "transfers of 0.18 to 4.4 forward passes" in caption
-    assert "Blank: " in caption  # the batch of 8 is no multiple of 16 micro-batches
+    assert "transfers beside the computation" in caption
+    assert "Without what needs more memory" in caption
 
 
 def test_the_figure_is_drawn_where_no_schedule_fits(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
+    monkeypatch.setattr("brx.plot.verdict.STAGES", (8,))
     model = ["--config", "paper-95m", "--device-memory", "0.01GB"]
-    assert main(["verdict", *ASKED, *model, "--figure", str(tmp_path / "figure")]) == 0
-    assert "No verdict: no schedule fits" in capsys.readouterr().out
+    text = verdict(capsys, *ASKED, *model, "--figure", str(tmp_path / "figure"))
+    assert text.startswith("No verdict: no schedule fits")
     assert (tmp_path / "figure.png").stat().st_size > 0
 
 
@@ -102,7 +97,10 @@ def test_the_figure_is_drawn_where_no_schedule_fits(capsys, tmp_path, monkeypatc
         (["--stages", "8", "--micro-batches", "8", "--cost", "adam=0.1"], "--cost adam=0.1: write METHOD=SHARE"),
         (["--stages", "8", "--micro-batches", "8", "--cost", "nesterov=much"], "--cost nesterov=much: the share"),
         (["--stages", "8", "--micro-batches", "8", "--device-memory", "8GB"], "need a --config"),
-        (["--stages", "8", "--micro-batches", "8", "--config", "quick", "--bandwidth", "8GB"], "give both"),
+        (
+            ["--stages", "8", "--micro-batches", "8", "--config", "quick", "--bandwidth", "8GB"],
+            "--bandwidth: needs",
+        ),
         (["--stages", "8", "--micro-batches", "3", "--config", "quick"], "training.batch_size"),
         (
             [*ASKED, "--cost-from", "results/tables/laptop/time-to-loss.json"],
@@ -113,6 +111,9 @@ def test_the_figure_is_drawn_where_no_schedule_fits(capsys, tmp_path, monkeypatc
             [*ASKED, "--cost-from", "results/demo", "--cost-from", "results/laptop"],
             "runs of one model and batch are needed, these",
         ),
+        ([*ASKED, "--local-steps", "8"], "--local-steps and --averaging: give both"),
+        ([*ASKED, "--local-steps", "8", "--averaging", "3GB"], "--averaging 3GB: write units of an update's passes"),
+        ([*ASKED, "--local-steps", "8", "--averaging", "3", "--local-slowdown", "0.5"], "--local-slowdown 0.5: must"),
         (["nowhere.json", "--stages", "8", "--micro-batches", "8"], "nowhere.json: not readable"),
     ],
 )
@@ -129,9 +130,9 @@ def test_the_run_of_the_question_itself_answers(capsys, tmp_path):
     split = ["pipeline.stages=4", "pipeline.accumulation=4", "training.batch_size=1"]
     write_run(tmp_path, "p4", *split, crosses_3_at=80.5)
     write_run(tmp_path, "another", "pipeline.stages=4", "training.batch_size=2", crosses_3_at=80.5)
-    assert main(["verdict", str(tmp_path / "runs"), "--stages", "4", "--micro-batches", "4", "--loss", "3"]) == 0
-    text = capsys.readouterr().out
-    assert "(slowdown 1.59, break-even " in text
+    question = ["--stages", "4", "--micro-batches", "4", "--loss", "3"]
+    text = verdict(capsys, str(tmp_path / "runs"), *question, "--verbose")
+    assert "1.59 (one seed); as fast as" in text
     assert text.splitlines()[-1] == "Left out: 1 run(s) that differ in examples per update: another."
 
 

@@ -1,6 +1,7 @@
 """The planner: its sizes are those of real models, its peaks those of real runs, its refusal is one line."""
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -20,16 +21,17 @@ from brx.pipeline.engine import Neighbours
 from brx.pipeline.versions import StageVersions
 from brx.pipeline.world import SingleDevice
 from brx.planning import fit as memory_check
+from brx.planning.optimizer_memory import method_flops, optimizer_bytes, rotation
 from brx.planning.plan import (
     STAGE_PARTS,
     fits,
-    optimizer_bytes,
     plan_memory,
     rank_flops,
     smallest_num_ranks,
     what_would_fit,
 )
-from brx.planning.prospects import time_lines
+from brx.planning.planned_run import PlannedRun
+from brx.planning.prospects import cut_line, time_lines
 from brx.train import loop
 from brx.train.build import assemble, build_stages
 from brx.train.loop import train
@@ -257,14 +259,47 @@ def test_ranks_share_all_of_the_work():
     assert parts[-1] == max(parts)  # it has the head
 
 
-@pytest.mark.parametrize(("num_ranks", "accumulation"), [(2, 1), (6, 1), (6, 3)])
-def test_a_synchronous_pipeline_takes_as_long_as_its_idle_time_makes_it(num_ranks, accumulation):
-    settings = [f"pipeline.devices={num_ranks}", f"pipeline.accumulation={accumulation}"]
-    printed = " ".join(time_lines(load_config("paper-1b", settings), 1e14))
-    idle = (num_ranks - 1) / (accumulation + num_ranks - 1)  # arXiv:1811.06965
-    assert f"{idle:.0%} with {accumulation}" in printed
-    ours, synchronous = (float(hours) for hours in re.findall(r"([\d.e+]+) h", printed))
-    assert synchronous == pytest.approx(ours / (1 - idle), rel=0.01)
+def test_the_synchronous_rival_is_the_best_cut_of_the_same_examples():
+    settings = ["pipeline.devices=6", "training.batch_size=64", "optimizer.method=basis-rotation"]
+    run = PlannedRun(load_config("paper-1b", settings), throughput=1e14)
+    printed = " ".join(time_lines(run))
+    cuts = list(run.synchronous({}, None))
+    assert [cut.time for cut in cuts] == pytest.approx(sorted(cut.time for cut in cuts))
+    assert {cut.num_micro_batches for cut in cuts} == {1, 2, 4, 8, 16, 32, 64}
+    assert f"{cuts[0].schedule} with {cuts[0].num_micro_batches} micro-batches" in printed
+    hours, synchronous = (float(hours) for hours in re.findall(r"([\d.e+]+) h", printed))
+    assert synchronous == pytest.approx(hours * cuts[0].time / run.asynchronous({}, None).time, rel=0.01)
+    # In less memory, another one; in none, none.
+    few = replace(run, memory=min(cut.memory for cut in cuts))
+    assert next(cut.schedule for cut in cuts if cut.memory == few.memory) in " ".join(time_lines(few))
+    assert "No synchronous cut" in time_lines(replace(run, memory=1e6))[-1]
+
+
+def test_time_of_an_asynchronous_iteration_is_that_of_the_busiest_rank():
+    for method in ("pipedream", "basis-rotation"):
+        run = PlannedRun(load_config("paper-1b", [f"optimizer.method={method}", "pipeline.devices=6"]), throughput=1e14)
+        busiest = max(rank_flops(run.config, own) for own in partition(24, 6))
+        assert run.seconds(run.asynchronous({}, None)) == pytest.approx(busiest / 1e14)
+
+
+def test_uneven_cuts_are_named_with_even_ones():
+    assert cut_line(24, 6) is None
+    assert cut_line(24, 16) == "The cut is uneven: 1 or 2 blocks per device; 12 or 24 devices would be even."
+    assert cut_line(7, 2) == "The cut is uneven: 3 or 4 blocks per device; 1 or 7 devices would be even."
+
+
+@pytest.mark.parametrize("source", ["2nd", "1st"])
+def test_sides_above_max_dim_are_not_planned(source):
+    # An MLP matrix of width 8,192: BasisRotation rotates sides up to 16,384, as its constructor has it.
+    optimizer = small(f"optimizer={{method: basis-rotation, source: {source}}}").optimizer
+    kept = rotation(optimizer, (32_768, 8192))
+    assert (kept.sides, kept.bases) == ((8192,), 8192**2)
+    assert kept.covariances == (8192**2 if source == "2nd" else 0)
+    config = small("optimizer={method: basis-rotation}")
+    shapes = {"blocks.0.mlp.up.weight": (32_768, 8192)}
+    product = 2 * 32_768 * 8192 * 8192
+    assert method_flops(config, shapes) == pytest.approx(3 * product + (2 * product + 7 * 8192**3) / 10)
+    assert sum(optimizer_bytes(config, shapes)) == 4 * (2 * 32_768 * 8192 + 2 * 8192**2)
 
 
 def test_smallest_number_of_ranks_is_the_smallest():
@@ -341,10 +376,11 @@ def test_host_memory_is_known_here():
 def test_command_prints_a_table_to_act_on(capsys):
     assert main(["plan", "paper-1b", "--devices", "6", "--device-memory", "80GB", "--throughput", "A100"]) == 0
     printed = capsys.readouterr().out
-    assert sum(line.startswith("│") for line in printed.splitlines()) == 6
+    assert max(map(len, printed.splitlines()[:16])) <= 80
+    assert next(line for line in printed.splitlines() if "fits" in line).count("yes") == 6
     assert "Fits into 80.0 GB per device; the smallest R that fits is" in printed
     assert "At 124.8 TFLOP/s per device" in printed
-    assert "idle 83% with 1" in printed
+    assert "The best synchronous cut of the same 8 examples, " in printed
     assert main(["plan", "paper-1b", "--device-memory", "16GB"]) == 0
     assert "Does not fit into 16.0 GB" in capsys.readouterr().out
 

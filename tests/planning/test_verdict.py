@@ -1,110 +1,158 @@
 """The verdict on made-up measurements whose answers are plain arithmetic."""
 
-from dataclasses import replace
+import math
 
 import pytest
 
 from brx.errors import UserError
-from brx.planning.idle import SYNCHRONOUS
-from brx.planning.verdict import Question, answer, default_loss, grid, iterations_at, update_costs
-from brx.planning.verdict_text import (
-    assumption_lines,
-    asynchronous_table,
-    sentence,
-    synchronous_table,
-    unmeasured_lines,
+from brx.planning.cuts import EqualStages, LocalSteps
+from brx.planning.verdict import (
+    ASSUMED_SPREAD,
+    Question,
+    answer,
+    iterations_at,
+    losses_to_ask,
+    seed_spread,
+    update_costs,
 )
-from brx.plot.verdict import draw_verdict
+from brx.planning.verdict_text import long_text, method_table, sentence, slowdown_text, unmeasured_lines, verdict_text
+from brx.plot.verdict import draw_verdict, grid
 from brx.runs.time_to_loss import Experiment, Measurements
 
 
-def experiment(method, delay, to_losses, seconds=1.0, num_rates=3, micro_batches=1):
+def experiment(method, delay, to_losses, seconds=1.0, num_rates=3, micro_batches=1, settings=None, seeds=None):
     """Iterations to the losses 3.02, 3.0, 2.98, of one seed or several."""
     rows = [row if isinstance(row, list) else [row] for row in to_losses]
-    pace = {"seconds": seconds, "micro_batches": micro_batches}
-    return Experiment(method=method, delay=delay, lr=0.1, num_rates=num_rates, iterations=rows, **pace)
+    return Experiment(
+        method=method,
+        settings=settings or {},
+        delay=delay,
+        lr=0.1,
+        num_rates=num_rates,
+        seconds=seconds,
+        micro_batches=micro_batches,
+        seeds=seeds or list(range(len(rows[0]))),
+        iterations=rows,
+    )
 
 
-MEASURED = Measurements(
-    source="runs",
-    model="4 blocks",
-    last_iteration=1000,
-    losses=[3.02, 3.0, 2.98],
-    experiments=[
-        experiment("pipedream", 0, [90, 100, 110]),
-        experiment("pipedream", 3, [180, 200, 220], seconds=1.1),
-        experiment("pipedream", 15, [700, 900, None], num_rates=1),
-        experiment("muon", 0, [70, 80, 90], seconds=1.5),
-        experiment("muon", 31, [400, 500, 600], seconds=1.6),
-    ],
+def of(*experiments, examples=1):
+    return Measurements(
+        source="runs",
+        model="4 blocks",
+        examples=examples,
+        last_iteration=1000,
+        losses=[3.02, 3.0, 2.98],
+        experiments=list(experiments),
+    )
+
+
+MEASURED = of(
+    experiment("pipedream", 0, [90, 100, 110]),
+    experiment("pipedream", 3, [180, 200, 220], seconds=1.1),
+    experiment("pipedream", 15, [700, 900, None], num_rates=1),
+    experiment("muon", 0, [70, 80, 90], seconds=1.5),
+    experiment("muon", 31, [400, 500, 600], seconds=1.6),
 )
 
 
+def asked(loss, num_stages, num_micro_batches, *, examples=1, memory=None, costs=None, local=None):
+    devices = EqualStages(num_stages, num_micro_batches, examples, memory)
+    return Question(loss, num_stages, num_micro_batches, devices, costs or {}, local)
+
+
 def test_time_is_iterations_by_idle_time_and_cost():
-    verdict = answer(MEASURED, Question(3.0, 4, 1))
+    verdict = answer(MEASURED, asked(3.0, 4, 1))
     (asynchronous,) = verdict.asynchronous  # muon is not measured at a delay of 3, nor near it
     assert asynchronous.method == "pipedream"
     assert asynchronous.time == pytest.approx(200)
-    times = {(option.schedule, option.method): option.time for option in verdict.synchronous}
-    assert times["1F1B", "pipedream"] == pytest.approx(100 * 4)
-    assert times["1F1B", "muon"] == pytest.approx(80 * (4 + 0.5))
-    assert times["zero-bubble H1", "muon"] == pytest.approx(80 * (3 + 0.5))
-    assert verdict.synchronous[0].method == "muon"
+    assert [option.method for option in verdict.synchronous] == ["muon", "pipedream"]
+    assert {option.cut.schedule: option.time for option in verdict.schedules} == {
+        "GPipe": pytest.approx(80 * (4 + 0.5)),
+        "1F1B": pytest.approx(80 * (4 + 0.5)),
+        "interleaved 1F1B": pytest.approx(80 * (4 + 0.5)),
+        "zero-bubble H1": pytest.approx(80 * (3 + 0.5)),
+        "zero-bubble H2": pytest.approx(80 * (3 + 0.5)),
+    }
     assert verdict.advantage == pytest.approx(80 * 3.5 / 200)
-    assert verdict.slowdown(asynchronous) == pytest.approx(200 / 80)
-    assert verdict.break_even(asynchronous) == pytest.approx(3.5)
+    assert asynchronous.slowdown.ratio == pytest.approx(2)
+    assert verdict.break_even(asynchronous) == pytest.approx(80 * 3.5 / 100)
     assert verdict.unmeasured == {"muon": (0.0, 31.0)}
+
+
+def test_the_synchronous_side_splits_the_same_examples_as_it_likes():
+    whole, split = (answer(MEASURED, asked(3.0, 4, 1, examples=examples)) for examples in (1, 16))
+    assert whole.rival.cut.num_micro_batches == 1
+    # ZB-V and zero-bubble H2 have no bubble from 2 P - 1 micro-batches on; of equal times, the larger micro-batches.
+    assert (split.rival.cut.schedule, split.rival.cut.num_micro_batches) == ("zero-bubble H2", 8)
+    assert split.rival.cut.time == pytest.approx(1.0)
+    assert {option.cut.schedule for option in split.schedules} >= {"ZB-V", "DualPipeV"}
+    assert split.asynchronous[0].time == whole.asynchronous[0].time
 
 
 @pytest.mark.parametrize(("num_stages", "num_micro_batches"), [(4, 1), (7, 2), (31, 10), (3001, 1000)])
 def test_delay_is_counted_in_updates(num_stages, num_micro_batches):
-    assert Question(3.0, num_stages, num_micro_batches).delay == 3
+    question = asked(3.0, num_stages, num_micro_batches)
+    assert question.delay == 3
     if num_stages < 100:
-        (option,) = answer(MEASURED, Question(3.0, num_stages, num_micro_batches)).asynchronous
-        assert option.iterations.count == pytest.approx(200)
-
-
-def test_break_even_without_costs_is_one_over_the_busy_share():
-    verdict = answer(MEASURED, Question(3.0, 4, 4, costs={"muon": 0.0}))
-    best = verdict.synchronous[0]
-    assert (best.schedule, best.method, best.idle_share) == ("zero-bubble H1", "muon", pytest.approx(0.2))
-    assert verdict.break_even(verdict.asynchronous[0]) == pytest.approx(1 / (1 - 0.2))
+        (option,) = answer(MEASURED, question).asynchronous
+        assert option.count == pytest.approx(200)
 
 
 def test_interpolation_is_linear_in_the_logarithm_between_neighbours():
     pipedream = [one for one in MEASURED.experiments if one.method == "pipedream"]
     between = iterations_at(MEASURED, pipedream, 7.0, 3.0)  # 1 + 7 is the geometric mean of 1 + 3 and 1 + 15
     assert between.count == pytest.approx((200 + 900) / 2)
-    assert between.delays == (3.0, 15.0)
-    assert between.num_rates == 1
+    assert (between.delays, between.num_rates) == ((3.0, 15.0), 1)
     assert iterations_at(MEASURED, pipedream, 16.0, 3.0) is None
 
 
+def test_between_delays_the_seeds_that_both_have_are_interpolated():
+    low = experiment("soap", 0, [[90, 900]] * 3, seeds=[0, 1])
+    high = experiment("soap", 3, [[180]] * 3, seeds=[0])
+    between = iterations_at(of(low, high), [low, high], 1.0, 3.0)
+    assert {seed: run.iterations for seed, run in between.by_seed.items()} == {0: pytest.approx(135)}
+    other = experiment("soap", 3, [[180]] * 3, seeds=[7])
+    between = iterations_at(of(low, other), [low, other], 1.0, 3.0)
+    assert between.count == pytest.approx((math.sqrt(90 * 900) + 180) / 2)
+
+
 def test_a_run_that_never_gets_there_is_a_lower_bound_and_no_synchronous_option():
-    verdict = answer(MEASURED, Question(2.98, 16, 1))
+    verdict = answer(MEASURED, asked(2.98, 16, 1))
     assert verdict.asynchronous[0].iterations.is_lower_bound
     assert verdict.is_upper_bound
-    never = MEASURED.model_copy(update={"experiments": [experiment("pipedream", 0, [90, None, None])]})
-    assert answer(never, Question(3.0, 4, 1)).synchronous == []
-    assert answer(never, Question(3.0, 4, 1)).advantage is None
+    assert not verdict.is_tie
+    never = of(experiment("pipedream", 0, [90, None, None]))
+    assert answer(never, asked(3.0, 4, 1)).synchronous == []
+    assert answer(never, asked(3.0, 4, 1)).advantage is None
 
 
 def test_losses_between_the_kept_ones_are_interpolated():
     first = MEASURED.experiments[0]
-    assert MEASURED.reached(first, 3.01) == (pytest.approx(95), False)
-    assert MEASURED.reached(first, 2.98) == (pytest.approx(110), False)
-    assert MEASURED.reached(first, 2.5) == (1000, True)
+    assert MEASURED.reached(first, 3.01) == {0: (pytest.approx(95), True)}
+    assert MEASURED.reached(first, 2.98) == {0: (pytest.approx(110), True)}
+    assert MEASURED.reached(first, 2.5) == {0: (1000, False)}
     two_seeds = experiment("pipedream", 0, [[90, 94], [100, None], [None, None]])
-    assert MEASURED.reached(two_seeds, 3.0) == ((100 + 1000) / 2, True)
+    assert MEASURED.reached(two_seeds, 3.0) == {0: (pytest.approx(100), True), 1: (1000, False)}
     assert MEASURED.lowest_loss(two_seeds) == 3.02
     with pytest.raises(UserError, match=r"--loss 3\.5: above 3\.02"):
         MEASURED.reached(first, 3.5)
 
 
-def test_default_loss_is_the_lowest_that_somebody_reaches_under_the_longest_delay():
-    assert default_loss(MEASURED) == 2.98
-    fewer = MEASURED.model_copy(update={"experiments": MEASURED.experiments[:3]})
-    assert default_loss(fewer) == 3.0
+def test_default_losses_are_adamws_and_the_lowest_at_this_delay():
+    better = experiment("muon", 15, [500, 600, 700])
+    measured = MEASURED.model_copy(update={"experiments": [*MEASURED.experiments, better]})
+    assert losses_to_ask(measured, 15) == [3.0, 2.98]
+    assert losses_to_ask(measured, 3) == [2.98]
+    assert losses_to_ask(MEASURED, 31) == [2.98]  # muon alone
+    assert losses_to_ask(MEASURED, 500) == [2.98]  # nobody: those of the longest delay
+
+
+def test_a_default_loss_that_nobody_reaches_is_asked_for():
+    too_slow = of(experiment("pipedream", 0, [90, 100, 110]), experiment("pipedream", 3, [None, None, None]))
+    expected = r"^--loss: needed, since no run falls to 3\.02 nats under the longest delay, 3 "
+    with pytest.raises(UserError, match=expected):
+        losses_to_ask(too_slow, 3)
 
 
 def test_costs_are_relative_to_adamw():
@@ -126,27 +174,53 @@ def test_costs_compare_only_runs_of_as_many_micro_batches():
         assert update_costs(ordered) == {"pipedream": 0.0, "muon": 0.5, "soap": 0.25, "scion": 0.0}
 
 
-def test_transfers_cost_the_synchronous_pipeline_more():
-    free, slow = (answer(MEASURED, Question(3.0, 4, 1, transfer_time=t)) for t in (0.0, 0.1))
-    assert slow.synchronous[0].time > free.synchronous[0].time
-    one = next(option for option in slow.synchronous if (option.schedule, option.method) == ("1F1B", "pipedream"))
-    assert one.time == pytest.approx(100 * (12 + 6 * 0.1) / 3)
+def fresh_and_delayed(fresh, delayed, method="pipedream"):
+    return of(*(experiment(method, delay, [seeds] * 3) for delay, seeds in ((0, fresh), (3, delayed))))
 
 
-def test_at_the_break_even_of_a_schedule_both_are_as_fast_whatever_transfers_take():
-    equal = {"pipedream": 0.0, "muon": 0.0}
-    for transfer_time in (0.0, 0.1, 3.0):  # of 3, the asynchronous pipeline hides only a part
-        verdict = answer(MEASURED, Question(3.0, 4, 1, transfer_time=transfer_time, costs=equal))
-        (delayed,) = verdict.asynchronous
-        for option in verdict.synchronous:
-            per_update = verdict.schedule_break_even(option) * delayed.time_per_update
-            assert per_update == pytest.approx(option.time_per_update)
+def test_a_slowdown_below_one_is_no_gain():
+    verdict = answer(fresh_and_delayed([100], [50]), asked(3.0, 4, 1))
+    (option,) = verdict.asynchronous
+    assert option.slowdown.ratio == pytest.approx(0.5)
+    assert option.count == pytest.approx(100)
+    assert verdict.advantage == pytest.approx(3.0)  # of the schedules alone
 
 
-def test_excluded_schedules_are_no_options():
-    verdict = answer(MEASURED, Question(3.0, 4, 1, excluded=("zero-bubble H1", "zero-bubble H2", "asynchronous")))
-    assert {option.schedule for option in verdict.synchronous} == {"GPipe", "1F1B", "interleaved 1F1B"}
-    assert not verdict.asynchronous
+def test_intervals_over_seeds_decide_what_is_a_tie():
+    # The break-even is 3: with seeds at 2.4 and 3.4 either side could win, with 2.5 and 2.52 it is decided.
+    wide = answer(fresh_and_delayed([100, 100], [240, 340]), asked(3.0, 4, 1))
+    assert wide.is_tie
+    assert sentence(wide).startswith("A tie, within noise: asynchronous pipedream is 1.05 [")
+    close = answer(fresh_and_delayed([100, 100], [250, 252]), asked(3.0, 4, 1))
+    assert not close.is_tie
+    assert sentence(close).startswith("Asynchronous wins: pipedream is 1.20 times as fast as zero-bubble H1 with")
+    assert slowdown_text(close.asynchronous[0]) == "2.51 [2.39, 2.64]"
+    slow = answer(fresh_and_delayed([100, 100], [500, 505]), asked(3.0, 4, 1))
+    assert sentence(slow).startswith("Synchronous wins: zero-bubble H1 with pipedream is 1.67 times as fast as")
+
+
+def test_one_seed_has_the_noise_of_the_others():
+    # 1.2 times as fast by one seed: decided if seeds differ by 5 % as is assumed, not if others show 20 %.
+    alone = fresh_and_delayed([100], [250])
+    assert seed_spread(alone, 3.0) == ASSUMED_SPREAD
+    assert not answer(alone, asked(3.0, 4, 1)).is_tie
+    assert slowdown_text(answer(alone, asked(3.0, 4, 1)).asynchronous[0]) == "2.50 (one seed)"
+    other = experiment("muon", 31, [[1000 / 1.2, 1000 * 1.2]] * 3)
+    noisy = alone.model_copy(update={"experiments": [*alone.experiments, other]})
+    assert seed_spread(noisy, 3.0) == pytest.approx(math.sqrt(2) * math.log(1.2))
+    assert answer(noisy, asked(3.0, 4, 1)).is_tie
+
+
+def test_replicas_are_a_third_rival():
+    cheap, dear = (
+        answer(MEASURED, asked(3.0, 4, 1, local=LocalSteps(10, averaging, slowdown=1.1))) for averaging in (1.0, 50.0)
+    )
+    times = {option.method: option.time for option in cheap.replicas}
+    # Every replica updates the whole model: muon's 50 % are four times as much as on a quarter of it.
+    assert times == {"pipedream": pytest.approx(110 * 1.1), "muon": pytest.approx(88 * (1 + 4 * 0.5 + 0.1))}
+    assert sentence(cheap).startswith("Replicas win: replicas with pipedream is 1.65 times as fast as")
+    assert dear.rival.cut.schedule == "zero-bubble H1"
+    assert sentence(dear).startswith("Asynchronous wins")
 
 
 def test_file_round_trip_and_what_is_none(tmp_path):
@@ -161,88 +235,74 @@ def test_file_round_trip_and_what_is_none(tmp_path):
 
 
 def test_figure_over_a_grid(tmp_path):
-    cells = grid(MEASURED, Question(3.0, 1, 1), [4, 64], [1, 4])
-    assert [verdict.advantage is None for verdict in cells.values()] == [False, False, True, True]
-    files = draw_verdict(cells, tmp_path / "verdict", MEASURED)
-    assert all(file.stat().st_size > 0 for file in files)
+    def ask(num_stages, num_micro_batches):
+        if num_stages == 32:
+            raise UserError("fewer blocks")
+        return asked(3.0, num_stages, num_micro_batches, memory=1e9)
 
-
-def test_a_cell_is_asked_with_its_own_transfers_and_memory(tmp_path):
-    def fitted(question):
-        if question.num_stages == 32:
-            return None
-        excluded = ["asynchronous"] if question.num_micro_batches == 4 else []
-        return replace(question, transfer_time=question.num_stages / 100, excluded=excluded)
-
-    asked = Question(3.0, 8, 8, transfer_time=9.0, excluded=("1F1B",))
-    cells = grid(MEASURED, asked, [4, 16, 32], [1, 4], fitted)
-    assert cells[4, 1].advantage == answer(MEASURED, Question(3.0, 4, 1, transfer_time=0.04)).advantage
-    assert cells[16, 1].advantage == answer(MEASURED, Question(3.0, 16, 1, transfer_time=0.16)).advantage
-    assert cells[16, 4].question.is_memory_short
+    cells = grid(MEASURED, ask, [4, 16, 32, 64], [1, 4])
     assert cells[32, 1] is None
-    draw_verdict(cells, tmp_path / "verdict", MEASURED)
+    assert [cells[stages, 1].advantage is None for stages in (4, 16, 64)] == [False, False, True]
+    for files in (draw_verdict(cells, tmp_path / "verdict", MEASURED), draw_verdict(cells, tmp_path / "b", MEASURED)):
+        assert all(file.stat().st_size > 0 for file in files)
     caption = (tmp_path / "verdict.txt").read_text()
-    assert "transfers of 0.04 to 0.16 forward passes" in caption
     assert "Blank: the model has fewer than P blocks" in caption
-    assert "Without the schedules that need more memory" in caption
+    assert "Without what needs more memory" in caption
 
 
 ONLY_DELAYED = MEASURED.model_copy(update={"experiments": [one for one in MEASURED.experiments if one.delay]})
-NEVER_THERE = MEASURED.model_copy(update={"experiments": [experiment("pipedream", 0, [90, None, None])]})
+NEVER_THERE = of(experiment("pipedream", 0, [90, None, None]))
+
+
+class Devices(EqualStages):
+    """Equal stages of which some ways do not fit."""
+
+    fitting = ()
+
+    def asynchronous(self, settings, cost):
+        return self._sized(super().asynchronous(settings, cost), "asynchronous")
+
+    def synchronous(self, settings, cost):
+        return (self._sized(cut, "synchronous") for cut in super().synchronous(settings, cost))
+
+    def _sized(self, cut, kind):
+        return type(cut)(cut.schedule, cut.num_micro_batches, cut.time, cut.idle, 1.0 if kind in self.fitting else 9.0)
 
 
 @pytest.mark.parametrize(
-    ("measurements", "excluded", "reason"),
+    ("measurements", "fitting", "reason"),
     [
-        (MEASURED, [*SYNCHRONOUS, "asynchronous"], "no schedule fits into the memory of a device."),
-        (MEASURED, SYNCHRONOUS, "no synchronous schedule fits into the memory of a device, the asynchronous one does."),
-        (MEASURED, ["asynchronous"], "the asynchronous schedule does not fit into the memory of a device, zero-bubble"),
-        (ONLY_DELAYED, [], "none of the runs is without delay; runs with pipeline.stages=1 would measure it."),
-        (NEVER_THERE, [], "no run without delay reaches this loss; ask for a higher --loss."),
-        (NEVER_THERE, SYNCHRONOUS, "no synchronous schedule fits into the memory of a device, the asynchronous one"),
+        (MEASURED, (), "no schedule fits into the memory of a device."),
+        (MEASURED, ("asynchronous",), "no synchronous schedule fits into the memory of a device, the asynchronous one"),
+        (MEASURED, ("synchronous",), "no asynchronous method fits into the memory of a device, zero-bubble H1 with"),
+        (ONLY_DELAYED, ("asynchronous", "synchronous"), "none of the runs is without delay; runs with pipeline.stages"),
+        (NEVER_THERE, ("asynchronous", "synchronous"), "no run without delay reaches this loss; ask for a higher"),
     ],
 )
-def test_without_a_verdict_it_says_why(measurements, excluded, reason):
-    said = sentence(answer(measurements, Question(3.0, 4, 1, excluded=excluded)))
-    assert said.startswith(f"No verdict: {reason}")
+def test_without_a_verdict_it_says_why(measurements, fitting, reason, monkeypatch):
+    monkeypatch.setattr(Devices, "fitting", fitting)
+    verdict = answer(measurements, Question(3.0, 4, 1, Devices(4, 1, 1, memory=5.0)))
+    assert sentence(verdict).startswith(f"No verdict: {reason}")
+    assert verdict_text([verdict], measurements, None).count("\n") == 3
+    long_text(verdict, None)
 
 
-def test_costs_are_told_of_the_methods_that_are_shown():
-    (_, line, *_) = assumption_lines(answer(MEASURED, Question(3.0, 4, 1, costs={"muon": 0.25})))
-    assert line.endswith(
-        "muon 25% (by --cost or --cost-from); pipedream 0% (from the pace of these runs: --cost and --cost-from do not"
-        " name them)."
-    )
-    nothing_fits = Question(3.0, 4, 1, excluded=[*SYNCHRONOUS, "asynchronous"])
-    assert len(assumption_lines(answer(MEASURED, nothing_fits))) == 1
-
-
-def test_a_default_loss_that_nobody_reaches_is_asked_for():
-    experiments = [experiment("pipedream", 0, [90, 100, 110]), experiment("pipedream", 3, [None, None, None])]
-    too_slow = MEASURED.model_copy(update={"experiments": experiments})
-    with pytest.raises(
-        UserError, match=r"^--loss: needed, since no run falls to 3\.02 nats under the longest delay, 3 "
-    ):
-        default_loss(too_slow)
-
-
-def test_it_says_who_wins_and_what_is_not_measured():
-    verdict = answer(MEASURED, Question(3.0, 4, 1))
-    assert sentence(verdict) == (
-        "Asynchronous wins: pipedream is 1.40 times as fast as zero-bubble H1 with muon"
-        " (slowdown 2.50, break-even 3.50)."
-    )
+def test_it_says_who_wins_why_and_what_is_not_measured():
+    verdict = answer(MEASURED, asked(3.0, 4, 1))
+    first, *reasons = verdict_text([verdict], MEASURED, None).splitlines()
+    assert first == "Asynchronous wins: pipedream is 1.40 times as fast as zero-bubble H1 with muon."
+    assert len(reasons) == 3
+    assert reasons[0].startswith("  Slowdown of pipedream at delays up to 3 updates: 2.00 (one seed); as fast as")
+    assert "(muon itself was not run at such delays)" in reasons[0]
     (heading, line) = unmeasured_lines(verdict)
     assert "delays up to 3 updates; runs of them with pipeline.stages=4 would" in heading
     assert line == "  measured only at 0 and 31: muon"
-    assert sentence(answer(MEASURED, Question(3.0, 4, 16))).startswith(
-        "Synchronous wins: zero-bubble H2 with pipedream"
-    )
-    assert "no run measures a slowdown at delays up to 63 updates" in sentence(answer(MEASURED, Question(3.0, 64, 1)))
-    bound = answer(MEASURED, Question(2.98, 16, 1))
-    assert sentence(bound).startswith("No verdict: no asynchronous method reached the loss; so far slowdown")
-    first = asynchronous_table(bound, {"asynchronous": 2e9}).iloc[0]
-    assert first["iterations"] == "> 1000"
-    assert first["GB of the busiest device"] == "2.00"
-    assert synchronous_table(bound, {})["synchronous schedule"].iloc[0] == bound.synchronous[0].schedule
-    assert "pipedream" in assumption_lines(bound)[-1]
+    assert "no run measures a slowdown at delays up to 63 updates" in sentence(answer(MEASURED, asked(3.0, 64, 1)))
+    bound = answer(MEASURED, asked(2.98, 16, 1))
+    assert sentence(bound).startswith("No verdict: no asynchronous method reached the loss")
+    row = method_table(bound, "asynchronous method", None).iloc[0]
+    assert (row["slowdown"], row["iterations"]) == ("> 9.09", "> 1000")
+    text = long_text(answer(MEASURED, asked(3.0, 4, 1, costs={"muon": 0.25})), None)
+    assert "muon 25% (by --cost or --cost-from); pipedream 0% (from the pace of these runs: --cost and" in text
+    assert "upper estimates" in long_text(bound, None)
+    assert max(map(len, (line for line in text.splitlines() if line[:1] in "┃│"))) <= 80

@@ -9,8 +9,7 @@ from brx.errors import UserError
 from brx.runs.comparison import passage
 from brx.runs.experiments import at_best_rates
 from brx.runs.frames import comparable, has_pipeline_delays, load
-from brx.runs.measuring import measure, measure_largest_set
-from brx.runs.time_to_loss import LOSS_STEP, Measurements
+from brx.runs.time_to_loss import LOSS_STEP, Measurements, measure, measure_largest_set
 from tests.runs.helpers import write_run
 
 DEMO = Path(__file__).parents[2] / "results" / "demo"
@@ -59,8 +58,19 @@ def test_runs_compare_by_the_examples_of_an_update_and_others_are_named(tmp_path
         "Left out: 1 run(s) that differ in examples per update: a-smaller.",
         "Left out: 1 run(s) that differ in model: d-wider.",
     ]
+    assert measured.examples == 4
     measured.write(tmp_path / "kept.json")
     assert Measurements.read(tmp_path / "kept.json") == measured
+
+
+def test_settings_of_a_method_are_kept_with_it(tmp_path):
+    settings = ["optimizer={method: basis-rotation, geometry: unilateral, lr: 0.02}", "pipeline.stash=none"]
+    write_run(tmp_path, "run", *settings, crosses_3_at=150)
+    (only,) = measure_largest_set(load(tmp_path / "runs"), "runs")[0].experiments
+    assert only.settings == {
+        "optimizer": {"method": "basis-rotation", "geometry": "unilateral"},
+        "pipeline": {"stash": "none", "forecast": None},
+    }
 
 
 def test_what_is_kept_is_what_the_runs_say():
@@ -77,11 +87,11 @@ def test_what_is_kept_is_what_the_runs_say():
         key = (row["method"], row["pipeline.stages"] - 1)
         one = next(e for e in measured.experiments if (e.method, e.delay) == key)
         target = measured.lowest_loss(one)
-        count, is_bound = measured.reached(one, target)
-        assert not is_bound
-        assert count == pytest.approx(passage(run, target), abs=0.06)
-        earlier = passage(run, target + LOSS_STEP)
-        assert earlier <= measured.reached(one, target + LOSS_STEP / 2)[0] <= count
+        reached = measured.reached(one, target)[row["training.seed"]]
+        assert reached.is_reached
+        assert reached.iterations == pytest.approx(passage(run, target), abs=0.06)
+        between = measured.reached(one, target + LOSS_STEP / 2)[row["training.seed"]]
+        assert passage(run, target + LOSS_STEP) <= between.iterations <= reached.iterations
 
 
 def test_a_seed_that_diverged_never_reaches_a_loss(tmp_path):

@@ -7,9 +7,9 @@ from brx.model.sizes import num_elements, stage_shapes
 from brx.paper.evidence.base import Evidence
 from brx.paper.printed import DEVICES_GB, LLAMA_3_8B, LLAMAS, MEMORY_GIB, PARAMETERS, STAGE_COUNTS
 from brx.paper.scales import Experiments
+from brx.planning.memory_tables import overhead_texts
 from brx.planning.optimizer_memory import overhead_elements
 from brx.planning.stage_count import stage_count_table
-from brx.planning.strategy_overhead import overhead_texts
 
 APPROXIMATELY = 0.01
 

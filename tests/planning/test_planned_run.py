@@ -1,0 +1,193 @@
+"""A run on its devices: what plan and verdict say of it agrees; memory against measured peaks."""
+
+import re
+
+import pytest
+import torch
+
+from benchmarks.memory import peak_during
+from brx.cli.main import main
+from brx.config.loading import load_config
+from brx.errors import UserError
+from brx.model.stage import Stage, partition
+from brx.planning.cuts import LocalSteps
+from brx.planning.idle import SYNCHRONOUS
+from brx.planning.plan import plan_memory, update_flops
+from brx.planning.planned_run import PlannedRun
+from brx.planning.verdict import Question, answer
+from brx.train.build import assemble
+from tests.planning.test_plan import FirstOfFour, small
+from tests.planning.test_verdict import MEASURED, experiment
+
+# What decides how many weights an asynchronous stage keeps, and no synchronous one does.
+ASYNCHRONOUS_SETTINGS = [
+    ["pipeline.stash=none"],
+    ["pipeline.stash=predict"],
+    ["pipeline.rings=host"],
+    ["pipeline.forecast=average-update"],
+    ["pipeline.forecast=last-update"],
+    ["optimizer.method=examples/methods/xpipe.py:XPipe"],
+]
+
+
+def memory_by_schedule(config, num_stages, num_micro_batches):
+    """Bytes of the busiest device, by schedule, each with so many micro-batches."""
+    run = PlannedRun(config).split(num_stages, num_micro_batches)
+    cuts = [run.asynchronous({}, None), *run.synchronous({}, None)]
+    return {cut.schedule: cut.memory for cut in cuts if cut.num_micro_batches == num_micro_batches}
+
+
+@pytest.mark.parametrize("settings", [[], *ASYNCHRONOUS_SETTINGS], ids=" ".join)
+def test_asynchronous_memory_is_the_measured_one(settings):
+    batch, width = ["pipeline.accumulation=4", "training.batch_size=2"], ["model.width=96", "model.blocks=8"]
+    config = small(*settings, *batch, *width, "runtime.device=cpu", "training.log_every=1", "pipeline.devices=4")
+    tokens = torch.zeros(2, 64, dtype=torch.int64)
+
+    def train_first_rank():
+        engine = assemble(config, lambda t: (tokens, tokens), world=FirstOfFour()).engine
+        for _ in engine.run(1, lambda: 3):
+            pass
+
+    measured = peak_during(train_first_rank, torch.device("cpu"))  # the busiest: its delay is the longest
+    assert memory_by_schedule(config, 4, 4)["asynchronous"] == pytest.approx(measured, rel=0.1)
+
+
+@pytest.mark.parametrize("settings", ASYNCHRONOUS_SETTINGS, ids=" ".join)
+def test_synchronous_memory_depends_on_nothing_that_is_for_delays(settings):
+    plain = memory_by_schedule(load_config("paper-95m"), 8, 8)
+    memory = memory_by_schedule(load_config("paper-95m", settings), 8, 8)
+    assert memory | {"asynchronous": 0} == plain | {"asynchronous": 0}
+
+
+# Mostly activations, or mostly weights.
+@pytest.mark.parametrize(
+    ("name", "precision", "width", "batch"),
+    [("GPipe", "fp32", 64, 8), ("GPipe", "bf16", 128, 2), ("1F1B", "bf16", 64, 8)],
+)
+def test_synchronous_memory_is_that_of_a_naive_pipeline(name, precision, width, batch):
+    settings = [f"model.width={width}", "model.blocks=16", f"runtime.precision={precision}"]
+    settings += ["runtime.device=cpu", "logging.update_norms=false"]
+    planned = memory_by_schedule(small(*settings, f"training.batch_size={8 * batch}"), 4, 8)[name]
+    config = small(*settings, f"training.batch_size={batch}")
+    peaks = [peak_during(lambda rank=rank: train_naively(config, rank, name), torch.device("cpu")) for rank in range(4)]
+    assert planned == pytest.approx(max(peaks), rel=0.1)
+
+
+def train_naively(config, rank, name):
+    """Two updates of 8 micro-batches on one of 4 ranks: nothing of brx but the stage and the order of passes."""
+    stage = Stage(config.model, config.data.vocabulary_size, partition(config.model.blocks, 4)[rank])
+    weights = list(stage.parameters())
+    optimizer = torch.optim.AdamW(weights)
+    tokens = torch.zeros(config.training.batch_size, config.model.sequence_length, dtype=torch.int64)
+    dtype = torch.bfloat16 if config.runtime.precision == "bf16" else torch.float32
+    outputs, gradients = {}, None
+    with torch.autocast("cpu", torch.bfloat16, enabled=config.runtime.precision == "bf16"):
+        for action in SYNCHRONOUS[name].actions(rank, 4, 8, 2):
+            if action.kind == "F":
+                received = torch.zeros(*tokens.shape, config.model.width, dtype=dtype, requires_grad=True)
+                output = stage(tokens if rank == 0 else received, tokens if rank == 3 else None)
+                outputs[action.number] = output.loss if rank == 3 else output.stream
+                del received, output
+            elif action.kind == "B":
+                output = outputs.pop(action.number)
+                own = torch.autograd.grad(output, weights, torch.zeros_like(output))
+                if gradients is None:
+                    gradients = own
+                else:
+                    torch._foreach_add_(gradients, own)
+                del output, own
+            else:
+                for weight, gradient in zip(weights, gradients, strict=True):
+                    weight.grad = gradient
+                gradients = None
+                optimizer.step()
+                optimizer.zero_grad()
+                torch.clear_autocast_cache()
+
+
+METHODS = {
+    "pipedream": {"optimizer": {"method": "pipedream"}},
+    "pipedream, weight prediction": {"optimizer": {"method": "pipedream"}, "pipeline": {"stash": "predict"}},
+    "basis-rotation": {"optimizer": {"method": "basis-rotation"}},
+    "basis-rotation 1st/unilateral": {
+        "optimizer": {"method": "basis-rotation", "source": "1st", "geometry": "unilateral"}
+    },
+    "muon": {"optimizer": {"method": "muon"}},
+}
+
+
+def always_measured(methods, delay):
+    """Every method needs 100 iterations without delay, and 150 under this one."""
+    experiments = [
+        experiment(method, at, [[90 * factor], [100 * factor], [110 * factor]], settings=settings)
+        for method, settings in methods.items()
+        for at, factor in ((0, 1), (delay, 1.5))
+    ]
+    return MEASURED.model_copy(update={"experiments": experiments})
+
+
+def test_verdict_and_plan_agree_row_by_row(capsys):
+    """Each row of a verdict, with its own memory and time, is what `brx plan` prints of that run."""
+    config = load_config("paper-95m")
+    for num_stages, num_micro_batches in ((4, 2), (16, 1), (32, 8), (24, 4)):
+        run = PlannedRun(config, throughput=1e14, bandwidth=5e9).split(num_stages, num_micro_batches)
+        asked = Question(3.0, num_stages, num_micro_batches, run)
+        verdict = answer(always_measured(METHODS, asked.delay), asked)
+        assert {option.method for option in verdict.asynchronous} == set(METHODS)
+        for option in verdict.asynchronous:
+            settings = METHODS[option.method]
+            overrides = [f"optimizer.{key}={value}" for key, value in settings["optimizer"].items()]
+            overrides += [f"pipeline.{key}={value}" for key, value in settings.get("pipeline", {}).items()]
+            overrides += [f"pipeline.stages={num_stages}", f"pipeline.accumulation={num_micro_batches}"]
+            overrides += [f"training.batch_size={8 // num_micro_batches}", f"pipeline.devices={num_stages}"]
+            asked_plan = ["--throughput", "100T", "--bandwidth", "5GB", "--device-memory", "80GB"]
+            assert main(["plan", "paper-95m", "--set", *overrides, *asked_plan]) == 0
+            printed = capsys.readouterr().out
+            planned = load_config("paper-95m", overrides)
+            assert option.cut.memory == max(rank.peak for rank in plan_memory(planned, "cuda"))
+            assert f"{run.seconds(option.cut):.3g} s per iteration" in printed
+            rival = next(one for one in verdict.synchronous if one.method == option.method)
+            best = re.search(r"examples, (.+) with (\d+) micro-batches, takes ([\d.]+) times", printed)
+            assert (best[1], int(best[2])) == (rival.cut.schedule, rival.cut.num_micro_batches)
+            assert float(best[3]) == pytest.approx(rival.cut.time / option.cut.time, abs=0.006)
+            assert f"the busiest needs {rival.cut.memory / 1e9:.1f} GB" in printed
+
+
+def test_a_method_that_does_not_fit_is_no_option_and_others_are():
+    run = PlannedRun(load_config("paper-1b"), memory=6e9, throughput=1.248e14, bandwidth=25e9).split(16, 4)
+    verdict = answer(always_measured(METHODS, 15 / 4), Question(3.0, 16, 4, run))
+    assert "basis-rotation" in verdict.too_large
+    assert verdict.asynchronous
+    for option in [*verdict.asynchronous, *verdict.synchronous]:
+        assert option.cut.memory <= 6e9
+
+
+def test_transfers_are_those_of_the_cut():
+    config = load_config("paper-95m")
+    times = {}
+    for bandwidth in (None, 1e9, 0.5e9):
+        run = PlannedRun(config, throughput=1e14, bandwidth=bandwidth).split(32, 8)
+        times[bandwidth] = next(cut for cut in run.synchronous({}, None) if cut.schedule == "1F1B").time * run.unit
+    # Down and up through 32 devices, the activations of 512 positions of width 384 in bf16 from each to the next.
+    seconds = (times[0.5e9] - times[1e9]) / 1e14
+    assert seconds == pytest.approx(2 * 31 * 2 * 512 * 384 / 1e9, rel=0.5)
+    assert times[1e9] > times[None]
+
+
+def test_replicas_hold_and_update_the_whole_model():
+    config = load_config("paper-95m", ["optimizer.method=basis-rotation"])
+    run = PlannedRun(config, throughput=1e14).split(8, 8)
+    copies = run.replicas({}, None, LocalSteps(16, 3.0))
+    alone = load_config("paper-95m", ["optimizer.method=basis-rotation", "training.batch_size=1", "pipeline.stages=1"])
+    assert copies.memory == plan_memory(alone, "cuda")[0].peak
+    assert copies.time == pytest.approx(1 + 3 / 16 + update_flops(run.config, range(8)) / run.unit)
+    assert run.replicas({}, 0.1, LocalSteps(1, 0.0)).time == pytest.approx(1.8)
+
+
+@pytest.mark.parametrize(
+    ("stages", "micro_batches", "message"),
+    [(8, 3, "--micro-batches 3: training.batch_size 8 is no multiple"), (64, 8, "--stages 64: the model has only 32")],
+)
+def test_impossible_splits(stages, micro_batches, message):
+    with pytest.raises(UserError, match=message):
+        PlannedRun(load_config("paper-95m")).split(stages, micro_batches)
