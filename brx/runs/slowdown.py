@@ -161,8 +161,6 @@ def iteration_ratio(delayed: Mapping[int, Reached], reference: Mapping[int, Reac
         Over the seeds in common; if there are none, over all of each side. None if a reference run did not reach the
         target: then nothing bounds the ratio.
     """
-    from scipy.special import stdtrit  # not needed by those who only read losses, and slow to load
-
     if not all(run.is_reached for run in reference.values()):
         return None
     shared = sorted(delayed.keys() & reference.keys())
@@ -174,6 +172,8 @@ def iteration_ratio(delayed: Mapping[int, Reached], reference: Mapping[int, Reac
     if len(shared) < 2:
         return IterationRatio(ratio, None, None, is_lower_bound=False)
     spread = np.std(np.log(ours) - np.log(theirs), ddof=1) / math.sqrt(len(shared))
+    from scipy.special import stdtrit  # not needed for one seed, and slow to load
+
     quantile = stdtrit(len(shared) - 1, (1 + CONFIDENCE) / 2)  # of Student's t
     factor = math.exp(quantile * spread)
     return IterationRatio(ratio, ratio / factor, ratio * factor, is_lower_bound=False)
