@@ -277,6 +277,9 @@ class BasisRotationConfig(MatrixOptimizerSection):
     makes the same roundings, slower, to see what they do to a training. Refreshes and bases are fp32 always."""
     staggered: bool = False
     """Refresh a share of the matrices at each step, for even step times (not the paper's algorithm)."""
+    as_published: bool = False
+    """Compute what the authors' implementation does where that differs from the paper's text and from brx: the start,
+    unilateral refreshes at every step, bases and second moment of source `1st`, eps (docs/methods.md)."""
 
 
 class DelayCompensationConfig(OptimizerSection):

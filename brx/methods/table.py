@@ -154,6 +154,7 @@ class BasisRotationMethod(Method):
             covariance=optimizer.covariance,
             staggered=optimizer.staggered,
             rotation_precision=optimizer.rotation_precision,
+            as_published=optimizer.as_published,
         )
 
 

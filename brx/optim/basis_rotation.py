@@ -28,10 +28,21 @@ from brx.optim.eigenbasis import (
 )
 from brx.optim.elementwise import count_updates, update_elementwise
 from brx.optim.layout import Layout, check_state, make_members
-from brx.optim.matrix_batch import MatrixBatch, Member, Side, arithmetic, is_rotated, state_dtype, state_shapes
+from brx.optim.matrix_batch import (
+    MatrixBatch,
+    Member,
+    Side,
+    arithmetic,
+    is_rotated,
+    rotate_in,
+    rotate_out,
+    state_dtype,
+    state_shapes,
+)
 from brx.optim.options import Group, StepOptions, check_options, smallest_eps, step_options
 from brx.optim.other_states import state_from
-from brx.optim.products import Precision, fp32_products, product
+from brx.optim.products import Precision, fp32_products
+from brx.optim.published import published_update
 from brx.optim.sharded import (
     Sharding,
     Shards,
@@ -119,6 +130,7 @@ class BasisRotation(Optimizer):
             together, as a convolution kernel (out, in, h, w) is; otherwise it is a stack of matrices.
         split: (parts, dim): take a fused projection as so many matrices along its rows (-2) or columns (-1).
         rest_lr: learning rate of groups that are not rotated and have none of their own; None: `lr`.
+        as_published: compute what the authors' implementation computes, where it is not this (docs/methods.md).
 
     Options may differ by group, and may change between steps (but for `brx.optim.options.FORM` once there is state).
     The state of a parameter, made at its first gradient: `step`; `exp_avg` and `exp_avg_sq`, both in the rotated space;
@@ -162,6 +174,7 @@ class BasisRotation(Optimizer):
         flatten: bool = False,
         split: tuple[int, int] | None = None,
         rest_lr: float | None = None,
+        as_published: bool = False,
     ) -> None:
         self._forget()
         self._rest_lr, self._num_rest = rest_lr, 0
@@ -171,6 +184,7 @@ class BasisRotation(Optimizer):
         execution = {"rotation_precision": rotation_precision, "maximize": maximize}
         limits = {"max_dim": max_dim, "max_aspect": max_aspect}
         shapes = {"rotate": rotate, **limits, "flatten": flatten, "split": split}
+        shapes["as_published"] = as_published
         super().__init__(params, {**common, **options, **times, **execution, **shapes})
         num_rest, self._num_rest = self._num_rest, None
         self._count_rest(num_rest or 0)
@@ -273,6 +287,9 @@ class BasisRotation(Optimizer):
     def _update(self, batch: MatrixBatch) -> None:
         """Algorithm 1 on one batch."""
         gradient = batch.gradients()
+        if batch.options["as_published"]:
+            self._update_as_published(batch, gradient)
+            return
         for (refresh, interval), run in batch.runs(_refresh_and_interval):
             part, part_gradient = batch[run], gradient.view_as(batch.state["exp_avg"])[run].flatten(0, -3)
             if interval:
@@ -286,6 +303,18 @@ class BasisRotation(Optimizer):
             limit = lr * LARGEST_STEP * largest_adam_step(num_updates + 1, batch.options["betas"])
             update.view_as(batch.state["exp_avg"])[run].clamp_(-limit, limit)
         batch.update_weights(update)
+        for member in batch.members:
+            member.num_updates += 1
+
+    def _update_as_published(self, batch: MatrixBatch, gradient: Tensor) -> None:
+        updates = []
+        for (_, num_updates, frequency), run in batch.runs(
+            lambda m: (m.options.lr, m.num_updates + m.phase, m.group["frequency"])
+        ):
+            is_due = frequency is not None and _is_due(num_updates + 1, frequency)
+            part = gradient.view_as(batch.state["exp_avg"])[run].flatten(0, -3)
+            updates.append(published_update(batch[run], part, is_due))
+        batch.update_weights(torch.cat(updates))
         for member in batch.members:
             member.num_updates += 1
 
@@ -677,27 +706,11 @@ def _full_precision(members: list[Member]) -> Iterator[None]:
         yield
 
 
-def rotate_in(batch: MatrixBatch, matrices: Tensor, precision: Precision = "highest") -> Tensor:
-    """U^T A V for A (b, m, n)."""
-    if "right_basis" in batch.state:
-        matrices = product(matrices, batch.matrices("right_basis"), precision)
-    if "left_basis" in batch.state:
-        matrices = product(batch.matrices("left_basis").mT, matrices, precision)
-    return matrices
-
-
-def rotate_out(batch: MatrixBatch, matrices: Tensor, precision: Precision = "highest") -> Tensor:
-    """U A V^T for A (b, m, n)."""
-    if "right_basis" in batch.state:
-        matrices = product(matrices, batch.matrices("right_basis").mT, precision)
-    if "left_basis" in batch.state:
-        matrices = product(batch.matrices("left_basis"), matrices, precision)
-    return matrices
-
-
 def _refresh(member: Member) -> Refresh:
     """What the next update does to the basis before it is taken (algorithm 1, line 5; the start is ours)."""
     update, frequency = member.num_updates + 1, member.group["frequency"]
+    if member.group["as_published"]:
+        return "next"  # of its own kind, which looks at every gradient
     if update < member.group["first_refresh"]:
         return "accumulate"
     if update == member.group["first_refresh"]:

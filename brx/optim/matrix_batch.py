@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from brx.optim.options import Group, StepOptions
+from brx.optim.products import Precision, product
 from brx.optim.sharded import Shards, rotation_cost
 
 Side = Literal["left", "right"]
@@ -172,6 +173,24 @@ class MatrixBatch:
             for member, step in zip(self.members, self.state["step"].tolist(), strict=True):
                 member.num_updates = int(step)
             self.seen_version = self.state["step"]._version
+
+
+def rotate_in(batch: MatrixBatch, matrices: Tensor, precision: Precision = "highest") -> Tensor:
+    """U^T A V for A (b, m, n)."""
+    if "right_basis" in batch.state:
+        matrices = product(matrices, batch.matrices("right_basis"), precision)
+    if "left_basis" in batch.state:
+        matrices = product(batch.matrices("left_basis").mT, matrices, precision)
+    return matrices
+
+
+def rotate_out(batch: MatrixBatch, matrices: Tensor, precision: Precision = "highest") -> Tensor:
+    """U A V^T for A (b, m, n)."""
+    if "right_basis" in batch.state:
+        matrices = product(matrices, batch.matrices("right_basis").mT, precision)
+    if "left_basis" in batch.state:
+        matrices = product(batch.matrices("left_basis"), matrices, precision)
+    return matrices
 
 
 def matrix_shape(parameter: Tensor, group: Group) -> tuple[int, ...]:

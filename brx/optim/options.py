@@ -19,15 +19,15 @@ CHOICES = {
     "covariance": ("step", "refresh", "interval"),
     "rotation_precision": ("highest", "tf32", "bf16"),
 }
-FLAGS = ("staggered", "maximize", "rotate", "flatten")
+FLAGS = ("staggered", "maximize", "rotate", "flatten", "as_published")
 NUMBERS = ("lr", "eps", "weight_decay")
 LIMITS = {"frequency": "for never again", "max_dim": "for no limit", "max_aspect": "for no limit"}
 """Numbers of at least 1, and what None means in their place."""
 
-SHARED = ("eps", "maximize", *CHOICES)
+SHARED = ("eps", "maximize", "as_published", *CHOICES)
 """What parameters must agree in, beside the betas, to go through an update together."""
 
-FORM = ("source", "geometry", "rotate", "flatten", "split", "max_dim", "max_aspect")
+FORM = ("source", "geometry", "rotate", "flatten", "split", "max_dim", "max_aspect", "as_published")
 """What decides which state a parameter has."""
 
 LAYOUT = (*FORM, "staggered", "frequency", "first_refresh")
@@ -113,6 +113,8 @@ def check_options(group: Group) -> None:
     for name, meaning in LIMITS.items():
         if (value := group[name]) is not None and not (_is_number(value) and 1 <= value < math.inf):
             raise ValueError(f"Invalid {name}={value!r}: must be a number >= 1, or None {meaning}")
+    if group["as_published"] and group["covariance"] != "step":
+        raise ValueError(f"Invalid covariance={group['covariance']!r}: as_published has every gradient's (step)")
     if (split := group["split"]) is not None:
         is_pair = isinstance(split, (tuple, list)) and len(split) == 2
         if not (is_pair and isinstance(split[0], int) and split[0] >= 1 and split[1] in (-2, -1)):

@@ -30,6 +30,8 @@ def state_from(other: Optimizer, parameter: Tensor, group: Group, description: s
     if bases and (sorted(bases) != wanted or "step" in own or parameter.ndim != 2 or group["split"]):
         raise ValueError(f"{description}: bases of {', '.join(bases)} are no state of {', '.join(wanted) or 'AdamW'}")
     momentum, second = (whole(own[name]).detach().to(arithmetic(parameter)) for name in ("exp_avg", "exp_avg_sq"))
+    if bases and group["as_published"]:
+        raise ValueError(f"{description}: as_published begins with bases of its own; take over AdamW's state")
     if "left" in bases:
         momentum = bases["left"].to(momentum).mT @ momentum
     if "right" in bases:

@@ -192,6 +192,7 @@ def test_every_entry_is_complete(method):
         "basis-rotation optimizer.rotation_precision=tf32",
         "basis-rotation optimizer.rotation_precision=bf16",
         "basis-rotation optimizer.staggered=true",
+        "basis-rotation optimizer.as_published=true",
         *(
             f"{method} optimizer.{key}"
             for method in ("pipedream", "basis-rotation", "soap", "muon")
