@@ -2,12 +2,17 @@
 
 All optimizers take their steps in turn in one process, so that the ratios hold when the machine's speed drifts.
 
-    python benchmarks/optimizers.py [--threads 2] [--steps 20] [--device cuda] [--blocks 16 --width 128]
+    python -m benchmarks.optimizers [--threads 1 2] [--steps 20] [--device cuda] [--blocks 16 --width 128]
+
+Rows of the table that this call does not measure (of other threads or sizes) stay.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import json
+import re
 import statistics
 import time
 from collections import defaultdict
@@ -20,7 +25,7 @@ from pytorch_optimizer import SOAP
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.report import Table
+from benchmarks.report import RESULTS, Table
 from brx.optim import BasisRotation
 
 try:
@@ -33,6 +38,8 @@ SIZES = {"cpu": [(16, 128), (8, 384)], "cuda": [(32, 384), (24, 1728)]}
 
 FREQUENCY = 10
 OURS = "BasisRotation 2nd bilateral"
+COLUMNS = ["matrices", "threads", "optimizer", "ms / step (mean)", "ordinary step", "refresh step", "first step"]
+COLUMNS += ["ratio to ours"]
 STRAIGHTFORWARD = "straightforward (2nd bilateral)"
 
 
@@ -141,23 +148,20 @@ class Runner:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--steps", type=int, default=20, help="timed steps of each optimizer (a multiple of 10)")
     parser.add_argument("--device", choices=list(SIZES), default="cpu")
     parser.add_argument("--blocks", type=int, help="measure this size only (with --width)")
     parser.add_argument("--width", type=int)
     parser.add_argument("--only", nargs="*", help="names of variants that contain one of these texts; writes no files")
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
     device = torch.device(options.device)
     sizes = [(options.blocks, options.width)] if options.blocks else SIZES[options.device]
-
-    table = Table(
-        "optimizers" if options.device == "cpu" else f"optimizers-{options.device}",
-        ["matrices", "optimizer", "ms / step (mean)", "ordinary step", "refresh step", "first step", "ratio to ours"],
-    )
+    table = Table("optimizers" if options.device == "cpu" else f"optimizers-{options.device}", COLUMNS)
     notes = []
-    for blocks, width in sizes:
+    for (blocks, width), num_threads in itertools.product(sizes, options.threads):
+        torch.set_num_threads(num_threads)
+        matrices = f"{blocks} blocks, d {width}"
         chosen = [name for name in VARIANTS if not options.only or any(text in name for text in options.only)]
         runners, first_steps, rate = measure(chosen, blocks, width, device, options.steps)
         means = {name: statistics.mean(runner.seconds) for name, runner in runners.items()}
@@ -165,19 +169,35 @@ def main() -> None:
             ordinary = [s for step, s in enumerate(runner.seconds, start=FREQUENCY + 1) if step % FREQUENCY]
             refresh = [s for step, s in enumerate(runner.seconds, start=FREQUENCY + 1) if not step % FREQUENCY]
             table.add(
-                f"{blocks} blocks, d {width}",
+                matrices,
+                str(num_threads),
                 name,
                 *(f"{1e3 * seconds:.1f}" for seconds in (means[name], statistics.mean(ordinary))),
                 *(f"{1e3 * seconds:.0f}" for seconds in (statistics.mean(refresh), first_steps[name])),
                 f"{means[name] / means[OURS]:.2f}" if OURS in means else "",
             )
         if OURS in means:
-            notes.append(explain(blocks, width, means[OURS], rate, runners[OURS]))
-    title = f"{options.device}, {options.threads} thread(s), fp32, frequency {FREQUENCY}, mean of {options.steps} steps"
+            about = f"{matrices}, {num_threads} thread(s)"
+            notes.append(about + ", 2nd bilateral: " + explain(blocks, width, means[OURS], rate, runners[OURS]))
+    title = f"{options.device}, fp32, frequency {FREQUENCY}, mean of {options.steps} steps"
     if options.only:
         table.show(title, *notes)
     else:
-        table.write(title, *notes)
+        table.write(title, *keep_others(table, notes))
+
+
+def keep_others(table: Table, notes: list[str]) -> list[str]:
+    """Take over rows and notes of the written table that have not been measured anew; returns all notes."""
+    path = RESULTS / f"{table.name}.json"
+    if not path.exists():
+        return notes
+    written = json.loads(path.read_text(encoding="utf-8"))
+    measured = {(row[0], row[1]) for row in table.rows}
+    table.rows += [row for row in written["rows"] if (row[0], row[1]) not in measured]
+    table.rows.sort(key=lambda row: ([int(n) for n in re.findall(r"\d+", row[0])][::-1], int(row[1])))
+    return notes + [
+        note for note in written["notes"] if not any(note.startswith(f"{m}, {t} thread(s)") for m, t in measured)
+    ]
 
 
 def measure(
@@ -262,8 +282,8 @@ def explain(blocks: int, width: int, seconds: float, rate: float, runner: Runner
         f"{kind} {100 * spent[kind] / total:.0f} %" for kind in sorted(spent, key=lambda kind: -spent[kind])
     )
     return (
-        f"{blocks} blocks, d {width}, 2nd bilateral: {step / 1e9:.2f} G multiply-adds per step and {refresh / 1e9:.2f} "
-        f"G per refresh; at the measured {rate / 1e9:.0f} GFLOP/s the floor is {1e3 * floor:.1f} ms per step, of which "
+        f"{step / 1e9:.2f} G multiply-adds per step and {refresh / 1e9:.2f} G per refresh; at the measured "
+        f"{rate / 1e9:.0f} GFLOP/s the floor is {1e3 * floor:.1f} ms per step, of which "
         f"{100 * floor / seconds:.0f} % is reached. The time goes to: {shares}."
     )
 

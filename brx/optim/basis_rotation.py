@@ -51,6 +51,7 @@ from brx.optim.sharded import (
     is_sharded,
     like_parameter,
     local,
+    rotation_cost,
     shard_states,
     whole,
 )
@@ -230,7 +231,9 @@ class BasisRotation(Optimizer):
         """Rotated parameters batch by batch, those on the CPU side by side; then the others."""
         sharded = [member for member in members if member.shards is not None]
         gather_gradients(sharded)
-        batches = sorted(self._batches_with_gradients(bad), key=MatrixBatch.cost, reverse=True)
+        batches = sorted(
+            self._batches_with_gradients(bad), key=lambda b: rotation_cost(b.state["exp_avg"]), reverse=True
+        )
         for is_cpu, alike in groupby(batches, lambda batch: batch.device.type == "cpu"):
             if is_cpu:
                 for_each(self._update, alike)

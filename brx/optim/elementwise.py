@@ -16,9 +16,7 @@ from brx.optim.sharded import local
 def update_elementwise(members: list[Member], bad: dict[torch.device, Tensor]) -> None:
     """One step of AdamW; of sharded parameters, of the part that lies here.
 
-    Args:
-        members: parameters with gradients.
-        bad: by device, a flag () that makes the step change nothing; empty where gradients are known to be finite.
+    `bad`: by device, a flag () that makes the step change nothing; empty where gradients are known to be finite.
     """
     here = [member for member in members if local(member.parameter).numel()]
     for _, alike in groupby(here, _what_one_call_shares):

@@ -21,11 +21,7 @@ class Layout:
     """The parameters that have had a gradient, in batches.
 
     The optimizer's `state` and `param_groups` are the truth: `fits` tells whether anybody has replaced what the batches
-    were made from, and then a new layout is made from what is there.
-
-    Attributes:
-        members: by parameter.
-        batches: the rotated ones of this rank.
+    (the rotated parameters of this rank) were made from, and then a new layout is made from what is there.
     """
 
     def __init__(self, members: list[Member], state: Mapping[Tensor, dict[str, Any]]) -> None:
@@ -69,11 +65,7 @@ def make_members(
     shards: Callable[[Tensor], Shards],
     describe: Callable[[Tensor], str],
 ) -> list[Member]:
-    """The parameters that have a state or a gradient, in order; their state is checked, and not touched.
-
-    Raises:
-        ValueError: a state does not fit its parameter and options.
-    """
+    """The parameters that have a state or a gradient, in order; a state that does not fit raises ValueError."""
     members = []
     for group, step_options in zip(groups, options, strict=True):
         for index, parameter in enumerate(group["params"]):
@@ -98,11 +90,7 @@ def make_members(
 def check_state(
     state: Mapping[str, Any], wanted: Mapping[str, tuple[int, ...]], group: Group, description: str
 ) -> None:
-    """Compare a parameter's state with what its group asks for.
-
-    Raises:
-        ValueError: they differ.
-    """
+    """Raise ValueError where a parameter's state is not what its group asks for."""
     shapes = {name: tuple(getattr(value, "shape", ())) for name, value in state.items() if name in wanted}
     superfluous = [name for name in state if name.endswith(("_basis", "_covariance")) and name not in wanted]
     if shapes != dict(wanted) or superfluous:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from brx.optim.options import Group, StepOptions
 from brx.optim.products import Precision, product
-from brx.optim.sharded import Shards, rotation_cost
+from brx.optim.sharded import Shards
 
 Side = Literal["left", "right"]
 State = dict[str, Tensor]
@@ -24,34 +24,19 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(eq=False)
 class Member:
-    """One parameter, as the optimizer works with it.
-
-    Attributes:
-        parameter: the parameter.
-        group: the parameter group that it belongs to.
-        state: its tensors by name; those of the optimizer's `state` for it, as long as nobody replaces them.
-        layout: what the batches depend on, of the time when they were made.
-        kind: shape, dtype and device, of the same time.
-        options: of the group, in this step.
-        shards: where a sharded matrix lies, and which rank updates it; None for a whole one.
-        is_rotated: whether any side of it is.
-        phase: where its refreshes fall within their interval (0 unless staggered).
-        num_updates: how many it has had; on the host, so that no step has to ask the device.
-        gradient: of this step, whole; None if there is none, or if another rank updates the matrix.
-        update: of a sharded matrix in this step, whole, before it goes to where the shards are.
-    """
+    """One parameter, as the optimizer works with it."""
 
     parameter: Tensor
     group: Group
-    state: State
-    layout: tuple[object, ...]
-    kind: tuple[object, ...]
-    options: StepOptions
-    phase: int = 0
-    num_updates: int = 0
-    shards: Shards | None = None
-    gradient: Tensor | None = None
-    update: Tensor | None = None
+    state: State  # the tensors of the optimizer's `state` for it, as long as nobody replaces them
+    layout: tuple[object, ...]  # the group's options of that name when the batches were made
+    kind: tuple[object, ...]  # shape, dtype and device at that time
+    options: StepOptions  # of this step
+    phase: int = 0  # where refreshes fall within their interval, if staggered
+    num_updates: int = 0  # on the host, so that no step has to ask the device
+    shards: Shards | None = None  # None for a whole one
+    gradient: Tensor | None = None  # of this step, whole; None where another rank updates the matrix
+    update: Tensor | None = None  # of a sharded matrix, whole, before it goes to where the shards are
     is_rotated: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -78,19 +63,12 @@ class MatrixBatch:
 
     A parameter is a stack of matrices (*lead, m, n), or with the option `flatten` one matrix of its first dimension
     and all others together. The leading dimensions (experts) count as further matrices: b = len(members) * prod(lead).
-
-    Attributes:
-        members: the parameters.
-        state: by name, one tensor per kind of state, the members along the first dimension: (len(members), *lead, ., .)
-            for matrices, (len(members),) for counters.
-        seen_version: of `state["step"]` when the host's counts were last taken from it, or agreed with it.
-        bad: on a GPU, whether a gradient of this step is not finite: a flag () that makes the step change nothing.
     """
 
     members: list[Member]
-    state: State
-    seen_version: int = 0
-    bad: Tensor | None = None
+    state: State  # one tensor per name: (len(members), *lead, ., .) of matrices, (len(members),) of counters
+    seen_version: int = 0  # of `state["step"]` when the host's counts last agreed with it
+    bad: Tensor | None = None  # on a GPU: a flag () for a gradient that is not finite; the step changes nothing then
     sides: tuple[Side, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -109,12 +87,8 @@ class MatrixBatch:
 
     @property
     def device(self) -> torch.device:
-        """The device of the parameters."""
+        """Of the parameters."""
         return self.members[0].parameter.device
-
-    def cost(self) -> int:
-        """See `rotation_cost`."""
-        return rotation_cost(self.state["exp_avg"])
 
     def runs(self, key: Callable[[Member], Key]) -> Iterator[tuple[Key, slice]]:
         """Neighbouring members with the same key, which stay one batch."""

@@ -35,23 +35,14 @@ LAYOUT = (*FORM, "staggered", "frequency", "first_refresh")
 
 
 class StepOptions(NamedTuple):
-    """A group's options in one step.
+    """A group's options in one step."""
 
-    Attributes:
-        group: as numbers: `lr`, `betas`, `eps` and `weight_decay` are floats even where the group holds tensors.
-        shared: equal for groups whose parameters can go through an update together.
-        layout: changes when batches have to be made anew.
-        lr: the learning rate.
-        decay: what a step multiplies the weights with: 1 - lr weight_decay.
-        checked: all values but the learning rate, as the group has them; None if they can change in place.
-    """
-
-    group: Group
-    shared: tuple[Any, ...]
-    layout: tuple[Any, ...]
+    group: Group  # as numbers, even where the group holds tensors
+    shared: tuple[Any, ...]  # equal for groups whose parameters can go through an update together
+    layout: tuple[Any, ...]  # changes when batches have to be made anew
     lr: float
-    decay: float
-    checked: tuple[Any, ...] | None
+    decay: float  # what a step multiplies the weights with: 1 - lr weight_decay
+    checked: tuple[Any, ...] | None  # all values but the rate, as the group has them; None if they can change in place
 
 
 _but_lr = itemgetter("betas", "weight_decay", *SHARED, *LAYOUT)
@@ -60,12 +51,7 @@ _but_lr = itemgetter("betas", "weight_decay", *SHARED, *LAYOUT)
 def step_options(group: Group, before: StepOptions | None = None) -> StepOptions:
     """The options of a step, checked as at construction: a training loop may have changed them.
 
-    Args:
-        group: the parameter group.
-        before: its options in the step before; most often the learning rate alone is another one.
-
-    Raises:
-        ValueError: the first option that is out of range, by name.
+    Most often the learning rate alone differs from `before`, the step before. Raises as `check_options`.
     """
     values, lr = _but_lr(group), group["lr"]
     if before is not None and values == before.checked and type(lr) is float and 0.0 <= lr < math.inf:
@@ -87,11 +73,7 @@ def step_options(group: Group, before: StepOptions | None = None) -> StepOptions
 
 
 def check_options(group: Group) -> None:
-    """Refuse what no update could be computed with.
-
-    Raises:
-        ValueError: the first option that is out of range, by name.
-    """
+    """Raise ValueError with the first option, by name, that no update could be computed with."""
     for name in NUMBERS:
         value = group[name]
         if isinstance(value, Tensor) and value.numel() != 1:

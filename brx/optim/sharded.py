@@ -57,17 +57,11 @@ def like_parameter(tensor: Tensor, parameter: Any) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Shards:
-    """Where the shards of one tensor are.
+    """Where the shards of one tensor are."""
 
-    Attributes:
-        group: the ranks of its mesh.
-        boxes: by rank in the group.
-        owner: the rank in the group that has, or takes, the whole tensor.
-    """
-
-    group: dist.ProcessGroup
-    boxes: list[Box]
-    owner: int
+    group: dist.ProcessGroup  # the ranks of its mesh
+    boxes: list[Box]  # by rank in the group
+    owner: int  # the rank in the group that has, or takes, the whole tensor
 
     @property
     def is_owner(self) -> bool:
@@ -158,12 +152,7 @@ def gather_gradients(members: Sequence[Member]) -> None:
 
 
 def apply_updates(members: Sequence[Member], decays: Sequence[Tensor]) -> None:
-    """W <- (1 - lr weight_decay) W + update, on the shards that lie here, from the updates that the owners computed.
-
-    Args:
-        members: sharded parameters with gradients.
-        decays: their factors 1 - lr weight_decay, in the precision of the arithmetic.
-    """
+    """W <- decay W + update, on the shards that lie here, from the updates that the owners computed."""
     decay_of = dict(zip(members, decays, strict=True))
     for alike in _by_mesh_and_dtype(members):
         like = local(alike[0].parameter).new_empty(0, dtype=decay_of[alike[0]].dtype)
@@ -179,10 +168,8 @@ def shard_states(
 ) -> list[Tensor]:
     """States of parameters of one mesh as DTensors that are sharded by rows; counters () as they are.
 
-    Args:
-        wanted: where the parameters are, the shapes of their states, and the states where the owner is.
-        mesh: theirs.
-        like: a tensor of the states' dtype, on this rank's device.
+    `wanted`: where the parameters are, the shapes of their states, and the states where the owner is; `like`: a tensor
+    of their dtype, on this rank's device.
     """
     from torch.distributed.tensor import DTensor, Shard
 

@@ -337,7 +337,7 @@ def test_programs_autocast_and_tf32_do_not_reach_the_step(monkeypatch):
         return parameter.detach()
 
     expected = train()
-    monkeypatch.setattr("brx.optim.basis_rotation.product", watched)
+    monkeypatch.setattr("brx.optim.matrix_batch.product", watched)
     at_start = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:
