@@ -97,7 +97,16 @@ def hessian_norm(
     from brx.runs.frames import load
     from brx.runs.reading import Run
 
-    _check_options(original, rotated, strategies, slowdown_runs, basis_from, basis_batches)
+    _refuse(
+        (original + rotated + strategies > 1, "--original, --rotated, --strategies: give one of them, or none"),
+        (slowdown_runs is not None and not strategies, "--runs: only with --strategies"),
+        (original and (basis_from or basis_batches), "--original: takes no basis; leave out --basis-*"),
+        (
+            strategies and basis_from,
+            "--strategies and --basis-from: give one of the two; a run lends its own basis only",
+        ),
+        (basis_from and basis_batches, "--basis-from and --basis-batches: give one of the two"),
+    )
     refuse_two_checkpoints(runs, checkpoint)
     spaces: Sequence[Space] | None = ["original"] if original else ["rotated"] if rotated else None
     if strategies:
@@ -132,25 +141,11 @@ def hessian_norm(
             print(written, file=sys.stdout if format == "table" else sys.stderr)
 
 
-def _check_options(
-    original: bool,
-    rotated: bool,
-    strategies: bool,
-    slowdown_runs: Path | None,
-    basis_from: Path | None,
-    basis_batches: int | None,
-) -> None:
+def _refuse(*mistakes: tuple[object, str]) -> None:
     """Refuse options that contradict each other."""
-    if original + rotated + strategies > 1:
-        raise UserError("--original, --rotated, --strategies: give one of them, or none for the first two")
-    if slowdown_runs is not None and not strategies:
-        raise UserError("--runs: only with --strategies")
-    if original and (basis_from is not None or basis_batches is not None):
-        raise UserError("--original: takes no basis; leave out --basis-from and --basis-batches")
-    if strategies and basis_from is not None:
-        raise UserError("--strategies and --basis-from: give one of the two; a run lends its own strategy's basis only")
-    if basis_from is not None and basis_batches is not None:
-        raise UserError("--basis-from and --basis-batches: give one of the two")
+    for is_made, message in mistakes:
+        if is_made:
+            raise UserError(message)
 
 
 def _show_details(results: Sequence[NormResult], by: Breakdown, *, with_paths: bool) -> None:

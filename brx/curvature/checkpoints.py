@@ -54,28 +54,23 @@ def find_checkpoint(run: Run, iteration: int | None, default: Literal["newest", 
     """The folder of the checkpoint to analyse: of an iteration, else the newest or the one nearest to the middle.
 
     Raises:
-        UserError: there is no such checkpoint, none near the middle, or the run is not finished and no checkpoint was
-            named.
+        UserError: there is none, none near the middle, or the run is not finished and no checkpoint was named.
     """
     available = {int(path.name): path for path in list_checkpoints(run.path)}
     if not available:
         raise UserError(f"{run.path}: has no checkpoint (checkpoints/ is empty or missing); train it again")
     listed = ", ".join(map(str, available))
-    if iteration is not None:
-        if iteration not in available:
-            raise UserError(
-                f"{checkpoint_folder(run.path, iteration)}: there is no such checkpoint; there are: {listed}"
-            )
-        return available[iteration]
     last = run.config.training.last_iteration
-    if not run.status == "finished":
+    if iteration is None and run.status != "finished":
         raise UserError(
             f"{run.path}: the run is not finished (iteration {run.iterations[-1]:.0f} of {last}); finish it with"
             f" `brx train {run.path} --resume`, or name a checkpoint with --checkpoint: {listed}"
         )
-    wanted = last if default == "newest" else last // 2
+    wanted = iteration if iteration is not None else last if default == "newest" else last // 2
     nearest = min(available, key=lambda candidate: abs(candidate - wanted))
-    if default == "midway" and abs(nearest - wanted) > MIDWAY * last:
+    if iteration not in (None, nearest):
+        raise UserError(f"{checkpoint_folder(run.path, wanted)}: there is no such checkpoint; there are: {listed}")
+    if iteration is None and default == "midway" and abs(nearest - wanted) > MIDWAY * last:
         raise UserError(
             f"{run.path}: has no checkpoint near the middle of its {last} iterations; name one with --checkpoint"
             f" ({listed}), or train with training.keep_at=[{wanted}]"

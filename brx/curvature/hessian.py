@@ -45,15 +45,17 @@ def gradient(model: Stage, parameters: Vectors, batch: MicroBatch) -> Vectors:
     return dict(zip(leaves, gradients, strict=True))
 
 
-def hessian_vector_product(model: Stage, parameters: Vectors, batch: MicroBatch, vector: Vectors) -> Vectors:
-    """H z for the training loss on one batch.
+def _product(model: Stage, parameters: Vectors, batch: MicroBatch, vector: Vectors) -> list[Tensor]:
+    leaves = {name: parameter.detach().requires_grad_() for name, parameter in parameters.items()}
+    with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no second derivative
+        loss = training_loss(model, leaves, batch)
+        gradients = torch.autograd.grad(loss, list(leaves.values()), create_graph=True)
+        cotangents = [vector[name] for name in leaves]
+        return list(torch.autograd.grad(gradients, list(leaves.values()), cotangents, materialize_grads=True))
 
-    Args:
-        model: the whole model; only its structure counts.
-        parameters: where the Hessian is taken; their dtype is that of the arithmetic.
-        batch: token ids and next tokens, each (B, S).
-        vector: z.
-    """
+
+def hessian_vector_product(model: Stage, parameters: Vectors, batch: MicroBatch, vector: Vectors) -> Vectors:
+    """H z for the training loss on one batch, token ids and next tokens, each (B, S); in the parameters' dtype."""
     num_examples = len(batch[0])
     total = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
     for part in _parts(model, batch):
@@ -65,17 +67,10 @@ def hessian_vector_product(model: Stage, parameters: Vectors, batch: MicroBatch,
 def mean_product(
     model: Stage, parameters: Vectors, batches: Iterable[tuple[int, MicroBatch]], vector: Vectors, where: str
 ) -> Vectors:
-    """H z for the mean of the training loss over numbered batches.
-
-    Args:
-        model: the whole model.
-        parameters: where the Hessian is taken.
-        batches: equally large, each with its number, for the error message.
-        vector: z.
-        where: the checkpoint's name, for the error message.
+    """H z for the mean of the training loss over batches of one size, each with its number.
 
     Raises:
-        RunError: a product is not finite; names the batch.
+        RunError: a product is not finite; names the checkpoint (`where`) and the batch.
     """
     total = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
     num_batches = 0
@@ -88,15 +83,6 @@ def mean_product(
         num_batches += len(numbers)
     torch._foreach_div_(list(total.values()), num_batches)
     return total
-
-
-def _product(model: Stage, parameters: Vectors, batch: MicroBatch, vector: Vectors) -> list[Tensor]:
-    leaves = {name: parameter.detach().requires_grad_() for name, parameter in parameters.items()}
-    with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no second derivative
-        loss = training_loss(model, leaves, batch)
-        gradients = torch.autograd.grad(loss, list(leaves.values()), create_graph=True)
-        cotangents = [vector[name] for name in leaves]
-        return list(torch.autograd.grad(gradients, list(leaves.values()), cotangents, materialize_grads=True))
 
 
 def _joined(model: Stage, batches: Iterable[tuple[int, MicroBatch]]) -> Iterator[tuple[list[int], MicroBatch]]:

@@ -81,7 +81,7 @@ def measure_runs(
     jobs: int = 1,
     or_geometric: bool = False,
 ) -> list[NormResult]:
-    """One measurement per run (or checkpoint) and space, made now or read again if it has been; see `measure`.
+    """One measurement per run (or checkpoint) and space, made now or read again if it has been.
 
     Args:
         runs: their folders, or those of checkpoints.
@@ -92,39 +92,7 @@ def measure_runs(
         or_geometric: take the geometric estimate where the median's samples do not fit on the disk.
 
     Raises:
-        UserError: a checkpoint is not there, or a run has too few batches for a basis: before anything is measured.
-    """
-    original = settings.model_copy(update={"basis_from": None, "basis_batches": None})
-    requests: list[tuple[Path, Space, NormSettings, int]] = []
-    for path in runs:
-        folder, named = run_and_iteration(path)
-        run = Run.load(folder)
-        at = int(find_checkpoint(run, iteration if named is None else named, "newest").name)
-        has_basis = settings != original or isinstance(run.config.optimizer, BasisRotationConfig)
-        for space in spaces or (SPACES if has_basis else SPACES[:1]):
-            chosen = original if space == "original" else settings
-            if chosen.basis_batches is not None:
-                check_basis_batches(run, chosen.basis_batches)
-            requests.append((folder, space, chosen, at))
-    return [
-        measure(folder, space, chosen, iteration=at, jobs=jobs, or_geometric=or_geometric)
-        for folder, space, chosen, at in requests
-    ]
-
-
-def measure(
-    run: Path,
-    space: Space,
-    settings: NormSettings,
-    *,
-    iteration: int | None = None,
-    jobs: int = 1,
-    or_geometric: bool = False,
-) -> NormResult:
-    """Measure, continue a measurement, or read it if it has been made; the arguments are `measure_runs`'s.
-
-    Raises:
-        UserError: the request cannot be carried out as written.
+        UserError: the request cannot be carried out as written; mostly before anything is measured.
         RunError: a product was not finite, or a process was lost.
         Stopped: on request; the same call continues.
     """
@@ -134,24 +102,36 @@ def measure(
         raise UserError(
             f"--batches-per-vector {settings.batches_per_vector}: must be even: the halves of the sample show its bias"
         )
-    iteration = int(find_checkpoint(Run.load(run), iteration, "newest").name)
-    task = _Task(run, iteration, space, settings)
+    original = settings.model_copy(update={"basis_from": None, "basis_batches": None})
+    tasks = []
+    for path in runs:
+        folder, named = run_and_iteration(path)
+        run = Run.load(folder)
+        at = int(find_checkpoint(run, iteration if named is None else named, "newest").name)
+        has_basis = settings != original or isinstance(run.config.optimizer, BasisRotationConfig)
+        for space in spaces or (SPACES if has_basis else SPACES[:1]):
+            tasks.append(_Task(folder, at, space, original if space == "original" else settings))
+            if tasks[-1].settings.basis_batches is not None:
+                check_basis_batches(run, tasks[-1].settings.basis_batches)
+    return [_measure(task, jobs, or_geometric) for task in tasks]
+
+
+def _measure(task: _Task, jobs: int, or_geometric: bool) -> NormResult:
     checkpoint = task.load()
     task = replace(task, settings=_fit_to_disk(task, checkpoint.num_parameters, or_geometric))
-    path = result_path(run, space, iteration)
+    path = result_path(task.run, task.space, task.iteration)
     if path.is_file() and (known := NormResult.read(path)).is_of(task.settings):
         return known
     task.folder.mkdir(parents=True, exist_ok=True)
-    state = _State.load(task, checkpoint)
-    label = f"{run.name} {iteration} {space}"
-    numbers = range(state.num_vectors, settings.vectors)
+    state, total = _State.load(task, checkpoint), task.settings.vectors
+    label = f"{task.run.name} {task.iteration} {task.space}"
     saved_at = time.monotonic()
     with (
         StopSignal() as stop,
-        ProgressBar(label, "vectors", settings.vectors, state.num_vectors) as progress,
-        closing(_products(task, checkpoint, numbers, jobs)) as products,
+        ProgressBar(label, "vectors", total, state.num_vectors) as progress,
+        closing(_products(task, checkpoint, range(state.num_vectors, total), jobs)) as products,
     ):
-        while state.num_vectors < settings.vectors and not stop.requested:
+        while state.num_vectors < total and not stop.requested:
             state.add(next(products))
             if state.num_vectors > 1:  # one vector has no estimate: its correction cos(pi / 2) is zero
                 norm = float(state.whole.scales(1).sum()) / checkpoint.num_parameters
@@ -160,10 +140,8 @@ def measure(
                 state.save()
                 saved_at = time.monotonic()
     state.save()
-    if state.num_vectors < settings.vectors:
-        raise Stopped(
-            f"{label}: stopped after {state.num_vectors} of {settings.vectors} vectors; the same command continues"
-        )
+    if state.num_vectors < total:
+        raise Stopped(f"{label}: stopped after {state.num_vectors} of {total} vectors; the same command continues")
     result = state.result(checkpoint)
     result.write(path)
     shutil.rmtree(task.folder)
@@ -210,11 +188,7 @@ class _Task:
 
 
 def _fit_to_disk(task: _Task, num_parameters: int, or_geometric: bool) -> NormSettings:
-    """Settings whose samples, 2 x d numbers per vector, fit on the disk.
-
-    Raises:
-        UserError: they do not, and the switch was not allowed.
-    """
+    """Settings whose samples, 2 x d numbers per vector, fit on the disk; else a UserError, if no switch is allowed."""
     settings = task.settings
     if settings.estimator == "geometric" or task.folder.is_dir():
         return settings
@@ -311,13 +285,10 @@ class _State:
     def _path(self) -> Path:
         return self.task.folder / "state.pt"
 
-    def _sample_path(self, number: int) -> Path:
-        return self.task.folder / f"{number:06d}.npy"
-
     def add(self, product: Tensor) -> None:
         """Take in the next vector's product (2, d)."""
         if self.task.settings.estimator == "median":
-            np.save(self._sample_path(self.num_vectors), product.numpy())
+            np.save(self.task.folder / f"{self.num_vectors:06d}.npy", product.numpy())
         self.lost.append(below_resolution(product.mean(0)))
         for estimate, part in zip(self.estimates, (product.mean(0), *product), strict=True):
             estimate.add(part)
@@ -329,10 +300,7 @@ class _State:
 
     def result(self, checkpoint: Checkpoint) -> NormResult:
         """The measurement, when all is done."""
-        if self.task.settings.estimator == "median":
-            whole, *halves = (median_sums(read, self.names, self.whole.num_rows) for read in self._samples())
-        else:
-            whole, *halves = (estimate.sums(self.names) for estimate in self.estimates)
+        whole, *halves = self._medians() if self.task.settings.estimator == "median" else self._geometric_means()
         run = checkpoint.run
         inputs, _ = next(checkpoint.batches([1]))[1]
         return NormResult(
@@ -347,26 +315,21 @@ class _State:
             num_parameters=checkpoint.num_parameters,
             norm=float(whole.sums[0].sum()),
             norm_of_half=float(np.mean([half.sums[0].sum() for half in halves])),
-            standard_error=_standard_error(whole),
+            standard_error=math.sqrt(whole.grouped(lambda name: "all").covariance(1)[0, 0]),
             below_resolution=float(np.mean(self.lost)),
             blocks=Groups.of(whole.grouped(block_of)),
             kinds=Groups.of(whole.grouped(kind_of)),
         )
 
-    def _samples(self) -> list[Any]:
-        """For `median_sums`: |H z| of the whole sample and of its halves, from the files."""
-        files = [np.load(self._sample_path(number), mmap_mode="r") for number in range(self.num_vectors)]
+    def _geometric_means(self) -> list[Sums]:
+        return [estimate.sums(self.names) for estimate in self.estimates]
 
-        def halves(rows: slice) -> NDArray[Any]:
-            return np.stack([file[:, rows] for file in files])  # (n, 2, rows)
+    def _medians(self) -> list[Sums]:
+        files = [np.load(path, mmap_mode="r") for path in sorted(self.task.folder.glob("*.npy"))]
+        means = [[1, 1], [2, 0], [0, 2]]  # of |H z| over the whole sample and over either half, from the halves
 
-        return [
-            lambda rows: np.abs(halves(rows).mean(axis=1)),
-            *(lambda rows, half=half: np.abs(halves(rows)[:, half]) for half in (0, 1)),
-        ]
+        def samples(weights: list[int], rows: slice) -> Any:
+            parts = np.stack([file[:, rows] for file in files])  # (n, 2, rows)
+            return np.abs(np.average(parts, axis=1, weights=weights))
 
-
-def _standard_error(sums: Sums) -> float:
-    """Of the whole norm."""
-    variance: float = sums.grouped(lambda name: "all").covariance(1)[0, 0]
-    return math.sqrt(variance)
+        return [median_sums(partial(samples, weights), self.names, self.whole.num_rows) for weights in means]

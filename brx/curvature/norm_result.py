@@ -171,19 +171,13 @@ def _with_tokens(result: NormResult, run: Path) -> NormResult:
 def measured_norms(
     runs: Sequence[Path], spaces: Sequence[Space] = SPACES, iteration: int | None = None
 ) -> list[NormResult]:
-    """What has been measured of runs at `iteration` (None: any), or at some of their checkpoints.
-
-    Raises:
-        UserError: nothing has.
-    """
-    results: list[NormResult] = []
-    for path in runs:
-        run, named = run_and_iteration(path)
-        results += results_of(run, spaces, iteration if named is None else named).values()
-    if not results:
+    """What has been measured of runs at `iteration` (None: any), or at some of their checkpoints; else a UserError."""
+    places = [run_and_iteration(path) for path in runs]
+    of_all = [results_of(run, spaces, iteration if named is None else named) for run, named in places]
+    if not any(of_all):
         at = "" if iteration is None else f" at iteration {iteration}"
         raise UserError(f"{runs[0]}: has no measured norms{at}; run `brx hessian-norm {runs[0]}` first")
-    return results
+    return [result for of_run in of_all for result in of_run.values()]
 
 
 def by_method_and_depth(results: Sequence[NormResult]) -> dict[tuple[str, int], list[NormResult]]:

@@ -97,8 +97,7 @@ def measure_oscillation(
         iteration: of the checkpoint; None for the one nearest to the middle of the run.
         num_iterations: training iterations to follow.
         num_batches: batches whose mean loss the Hessian is of.
-        tolerance: the power iteration stops at this residual |H v - value v| / |value|,
-        max_power_iterations: or after this many iterations.
+        tolerance, max_power_iterations: the power iteration stops at this residual, or after so many.
         seed: of the start vector and the random direction.
         report: is told how good the eigenvector is.
 
@@ -131,16 +130,10 @@ def measure_oscillation(
     other = orthogonal_to(pair.vector, _random_like(checkpoint.parameters, generator))
     dominant, random = track_updates(checkpoint, [pair.vector, other], num_iterations)
     oscillation = Oscillation(
-        run=str(run_path),
-        method=checkpoint.run.method,
-        num_stages=depth(checkpoint.run.config.pipeline),
-        iteration=checkpoint.iteration,
-        eigenvalue=pair.value,
-        residual=pair.residual,
-        num_power_iterations=pair.num_iterations,
-        dominant=dominant,
-        random=random,
-    )
+        run=str(run_path), method=checkpoint.run.method, num_stages=depth(checkpoint.run.config.pipeline),
+        iteration=checkpoint.iteration, eigenvalue=pair.value, residual=pair.residual,
+        num_power_iterations=pair.num_iterations, dominant=dominant, random=random,
+    )  # fmt: skip
     oscillation.write(kept)
     return oscillation
 
@@ -183,11 +176,8 @@ def dominant_eigenvector(
 ) -> Eigenpair:
     """The eigenvector of the largest |eigenvalue| of a symmetric H, by power iteration.
 
-    Args:
-        product: z to H z.
-        start: not orthogonal to that eigenvector.
-        tolerance: stop at this relative residual,
-        max_iterations: or after this many products.
+    `product` is z to H z; `start` must not be orthogonal to that eigenvector. It stops at the relative residual
+    `tolerance`, or after `max_iterations` products.
 
     Raises:
         RunError: H times the vector is zero.

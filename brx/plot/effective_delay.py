@@ -58,14 +58,22 @@ def draw_effective_delay(
 
 
 def _draw_delays(axes: Axes, curves: Sequence[tuple[NormResult, list[EffectiveDelay]]]) -> None:
-    stages = sorted({point.num_stages for _, delays in curves for point in delays} - {1})
+    """A curve per method, P and coordinates; over seeds, means and standard errors."""
+    rows = [
+        (_label(result), result, one.num_stages, one.delay / one.largest, one.standard_error / one.largest)
+        for result, delays in curves
+        for one in delays
+        if one.num_stages > 1
+    ]
+    table = pd.DataFrame(rows, columns=["label", "result", "P", "share", "error"])
+    stages = sorted(table["P"].unique())
     equal = [uniform_effective_delay(count) / (count - 1) for count in stages]
     axes.plot(stages, equal, color="black", linewidth=0.8, linestyle=":", label="equal stages")
-    for label, of_label in _shares(curves).groupby("label", sort=False):
-        method, run_stages, space = of_label[["method", "run_stages", "space"]].iloc[0]
+    for label, of_label in table.groupby("label", sort=False):
+        result: NormResult = of_label["result"].iloc[0]
         by_stages = of_label.groupby("P")
         shares = by_stages["share"].mean()
-        look = look_of(method)
+        look = look_of(result.method)
         axes.errorbar(
             shares.index,
             shares,
@@ -73,34 +81,12 @@ def _draw_delays(axes: Axes, curves: Sequence[tuple[NormResult, list[EffectiveDe
             color=look.color,
             marker=look.marker,
             markersize=3,
-            linestyle=SPACE_LINES[space],
-            alpha=0.4 if run_stages == 1 else 1.0,
+            linestyle=SPACE_LINES[result.space],
+            alpha=0.4 if result.num_stages == 1 else 1.0,
             label=label,
         )
-    axes.set_xlabel("stages P")
-    axes.set_ylabel("effective delay $\\tau'$ / (P - 1)")
-    axes.set_xticks(stages)
-    axes.set_ylim(0.0, 1.0)
+    axes.set(xlabel="stages P", ylabel="effective delay $\\tau'$ / (P - 1)", xticks=stages, ylim=(0.0, 1.0))
     legend_below(axes)
-
-
-def _shares(curves: Sequence[tuple[NormResult, list[EffectiveDelay]]]) -> pd.DataFrame:
-    """tau' over the largest delay, for every measurement and every P with a delay; seeds have one label."""
-    rows = [
-        {
-            "label": _label(result),
-            "method": result.method,
-            "run_stages": result.num_stages,
-            "space": result.space,
-            "P": point.num_stages,
-            "share": point.delay / point.largest,
-            "error": point.standard_error / point.largest,
-        }
-        for result, delays in curves
-        for point in delays
-        if point.num_stages > 1
-    ]
-    return pd.DataFrame(rows)
 
 
 def _label(result: NormResult) -> str:

@@ -28,7 +28,8 @@ def draw_oscillation(results: Sequence[Oscillation], path: Path) -> list[Path]:
                 _draw_projections(axes, alike, direction)
             _draw_variances(row[2], alike)
             row[0].set_ylabel(f"P = {num_stages}\nprojection of the update")
-            row[0].set_title(f"{TITLES['dominant']}\n{_eigenvalues(alike)}")
+            eigenvalues = (f"{look_of(one.method).label} {one.eigenvalue:.2g}" for one in _shown(alike))
+            row[0].set_title(f"{TITLES['dominant']}\n(eigenvalue: {', '.join(eigenvalues)})")
         rows[0, 1].set_title(TITLES["random"])
         rows[0, 2].set_title("variance (hollow: random)")
         for axes in rows[-1][:2]:
@@ -38,20 +39,18 @@ def draw_oscillation(results: Sequence[Oscillation], path: Path) -> list[Path]:
         return save(figure, path, _caption(results))
 
 
+def _shown(results: Sequence[Oscillation]) -> list[Oscillation]:
+    """Of each method, the measurement whose projections are drawn."""
+    methods = dict.fromkeys(result.method for result in results)
+    return [representative([result for result in results if result.method == method]) for method in methods]
+
+
 def _draw_projections(axes: Axes, results: Sequence[Oscillation], direction: str) -> None:
-    for method in dict.fromkeys(result.method for result in results):
-        shown = representative([result for result in results if result.method == method])
-        look = look_of(method)
+    for shown in _shown(results):
+        look = look_of(shown.method)
         axes.plot(getattr(shown, direction).projections, color=look.color, linewidth=1.0, label=look.label)
     axes.axhline(0.0, color="black", linewidth=0.5)
     axes.ticklabel_format(axis="y", scilimits=(-2, 3))
-
-
-def _eigenvalues(results: Sequence[Oscillation]) -> str:
-    methods = dict.fromkeys(result.method for result in results)
-    shown = {method: representative([result for result in results if result.method == method]) for method in methods}
-    texts = (f"{look_of(method).label} {result.eigenvalue:.2g}" for method, result in shown.items())
-    return f"(eigenvalue: {', '.join(texts)})"
 
 
 def _draw_variances(axes: Axes, results: Sequence[Oscillation]) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from brx.cli.main import main
 from brx.curvature.effective_delay import effective_delay, slowdown_points, uniform_effective_delay
-from brx.curvature.norm_measurement import measure
+from brx.curvature.norm_measurement import measure_runs
 from brx.curvature.norm_result import NormSettings
 from brx.errors import UserError
 from brx.pipeline.delay import StageDelay
@@ -76,7 +76,7 @@ def test_more_stages_than_blocks():
 def delayed_and_not(tmp_path_factory):
     folder = tmp_path_factory.mktemp("slowdown")
     runs = [finished_run(folder, f"p{stages}", f"pipeline.stages={stages}") for stages in (1, 4)]
-    measure(runs[1], "original", NormSettings(vectors=5, batches_per_vector=2))
+    measure_runs([runs[1]], ["original"], NormSettings(vectors=5, batches_per_vector=2))
     return runs
 
 

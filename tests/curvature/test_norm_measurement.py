@@ -17,7 +17,7 @@ from brx.curvature.bases import from_weights, to_weights
 from brx.curvature.checkpoints import load_checkpoint
 from brx.curvature.hessian import mean_product
 from brx.curvature.hessian_norm import cauchy_vector
-from brx.curvature.norm_measurement import measure
+from brx.curvature.norm_measurement import measure_runs
 from brx.curvature.norm_result import NormResult, NormSettings, breakdown_table, result_path, results_of
 from brx.curvature.oscillation import measure_oscillation
 from brx.errors import RunError, UserError
@@ -31,6 +31,10 @@ SETTINGS = NormSettings(vectors=6, batches_per_vector=2)
 
 def settings(**changes):
     return SETTINGS.model_copy(update=changes)
+
+
+def measure(run, space, chosen=SETTINGS, **others):
+    return measure_runs([run], [space], chosen, **others)[0]
 
 
 @pytest.fixture
