@@ -3,14 +3,10 @@
     checkpoints/00000500/stage-000.pt ... stage-007.pt, manifest.json
 
 Stages are files of their own so that a run may resume on another number of devices.
-
-A run that fell back to an older checkpoint comes to later ones again. These are then replaced in two renames, the old
-one to checkpoints/.replaced/ and the new one to its place; in between, the old one there counts.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import pickle
@@ -27,7 +23,6 @@ from brx.errors import UserError
 from brx.files import cannot_write, replacing, sync_folder, write_json
 
 MANIFEST = "manifest.json"
-REPLACED = ".replaced"
 
 
 class _Stage(TypedDict):
@@ -53,10 +48,8 @@ def checkpoint_folder(run: Path, iteration: int) -> Path:
 
 def list_checkpoints(run: Path) -> list[Path]:
     """The complete checkpoints of a run, oldest first."""
-    folder = run / "checkpoints"
-    complete = [*folder.glob(f"{REPLACED}/*/{MANIFEST}"), *folder.glob(f"*/{MANIFEST}")]
-    by_iteration = {int(path.parent.name): path.parent for path in complete if path.parent.name.isdecimal()}
-    return [by_iteration[iteration] for iteration in sorted(by_iteration)]
+    complete = [manifest.parent for manifest in run.glob(f"checkpoints/*/{MANIFEST}")]
+    return sorted((path for path in complete if path.name.isdecimal()), key=iteration_of)
 
 
 def iteration_of(checkpoint: Path) -> int:
@@ -107,28 +100,28 @@ def finish(
     content = content | {"iteration": iteration, "stages": stages}
     write_json(temporary / MANIFEST, content | {"sha256": _sha256_of_content(content)})
     try:
-        if final.exists():
-            _set_aside(final)
+        shutil.rmtree(final, ignore_errors=True)  # half removed, if it is there: see `remove_after`
         temporary.rename(final)
         sync_folder(final.parent)
     except OSError as error:
-        with contextlib.suppress(OSError):  # set aside, the old one counts as well
-            _settle_replaced(run)
         raise cannot_write(final, error) from None
-    _settle_replaced(run)
-    # After a fallback there may be later ones: they stay, but do not count, until the run comes to them again.
-    up_to_this = [path for path in list_checkpoints(run) if iteration_of(path) <= iteration]
-    for old in up_to_this[:-keep]:
+    for old in list_checkpoints(run)[:-keep]:
         if iteration_of(old) not in keep_at:
             _remove(old)
     return final
 
 
 def recover(run: Path) -> None:
-    """Remove what an interrupted write left behind, and put back what it had set aside."""
+    """Remove what an interrupted write left behind."""
     for leftover in (run / "checkpoints").glob(".*.tmp"):
         shutil.rmtree(leftover, ignore_errors=True)
-    _settle_replaced(run)
+
+
+def remove_after(run: Path, iteration: int) -> None:
+    """Remove checkpoints whose metrics are no longer there: the run, which fell back, comes to them again."""
+    for checkpoint in list_checkpoints(run):
+        if iteration_of(checkpoint) > iteration:
+            _remove(checkpoint)
 
 
 def read_manifest(checkpoint: Path) -> dict[str, Any]:
@@ -168,28 +161,6 @@ def read_stage(checkpoint: Path, stage: int, device: torch.device) -> dict[str, 
         first_line = str(error).strip().split("\n", 1)[0]
         raise UserError(f"{path}: torch {torch.__version__} cannot read it: {first_line}") from None
     return state
-
-
-def _set_aside(checkpoint: Path) -> None:
-    if not (checkpoint / MANIFEST).is_file():  # half removed
-        shutil.rmtree(checkpoint)
-        return
-    aside = checkpoint.parent / REPLACED / checkpoint.name
-    aside.parent.mkdir(exist_ok=True)
-    checkpoint.rename(aside)
-
-
-def _settle_replaced(run: Path) -> None:
-    """Remove the checkpoints that were set aside; one whose successor is not in place goes back there instead."""
-    aside = run / "checkpoints" / REPLACED
-    for old in aside.glob("[0-9]*"):
-        final = aside.parent / old.name
-        if final.exists():
-            _remove(old)
-        else:
-            old.rename(final)
-    with contextlib.suppress(OSError):  # not there, or not empty
-        aside.rmdir()
 
 
 def _remove(checkpoint: Path) -> None:

@@ -162,6 +162,7 @@ class Trainer:
         """Open what the writer writes: metrics, trackers and summary, and the recorder that fills them."""
         if resume:
             truncate_metrics(self.folder.metrics, self.iteration)
+            checkpoint.remove_after(self.folder.path, self.iteration)
         metrics = stack.enter_context(MetricsWriter(self.folder.metrics))
         trackers = open_trackers(self.config, self.folder.path, self.iteration + 1)
         for tracker in trackers:

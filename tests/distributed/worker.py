@@ -58,7 +58,7 @@ def equality_configs(folder):
         configs[f"pipedream-two-versions-{stash}"] = tiny_config(folder, *deep)
         rings = ["pipeline.rings=host", "pipeline.delay=[5, 4, 4, 3]"]
         if stash == "exact":
-            configs["pipedream-forecast"] = tiny_config(folder, *common, "pipeline.forecast=momentum")
+            configs["pipedream-forecast"] = tiny_config(folder, *common, "pipeline.forecast=average-update")
             for name in ("pipeline.forecast=last-update", f"optimizer.method={XPIPE}"):
                 plain = ["model.blocks=8", "pipeline.stages=8", "training.iterations=20", name]
                 configs[f"pipedream-{name.rpartition('=')[2].rpartition(':')[2]}"] = tiny_config(folder, *plain)
