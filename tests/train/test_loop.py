@@ -383,7 +383,7 @@ def test_a_checkpoint_of_another_trajectory_version_is_not_resumed_from(tmp_path
 
 
 @pytest.mark.parametrize(
-    "mode", ["stash=exact", "stash=none", "stash=predict", "forecast=last-update", "forecast=momentum"]
+    "mode", ["stash=exact", "stash=none", "stash=predict", "forecast=last-update", "forecast=average-update"]
 )
 def test_stopped_and_resumed_with_accumulation_equals_uninterrupted(mode, tmp_path):
     setting = ["pipeline.accumulation=3", "pipeline.delay=2bw", "optimizer.method=delay-compensation"]
