@@ -43,15 +43,14 @@ def installed_versions() -> dict[str, str]:
     Raises:
         UserError: a package is missing.
     """
-    return {package: _installed_version(package) for package in PUBLISHED_VERSIONS}
-
-
-def _installed_version(package: str) -> str:
-    _folder(package)
-    try:
-        return version(package)
-    except PackageNotFoundError:  # a folder on the path, not an installation
-        return "of an unknown version"
+    versions = {}
+    for package in PUBLISHED_VERSIONS:
+        _folder(package)
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:  # a folder on the path, not an installation
+            versions[package] = "of an unknown version"
+    return versions
 
 
 def _source_files(package: str) -> Iterator[tuple[str, Path]]:

@@ -6,6 +6,7 @@ import glob
 import hashlib
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -76,11 +77,6 @@ def local_files(source: str) -> list[Path] | None:
         files = [Path(name) for name in sorted(glob.glob(str(path), recursive=True)) if Path(name).is_file()]
         if not files:
             raise UserError(f"data.source: {source}: the pattern matches no file")
-    elif source == "stdlib":
-        raise UserError(
-            "data.source: stdlib: no longer a source, because each Python has another standard library; packages (the"
-            " sources of pinned packages) took its place"
-        )
     elif _HUB_NAME.fullmatch(source) and path.suffix not in EXTENSIONS:
         return None
     else:
@@ -98,13 +94,8 @@ def _local_file(path: Path, text_field: str) -> Iterator[str]:
     if path.stat().st_size == 0:  # no rows, over which datasets would stumble
         return
     kind = "json" if path.suffix == ".jsonl" else "parquet"
-    datasets = _import_datasets()
-    try:
-        yield from _texts(_stream(datasets, kind, data_files=str(path)), text_field, str(path))
-    except UserError:
-        raise
-    except Exception as error:  # json and pyarrow errors, wrapped differently from version to version
-        raise UserError(f"data.source: {path}: cannot be read: {_one_line(error.__cause__ or error)}") from None
+    with _told(UserError, f"{path}: cannot be read"):  # json and pyarrow errors, wrapped as a version likes
+        yield from _texts(_stream(_import_datasets(), kind, data_files=str(path)), text_field, str(path))
 
 
 def _text_pieces(path: Path) -> Iterator[str]:
@@ -123,22 +114,23 @@ def _text_pieces(path: Path) -> Iterator[str]:
 
 def _hub(name: str, text_field: str) -> Iterator[str]:
     repository = _HUB_ALIASES.get(name, name)
-    datasets = _import_datasets()
-    try:
-        rows = _open_on_hub(datasets, repository)
-    except Exception as error:  # a different one for each way to be unreachable, unknown or unreadable
-        raise UserError(
-            f"data.source: {name}: no such file, and the Hugging Face dataset {repository} cannot be reached:"
-            f" {_one_line(error)}"
-        ) from None
-    try:
+    with _told(UserError, f"{name}: no such file, and the Hugging Face dataset {repository} cannot be reached"):
+        rows = _open_on_hub(_import_datasets(), repository)
+    with _told(RunError, f"{name}: the stream broke off", "; prepare again to go on from here"):
         yield from _texts(rows, text_field, name)
+
+
+@contextmanager
+def _told(kind: type[Exception], what: str, remedy: str = "") -> Iterator[None]:
+    """Make one line of whatever a library or the network raises: a different thing for each way to fail."""
+    try:
+        yield
     except UserError:
         raise
-    except Exception as error:  # the network, in as many ways
-        raise RunError(
-            f"data.source: {name}: the stream broke off: {_one_line(error)}; prepare again to go on from here"
-        ) from None
+    except Exception as error:
+        cause = error.__cause__ or error
+        shown = " ".join(f"{type(cause).__name__}: {cause}".split())[:200]
+        raise kind(f"data.source: {what}: {shown}{remedy}") from None
 
 
 def _open_on_hub(datasets: Any, repository: str) -> Any:
@@ -177,7 +169,3 @@ def _import_datasets() -> Any:
     datasets.disable_progress_bars()
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # what it logs as an error it raises, too
     return datasets
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:200]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pandas as pd
@@ -70,26 +70,44 @@ def _labels(runs: pd.DataFrame) -> pd.Series:
 
 
 def leaderboard_table(board: pd.DataFrame, delays: list[str]) -> pd.DataFrame:
-    """The same as texts.
-
-    Args:
-        board: of `leaderboard`.
-        delays: in order, the reference first.
-    """
+    """The same as texts; the first of the delays is the reference."""
     reference, *others = [delay for delay in delays if f"loss {delay}" in board]
-    return pd.DataFrame(
-        {
-            "method": row["method"],
-            "final loss": _loss(row, reference),
-            **{f"with {delay}": _loss(row, delay) for delay in others},
-            **{f"slowdown, {delay}": _slowdown(row, delay) for delay in others},
-            "saved": _saved(row, others[-1]) if others else "",
-            "ms": f"{row['milliseconds']:.1f}",
-            "lr": "/".join(_rate(row, delay) for delay in (reference, *others)),
-            "seeds": str(row["num_seeds"]),
+    rows = []
+    for row in board.to_dict("records"):
+        known = {key: value for key, value in row.items() if not pd.isna(value)}
+        # What is known under each delay, by the first words of its columns.
+        under = {
+            delay: {key.removesuffix(f" {delay}"): known[key] for key in known if key.endswith(f" {delay}")}
+            for delay in (reference, *others)
         }
-        for row in board.to_dict("records")
-    )
+        rows.append(
+            {
+                "method": row["method"],
+                "final loss": _loss_text(under[reference]),
+                **{f"with {delay}": _loss_text(under[delay]) for delay in others},
+                **{
+                    f"slowdown, {delay}": slowdown_text(under[delay]) if "is_censored" in under[delay] else ""
+                    for delay in others
+                },
+                "saved": _saved_text(under[others[-1]]) if others else "",
+                "ms": f"{row['milliseconds']:.1f}",
+                "lr": "/".join(map(_rate_text, under.values())),
+                "seeds": str(row["num_seeds"]),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def _loss_text(known: Mapping[str, Any]) -> str:
+    return f"{known['loss']:.3f}" if "loss" in known else ""
+
+
+def _saved_text(known: Mapping[str, Any]) -> str:
+    return saved_text({name: known.get(f"saved {name}") for name in SAVING}) if "saved baseline" in known else ""
+
+
+def _rate_text(known: Mapping[str, Any]) -> str:
+    return rate_text(known["lr"], at_edge=bool(known["lr_at_edge"])) if "lr" in known else ""
 
 
 def _under_delay(delay: str, seeds: pd.DataFrame, reference: pd.DataFrame | None, target: float) -> dict[str, Any]:
@@ -109,25 +127,3 @@ def _under_delay(delay: str, seeds: pd.DataFrame, reference: pd.DataFrame | None
         f"high {delay}": ratio and ratio.high,
         f"is_censored {delay}": not all(run.is_reached for run in reached.values()),
     }
-
-
-def _loss(row: dict[str, Any], delay: str) -> str:
-    loss = row.get(f"loss {delay}")
-    return "" if pd.isna(loss) else f"{loss:.3f}"
-
-
-def _slowdown(row: dict[str, Any], delay: str) -> str:
-    if pd.isna(row.get(f"loss {delay}")) or f"ratio {delay}" not in row:
-        return ""
-    return slowdown_text({key: row.get(f"{key} {delay}") for key in ("ratio", "low", "high", "is_censored")})
-
-
-def _saved(row: dict[str, Any], delay: str) -> str:
-    if pd.isna(row.get(f"saved baseline {delay}")):
-        return ""
-    return saved_text({name: row.get(f"saved {name} {delay}") for name in SAVING})
-
-
-def _rate(row: dict[str, Any], delay: str) -> str:
-    rate = row.get(f"lr {delay}")
-    return "" if rate is None or pd.isna(rate) else rate_text(rate, at_edge=bool(row[f"lr_at_edge {delay}"]))

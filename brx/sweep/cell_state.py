@@ -77,16 +77,18 @@ def prepare_folder(cell: Cell) -> None:
     write_text(path, dump_config(cell.config))
 
 
-def record_failure(folder: Path, code: int) -> str:
-    """Note in the folder how its run ended; returns the run's own line."""
+def outcome_of(cell: Cell, code: int) -> tuple[State, str]:
+    """The state of a cell whose run ended with an exit code, and why it failed, which its folder then says, too."""
+    if code in (0, 130):
+        return State.INTERRUPTED if code else State.DONE, ""
     try:
-        lines = (folder / LOG).read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        lines = (cell.folder / LOG).read_text(encoding="utf-8", errors="replace").strip().splitlines()
     except OSError:
         lines = []
     said = next((line for line in reversed(lines) if line.startswith("brx: ")), lines[-1] if lines else "")
     told = f"exit code {code}: {said.removeprefix('brx: ')}"
-    write_text(folder / FAILURE, told + "\n")
-    return told
+    write_text(cell.folder / FAILURE, told + "\n")
+    return State.FAILED, told
 
 
 def _check_same_run(cell: Cell) -> None:

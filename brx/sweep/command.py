@@ -1,10 +1,13 @@
-"""`brx sweep` on the terminal: a dry run's list, and a sweep with its live display and what it leaves."""
+"""`brx sweep` on the terminal: a dry run's list with the time it will take, and a sweep with its live display."""
 
 from __future__ import annotations
 
+import json
 import signal
-from collections import Counter
-from collections.abc import Sequence
+import statistics
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from typing import Literal
 
@@ -13,16 +16,22 @@ from rich.console import Console
 
 from brx.config.schema import CustomConfig, RunConfig
 from brx.errors import UserError
-from brx.sweep.cell_state import state_of
+from brx.model.stage import Stage, count_parameters
+from brx.runs.folder import RunFolder
+from brx.sweep.cell_state import State, iterations_done, state_of
 from brx.sweep.choice import tried_cells
 from brx.sweep.display import SweepDisplay, choice_table, duration, failure_table, write_choices
-from brx.sweep.estimate import remaining_seconds
 from brx.sweep.local import LocalLauncher
 from brx.sweep.ray_cluster import RayLauncher
 from brx.sweep.run import Launcher, choices_and_repetitions, run_sweep
-from brx.sweep.spec import Sweep
-from brx.train.device import choose_device
+from brx.sweep.spec import Cell, Sweep
+from brx.train.build import assemble
+from brx.train.device import choose_device, set_up
 from brx.train.method_check import check_method
+
+WARM_UP, MEASURED = 3, 10  # one refresh of the default interval is among them
+LARGEST_ON_CPU = 20_000_000
+"""Parameters up to which a calibration on a CPU takes seconds."""
 
 
 def check_own_methods(sweeps: Sequence[Sweep]) -> None:
@@ -58,12 +67,8 @@ def list_cells(sweep: Sweep, jobs: int | None, *, retry_failed: bool) -> None:
     for name, state in states.items():
         console.print(f"{state.value:12}{name}", soft_wrap=True, markup=False)
     num_jobs = _local(sweep, jobs).num_jobs
-    left = remaining_seconds(
-        [*cells, *repetitions],
-        num_jobs,
-        lambda line: Console(stderr=True).print(line, highlight=False),
-        retry_failed=retry_failed,
-    )
+    say = Console(stderr=True, highlight=False).print
+    left = remaining_seconds([*cells, *repetitions], num_jobs, say, retry_failed=retry_failed)
     counts = ", ".join(f"{count} {state.value}" for state, count in Counter(states.values()).items())
     time = (
         f"about {duration(left)} with {num_jobs} at a time" if left is not None else "too large to time without a GPU"
@@ -83,7 +88,7 @@ def make_launcher(
 
 def run_and_print(sweep: Sweep, launching: AbstractContextManager[Launcher], *, retry_failed: bool) -> bool:
     """Run the cells; print what was chosen and what failed. False if a cell failed."""
-    with launching as launcher, SweepDisplay(launcher.num_jobs) as display:
+    with launching as launcher, closing(SweepDisplay(launcher.num_jobs)) as display:
         # From a terminal, a scheduler, or to a job in the background. After the launcher: Ray has a handler of its own.
         for stop in (signal.SIGINT, signal.SIGTERM):
             signal.signal(stop, signal.default_int_handler)
@@ -105,3 +110,64 @@ def _local(sweep: Sweep, jobs: int | None) -> LocalLauncher:
     configs = [cell.config for cell in sweep.cells]
     on_gpus = any(config.runtime.device != "cpu" for config in configs)
     return LocalLauncher(jobs, max(config.pipeline.devices for config in configs), on_gpus=on_gpus)
+
+
+def remaining_seconds(
+    cells: Sequence[Cell], num_jobs: int, say: Callable[[str], None], *, retry_failed: bool = False
+) -> float | None:
+    """Expected time of what is left, with `num_jobs` cells at a time; None if it cannot be told here."""
+    ended = (State.DONE,) if retry_failed else (State.DONE, State.FAILED)
+    rates = measured_rates(cells)
+    total = 0.0
+    for cell in cells:
+        if state_of(cell) in ended:
+            continue
+        kind = cost_kind(cell.config)
+        if kind not in rates:
+            say(f"calibrating {cell.name} ...")
+            rates[kind] = calibrate(cell.config)
+        rate = rates[kind]
+        if rate is None:
+            return None
+        total += (cell.config.training.last_iteration - iterations_done(cell.folder)) * rate
+    return total / num_jobs
+
+
+def measured_rates(cells: Sequence[Cell]) -> dict[str, float | None]:
+    """Seconds per iteration of the finished cells, by kind."""
+    seconds = defaultdict(list)
+    for cell in cells:
+        summary = RunFolder(cell.folder).read_summary()
+        if summary.get("status") == "finished" and summary.get("training_seconds"):
+            seconds[cost_kind(cell.config)].append(summary["training_seconds"] / summary["iteration"])
+    return {kind: statistics.fmean(values) for kind, values in seconds.items()}
+
+
+def cost_kind(config: RunConfig) -> str:
+    """What an iteration's time depends on: everything but the number of stages, rates, seeds and budget."""
+    content = config.model_dump(mode="json", include={"model", "optimizer", "runtime"})
+    content["optimizer"].pop("lr")
+    content["batch"] = config.training.batch_size, config.pipeline.accumulation
+    content["vocabulary"] = config.data.vocabulary_size
+    content["stash"] = config.pipeline.stash
+    return json.dumps(content, sort_keys=True)
+
+
+def calibrate(config: RunConfig) -> float | None:
+    """Seconds per iteration on this machine, with random tokens; None where that would take too long."""
+    device, _ = choose_device(config.runtime.device, 0)
+    with torch.device("meta"):
+        model = Stage(config.model, config.data.vocabulary_size, range(config.model.blocks))
+    if device.type == "cpu" and count_parameters([model]) > LARGEST_ON_CPU:
+        return None
+    set_up(config.runtime, device, 1)
+    shape = (config.training.batch_size, config.model.sequence_length + 1)
+    tokens = torch.randint(config.data.vocabulary_size, shape, device=device)
+    engine = assemble(config, lambda iteration: (tokens[:, :-1], tokens[:, 1:]), device=device).engine
+    started = 0.0
+    for result in engine.run(1, lambda: WARM_UP + MEASURED):
+        if result.iteration in (WARM_UP, WARM_UP + MEASURED):
+            assert result.loss is not None
+            result.loss.item()  # waits for a GPU
+            elapsed, started = time.perf_counter() - started, time.perf_counter()
+    return elapsed / MEASURED

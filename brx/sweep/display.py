@@ -7,8 +7,6 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import pandas as pd
 from rich.console import Console, Group
@@ -26,11 +24,7 @@ EDGE = "at the edge: widen the grid"
 
 
 class SweepDisplay:
-    """Follows the cells of a sweep, on stderr; use as a context manager.
-
-    Args:
-        num_jobs: how many cells run at a time.
-    """
+    """Follows the cells of a sweep, `num_jobs` of which run at a time, on stderr; to be closed."""
 
     def __init__(self, num_jobs: int) -> None:
         self._console = Console(stderr=True, highlight=False)
@@ -41,6 +35,8 @@ class SweepDisplay:
         self._started: dict[str, tuple[float, int]] = {}
         self._seconds_per_iteration: list[float] = []
         self._last_refresh = 0.0
+        if self._console.is_terminal:
+            self._live.start()
 
     def begin(self, cells: Sequence[Cell]) -> None:
         """Add cells that wait or are done."""
@@ -105,14 +101,8 @@ class SweepDisplay:
             return ""
         return f", {duration(sum(paces) / len(paces) * remaining / self._num_jobs)} left"
 
-    def __enter__(self) -> Self:
-        if self._console.is_terminal:
-            self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Leave the table as it is now."""
         if self._console.is_terminal:
             self._live.update(self._render(), refresh=True)
             self._live.stop()

@@ -25,7 +25,7 @@ import torch
 
 from brx.errors import UserError
 from brx.runs.lock import hand_down, lock
-from brx.sweep.cell_state import LOG, State, prepare_folder, record_failure, state_of
+from brx.sweep.cell_state import LOG, State, outcome_of, prepare_folder, state_of
 from brx.sweep.spec import Cell
 
 # What macOS has started in its libraries by then does not survive a fork: there, every cell pays its start.
@@ -66,11 +66,9 @@ class LocalLauncher:
 
     @property
     def is_full(self) -> bool:
-        """Whether every share is taken."""
         return len(self.jobs) >= self.num_jobs
 
     def start(self, cell: Cell) -> bool:
-        """Start or resume a cell; False if another sweep runs it, or has finished it meanwhile."""
         with ExitStack() as stack:
             descriptor = stack.enter_context(lock(cell.folder))
             if descriptor is None or state_of(cell) is State.DONE:
@@ -83,23 +81,15 @@ class LocalLauncher:
         return True
 
     def collect(self) -> list[tuple[Cell, State, str]]:
-        """Take the cells that have ended since the last call: each with its state and, if it failed, why."""
-        ended = [job for job in self.jobs if job.process.exitcode is not None]
-        self.jobs = [job for job in self.jobs if job not in ended]
-        outcomes: list[tuple[Cell, State, str]] = []
-        for job in ended:
-            code = job.process.exitcode
-            if code == 0:
-                outcomes.append((job.cell, State.DONE, ""))
-            elif code == 130:
-                outcomes.append((job.cell, State.INTERRUPTED, ""))
-            else:
-                outcomes.append((job.cell, State.FAILED, record_failure(job.cell.folder, code or 1)))
-            job.resources.close()
+        outcomes = []
+        for job in list(self.jobs):
+            if (code := job.process.exitcode) is not None:
+                self.jobs.remove(job)
+                outcomes.append((job.cell, *outcome_of(job.cell, code)))
+                job.resources.close()
         return outcomes
 
     def interrupt(self) -> None:
-        """Ask all cells to save and end, and wait until they have."""
         for job in self.jobs:
             if job.process.pid is not None and job.process.is_alive():
                 os.kill(job.process.pid, signal.SIGINT)

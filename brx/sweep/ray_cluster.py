@@ -22,7 +22,7 @@ from brx.errors import UserError
 from brx.files import write_text
 from brx.runs.folder import RunFolder
 from brx.runs.lock import hand_down, is_locked, lock
-from brx.sweep.cell_state import FAILURE, LOG, State, prepare_folder, record_failure, state_of
+from brx.sweep.cell_state import FAILURE, LOG, State, outcome_of, prepare_folder, state_of
 from brx.sweep.spec import Cell
 
 MOST_RESTARTS = 3
@@ -30,11 +30,8 @@ MOST_RESTARTS = 3
 POLL_S = 0.2
 CONNECT_S = 10.0
 
-Ended = tuple[int, str]
-"""Exit code of a cell's process, and why it failed."""
 
-
-def run_cell(cell: Cell, working_folder: Path) -> Ended:
+def run_cell(cell: Cell, working_folder: Path) -> tuple[State, str]:
     """Start or resume a cell where Ray has placed this task, and wait for its end; `ray.cancel` makes it save and end.
 
     Its folder is absolute; other paths of its configuration are meant against the working folder.
@@ -49,7 +46,7 @@ def run_cell(cell: Cell, working_folder: Path) -> Ended:
     with lock(cell.folder, patience_s=math.inf) as descriptor:
         assert descriptor is not None
         if state_of(cell) is State.DONE:
-            return 0, ""
+            return State.DONE, ""
         prepare_folder(cell)
         with (cell.folder / LOG).open("wb") as log:
             process = subprocess.Popen(
@@ -68,8 +65,7 @@ def run_cell(cell: Cell, working_folder: Path) -> Ended:
         except KeyboardInterrupt:
             # Not SIGINT: Ray blocks it in its processes and, with them, in their children.
             process.terminate()
-        code = process.wait()
-        return code, "" if code in (0, 130) else record_failure(cell.folder, code)
+        return outcome_of(cell, process.wait())
 
 
 class RayLauncher:
@@ -106,11 +102,9 @@ class RayLauncher:
 
     @property
     def is_full(self) -> bool:
-        """Whether every place is taken."""
         return len(self._jobs) >= self.num_jobs
 
     def start(self, cell: Cell) -> bool:
-        """Start or resume a cell; False if another sweep runs it, or has finished it meanwhile."""
         if state_of(cell) in (State.RUNNING, State.DONE):
             return False
         task = self._ray.remote(run_cell).options(
@@ -120,20 +114,18 @@ class RayLauncher:
         return True
 
     def collect(self) -> list[tuple[Cell, State, str]]:
-        """Take the cells that have ended since the last call: each with its state and, if it failed, why."""
         outcomes = []
         for reference in self._wait(timeout=0):
             cell = self._jobs[reference]
-            code, reason = self._ended(reference, cell)
+            state, reason = self._ended(reference, cell)
             # A network file system may show the summary some seconds after the node that wrote it has told us.
-            if code == 0 and RunFolder(cell.folder).read_summary().get("status") != "finished":
+            if state is State.DONE and RunFolder(cell.folder).read_summary().get("status") != "finished":
                 continue
             del self._jobs[reference]
-            outcomes.append((cell, {0: State.DONE, 130: State.INTERRUPTED}.get(code, State.FAILED), reason))
+            outcomes.append((cell, state, reason))
         return outcomes
 
     def interrupt(self) -> None:
-        """Ask all cells to save and end, and wait until they have."""
         for reference in self._jobs:
             self._ray.cancel(reference)
         self._wait(timeout=None)
@@ -171,16 +163,16 @@ class RayLauncher:
         by_cores, gpus = int(node.get("CPU", 0)) // _cores(cell), self._gpus(cell)
         return min(by_cores, int(node.get("GPU", 0)) // gpus) if gpus else by_cores
 
-    def _ended(self, reference: Any, cell: Cell) -> Ended:
+    def _ended(self, reference: Any, cell: Cell) -> tuple[State, str]:
         try:
-            code, reason = self._ray.get(reference)
+            state, reason = self._ray.get(reference)
+            return state, reason
         except self._ray.exceptions.RayError as error:
             # The node was lost too often, or the task itself failed, which Ray wraps together with its traceback.
             cause = getattr(error, "cause", None) or error
             reason = f"Ray: {str(cause).strip().splitlines()[0]}"
             write_text(cell.folder / FAILURE, reason + "\n")
-            code = 1
-        return code, reason
+            return State.FAILED, reason
 
 
 def _cores(cell: Cell) -> int:

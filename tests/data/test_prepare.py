@@ -234,7 +234,7 @@ def test_no_setting_of_the_process_decides_the_tokens(tmp_path):
     for seed, encoding in (("1", "utf-8"), ("2", "latin-1")):
         code = (
             "import sys; from brx.config.schema import DataConfig; from brx.data.prepare import prepare;"
-            "data = prepare(DataConfig(directory=sys.argv[1], tokens=5_000_000)); print(data.fingerprint)"
+            "data = prepare(DataConfig(directory=sys.argv[1], tokens=500_000)); print(data.fingerprint)"
         )
         process = run_python(code, tmp_path / seed, PYTHONHASHSEED=seed, PYTHONIOENCODING=encoding, PYTHONUTF8="0")
         out, err = process.communicate(timeout=300)

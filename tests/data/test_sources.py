@@ -15,12 +15,6 @@ def read(source, **settings):
     return list(documents(DataConfig(source=str(source), **settings)))
 
 
-def test_a_former_source_says_what_replaced_it(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=r"^data\.source: stdlib: .*; packages \(.*\) took its place$"):
-        read("stdlib")
-
-
 def test_skip_leaves_out_the_first(tmp_path):
     path = write_rows(tmp_path / "a.jsonl", DOCUMENTS)
     assert list(documents(DataConfig(source=str(path)), skip=300)) == DOCUMENTS[300:]

@@ -75,7 +75,7 @@ json_values = st.recursive(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
 @given(st.binary(max_size=60) | json_values.map(lambda value: json.dumps(value).encode()))
 def test_any_content_in_place_of_the_sidecar_is_one_line(tmp_path, content):
     path = write(tmp_path)
@@ -85,7 +85,7 @@ def test_any_content_in_place_of_the_sidecar_is_one_line(tmp_path, content):
     assert len(str(caught.value).splitlines()) == 1
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
 @given(st.sampled_from(["source", "tokenizer", "num_tokens", "num_documents", "sha256"]), json_values)
 def test_a_field_of_another_type_is_one_line_that_names_it(tmp_path, key, value):
     path = write(tmp_path)

@@ -21,7 +21,7 @@ def finished(folder, writer):
     return {split: (folder / f"{split}.bin").read_bytes() for split in SPLITS}
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
 @given(entries=entries, commits=st.sets(st.integers(0, 30)), interruptions=st.sets(st.integers(0, 30)))
 def test_interrupted_anywhere_it_gives_the_same_files(tmp_path_factory, entries, commits, interruptions):
     tmp_path = tmp_path_factory.mktemp("writing")

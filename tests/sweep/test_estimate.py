@@ -6,7 +6,7 @@ import pytest
 
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
 from brx.sweep.cell_state import FAILURE, prepare_folder
-from brx.sweep.estimate import remaining_seconds
+from brx.sweep.command import remaining_seconds
 from brx.sweep.run import choices_and_repetitions
 from brx.sweep.spec import Sweep
 from tests.sweep.helpers import write_sweep

@@ -90,7 +90,7 @@ def test_a_failed_cell_is_recorded_and_the_rest_goes_on(tmp_path, capsys):
 
 def test_interrupted_and_killed_sweeps_continue_to_the_same_numbers(tmp_path):
     grid = {"pipeline.stages": [4, 2]}
-    path = write_sweep(tmp_path, grid=grid, set={"training.iterations": 200, "training.checkpoint_every": 10})
+    path = write_sweep(tmp_path, grid=grid, set={"training.iterations": 150, "training.checkpoint_every": 10})
     cells = Sweep.load(path).cells
 
     process = start_brx("sweep", path, "--jobs", "1")

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from brx.config.loading import PRESETS
 from brx.errors import UserError
 from brx.sweep.spec import Sweep, identity, matches
 from tests.sweep.helpers import write_sweep
@@ -128,18 +129,11 @@ LENGTHS = {
 @pytest.mark.parametrize(
     ("scale", "usual_length", "usual_rates", "other_rates"),
     [
-        (
-            "laptop",
-            8000,
-            1,
-            {"main": 3, "preconditioned": 3, "rates": 2, "preconditioned-long": 3} | dict.fromkeys(NESTEROV_APART, 2),
-        ),
+        ("laptop", 8000, 1, RATES),
         ("paper", 250_000, 3, {"1b": 1, "3b": 2}),
     ],
 )
 def test_the_sweeps_that_come_with_brx_expand(scale, usual_length, usual_rates, other_rates):
-    from brx.config.loading import PRESETS
-
     files = sorted((PRESETS / "sweeps" / scale).glob("*.yaml"))
     assert len(files) >= 11
     for file in files:
