@@ -1,60 +1,97 @@
-"""How little rounding decides: the largest early steps of an optimizer, and what perturbations of 1e-7 do to it.
+"""How little rounding decides: noise floors, the largest early steps, and what perturbations of 1e-7 do.
 
 Gradients do not depend on the weights here, so that what grows has grown in the optimizer.
 
-    python -m benchmarks.first_steps
+    python -m benchmarks.first_steps noise     floors against measured noise, up to 2688 x 10752 (a minute, 2 GB)
+    python -m benchmarks.first_steps steps     early steps and perturbations (half an hour)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from pytorch_optimizer import SOAP
 from torch import Tensor
 
 from benchmarks.report import Table
+from brx.config import load_config
 from brx.optim import BasisRotation
+from brx.optim.basis_rotation import above_noise, noise_floor
+from brx.train.loop import train
 
-Gradient = Callable[[torch.Generator, tuple[int, int]], Tensor]
+Shape = tuple[int, int]
+Gradient = Callable[[torch.Generator, Shape, int], Tensor]
+"""The gradient of an update, counted from 1."""
 
-SHAPES = ((32, 32), (16, 48))
-NUM_EARLY = 100
-NUM_STEPS = 300
+SHAPES = ((16, 48), (48, 16), (32, 128), (64, 64), (128, 128), (256, 256))
+SEEDS = range(10)
+NUM_STEPS = 50
 PERTURBATION = 1e-7
 
 
-def _normal(generator: torch.Generator, shape: tuple[int, int]) -> Tensor:
+def _normal(generator: torch.Generator, shape: Shape, _: int = 0) -> Tensor:
     return torch.randn(shape, generator=generator)
 
 
-def _low_rank(generator: torch.Generator, shape: tuple[int, int], rank: int) -> Tensor:
+def _low_rank(generator: torch.Generator, shape: Shape, rank: int) -> Tensor:
     rows, columns = shape
     return _normal(generator, (rows, rank)) @ _normal(generator, (rank, columns))
 
 
-def _decaying(generator: torch.Generator, shape: tuple[int, int]) -> Tensor:
+def _decaying(generator: torch.Generator, shape: Shape, _: int) -> Tensor:
     return torch.outer(*(torch.logspace(0, -2, size) for size in shape)) * _normal(generator, shape)
 
 
-def _one_direction(generator: torch.Generator, shape: tuple[int, int]) -> Tensor:
+def _one_direction(generator: torch.Generator, shape: Shape, _: int) -> Tensor:
     always = torch.Generator().manual_seed(1)
     return _low_rank(always, shape, 1) * (1 + 0.3 * torch.randn((), generator=generator))
 
 
-def _zero_rows_and_columns(generator: torch.Generator, shape: tuple[int, int]) -> Tensor:
+def _absent_rows(generator: torch.Generator, shape: Shape, _: int = 0) -> Tensor:
     gradient = _normal(generator, shape)
-    gradient[:3], gradient[:, 5:7] = 0, 0
+    gradient[: shape[0] // 3] = 0
     return gradient
 
 
-def _repeated_row_and_column(generator: torch.Generator, shape: tuple[int, int]) -> Tensor:
+def _absent_columns(generator: torch.Generator, shape: Shape, _: int) -> Tensor:
+    return _absent_rows(generator, (shape[1], shape[0])).T.contiguous()
+
+
+def _late_rows(generator: torch.Generator, shape: Shape, update: int) -> Tensor:
     gradient = _normal(generator, shape)
-    gradient[:, 1], gradient[3] = gradient[:, 0], gradient[2]
+    for row, first in ((0, 11), (1, 15), (2, 21)):
+        gradient[row] *= update >= first
     return gradient
 
 
-def _few_tokens(generator: torch.Generator, shape: tuple[int, int]) -> Tensor:
+def _one_hot_rows(generator: torch.Generator, shape: Shape, _: int) -> Tensor:
+    gradient = torch.zeros(shape)
+    rows = torch.randint(shape[0], (4,), generator=generator)
+    gradient[rows] = _normal(generator, (4, shape[1]))
+    return gradient
+
+
+def _duplicated_rows(generator: torch.Generator, shape: Shape, _: int) -> Tensor:
+    gradient = _normal(generator, shape)
+    gradient[:, 1], gradient[3], gradient[-1] = gradient[:, 0], gradient[2], gradient[0]
+    return gradient
+
+
+def _few_entries(generator: torch.Generator, shape: Shape, _: int) -> Tensor:
+    return _normal(generator, shape) * (torch.rand(shape, generator=generator) < 0.02)
+
+
+def _same_few_entries(generator: torch.Generator, shape: Shape, _: int) -> Tensor:
+    return _few_entries(torch.Generator().manual_seed(1), shape, 0).sign() * _normal(generator, shape)
+
+
+def _few_tokens(generator: torch.Generator, shape: Shape, _: int) -> Tensor:
     return _low_rank(generator, shape, int(torch.randint(0, 3, (), generator=generator)))
 
 
@@ -62,81 +99,159 @@ GRADIENTS: dict[str, Gradient] = {
     "normal": _normal,
     "decaying spectrum": _decaying,
     "rank 1, always the same": _one_direction,
-    "rank 1, always another": lambda generator, shape: _low_rank(generator, shape, 1),
-    "zero rows and columns": _zero_rows_and_columns,
-    "repeated row and column": _repeated_row_and_column,
+    "rank 1, always another": lambda generator, shape, _: _low_rank(generator, shape, 1),
+    "absent rows": _absent_rows,
+    "absent columns": _absent_columns,
+    "rows from update 11, 15, 21": _late_rows,
+    "four rows": _one_hot_rows,
+    "duplicated rows and columns": _duplicated_rows,
+    "2 % of entries": _few_entries,
+    "2 % of entries, always the same": _same_few_entries,
     "an expert's, of 0, 1, 2 tokens": _few_tokens,
 }
 
-OPTIMIZERS: dict[str, Callable[[list[Tensor]], torch.optim.Optimizer]] = {
+Make = Callable[[list[Tensor]], torch.optim.Optimizer]
+
+
+def basis_rotation(**options: str | int) -> Make:
+    """With a learning rate of 1."""
+    return lambda params: BasisRotation(params, lr=1.0, weight_decay=0.0, **options)  # type: ignore[arg-type]
+
+
+OPTIMIZERS: dict[str, Make] = {
     "AdamW": lambda params: torch.optim.AdamW(params, lr=1.0, weight_decay=0.0),
-    "BasisRotation, every 10": lambda params: BasisRotation(params, lr=1.0, weight_decay=0.0),
-    "BasisRotation, every 10, 1st": lambda params: BasisRotation(params, lr=1.0, weight_decay=0.0, source="1st"),
-    "BasisRotation, every 10, staggered": lambda params: BasisRotation(
-        params, lr=1.0, weight_decay=0.0, staggered=True
-    ),
-    "BasisRotation, every 2": lambda params: BasisRotation(params, lr=1.0, weight_decay=0.0, frequency=2),
-    "BasisRotation, every 1": lambda params: BasisRotation(params, lr=1.0, weight_decay=0.0, frequency=1),
-    "SOAP (pytorch-optimizer), every 10": lambda params: SOAP(
+    "2nd/bilateral": basis_rotation(),
+    "1st/bilateral": basis_rotation(source="1st"),
+    "2nd/unilateral": basis_rotation(geometry="unilateral"),
+    "1st/unilateral": basis_rotation(source="1st", geometry="unilateral"),
+    "2nd/bilateral, first basis at 2": basis_rotation(first_refresh=2),
+    "SOAP (pytorch-optimizer)": lambda params: SOAP(
         params, lr=1.0, betas=(0.9, 0.999), weight_decay=0.0, precondition_frequency=10
     ),
 }
 
 
 def weights(
-    make: Callable[[list[Tensor]], torch.optim.Optimizer],
-    gradient: Gradient,
-    shape: tuple[int, int],
-    num_steps: int,
-    perturbation: float = 0.0,
-) -> Iterator[Tensor]:
-    """Weights after each step from zero; every entry of a gradient is perturbed by that share of itself."""
-    generator, noise = torch.Generator().manual_seed(0), torch.Generator().manual_seed(99)
+    make: Make, gradient: Gradient, shape: Shape, num_steps: int, perturbation: float = 0.0, seed: int = 0
+) -> Tensor:
+    """Weights from zero on, (num_steps + 1, m, n); every entry of a gradient is perturbed by that share of itself."""
+    generator, noise = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(99)
     weight = torch.nn.Parameter(torch.zeros(shape))
     optimizer = make([weight])
-    for _ in range(num_steps):
-        weight.grad = gradient(generator, shape)
+    series = [torch.zeros(shape)]
+    for update in range(1, num_steps + 1):
+        weight.grad = gradient(generator, shape, update)
         weight.grad *= 1 + perturbation * torch.randn(shape, generator=noise)
         optimizer.step()
-        yield weight.detach().clone()
+        series.append(weight.detach().clone())
+    return torch.stack(series)
 
 
-def largest_step(make: Callable[[list[Tensor]], torch.optim.Optimizer], gradient: Gradient, num_steps: int) -> float:
-    """The largest entry of the first updates, in learning rates, over the shapes."""
-    largest = 0.0
-    for shape in SHAPES:
-        series = torch.stack([torch.zeros(shape), *weights(make, gradient, shape, num_steps)])
-        largest = max(largest, series.diff(dim=0).abs().max().item())
-    return largest
+def largest_step_and_drift(make: Make, gradient: Gradient, shape: Shape, seed: int = 0) -> tuple[float, float]:
+    """Largest entry of an update, and how far a perturbation of 1e-7 moves the end (norm), in learning rates."""
+    straight, perturbed = (weights(make, gradient, shape, NUM_STEPS, size, seed) for size in (0.0, PERTURBATION))
+    return straight.diff(dim=0).abs().max().item(), (straight[-1] - perturbed[-1]).norm().item()
 
 
-def drift(make: Callable[[list[Tensor]], torch.optim.Optimizer], gradient: Gradient, num_steps: int) -> float:
-    """How far a perturbation of 1e-7 has moved the weights at the end (norm, in learning rates), over the shapes."""
-    distances = []
-    for shape in SHAPES:
-        *_, straight = weights(make, gradient, shape, num_steps)
-        *_, perturbed = weights(make, gradient, shape, num_steps, PERTURBATION)
-        distances.append((straight - perturbed).norm().item())
-    return max(distances)
+def steps() -> None:
+    """Early steps and perturbations, over shapes and seeds."""
+    table = Table("first_steps", ["gradients", *list(OPTIMIZERS)[1:]])
+    for name, gradient in GRADIENTS.items():
+        cells = [(shape, seed) for shape in SHAPES for seed in SEEDS]
+        of_adamw = [largest_step_and_drift(OPTIMIZERS["AdamW"], gradient, *cell)[1] for cell in cells]
+        texts = []
+        for label, make in list(OPTIMIZERS.items())[1:]:
+            few = cells if "/" in label else cells[:: len(SEEDS)]  # SOAP, for comparison: one seed
+            largest, drifts = zip(*(largest_step_and_drift(make, gradient, *cell) for cell in few), strict=True)
+            factors = [drift / of_adamw[cells.index(cell)] for drift, cell in zip(drifts, few, strict=True)]
+            worst = few[factors.index(max(factors))]
+            texts.append(
+                f"{max(largest):.1f}; {statistics.median(factors):.2g} x, {max(factors):.2g} x"
+                f" ({worst[0][0]} x {worst[0][1]}, seed {worst[1]})"
+            )
+        table.add(name, *texts)
+        print(name, *texts, sep=" | ", flush=True)
+    table.write(
+        f"Largest entry of an update in the first {NUM_STEPS} steps, in learning rates; and how far a perturbation of "
+        f"{PERTURBATION:g} of every entry of every gradient has moved the weights after them (norm), over AdamW's: "
+        "the median and the largest, with its matrix.",
+        f"Over matrices of {', '.join(f'{m} x {n}' for m, n in SHAPES)} and seeds 0 to 9 (SOAP: seed 0); from weights "
+        "of zero, in float32, refreshes every 10 updates. AdamW's largest step is 1.1 to 1.6.",
+    )
+
+
+NOISE_SHAPES = ((16, 48), (32, 128), (128, 512), (384, 1536), (1024, 4096), (2688, 10752))
+NUM_SAMPLED = 48
+"""Columns of a rotated gradient that are computed in float64, too."""
+
+
+def cosines(size: int, generator: torch.Generator) -> Tensor:
+    """An orthogonal matrix of which no entry is small: the discrete cosine transform, rows with random signs."""
+    angles = torch.outer(torch.arange(size).double() + 0.5, torch.arange(size).double()) * (math.pi / size)
+    transform = angles.cos_().mul_(math.sqrt(2 / size))
+    transform[:, 0] = math.sqrt(1 / size)
+    signs = torch.randint(0, 2, (size, 1), generator=generator) * 2 - 1
+    return transform.mul_(signs).float()
+
+
+def floor_over_noise(shape: Shape, rank: int | None, seed: int = 0) -> float:
+    """One over the root mean square, over entries, of U^T G V's rounding noise in units of the noise floor."""
+    generator = torch.Generator().manual_seed(seed)
+    left, right = (cosines(size, generator) for size in shape)
+    gradient = _normal(generator, shape) if rank is None else _low_rank(generator, shape, rank)
+    rotated = left.mT @ (gradient @ right)
+    columns = torch.linspace(0, shape[1] - 1, min(shape[1], NUM_SAMPLED)).long()
+    exact = left.double().mT @ (gradient.double() @ right[:, columns].double())
+    floor = noise_floor(rotated.square()).sqrt()[:, columns]
+    return 1 / ((rotated[:, columns] - exact) / floor).square().mean().sqrt().item()
+
+
+def trained_second_moments() -> Tensor:
+    """Of all rotated entries of a model after 1,000 iterations, over the mean of their matrix, in ascending order."""
+    settings = ["optimizer.method=basis-rotation", "training.iterations=1000", "training.checkpoint_every=1000"]
+    with TemporaryDirectory() as folder:
+        train(load_config("laptop", [*settings, "pipeline.stages=1"]), Path(folder) / "run")
+        states = [torch.load(path, weights_only=True) for path in Path(folder).glob("run/checkpoints/*/stage*.pt")]
+    found: list[Tensor] = []
+
+    def collect(value: object) -> None:
+        if isinstance(value, dict):
+            if "left_basis" in value:
+                found.append((value["exp_avg_sq"] / value["exp_avg_sq"].mean()).flatten())
+            for inner in value.values():
+                collect(inner)
+        elif isinstance(value, list):
+            for inner in value:
+                collect(inner)
+
+    collect(states)
+    return torch.cat(found).sort().values
+
+
+def noise() -> None:
+    """The floor against measured noise, and how many entries of a trained model it damps."""
+    trained = trained_second_moments()
+    table = Table("noise_floor", ["matrix", "normal: floor / noise", "rank 1: floor / noise", "damped by over 10 %"])
+    for shape in NOISE_SHAPES:
+        places = torch.randint(len(trained), shape, generator=torch.Generator().manual_seed(0))
+        damped = (above_noise(trained[places]) < 0.9).float().mean().item()
+        ratios = [f"{floor_over_noise(shape, rank):.1f}" for rank in (None, 1)]
+        table.add(f"{shape[0]} x {shape[1]}", *ratios, f"{100 * damped:.4f} %")
+        print(*table.rows[-1], flush=True)
+    quantiles = ", ".join(f"{trained[int(len(trained) * q)]:.0e} ({q:g})" for q in (1e-4, 1e-3, 1e-2, 0.1, 0.5))
+    table.write(
+        "The noise floor over the root mean square of the rounding noise of U^T G V in float32, against float64; and "
+        "the entries that it damps by over 10 % where second moments are drawn from those of a trained model.",
+        f"U and V are cosine transforms with random signs; {NUM_SAMPLED} columns are sampled. Second moments of the "
+        f"preset `laptop` after 1,000 iterations, over the mean of their matrix, by quantile: {quantiles}.",
+    )
 
 
 def main() -> None:
-    """Write the table."""
+    """Write the tables that are asked for; both by default."""
     torch.set_num_threads(1)
-    table = Table("first_steps", ["gradients", *OPTIMIZERS])
-    for name, gradient in GRADIENTS.items():
-        of_adamw = drift(OPTIMIZERS["AdamW"], gradient, NUM_STEPS)
-        cells = []
-        for make in OPTIMIZERS.values():
-            moved = drift(make, gradient, NUM_STEPS)
-            cells.append(f"{largest_step(make, gradient, NUM_EARLY):.1f}, {moved:.0e} ({moved / of_adamw:.2g} x)")
-        table.add(name, *cells)
-    table.write(
-        f"Largest entry of an update in the first {NUM_EARLY} steps, in learning rates; and how far a perturbation of "
-        f"{PERTURBATION:g} of every entry of every gradient has moved the weights after {NUM_STEPS} steps (norm, in "
-        "learning rates; in brackets over AdamW's).",
-        "The larger one of matrices of 32 x 32 and 16 x 48, from weights of zero; float32, one seed.",
-    )
+    for part in sys.argv[1:] or ["noise", "steps"]:
+        {"noise": noise, "steps": steps}[part]()
 
 
 if __name__ == "__main__":

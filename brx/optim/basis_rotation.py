@@ -432,7 +432,7 @@ class BasisRotation(Optimizer):
             )
             steps[1:] += 1 if batch.bad is None else ~batch.bad  # the kernel counts one step for the whole run
         if batch.sides:
-            update.mul_(_above_noise(batch.state["exp_avg_sq"]))
+            update.mul_(above_noise(batch.state["exp_avg_sq"]))
         return update.flatten(0, -3)
 
     def _check_gradients(self, members: list[Member]) -> dict[torch.device, Tensor]:
@@ -749,22 +749,32 @@ def _updates_since_refresh(member: Member) -> int:
     return update - last
 
 
-def _above_noise(second_moment: Tensor) -> Tensor:
-    """A factor from 0, for entries of rotated gradients that are rounding noise of their matrix, to 1 for all others.
+def above_noise(second_moment: Tensor) -> Tensor:
+    """A factor (*, m, n) from 0, for entries of rotated gradients that are rounding noise, to 1.
 
-    Adam would scale it to full steps. Rounding leaves in an entry of U^T G V, measured against float64, 0.04 to 0.07 of
-    eps sqrt(m + n) times the root of the mean squares of its row, of its column and of the matrix together; the floor
-    is 2 of these (`benchmarks/first_steps`). What rounding of the basis leaves in a whole row or column is up to 4 eps
-    of the matrix; the floor for that is 16 eps. What is 4 times below a floor moves by 1.5e-5 of its step.
+    Adam would scale noise to full steps. Rounding of the basis leaves up to 4 eps of the matrix in a whole row or
+    column that should be zero; their floor is 16 eps. What is 4 times below a floor moves by 1.5e-5 of its step.
     """
-    *_, m, n = second_moment.shape
+    m, n = second_moment.shape[-2:]
     number = torch.finfo(second_moment.dtype)
     of_row, of_column = (second_moment.mean(dim=dim, keepdim=True) for dim in (-1, -2))
-    of_matrix = of_row.mean(dim=-2, keepdim=True)
-    floor = (of_row + of_column + of_matrix) * ((m + n) * (2 * number.eps) ** 2) + number.tiny
-    tilt = of_matrix * (16 * number.eps) ** 2 + number.tiny
-    noise = (floor / second_moment).pow(4) + (m * tilt / of_row).pow(4) + (n * tilt / of_column).pow(4)
-    return 1 / (1 + noise)
+    tilt = of_row.mean(dim=-2, keepdim=True) * (16 * number.eps) ** 2 + number.tiny
+    noise = (noise_floor(second_moment) / second_moment).pow(4)
+    return 1 / (1 + noise + (m * tilt / of_row).pow(4) + (n * tilt / of_column).pow(4))
+
+
+def noise_floor(second_moment: Tensor) -> Tensor:
+    """The square of what counts as rounding noise in each entry of a rotated gradient (*, m, n).
+
+    Rounding leaves in an entry of U^T G V, measured against float64 (`benchmarks/first_steps`), 0.2 to 0.4 of
+    eps (m + n)^(1/4) times the root of the mean squares of its row, of its column and of the matrix together; this is
+    7 of these.
+    """
+    m, n = second_moment.shape[-2:]
+    number = torch.finfo(second_moment.dtype)
+    of_row, of_column = (second_moment.mean(dim=dim, keepdim=True) for dim in (-1, -2))
+    mean_squares = of_row + of_column + of_row.mean(dim=-2, keepdim=True)
+    return mean_squares * ((m + n) ** 0.5 * (7 * number.eps) ** 2) + number.tiny
 
 
 def largest_adam_step(update: int, betas: tuple[float, float]) -> float:

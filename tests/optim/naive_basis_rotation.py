@@ -61,7 +61,7 @@ def above_noise(v):
     for i in range(m):
         for j in range(n):
             if v[i, j] > 0:
-                noise = (m + n) * (2 * eps) ** 2 * (v[i].mean() + v[:, j].mean() + v.mean())
+                noise = math.sqrt(m + n) * (7 * eps) ** 2 * (v[i].mean() + v[:, j].mean() + v.mean())
                 of_row, of_column = ((16 * eps) ** 2 * v.sum() / part.sum() for part in (v[i], v[:, j]))
                 factor[i, j] = 1 / (1 + (noise / v[i, j]) ** 4 + of_row**4 + of_column**4)
     return factor
