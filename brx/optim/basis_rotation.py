@@ -774,7 +774,7 @@ def noise_floor(second_moment: Tensor) -> Tensor:
     number = torch.finfo(second_moment.dtype)
     of_row, of_column = (second_moment.mean(dim=dim, keepdim=True) for dim in (-1, -2))
     mean_squares = of_row + of_column + of_row.mean(dim=-2, keepdim=True)
-    return mean_squares * ((m + n) ** 0.5 * (7 * number.eps) ** 2) + number.tiny
+    return mean_squares * (math.sqrt(m + n) * (7 * number.eps) ** 2) + number.tiny
 
 
 def largest_adam_step(update: int, betas: tuple[float, float]) -> float:
