@@ -44,7 +44,8 @@ def terminal_text(table: pd.DataFrame, width: int) -> str:
     rank and named below.
     """
     shown = table
-    upright = table.set_index(table.columns[0]).T.reset_index(names=table.columns[0])
+    upright = table.set_index(table.columns[0]).T  # a row may be called as the first column is
+    upright = upright.reset_index(names=table.columns[0], allow_duplicates=True)
     if _width(table) > width and len(table) < len(table.columns) and _width(upright) <= width:
         shown = upright
     while _width(shown) > width and len(shown.columns) > 2:

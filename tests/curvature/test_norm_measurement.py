@@ -23,7 +23,7 @@ from brx.curvature.oscillation import measure_oscillation
 from brx.errors import RunError, UserError
 from brx.runs.checkpoint import list_checkpoints
 from brx.train.loop import train
-from tests.curvature.helpers import finished_run, flat
+from tests.curvature.helpers import flat
 from tests.train.helpers import tiny_config
 
 SETTINGS = NormSettings(vectors=6, batches_per_vector=2)
@@ -112,7 +112,7 @@ def test_stopped_and_continued_gives_the_same_numbers(run, tmp_path, monkeypatch
 
 
 def test_ctrl_c_saves_and_the_same_command_continues(run, tmp_path, monkeypatch, capsys):
-    expected = measure(Path(shutil.copytree(run, tmp_path / "straight")), "original", SETTINGS)
+    expected = measure(Path(shutil.copytree(run, tmp_path / "straight")), "original")
     original = norm_measurement.vector_product
 
     def interrupted(checkpoint, settings, number):
@@ -140,14 +140,15 @@ def failing(original, calls, at):
     return product
 
 
+@pytest.mark.slow
 def test_several_processes_give_the_same_numbers(run, tmp_path):
-    one = measure(Path(shutil.copytree(run, tmp_path / "one")), "original", SETTINGS)
+    one = measure(Path(shutil.copytree(run, tmp_path / "one")), "original")
     assert same(measure(run, "original", SETTINGS, jobs=2), one)
 
 
 def test_a_basis_may_be_borrowed_or_estimated(runs, tmp_path):
     run = Path(shutil.copytree(runs["pipedream"], tmp_path / "run"))
-    original = measure(run, "original", SETTINGS)
+    original = measure(run, "original")
     borrowed = measure(run, "rotated", settings(basis_from=str(runs["basis-rotation"])))
     estimated = measure(run, "rotated", settings(basis_batches=4))
     assert len({original.norm, borrowed.norm, estimated.norm}) == 3
@@ -161,19 +162,23 @@ def test_a_basis_may_be_borrowed_or_estimated(runs, tmp_path):
 
 
 def test_precisions_agree_on_the_same_vectors(run):
-    fp32 = measure(run, "original", SETTINGS)
-    fp64 = measure(run, "original", settings(precision="fp64"))
+    fp32, fp64 = (measure(run, "original", settings(precision=precision)) for precision in ("fp32", "fp64"))
     assert fp32.norm == pytest.approx(fp64.norm, rel=1e-2)
     assert fp64.below_resolution <= fp32.below_resolution
 
 
-def test_command(run, capsys):
-    arguments = ["hessian-norm", str(run), "--vectors", "4", "--batches-per-vector", "2"]
-    assert main([*arguments, "--by", "kind"]) == 0
+def test_command_of_several_runs(run, runs, tmp_path, capsys):
+    other = shutil.copytree(runs["pipedream"], tmp_path / "other")
+    arguments = ["hessian-norm", str(run), str(other), "--vectors", "3", "--batches-per-vector", "2"]
+    assert main([*arguments, "--format", "markdown", "--by", "kind"]) == 0
     shown = capsys.readouterr().out
-    assert "original" in shown
-    assert "rotated" in shown
-    assert "attention.query" in shown
+    rows = [line.split(" | ") for line in shown.splitlines()[2:5]]
+    assert [(row[0].strip("| "), row[3]) for row in rows] == [
+        ("run", "original"),
+        ("run", "rotated, own basis"),
+        ("other", "original"),
+    ]
+    assert shown.count("attention.query") == 3
     before = {path: path.stat().st_mtime_ns for path in (run / "analysis").iterdir()}
     assert len(before) == 2
     assert main([*arguments, "--original", "--by", "stage"]) == 0  # read again, not measured again
@@ -200,35 +205,17 @@ def test_what_was_measured_is_shown_without_checkpoints(run, tmp_path, capsys):
     assert len(capsys.readouterr().out.splitlines()) == 2
 
 
-def test_several_runs_in_one_table(run, runs, tmp_path, capsys):
-    other = shutil.copytree(runs["pipedream"], tmp_path / "other")
-    arguments = ["hessian-norm", str(run), str(other), "--vectors", "3", "--batches-per-vector", "2"]
-    assert main([*arguments, "--format", "markdown"]) == 0
-    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
-    assert [(row[0].strip("| "), row[3]) for row in rows] == [
-        ("run", "original"),
-        ("run", "rotated, own basis"),
-        ("other", "original"),
-    ]
-
-
-def test_run_without_checkpoints(run):
-    shutil.rmtree(run / "checkpoints")
-    with pytest.raises(UserError, match="has no checkpoint"):
-        measure(run, "original", SETTINGS)
-
-
-def test_checkpoint_that_is_not_there(run):
+def test_checkpoints_that_are_not_there_or_not_the_last(run):
     with pytest.raises(UserError, match="no such checkpoint; there are: 7, 14, 21, 28, 30"):
-        measure(run, "original", SETTINGS, iteration=8)
-
-
-def test_unfinished_run_needs_a_named_checkpoint(run):
+        measure(run, "original", iteration=8)
     summary = json.loads((run / "summary.json").read_text())
     (run / "summary.json").write_text(json.dumps(summary | {"status": "interrupted"}))
     with pytest.raises(UserError, match=r"not finished .* or name a checkpoint with --checkpoint: 7, 14"):
-        measure(run, "original", SETTINGS)
-    assert measure(run, "original", SETTINGS, iteration=14).iteration == 14
+        measure(run, "original")
+    assert measure(run, "original", iteration=14).iteration == 14
+    shutil.rmtree(run / "checkpoints")
+    with pytest.raises(UserError, match="has no checkpoint"):
+        measure(run, "original")
 
 
 def test_checkpoint_of_another_model(run, runs):
@@ -237,22 +224,9 @@ def test_checkpoint_of_another_model(run, runs):
     with pytest.raises(
         UserError, match=r"another model: blocks.0.attention.key.weight is \(8, 8\) in it and \(16, 16\)"
     ):
-        measure(run, "original", SETTINGS)
+        measure(run, "original")
     with pytest.raises(UserError, match="another model"):
         measure(runs["pipedream"], "rotated", settings(basis_from=str(run)))
-
-
-def test_basis_from_a_run_of_another_model(runs, tmp_path):
-    other = finished_run(
-        tmp_path,
-        "other",
-        "optimizer.method=basis-rotation",
-        "model.width=4",
-        "training.iterations=3",
-        "data.max_epochs=9",
-    )
-    with pytest.raises(UserError, match="another model"):
-        measure(runs["pipedream"], "rotated", settings(basis_from=str(other)))
 
 
 def test_run_without_a_basis(runs):
@@ -278,7 +252,7 @@ def test_product_that_is_not_finite_names_checkpoint_vector_and_batches(run, mon
 
     monkeypatch.setattr(norm_measurement, "cauchy_vector", infinite)
     with pytest.raises(RunError, match="00000030: vector 2: the Hessian-vector product of batch 1 is not finite"):
-        measure(run, "original", SETTINGS)
+        measure(run, "original")
 
 
 def test_too_few_vectors(run):
@@ -291,10 +265,10 @@ def test_too_few_vectors(run):
 
 def test_damaged_result_says_so(run):
     path = result_path(run, "original", 30)
-    measure(run, "original", SETTINGS)
+    measure(run, "original")
     path.write_text(path.read_text()[:100])
     with pytest.raises(UserError, match="not a result of hessian-norm"):
-        measure(run, "original", SETTINGS)
+        measure(run, "original")
 
 
 def test_bases_are_read_for_every_rotated_matrix(runs):

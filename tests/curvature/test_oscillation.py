@@ -43,14 +43,11 @@ def test_dominant_eigenvector_is_that_of_eigh(largest):
     assert pair.num_iterations < 100
 
 
-def test_power_iteration_stops_at_its_limit_and_says_so():
+def test_power_iteration_stops_at_its_limit_and_refuses_a_zero_hessian():
     matrix = torch.diag(torch.tensor([1.0, 0.999], dtype=torch.float64))
     pair = dominant_eigenvector(product_with(matrix), {"x": torch.ones(2, dtype=torch.float64)}, 1e-12, 5)
     assert pair.num_iterations == 5
     assert pair.residual > 1e-12
-
-
-def test_zero_hessian_has_no_dominant_direction():
     with pytest.raises(RunError, match="no dominant direction"):
         dominant_eigenvector(product_with(torch.zeros(3, 3)), {"x": torch.ones(3)}, 1e-3, 10)
 
@@ -92,24 +89,6 @@ def run(runs, tmp_path):
     return Path(shutil.copytree(runs["pipedream"], tmp_path / "run"))
 
 
-def test_command(run, tmp_path, capsys):
-    arguments = ["oscillation", str(run), "--iterations", "9", "--batches", "1", "--power-iterations", "3"]
-    assert main([*arguments, "--out", str(tmp_path / "figures" / "oscillation")]) == 0
-    shown = capsys.readouterr()
-    assert "residual" in shown.err
-    assert "after 3 power iterations" in " ".join(shown.err.split())
-    content = json.loads((run / "analysis" / "oscillation-00000014.json").read_text())
-    assert content["iteration"] == 14  # the checkpoint nearest to the middle
-    assert len(content["dominant"]["projections"]) == 9
-    assert content["dominant"]["variance"] > 0
-    assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == [
-        "oscillation.pdf",
-        "oscillation.png",
-        "oscillation.txt",
-    ]
-    assert main(["oscillation", str(run), "--iterations", "1"]) == 2
-
-
 def test_what_was_measured_is_drawn_without_checkpoints(run, tmp_path, capsys):
     assert main(["oscillation", str(run), "--measured"]) == 2
     assert f"has no measured oscillation; run `brx oscillation {run}` first" in capsys.readouterr().err
@@ -122,6 +101,8 @@ def test_what_was_measured_is_drawn_without_checkpoints(run, tmp_path, capsys):
     assert f"{run.parent}: of no run in it has oscillation been measured" in capsys.readouterr().err
     shutil.move(tmp_path / "analysis", run / "analysis")
     assert measured_oscillations(run) == [found]
+    assert found.iteration == 14  # the checkpoint nearest to the middle
+    assert len(found.dominant.projections) == 9
     assert main(["oscillation", str(run), "--measured", "--out", str(tmp_path / "figure")]) == 0
     assert (tmp_path / "figure.png").stat().st_size > 0
     (run / "analysis" / "oscillation-00000014.json").write_text("{}")
@@ -133,7 +114,10 @@ def test_several_checkpoints_are_measured_and_drawn_together(run, tmp_path, caps
     paths = [str(run / "checkpoints" / name) for name in ("00000007", "00000014")]
     quick = ["--iterations", "9", "--batches", "1", "--power-iterations", "3"]
     assert main(["oscillation", *paths, *quick, "--out", str(tmp_path / "figure")]) == 0
+    assert "after 3 power iterations" in " ".join(capsys.readouterr().err.split())
     results = measured_oscillations(run)
+    content = json.loads((run / "analysis" / "oscillation-00000014.json").read_text())
+    assert content["dominant"]["variance"] == results[1].dominant.variance > 0
     assert [result.iteration for result in results] == [7, 14]
     assert measured_oscillations(run, 7) == results[:1]
     assert representative(results) == results[1]
@@ -151,18 +135,14 @@ def test_several_checkpoints_are_measured_and_drawn_together(run, tmp_path, caps
     assert "00000021: has no measured oscillation" in capsys.readouterr().err
     assert main(["oscillation", paths[0], "--checkpoint", "14"]) == 2
     assert "is a checkpoint already" in capsys.readouterr().err
+    assert main(["oscillation", str(run), "--iterations", "1"]) == 2
 
 
-def test_schedule_that_ends_too_soon(run):
+def test_checkpoints_too_late_or_not_midway(run):
     with pytest.raises(UserError, match="100 iterations from here pass the run's last one, 30"):
         measure_oscillation(run)
-
-
-def test_a_late_checkpoint_is_not_taken_for_midway(runs, tmp_path):
-    late = tmp_path / "late"
-    shutil.copytree(runs["pipedream"], late)
-    for path in (late / "checkpoints").iterdir():
+    for path in (run / "checkpoints").iterdir():
         if int(path.name) < 28:
             shutil.rmtree(path)
     with pytest.raises(UserError, match=r"no checkpoint near the middle of its 30 iterations.*28, 30"):
-        measure_oscillation(late)
+        measure_oscillation(run)

@@ -12,16 +12,14 @@ from brx.curvature.bases import estimate_bases, from_weights, to_weights
 from brx.curvature.hessian import gradient, hessian_vector_product
 from brx.curvature.hessian_norm import GeometricEstimate, cauchy_vector
 from brx.curvature.norm_measurement import measure_runs
-from brx.curvature.norm_result import STRATEGY_SPACES, NormSettings, strategy_of
+from brx.curvature.norm_result import STRATEGY_SPACES, NormSettings, result_path, strategy_of
 from brx.curvature.strategies import VARIANT_OF_SPACE, StrategySlowdowns, complete_measurements, strategy_table
 from brx.errors import UserError
 from brx.model.stage import is_block_matrix
 from brx.paper.scales import VARIANTS
 from brx.runs.frames import load
-from tests.curvature.helpers import flat, full_hessian, random_like, tiny_model
+from tests.curvature.helpers import flat, full_hessian, norm_result, random_like, tiny_model
 from tests.paper.helpers import write_experiment
-
-SETTINGS = NormSettings(vectors=5, batches_per_vector=2, basis_batches=4)
 
 
 def naive_basis(gradients, source, geometry):
@@ -42,7 +40,7 @@ def naive_basis(gradients, source, geometry):
     return sides
 
 
-@pytest.mark.parametrize("space", STRATEGY_SPACES[1:])
+@pytest.mark.parametrize("space", ["1st-unilateral", "2nd-bilateral"])
 def test_norm_in_a_strategys_coordinates_is_that_of_the_whole_hessian(space):
     model, parameters, batch = tiny_model("dense")
     inputs, targets = batch
@@ -68,7 +66,7 @@ def test_norm_in_a_strategys_coordinates_is_that_of_the_whole_hessian(space):
 
     num_rows = [parameter.numel() for parameter in parameters.values()]
     estimate = GeometricEstimate(num_rows, torch.float64)
-    for number in range(200):
+    for number in range(100):
         vector = cauchy_vector(parameters, 4, number)
         product = from_weights(bases, hessian_vector_product(model, parameters, batch, to_weights(bases, vector)))
         if number < 3:
@@ -77,7 +75,7 @@ def test_norm_in_a_strategys_coordinates_is_that_of_the_whole_hessian(space):
     total = estimate.sums(list(parameters)).grouped(lambda name: "all")
     error = total.covariance(1)[0, 0] ** 0.5
     exact = matrix.abs().sum().item()
-    assert error < 0.2 * exact
+    assert error < 0.3 * exact
     assert abs(total.sums[0, 0] - exact) < 3 * error
 
 
@@ -151,7 +149,9 @@ def test_command_measures_all_coordinates_at_one_checkpoint(run, tmp_path, capsy
 
 
 def test_slowdowns_stand_beside_the_norms_as_far_as_there_are_runs(run, tmp_path, capsys):
-    results = measure_runs([run], STRATEGY_SPACES, SETTINGS)
+    results = [made_up(run, space, 14) for space in STRATEGY_SPACES]
+    for result in results:
+        result.write(result_path(run, result.space, 14))
     runs = tmp_path / "runs"
     present = ("pipedream-lr", "nesterov", "basis-rotation", "basis-rotation 1st/unilateral")
     for method in present:
@@ -162,6 +162,7 @@ def test_slowdowns_stand_beside_the_norms_as_far_as_there_are_runs(run, tmp_path
     delays = StrategySlowdowns.of(load([runs]))
     assert delays.num_stages == 32
     assert set(delays.by_space) == {"original", "1st-unilateral", "2nd-bilateral"}
+    assert set(VARIANT_OF_SPACE.values()) <= VARIANTS.keys()
     ratios = [delays.by_space[space]["ratio"] for space in ("2nd-bilateral", "1st-unilateral", "original")]
     assert ratios == sorted(ratios)
     assert ratios[0] == pytest.approx(2, rel=0.05)
@@ -179,24 +180,22 @@ def test_runs_that_have_no_slowdown_are_refused(tmp_path):
         StrategySlowdowns.of(load([tmp_path]))
 
 
-def test_only_complete_measurements_of_one_checkpoint_are_compared(run):
-    results = measure_runs([run], STRATEGY_SPACES, SETTINGS, iteration=14)
+def made_up(run, space, iteration):
+    return norm_result(run, "pipedream", 4, iteration, space, 100, 10.0 + STRATEGY_SPACES.index(space), [1.0] * 6)
+
+
+def test_only_complete_measurements_of_one_checkpoint_are_compared():
+    results = [made_up("run", space, 14) for space in STRATEGY_SPACES]
     assert list(complete_measurements(results)) == ["run"]
     assert [one.space for one in complete_measurements(results[::-1])["run"]] == list(STRATEGY_SPACES)
     assert complete_measurements(results[1:]) == {}
-    later = measure_runs([run], ["original"], SETTINGS)
-    assert complete_measurements([*later, *results[1:]]) == {}
+    assert complete_measurements([made_up("run", "original", 30), *results[1:]]) == {}
 
 
 def test_what_cannot_be_measured_is_refused_before_anything_is(run):
     with pytest.raises(UserError, match="--basis-batches 200: "):
         measure_runs([run], STRATEGY_SPACES, NormSettings(basis_batches=200))
     assert not (run / "analysis").exists()
-
-
-def test_the_variants_are_those_of_the_paper():
-    assert set(VARIANT_OF_SPACE) == set(STRATEGY_SPACES)
-    assert set(VARIANT_OF_SPACE.values()) <= VARIANTS.keys()
 
 
 @pytest.mark.parametrize(
