@@ -54,9 +54,9 @@ def train(
     # Wrong settings are told at once; torch takes seconds to load.
     from brx.distributed.processes import DistributedWorld
     from brx.pipeline.world import SingleDevice, World
+    from brx.runs.checkpoint import check_request
     from brx.runs.folder import RunFolder, default_folder
     from brx.runs.lock import hand_down, hold
-    from brx.runs.resume import check_request
     from brx.train.device import choose_device
     from brx.train.loop import train
 

@@ -39,34 +39,24 @@ OVERRIDES_OF_MIXTURES = {
 
 def equality_configs(folder):
     """All combinations that must not depend on the number of devices, by name."""
-    configs = {}
-    one_stage_each = zip([4] * 3, ("none", "predict", "exact"), OVERRIDES, strict=True)
-    two_each = zip([8] * 3, ("exact", "none", "predict"), OVERRIDES, strict=True)
-    for stages, stash, name in (*one_stage_each, *two_each):
-        overrides = [
-            "model.blocks=8",
-            f"pipeline.stages={stages}",
-            f"pipeline.stash={stash}",
-            f"training.iterations={4 * stages + 3}",
-            *OVERRIDES[name],
-        ]
-        configs[f"{name}-p{stages}-{stash}"] = tiny_config(folder, *overrides)
+    runs = {}
+    for stages, modes in ((4, ("none", "predict", "exact")), (8, ("exact", "none", "predict"))):
+        for (name, method), stash in zip(OVERRIDES.items(), modes, strict=True):
+            settings = [f"pipeline.stages={stages}", f"pipeline.stash={stash}", *method]
+            runs[f"{name}-p{stages}-{stash}"] = [*settings, f"training.iterations={4 * stages + 3}"]
+    split = ["training.iterations=9", "pipeline.accumulation=3"]
     for stash in ("exact", "none", "predict"):
-        common = ["model.blocks=8", f"pipeline.stash={stash}", "training.iterations=9", "pipeline.accumulation=3"]
-        configs[f"pipedream-2bw-{stash}"] = tiny_config(folder, *common, "pipeline.delay=2bw")
-        deep = [*common, "pipeline.stages=8", "optimizer.method=delay-compensation"]
-        configs[f"pipedream-two-versions-{stash}"] = tiny_config(folder, *deep)
-        rings = ["pipeline.rings=host", "pipeline.delay=[5, 4, 4, 3]"]
-        if stash == "exact":
-            configs["pipedream-forecast"] = tiny_config(folder, *common, "pipeline.forecast=average-update")
-            for name in ("pipeline.forecast=last-update", f"optimizer.method={XPIPE}"):
-                plain = ["model.blocks=8", "pipeline.stages=8", "training.iterations=20", name]
-                configs[f"pipedream-{name.rpartition('=')[2].rpartition(':')[2]}"] = tiny_config(folder, *plain)
-        configs[f"pipedream-host-{stash}"] = tiny_config(folder, *common, *rings)
+        common = [*split, f"pipeline.stash={stash}"]
+        runs[f"pipedream-2bw-{stash}"] = [*common, "pipeline.delay=2bw"]
+        runs[f"pipedream-two-versions-{stash}"] = [*common, "pipeline.stages=8", "optimizer.method=delay-compensation"]
+        runs[f"pipedream-host-{stash}"] = [*common, "pipeline.rings=host", "pipeline.delay=[5, 4, 4, 3]"]
+    runs["pipedream-forecast"] = [*split, "pipeline.forecast=average-update"]
+    deep = ["pipeline.stages=8", "training.iterations=20"]
+    runs["pipedream-last-update"] = [*deep, "pipeline.forecast=last-update"]
+    runs["pipedream-xpipe"] = [*deep, f"optimizer.method={XPIPE}"]
     for name, method in OVERRIDES_OF_MIXTURES.items():
-        mixture = ["model.moe={experts: 4}", "pipeline.stages=4", "training.iterations=15"]
-        configs[f"{name}-mixture"] = tiny_config(folder, *mixture, *method)
-    return configs
+        runs[f"{name}-mixture"] = ["model.blocks=4", "model.moe={experts: 4}", "training.iterations=15", *method]
+    return {name: tiny_config(folder, "model.blocks=8", *overrides) for name, overrides in runs.items()}
 
 
 def equality(folder, world):

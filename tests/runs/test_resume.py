@@ -8,9 +8,8 @@ import pytest
 from brx.cli.main import main
 from brx.config.loading import dump_config
 from brx.errors import UserError
-from brx.runs.checkpoint import _sha256_of_content, iteration_of, list_checkpoints, read_manifest
+from brx.runs.checkpoint import _sha256_of_content, check_request, iteration_of, list_checkpoints, read_manifest
 from brx.runs.folder import RunFolder
-from brx.runs.resume import check_request
 from brx.train.loop import train
 from tests.train.helpers import losses, tiny_config
 
