@@ -15,6 +15,7 @@ import re
 import shutil
 import sys
 import time
+from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -225,13 +226,14 @@ def tokenized(
 
     The encodings release the interpreter's lock, so that threads are enough.
     """
-    before: tuple[list[str], Iterator[Tokens]] = [], iter(())
+    under_way: deque[Iterator[tuple[str, Tokens]]] = deque()
     with ThreadPoolExecutor(workers) as threads:
         for chunk in _chunks(texts):
-            now = chunk, threads.map(tokenize, chunk)
-            yield list(zip(*before, strict=True))
-            before = now
-        yield list(zip(*before, strict=True))
+            under_way.append(zip(chunk, threads.map(tokenize, chunk), strict=True))
+            if len(under_way) > 1:
+                yield list(under_way.popleft())
+        for documents_left in under_way:
+            yield list(documents_left)
 
 
 def _chunks(texts: Iterable[str]) -> Iterator[list[str]]:

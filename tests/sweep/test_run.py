@@ -1,5 +1,6 @@
 """Sweeps with real processes: done cells are skipped, killed ones resume, failed ones are told, none runs twice."""
 
+import json
 import os
 import signal
 import time
@@ -110,6 +111,21 @@ def test_interrupted_and_killed_sweeps_continue_to_the_same_numbers(tmp_path):
     for cell in cells:
         train(cell.config, tmp_path / "by-hand" / cell.name)
         assert losses(cell.folder) == losses(tmp_path / "by-hand" / cell.name)
+
+
+def test_a_killed_cell_is_told_and_the_rest_goes_on_with_the_machine_s_threads(tmp_path):
+    grid = {"case": [{"training.iterations": 300}, {"training.iterations": 4, "runtime.threads": None}]}
+    path = write_sweep(tmp_path, grid=grid)
+    killed, other = Sweep.load(path).cells
+    process = start_brx("sweep", path, "--jobs", "1")
+    wait_for_lines(killed.folder / "metrics.jsonl", 5, process)
+    _, pid, *_ = (killed.folder / ".lock").read_text().split()
+    os.kill(int(pid), signal.SIGKILL)
+    assert process.wait(300) == 1
+    assert states(path) == [State.FAILED, State.DONE]
+    assert (killed.folder / "failed.txt").read_text().startswith("exit code -9")
+    # The server of the processes was started with one thread; each gets its share of the machine nevertheless.
+    assert json.loads((other.folder / "summary.json").read_text())["device"]["threads"] == os.cpu_count()
 
 
 def test_two_sweeps_at_once_run_no_cell_twice(tmp_path):
