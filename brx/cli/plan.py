@@ -47,7 +47,7 @@ def plan(
     from brx.planning.memory_tables import rank_notes, rank_table
     from brx.planning.plan import plan_memory, planned_device_type
     from brx.planning.planned_run import parse_devices
-    from brx.planning.prospects import cut_line, fit_line, time_lines
+    from brx.planning.prospects import fit_line, time_lines
     from brx.runs.formats import format_table
 
     run_config = load_config(
@@ -60,5 +60,4 @@ def plan(
     print(title, format_table(table, "table"), *rank_notes(run_config), sep="\n")
     if run.memory is not None:
         print(fit_line(run_config, ranks, device_type, run.memory))
-    uneven = cut_line(run_config.model.blocks, run.num_ranks)
-    print(*([] if uneven is None else [uneven]), *time_lines(run), sep="\n")
+    print(*time_lines(run), sep="\n")

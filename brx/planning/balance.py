@@ -20,12 +20,8 @@ REPEATS = 7
 def assign(costs: Sequence[float], num_ranks: int) -> list[range]:
     """Cut stages into contiguous runs, one per rank, such that the largest sum of costs is as small as possible.
 
-    Args:
-        costs: of the stages, in any unit.
-        num_ranks: R, at most the number of stages; no rank goes empty.
-
-    Returns:
-        The stages of each rank. Of several best cuts, the one whose first ranks carry least.
+    R is at most the number of stages; no rank goes empty. Of several best cuts, it is the one whose first ranks carry
+    least.
     """
     num_stages = len(costs)
     sums = [0.0]

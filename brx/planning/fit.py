@@ -18,11 +18,7 @@ CONTROL_GROUPS = Path("/sys/fs/cgroup")
 def check_memory(config: RunConfig, device: torch.device, world: World, ranges: Sequence[range]) -> RankMemory:
     """Compare what the ranks of this device or machine need with what is free.
 
-    Args:
-        config: the run.
-        device: of this rank; the ranks of a machine share the memory of their CPU.
-        world: all ranks.
-        ranges: the stages of each.
+    The ranks of a machine share the memory of their CPU; `ranges` are the stages of each rank.
 
     Returns:
         The plan of this rank.

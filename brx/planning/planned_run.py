@@ -70,6 +70,22 @@ class PlannedRun:
         forward = forward_flops(config, range(config.pipeline.stages))
         return passes(config) * config.pipeline.accumulation * forward / self.num_ranks
 
+    @cached_property
+    def uneven(self) -> str | None:
+        """That devices have unequal numbers of blocks, and the nearest numbers of devices that would not; or None."""
+        num_stages = self.config.pipeline.stages
+        blocks = partition(self.config.model.blocks, num_stages)
+        counts = {
+            num_ranks: sorted({sum(len(blocks[stage]) for stage in own) for own in partition(num_stages, num_ranks)})
+            for num_ranks in range(1, num_stages + 1)
+        }
+        if len(shares := counts[self.num_ranks]) == 1:
+            return None
+        even = [num_ranks for num_ranks, found in counts.items() if len(found) == 1]
+        below, above = ([one for one in even if one < self.num_ranks], [one for one in even if one > self.num_ranks])
+        told = " or ".join(map(str, [*below[-1:], *above[:1]]))
+        return f"The cut is uneven: {' or '.join(map(str, shares))} blocks per device; {told} device(s) would be even."
+
     @property
     def weight_bytes(self) -> int:
         """Of the whole model, in fp32."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from brx.config.schema import RunConfig
 from brx.model.sizes import training_flops
 from brx.model.stage import partition
-from brx.planning.cuts import divisors, first_that_fits
+from brx.planning.cuts import first_that_fits
 from brx.planning.plan import (
     RankMemory,
     fits,
@@ -33,17 +33,6 @@ def fit_line(config: RunConfig, ranks: list[RankMemory], device_type: str, memor
     return f"Does not fit into {memory / 1e9:.1f} GB per device; {least}.{would}"
 
 
-def cut_line(num_blocks: int, num_ranks: int) -> str | None:
-    """That the blocks do not divide evenly, and the nearest numbers of devices on which they would; None if they do."""
-    counts = sorted({len(part) for part in partition(num_blocks, num_ranks)})
-    if len(counts) == 1:
-        return None
-    even = divisors(num_blocks)
-    nearest = [max(one for one in even if one < num_ranks), min(one for one in even if one > num_ranks)]
-    shares = " or ".join(map(str, counts))
-    return f"The cut is uneven: {shares} blocks per device; {nearest[0]} or {nearest[1]} devices would be even."
-
-
 def time_lines(run: PlannedRun) -> list[str]:
     """Multiplications, the time of an iteration and of all, and those of the best synchronous cut of the same examples.
 
@@ -54,7 +43,8 @@ def time_lines(run: PlannedRun) -> list[str]:
     by_rank = [rank_flops(config, own) for own in partition(config.pipeline.stages, num_ranks)]
     examples = config.pipeline.accumulation * training.batch_size
     model = training_flops(config.model, config.data.vocabulary_size, examples)
-    lines = [
+    lines = [run.uneven] if run.uneven else []
+    lines += [
         f"FLOPs per iteration: {model / 1e12:.3g} T for the model, {(sum(by_rank) - model) / 1e12:.3g} T for"
         f" recomputation and the method's matrix products; the busiest rank does {max(by_rank) / sum(by_rank):.0%}."
     ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -19,17 +19,8 @@ BYTES_PER_PARAMETER = 16
 """Half-precision weight and gradient (2 + 2); master weight and both moments in full precision (4 + 4 + 4)."""
 
 
-@dataclass(frozen=True)
-class ModelShape:
-    """A Transformer.
-
-    Attributes:
-        name: for the table.
-        hidden: embedding dimension h.
-        heads: attention heads a.
-        params_per_block: W.
-        blocks: L.
-    """
+class ModelShape(NamedTuple):
+    """A Transformer: embedding dimension h, attention heads a, parameters per block W, blocks L."""
 
     name: str
     hidden: int
@@ -38,42 +29,18 @@ class ModelShape:
     blocks: int
 
 
-@dataclass(frozen=True)
-class StageCount:
-    """The least number of stages.
-
-    Attributes:
-        stages: P.
-        block_fits: whether a device holds a block; if not, `stages` is only a lower bound, two devices for each.
-    """
-
-    stages: int
-    block_fits: bool
-
-    def __str__(self) -> str:
-        return str(self.stages) if self.block_fits else f">= {self.stages}"
-
-
 def stage_count_table(
     models: Sequence[ModelShape], memories: Sequence[float], sequence_length: int = 4096, batch_size: int = 1
 ) -> pd.DataFrame:
-    """A row per model, a column per device; texts.
-
-    Args:
-        models: which.
-        memories: of the devices, in units of 1e9 bytes.
-        sequence_length: s.
-        batch_size: b, of a micro-batch.
+    """A row per model, a column per device with its memory in units of 1e9 bytes; texts.
 
     Raises:
         UserError: a size is not positive.
     """
     rows = []
     for model in models:
-        counts = {
-            f"{memory:g} GB": str(stage_count(model, GB * memory, sequence_length, batch_size)) for memory in memories
-        }
         shape = {"h": str(model.hidden), "a": str(model.heads), "W": _short(model.params_per_block)}
+        counts = {f"{memory:g} GB": stage_count(model, GB * memory, sequence_length, batch_size) for memory in memories}
         rows.append({"model": model.name, **shape, "L": str(model.blocks), **counts})
     return pd.DataFrame(rows)
 
@@ -89,7 +56,7 @@ def _short(number: float) -> str:
 def block_memory(model: ModelShape, sequence_length: int, batch_size: int) -> float:
     """M_block = 16 W + 34 s b h + 5 b a s^2 in bytes: parameters with optimizer state, and activations.
 
-    The activations of a block are those of Korthikanti et al. (arXiv:2205.05198).
+    The activations of a block are those of Korthikanti et al. (arXiv:2205.05198); b are the examples of a micro-batch.
     """
     parameters = BYTES_PER_PARAMETER * model.params_per_block
     linear = 34 * sequence_length * batch_size * model.hidden
@@ -97,8 +64,8 @@ def block_memory(model: ModelShape, sequence_length: int, batch_size: int) -> fl
     return parameters + linear + attention
 
 
-def stage_count(model: ModelShape, device_bytes: float, sequence_length: int = 4096, batch_size: int = 1) -> StageCount:
-    """P = ceil(L / N) where N blocks fit on a device; at least 2 L where none does.
+def stage_count(model: ModelShape, device_bytes: float, sequence_length: int = 4096, batch_size: int = 1) -> str:
+    """P = ceil(L / N) where N blocks fit on a device; where none does, `>= 2 L`, two devices for each.
 
     Raises:
         UserError: a size is not positive.
@@ -116,6 +83,4 @@ def stage_count(model: ModelShape, device_bytes: float, sequence_length: int = 4
         if not (size > 0 and math.isfinite(size)):
             raise UserError(f"{name} must be more than 0, got {size:g}")
     fitting = math.floor(device_bytes / block_memory(model, sequence_length, batch_size))
-    if fitting == 0:
-        return StageCount(2 * model.blocks, block_fits=False)
-    return StageCount(math.ceil(model.blocks / fitting), block_fits=True)
+    return f">= {2 * model.blocks}" if fitting == 0 else str(math.ceil(model.blocks / fitting))

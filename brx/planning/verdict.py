@@ -46,7 +46,6 @@ class Question:
         loss: training loss to reach, in nats.
         num_stages: P.
         num_micro_batches: M per update, of the asynchronous pipeline.
-        devices: what they make of a method.
         costs: of methods' updates, as shares of an update's passes, in place of what the runs or the model say.
         local: the third rival, data-parallel replicas with local steps; None: not asked for.
     """

@@ -187,7 +187,7 @@ def unmeasured_lines(verdict: Verdict) -> list[str]:
 def assumption_lines(verdict: Verdict, run: PlannedRun | None) -> list[str]:
     """What the answer rests on."""
     question, shown = verdict.question, [*verdict.synchronous[:MOST_METHODS], *verdict.asynchronous[:MOST_METHODS]]
-    lines = [units_line(run)]
+    lines = [units_line(run), *([run.uneven] if run is not None and run.uneven else [])]
     if isinstance(question.devices, EqualStages):
         lines.append(
             f"The synchronous side may split up an update's {question.devices.examples} examples, those of these runs,"

@@ -31,7 +31,7 @@ from brx.planning.plan import (
     what_would_fit,
 )
 from brx.planning.planned_run import PlannedRun
-from brx.planning.prospects import cut_line, time_lines
+from brx.planning.prospects import time_lines
 from brx.train import loop
 from brx.train.build import assemble, build_stages
 from brx.train.loop import train
@@ -283,9 +283,13 @@ def test_time_of_an_asynchronous_iteration_is_that_of_the_busiest_rank():
 
 
 def test_uneven_cuts_are_named_with_even_ones():
-    assert cut_line(24, 6) is None
-    assert cut_line(24, 16) == "The cut is uneven: 1 or 2 blocks per device; 12 or 24 devices would be even."
-    assert cut_line(7, 2) == "The cut is uneven: 3 or 4 blocks per device; 1 or 7 devices would be even."
+    def uneven(*settings):
+        return PlannedRun(load_config("paper-1b", [f"pipeline.{setting}" for setting in settings])).uneven
+
+    assert uneven("devices=6") is None
+    assert uneven("devices=16") == "The cut is uneven: 1 or 2 blocks per device; 12 or 24 device(s) would be even."
+    # Devices hold whole stages: five of 4, 5, 5, 5, 5 blocks are even nowhere but on one device.
+    assert uneven("stages=5", "devices=5") == "The cut is uneven: 4 or 5 blocks per device; 1 device(s) would be even."
 
 
 @pytest.mark.parametrize("source", ["2nd", "1st"])
