@@ -42,12 +42,6 @@ class Method:
 
     Attributes:
         config: the run's configuration; set before any rule is asked, not yet in the constructor.
-        summary: what it is, in a line.
-        source: where it comes from.
-        equation: its update, as `brx methods` prints it.
-        gets: which optimizer gets which parameters.
-        why: the reason.
-        section: of the configuration, which selects it.
         one_matrix_at_a_time: whether `matrices` wants each expert's matrix of a mixture by itself (m, n), rather than
             the stack of all experts' (experts, m, n). They share the memory of the stack.
     """

@@ -24,11 +24,6 @@ def refresh_intervals(delays: Sequence[StageDelay], frequency: int, schedule: Re
     count in it, so that with M it is the same. For any other profile a stage is refreshed tau_k / mean(tau) times as
     often as under `uniform` (which is about what the paper's rule comes to): all alike under a constant delay, and a
     stage without delay never again.
-
-    Args:
-        delays: of the stages, from the first to the last.
-        frequency: f_0, the interval under `uniform`.
-        schedule: the rule.
     """
     num_stages = len(delays)
     shares = _shares([delay.tau for delay in delays])

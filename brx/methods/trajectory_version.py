@@ -40,10 +40,6 @@ def recorded_version(content: Mapping[str, Any]) -> int:
 def check_trajectory_version(content: Mapping[str, Any], path: Path) -> None:
     """Refuse to go on from what another version has written.
 
-    Args:
-        content: a summary or a checkpoint's manifest.
-        path: what the message names.
-
     Raises:
         UserError: says both versions.
     """

@@ -144,11 +144,7 @@ class MethodUpdater:
         return saved
 
     def load_stage_states(self, states: dict[int, StageOptimizerState]) -> None:
-        """Restore what `stage_state` gave, for all stages of this device at once.
-
-        Args:
-            states: by stage index.
-        """
+        """Restore what `stage_state` gave, for all stages of this device at once."""
         for index, optimizer in enumerate(self.optimizers):
             packed = optimizer.state_dict()
             packed["state"] = {}

@@ -86,11 +86,7 @@ class Watcher(Protocol):
 
 
 class Stopwatch:
-    """One stretch of work: `start`, `stop`, and, when nobody minds waiting for a GPU, `seconds`.
-
-    Args:
-        device: where the work is done.
-    """
+    """One stretch of work: `start`, `stop`, and, when nobody minds waiting for a GPU, `seconds`."""
 
     def __init__(self, device: torch.device) -> None:
         self._is_cuda = device.type == "cuda"
@@ -124,7 +120,6 @@ class StepResult:
     """What one iteration left to be recorded on this device.
 
     Attributes:
-        iteration: t.
         loss: mean cross-entropy in nats of the delayed forward passes of the update's micro-batches (last device only).
         auxiliary_loss: this device's sum of the mixtures' auxiliary losses, likewise their mean (mixture models only).
         grad_norms: gradient norm of each of this device's stages before clipping.
@@ -173,11 +168,7 @@ class Engine:
     ) -> None:
         """
         Args:
-            stages: this device's, in pipeline order.
-            updater: the method.
             micro_batch: gives micro-batch n on this device (its tokens count on the first, its targets on the last).
-            clip: largest gradient norm of a stage.
-            autocast: makes the context of the forward pass.
             rank: r; rank 0 holds the first stage.
             takes_update_norms: in which iterations to take the norms of the updates, which needs a copy of the weights.
         """

@@ -25,7 +25,6 @@ class HostRing:
 
     Args:
         initial: version 0, on the device; all slots begin with it.
-        delay: of the stage; tau is at least 1.
         num_in_flight: micro-batches between forward pass and update on this device, at most.
 
     Attributes:

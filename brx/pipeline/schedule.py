@@ -40,11 +40,7 @@ def asynchronous_1f1b(
     3.2).
 
     Args:
-        rank: r.
-        num_ranks: R.
-        first: the first micro-batch.
         last: the last one; asked anew each time, so that a run may be cut short on its way.
-        accumulation: M, the micro-batches per update.
     """
     ahead = num_ranks - 1 - rank
     forwarded = first - 1
@@ -123,10 +119,6 @@ def zero_bubble(rank: int, num_ranks: int, num_micro_batches: int, num_steps: in
     every rank keeps the activations of depth (R - 1) + 1 micro-batches.
 
     Args:
-        rank: r.
-        num_ranks: R.
-        num_micro_batches: M of a step.
-        num_steps: how many.
         depth: 1 for ZB-H1, which needs the memory of 1F1B; 2 for ZB-H2, which is never idle with enough micro-batches,
             for twice the activations. Both without waiting for other ranks at an update.
     """

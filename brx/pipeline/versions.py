@@ -80,14 +80,9 @@ class StageVersions:
     ) -> None:
         """
         Args:
-            module: with its initial weights, on its device.
-            index: k, counted from the first stage of the pipeline.
-            delay: which versions it uses.
-            stash: what the backward pass sees.
             ring_dtype: the ring's dtype for a weight; bf16 for those that autocast would cast to it anyway, which gives
                 the same numbers from half the memory.
             num_in_flight: micro-batches between forward and backward pass on this device, at most.
-            on_host: keep the ring in host memory.
             forecast: run both passes where the weights are expected to be at the update (with `exact` only).
             names: of the module's parameters that are this stage's; all by default.
             always_copy: a micro-batch may come again (after a skipped update), so its slot must never be overwritten.

@@ -32,14 +32,7 @@ from brx.train.staleness import Measures, StalenessProbe
 
 @dataclass(frozen=True)
 class Assembly:
-    """One device's share of a run, ready to train.
-
-    Attributes:
-        stages: this device's stages with their weight versions, in pipeline order.
-        updater: the method, over these stages.
-        engine: runs them.
-        probe: measures staleness, if the run asks for it.
-    """
+    """One device's share of a run, ready to train."""
 
     stages: list[StageVersions]
     updater: MethodUpdater
@@ -92,10 +85,7 @@ def assemble(
     """Put together what one device of a run trains with.
 
     Args:
-        config: the run.
         micro_batch: gives micro-batch n (from 1) on this device.
-        device: where to compute; the CPU by default.
-        world: the devices of the run; this one alone by default.
         own: the indices of this device's stages; by default its part of an even cut.
         dtype: of the weights. The rings of float64 weights hold everything in float64.
 
@@ -168,11 +158,7 @@ def build_stages(
     """The stages `own` with their initial weights and their rings.
 
     Args:
-        config: the run.
-        device: of this rank.
-        own: the indices of its stages.
         num_in_flight: micro-batches between forward and backward pass on this rank at most: R - r.
-        dtype: of the weights.
     """
     parts = partition(config.model.blocks, config.pipeline.stages)
     delays = stage_delays(config.pipeline, config.training.seed)

@@ -17,10 +17,6 @@ class Utilization:
     """MFU: the model's multiplications per second as a share of the devices' peak (PaLM, arXiv:2204.02311, appendix B).
 
     Recomputation and the method's own products do not count; of a mixture, the chosen experts do.
-
-    Args:
-        config: the run.
-        device: one of its R equal devices.
     """
 
     def __init__(self, config: RunConfig, device: torch.device) -> None:
@@ -41,9 +37,6 @@ class RefreshTime:
 
     Of the updates after the first basis, which takes eigenvectors (`first_refresh`). Known only where all stages
     refresh in the same iterations.
-
-    Args:
-        config: the run.
     """
 
     def __init__(self, config: RunConfig) -> None:

@@ -48,13 +48,6 @@ def train(
 ) -> Status:
     """Train, or continue, one run in the folder `out`.
 
-    Args:
-        config: the run.
-        out: its folder.
-        resume: continue from the newest checkpoint there, if there is one.
-        world: the devices; one by default.
-        profile: write a profiler trace of a few iterations into the run's folder.
-
     Returns:
         Whether the run reached its end, or was asked to stop and can be resumed.
 
@@ -71,13 +64,7 @@ def train(
 
 
 class Trainer:
-    """One run on one device.
-
-    Attributes:
-        config: the run's configuration.
-        assembly: this device's stages, method and delay engine.
-        iteration: the number of updates made.
-    """
+    """One run on one device."""
 
     def __init__(self, config: RunConfig, folder: RunFolder, world: World) -> None:
         self.config = config
@@ -352,10 +339,6 @@ class Trainer:
 
 def check_budget(config: RunConfig, num_tokens: int) -> None:
     """Refuse a run that would read its training tokens more often than allowed.
-
-    Args:
-        config: the run.
-        num_tokens: the training tokens that there are.
 
     Raises:
         UserError: says how many epochs the budget means.

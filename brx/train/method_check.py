@@ -21,10 +21,6 @@ def check_method(config: RunConfig, device: torch.device) -> None:
 
     The model's stages are one update old where the run's are older, so that the trial needs no more memory for these.
 
-    Args:
-        config: the run.
-        device: where it will compute; a user's own method may work there alone.
-
     Raises:
         UserError: a package is missing; or a user's own method cannot be imported, does not construct, leaves a
             parameter out or gives it to two optimizers, or one of its rules fails.

@@ -18,10 +18,6 @@ class IterationProfiler:
 
     Named ranges: the schedule's actions (`0F8`: rank 0, forward pass of micro-batch 8; B: backward; U: update) and the
     stages within a forward pass.
-
-    Args:
-        folder: of the traces.
-        rank: of this process.
     """
 
     def __init__(self, folder: Path, rank: int) -> None:

@@ -29,12 +29,7 @@ class StepNumbers:
 
 
 def to_numbers(result: StepResult, failed_refreshes: int) -> StepNumbers:
-    """Fetch a result from its device; waits for a GPU.
-
-    Args:
-        result: of an iteration.
-        failed_refreshes: how many there have been when it was fetched.
-    """
+    """Fetch a result from its device; waits for a GPU."""
     return StepNumbers(
         result.iteration,
         None if result.loss is None else result.loss.item(),
@@ -103,12 +98,8 @@ class RunRecorder:
     """Turns what the devices report into metrics and progress.
 
     Args:
-        config: the run.
         lr: the learning rate of an iteration, of a stage without delay.
-        metrics: where records go.
         others: are shown the records as well: the summary, trackers.
-        progress: what the user sees.
-        efficiency: is told the updates' times.
         start: the iteration and the training seconds where this session begins.
         staleness: what was measured of it at an iteration, if anything.
     """

@@ -56,9 +56,6 @@ class StalenessProbe:
     ) -> None:
         """
         Args:
-            stages: all of them.
-            optimizers: of the run.
-            every: N.
             fresh_gradients: of an update's micro-batches at the newest weights, by stage, in the order of `newest`.
         """
         self.every = every

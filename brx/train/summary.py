@@ -22,16 +22,7 @@ from brx.train.efficiency import Efficiency
 
 
 class Summary:
-    """Follows a run's records and writes its summary.
-
-    Args:
-        folder: the run's folder; what its metrics hold already is taken in.
-        config: the run.
-        fingerprint: of its data.
-        device: what computes.
-        first_iteration: iterations done before this session.
-        efficiency: what is known of the run's speed when the summary is written.
-    """
+    """Follows a run's records and writes its summary."""
 
     def __init__(
         self,
@@ -74,9 +65,7 @@ class Summary:
 
         Args:
             status: finished, interrupted, diverged or failed.
-            iteration: the number of updates made.
             training_seconds: time spent training over all sessions, without validations and checkpoints.
-            error: what went wrong.
             memory: of each rank, the measured and the planned peak in bytes, if they could still be asked.
         """
         if status == "finished" and iteration == self._first_iteration == self._finished_iteration():
