@@ -17,8 +17,8 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from brx.errors import RunError
-from brx.model.mixture import Mixture
 from brx.model.stage import Stage
+from brx.model.transformer import Mixture
 from brx.pipeline.engine import MicroBatch
 
 Vectors = dict[str, Tensor]

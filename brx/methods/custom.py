@@ -92,7 +92,7 @@ WRITTEN_AS: dict[Rule, tuple[str, ...]] = {
 def user_code(
     config: RunConfig, method: Method, rule: Rule, kind: type[UserError | RunError], iteration: int | None = None
 ) -> Iterator[None]:
-    """Turn what a user's own method raises into one line with file and line number; built-in methods raise as they do."""
+    """Turn what a user's own method raises into one line with file and line; built-in methods raise as they do."""
     try:
         yield
     except (UserError, RunError):

@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from brx.config.schema import CustomConfig, RunConfig
+from brx.config.schema import CustomConfig, RunConfig, TrainingConfig
 from brx.errors import DivergedError, RunError, UserError
 from brx.methods.custom import user_code
 from brx.methods.groups import check_each_parameter_once
-from brx.methods.learning_rate import lr_factor
 from brx.methods.table import find_method
 from brx.optim import BadGradientError, BasisRotation
 from brx.pipeline.forecast import ParameterStates, on_device
@@ -25,6 +24,24 @@ StageOptimizerState = list[dict[str, Any]]
 
 CorrectionState = dict[str, dict[str, Any]]
 """What a gradient rule keeps for each parameter of a stage, by name."""
+
+
+def num_warmup_iterations(training: TrainingConfig) -> int:
+    """The iterations of the linear warm-up."""
+    return round(training.warmup_fraction * training.iterations)
+
+
+def lr_factor(iteration: int, training: TrainingConfig) -> float:
+    """The learning rate of update `iteration` (from 1) relative to the peak.
+
+    Linear warm-up over the first `warmup_fraction` of the iterations, then a cosine down to `final_lr_fraction`.
+    """
+    warmup = num_warmup_iterations(training)
+    if iteration <= warmup:
+        return iteration / warmup
+    progress = (iteration - warmup) / max(1, training.iterations - warmup)
+    floor = training.final_lr_fraction
+    return floor + (1.0 - floor) * 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
 class MethodUpdater:

@@ -7,7 +7,7 @@ import math
 import pandas as pd
 
 from brx.config.schema import RunConfig
-from brx.methods.learning_rate import num_warmup_iterations
+from brx.methods.updater import num_warmup_iterations
 from brx.model.sizes import num_elements, stage_shapes
 from brx.pipeline.delay import depth, stage_delays
 

@@ -36,7 +36,7 @@ from brx.train.efficiency import Efficiency
 from brx.train.interrupt import StopSignal
 from brx.train.method_check import check_method
 from brx.train.profiling import IterationProfiler
-from brx.train.recorder import DeviceReport, NoRecorder, Recorder, RunRecorder, StepNumbers, to_numbers
+from brx.train.recorder import DeviceReport, RunRecorder, StepNumbers, to_numbers
 from brx.train.summary import Summary, peak_memory
 from brx.train.trackers import check_trackers, open_trackers
 
@@ -89,6 +89,7 @@ class Trainer:
         self.training_seconds = 0.0
         self._end = 0  # of the segment under way
         self._stop_at: int | None = None  # what rank 0 announced, once this rank has seen it at a log point
+        self._recorder: RunRecorder | None = None  # of the writer
         self._after_iteration: Callable[[], None] = lambda: None
 
     @property
@@ -115,13 +116,12 @@ class Trainer:
             progress = stack.enter_context(
                 ProgressBar(self.folder.path.name, "iteration", last, self.iteration, quiet=not self.is_writer)
             )
-            recorder: Recorder = NoRecorder()
             summary = None
             if self.is_writer:
-                summary, recorder = self._open_records(stack, progress, resume=resume)
+                summary, self._recorder = self._open_records(stack, progress, resume=resume)
                 progress.say(f"device {self.device} ({self.device_reason})")
             try:
-                self._train(last, stop, recorder)
+                self._train(last, stop)
             except KeyboardInterrupt:  # a second Ctrl-C: the first one only asks for a stop
                 progress.say(what_is_saved(self.folder.path, self.iteration))
                 raise
@@ -168,18 +168,18 @@ class Trainer:
         )
         return summary, recorder
 
-    def _train(self, last: int, stop: StopSignal, recorder: Recorder) -> None:
+    def _train(self, last: int, stop: StopSignal) -> None:
         """Run segment after segment; the pipeline is empty between them, for validations and checkpoints."""
         training = self.config.training
         is_stopped = False
         while self.iteration < last and not is_stopped:
-            self._run_segment(self._segment_end(last), stop, recorder)
+            self._run_segment(self._segment_end(last), stop)
             is_stopped = self.iteration == self._stop_at
             if self.iteration % training.validation_every == 0 or self.iteration == last:
-                self._validate(recorder)
+                self._validate()
             is_kept = self.iteration in training.keep_at
             if self.iteration % training.checkpoint_every == 0 or is_kept or self.iteration == last or is_stopped:
-                self._save(recorder)
+                self._save()
 
     def _segment_end(self, last: int) -> int:
         training = self.config.training
@@ -188,7 +188,7 @@ class Trainer:
         ]
         return min(last, *following, *(kept for kept in training.keep_at if kept > self.iteration))
 
-    def _run_segment(self, end: int, stop: StopSignal, recorder: Recorder) -> None:
+    def _run_segment(self, end: int, stop: StopSignal) -> None:
         """Train to iteration `end`, or to an earlier one if asked to stop on the way."""
         # A stop that is known already counts from the start: at its own log point it would be too late, as the forward
         # passes of later micro-batches would be on their way.
@@ -208,11 +208,11 @@ class Trainer:
                     self._end = self._until_stop(end)
                 if at_log_point or self.iteration == self._end:
                     reported, pending = pending, []
-                    self._report(reported, seconds, recorder)
+                    self._report(reported, seconds)
                     seconds = []
         except RunError:
             if self.world.num_ranks == 1:  # of several, the others can no longer be asked
-                self._report(pending, seconds, recorder)
+                self._report(pending, seconds)
             raise
         finally:
             self.training_seconds = before + time.perf_counter() - started
@@ -240,7 +240,7 @@ class Trainer:
             return self.iteration
         return self.iteration + 2 * self._log_every
 
-    def _report(self, pending: list[StepResult], seconds: list[float], recorder: Recorder) -> None:
+    def _report(self, pending: list[StepResult], seconds: list[float]) -> None:
         failed_refreshes = self.assembly.updater.num_failed_refreshes
         first_stage = self.assembly.stages[0].index
         steps = [to_numbers(result, failed_refreshes) for result in pending]
@@ -249,19 +249,23 @@ class Trainer:
                 check_finite(step.iteration, step.loss, torch.tensor(step.grad_norms), first_stage)
             except RunError:
                 if self.world.num_ranks == 1:
-                    self._record(steps[:index], seconds[:index], recorder)
+                    self._record(steps[:index], seconds[:index])
                 raise
-        self._record(steps, seconds, recorder)
+        self._record(steps, seconds)
 
-    def _record(self, steps: list[StepNumbers], seconds: list[float], recorder: Recorder) -> None:
+    def _record(self, steps: list[StepNumbers], seconds: list[float]) -> None:
         if steps:
-            recorder.record(self.world.gather(DeviceReport(steps, peak_memory(self.device))), seconds)
+            reports = self.world.gather(DeviceReport(steps, peak_memory(self.device)))
+            if self._recorder is not None:
+                self._recorder.record(reports, seconds)
 
-    def _validate(self, recorder: Recorder) -> None:
+    def _validate(self) -> None:
         loss = self.assembly.engine.evaluate(self._validation_batches())
-        recorder.record_validation(self.iteration, self.world.gather(loss))
+        losses = self.world.gather(loss)
+        if self._recorder is not None:
+            self._recorder.record_validation(self.iteration, losses)
 
-    def _save(self, recorder: Recorder) -> None:
+    def _save(self) -> None:
         """Write a checkpoint: every device its stages, rank 0 the rest."""
         run = self.folder.path
         if self.is_writer:
@@ -272,8 +276,8 @@ class Trainer:
             for stage in self.assembly.stages
         ]
         everybody = self.world.gather(entries)
-        if self.is_writer:
-            recorder.sync()  # a checkpoint is no use without the metrics before it
+        if self._recorder is not None:
+            self._recorder.sync()  # a checkpoint is no use without the metrics before it
             content = {
                 "fingerprint": self.data.fingerprint,
                 "trajectory_version": TRAJECTORY_VERSION,

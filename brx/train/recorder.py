@@ -1,11 +1,10 @@
-"""From what the devices report to metrics and progress (rank 0)."""
+"""From what the devices report to metrics and progress: of rank 0, which gathers it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from brx.config.schema import RunConfig
 from brx.pipeline.engine import StepResult
@@ -61,37 +60,6 @@ class DeviceReport:
 
     steps: list[StepNumbers]
     peak_memory_bytes: int
-
-
-class Recorder(Protocol):
-    """Takes what rank 0 gathers from the devices; on the others there is nothing to take."""
-
-    def record(self, reports: list[DeviceReport], seconds: list[float]) -> None:
-        """Take in the iterations since the last log point.
-
-        Args:
-            reports: of each device, in order of rank.
-            seconds: the training time at the end of each iteration.
-        """
-
-    def record_validation(self, iteration: int, losses: list[float | None]) -> None:
-        """Take in a validation: each device's loss, in order of rank; the last one has it."""
-
-    def sync(self) -> None:
-        """Let the metrics written so far survive a power cut."""
-
-
-class NoRecorder:
-    """The recorder of all ranks but 0."""
-
-    def record(self, reports: list[DeviceReport], seconds: list[float]) -> None:
-        return
-
-    def record_validation(self, iteration: int, losses: list[float | None]) -> None:
-        return
-
-    def sync(self) -> None:
-        return
 
 
 class RunRecorder:

@@ -7,8 +7,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from brx.config.schema import ModelConfig, MoEConfig
 from brx.curvature.norm_result import Groups, NormResult
-from brx.model.mixture import Mixture
 from brx.model.stage import initialize, whole_model
+from brx.model.transformer import Mixture
 from brx.train.loop import train
 from tests.train.helpers import tiny_config
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from brx.config.schema import MoEConfig
-from brx.model.mixture import Mixture
+from brx.model.transformer import Mixture
 
 WIDTH, HIDDEN = 6, 10
 
