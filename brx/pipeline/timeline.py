@@ -17,6 +17,7 @@ class Timed(NamedTuple):
     """An action with its time.
 
     Attributes:
+        action: what is done.
         start: when it begins, in units of one forward pass.
         end: when it is over.
     """
@@ -38,6 +39,7 @@ def timeline(
     takes its share of the time.
 
     Args:
+        actions: of each rank, in the order in which the rank does them.
         transfer_time: of activations or gradients from one rank to another, in units of one forward pass. Links are
             busy beside the computation and never in each other's way.
         duration: of an action; by default `DURATIONS`, equal for all stages.
