@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
-from torch.optim.adamw import adamw
 from torch.optim.optimizer import ParamsT
 
 from brx.optim.eigenbasis import (
@@ -26,7 +25,7 @@ from brx.optim.eigenbasis import (
     select_columns,
     select_rows,
 )
-from brx.optim.elementwise import count_updates, update_elementwise
+from brx.optim.elementwise import count_updates, fused_adamw, update_elementwise
 from brx.optim.layout import Layout, check_state, make_members
 from brx.optim.matrix_batch import (
     MatrixBatch,
@@ -39,7 +38,7 @@ from brx.optim.matrix_batch import (
     state_dtype,
     state_shapes,
 )
-from brx.optim.options import Group, StepOptions, check_options, smallest_eps, step_options
+from brx.optim.options import Group, StepOptions, check_options, step_options
 from brx.optim.other_states import state_from
 from brx.optim.products import Precision, fp32_products
 from brx.optim.published import published_update
@@ -75,6 +74,10 @@ LONGEST_WAIT = 100
 """Steps after which the host looks at such a device's findings, if no refresh has made it wait before."""
 
 
+NO_DEFAULTS = ("self", "__class__", "params", "rest_lr")
+"""Of the constructor's names those that are no options of a group."""
+
+
 class BadGradientError(ValueError):
     """A gradient has NaN, infinity, or entries whose squares overflow; no parameter was updated by it."""
 
@@ -106,10 +109,10 @@ class BasisRotation(Optimizer):
 
     Args:
         params: tensors, named tensors or parameter groups.
-        lr: learning rate.
+        lr, weight_decay, maximize: as AdamW's; the decay is decoupled.
         betas: decay of the momentum; decay of the second moment and the covariances.
-        eps: added to the root of the second moment.
-        weight_decay: decoupled, as in AdamW.
+        eps: added to the root of the second moment; below 1e-19 (float64: 1e-154), where squares of gradients are zero,
+            it counts as that.
         source: "2nd": eigenvectors of the averages of G G^T and G^T G; "1st": of M M^T and M^T M (no extra moments).
         geometry: "bilateral" rotates both sides, "unilateral" only the smaller one (m < n: U, else V).
         frequency: updates between two refreshes; 9.5 for 9 and 10 in turn; None for never again after the first.
@@ -121,12 +124,10 @@ class BasisRotation(Optimizer):
         staggered: spreads the refreshes of a group's parameters over the interval, for even step times.
         rotation_precision: of the two rotations of a step ("highest", "tf32" or "bf16" in two parts; see
             `brx.optim.products`); refreshes and states keep the precision of the arithmetic.
-        maximize: ascend instead of descend.
         rotate: False for AdamW.
         max_dim: a side longer than this is not rotated (its basis would have max_dim^2 entries, twice with source
             "2nd"); None for no limit.
-        max_aspect: nor is one longer than this times the other side, whose state would be that many times the weights
-            (LoRA's A of 8 x 2048); None for no limit.
+        max_aspect: nor is one longer than this times the other side, whose state would be that many times the weights.
         flatten: take a parameter of more than two dimensions as one matrix of its first dimension and all others
             together, as a convolution kernel (out, in, h, w) is; otherwise it is a stack of matrices.
         split: (parts, dim): take a fused projection as so many matrices along its rows (-2) or columns (-1).
@@ -138,8 +139,6 @@ class BasisRotation(Optimizer):
     `left_basis` and `right_basis` (U, V), `left_covariance` and `right_covariance`, as far as the options ask for them;
     `num_failed_refreshes`. It may be replaced, cleared and written into; tensors of it share memory with those of other
     parameters of the same shape.
-
-    An `eps` below 1e-19 (float64: 1e-154) counts as that: squares of smaller gradients are zero.
 
     Raises:
         ValueError: an option is out of range, or a parameter does not fit its group.
@@ -177,16 +176,10 @@ class BasisRotation(Optimizer):
         rest_lr: float | None = None,
         as_published: bool = False,
     ) -> None:
+        defaults = {name: value for name, value in locals().items() if name not in NO_DEFAULTS}
         self._forget()
         self._rest_lr, self._num_rest = rest_lr, 0
-        options = {"source": source, "geometry": geometry, "covariance": covariance}
-        times = {"frequency": frequency, "first_refresh": first_refresh, "staggered": staggered}
-        common = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        execution = {"rotation_precision": rotation_precision, "maximize": maximize}
-        limits = {"max_dim": max_dim, "max_aspect": max_aspect}
-        shapes = {"rotate": rotate, **limits, "flatten": flatten, "split": split}
-        shapes["as_published"] = as_published
-        super().__init__(params, {**common, **options, **times, **execution, **shapes})
+        super().__init__(params, defaults)
         num_rest, self._num_rest = self._num_rest, None
         self._count_rest(num_rest or 0)
 
@@ -410,25 +403,12 @@ class BasisRotation(Optimizer):
         """
         rotated_gradient = rotated_gradient.view_as(batch.state["exp_avg"])
         update = torch.zeros_like(rotated_gradient)
-        beta1, beta2 = batch.options["betas"]
         for (lr, _), run in batch.runs(_rate_and_updates):
             steps = batch.state["step"][run]
-            adamw(
-                params=[update[run]],
-                grads=[rotated_gradient[run]],
-                exp_avgs=[batch.state["exp_avg"][run]],
-                exp_avg_sqs=[batch.state["exp_avg_sq"][run]],
-                max_exp_avg_sqs=[],
-                state_steps=[steps[0]],
-                fused=True,
-                found_inf=None if batch.bad is None else batch.bad.float(),
-                amsgrad=False,
-                beta1=beta1,
-                beta2=beta2,
-                lr=lr,
-                weight_decay=0.0,
-                eps=max(batch.options["eps"], smallest_eps(update.dtype)),
-                maximize=False,
+            momentum, second_moment = batch.state["exp_avg"][run], batch.state["exp_avg_sq"][run]
+            options = {**batch.options, "lr": lr, "weight_decay": 0.0, "maximize": False}
+            fused_adamw(
+                [update[run]], [rotated_gradient[run]], [momentum], [second_moment], [steps[0]], options, batch.bad
             )
             steps[1:] += 1 if batch.bad is None else ~batch.bad  # the kernel counts one step for the whole run
         if batch.sides:

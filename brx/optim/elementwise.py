@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from brx.optim.matrix_batch import Member, arithmetic
-from brx.optim.options import smallest_eps
+from brx.optim.options import Group, smallest_eps
 from brx.optim.sharded import local
 
 
@@ -43,25 +43,39 @@ def _adamw(members: list[Member], bad: dict[torch.device, Tensor]) -> None:
     dtype, options = arithmetic(parameters[0]), members[0].options.group
     # Half-precision weights are rounded once, after the update. The kernel goes through memory from end to end.
     weights = [parameter.to(dtype).contiguous() for parameter in parameters]
-    beta1, beta2 = options["betas"]
-    found_inf = bad.get(parameters[0].device)
-    adamw(
-        params=weights,
-        grads=[local(member.gradient).to(dtype).contiguous() for member in members if member.gradient is not None],
-        exp_avgs=[local(member.state["exp_avg"]) for member in members],
-        exp_avg_sqs=[local(member.state["exp_avg_sq"]) for member in members],
-        max_exp_avg_sqs=[],
-        state_steps=[member.state["step"] for member in members],
-        fused=True,
-        found_inf=None if found_inf is None else found_inf.float(),
-        amsgrad=False,
-        beta1=beta1,
-        beta2=beta2,
-        lr=options["lr"],
-        weight_decay=options["weight_decay"],
-        eps=max(options["eps"], smallest_eps(dtype)),
-        maximize=options["maximize"],
-    )
+    gradients = [local(member.gradient).to(dtype).contiguous() for member in members if member.gradient is not None]
+    momenta, seconds = ([local(member.state[name]) for member in members] for name in ("exp_avg", "exp_avg_sq"))
+    steps = [member.state["step"] for member in members]
+    fused_adamw(weights, gradients, momenta, seconds, steps, options, bad.get(parameters[0].device))
     for parameter, weight in zip(parameters, weights, strict=True):
         if weight is not parameter:
             parameter.copy_(weight)
+
+
+def fused_adamw(
+    weights: list[Tensor],
+    gradients: list[Tensor],
+    momenta: list[Tensor],
+    second_moments: list[Tensor],
+    steps: list[Tensor],
+    options: Group,
+    bad: Tensor | None,
+) -> None:
+    """torch's kernel, which counts the step, too; if the flag `bad` is set, it changes nothing."""
+    adamw(
+        weights,
+        gradients,
+        momenta,
+        second_moments,
+        [],  # of AMSGrad
+        steps,
+        fused=True,
+        found_inf=None if bad is None else bad.float(),
+        amsgrad=False,
+        beta1=options["betas"][0],
+        beta2=options["betas"][1],
+        lr=options["lr"],
+        weight_decay=options["weight_decay"],
+        eps=max(options["eps"], smallest_eps(weights[0].dtype)),
+        maximize=options["maximize"],
+    )
