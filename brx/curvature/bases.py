@@ -65,11 +65,8 @@ def estimate_bases(
 ) -> Bases:
     """A strategy's exact bases at fixed weights: eigenvectors of what theorem 3.1 has, with means for expectations.
 
-    Args:
-        parameters: the weights.
-        gradients: G, each of another batch.
-        source: `2nd` takes E[G G^T] and E[G^T G], `1st` the products of E[G] with its transpose.
-        geometry: `unilateral` rotates the smaller side alone, as the optimizer does.
+    From gradients G, each of another batch: `2nd` takes E[G G^T] and E[G^T G], `1st` the products of E[G] with its
+    transpose; `unilateral` rotates the smaller side alone, as the optimizer does.
     """
     sums: dict[str, list[Tensor]] = {}
     for gradient in gradients:

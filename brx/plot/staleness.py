@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,8 @@ from brx.pipeline.delay import depth, stage_delays
 from brx.plot.style import look_of, new_figure, save, sequence_color
 from brx.runs.curves_file import read_staleness
 from brx.runs.reading import Run
+
+Array = NDArray[np.float64]
 
 PANELS = {
     "stage_gradient_cosine": "cosine of the applied\nand the fresh gradient",
@@ -26,32 +28,18 @@ PANELS = {
 """What each metric is, for the title of its panel."""
 
 
-@dataclass(frozen=True)
-class _Measured:
-    """A run's measures.
-
-    Attributes:
-        method: of the run.
-        label: in the legend.
-        measures: iterations (T,) and numbers (T, stages that have delay) of every measure; NaN for none.
-    """
+class _Measured(NamedTuple):
+    """A run's measures, and its label in the legend."""
 
     method: str
     label: str
-    measures: dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]
+    measures: dict[str, tuple[Array, Array]]  # iterations (T,), numbers (T, stages with delay) of each; NaN for none
 
 
 def draw_staleness(runs: Sequence[Path], path: Path) -> list[Path]:
     """A panel per measure against iterations: the mean over a run's delayed stages, and their range as a band.
 
     Stages without delay are left out, where nothing is stale, unless a run has no others.
-
-    Args:
-        runs: folders of runs.
-        path: of the figure, without suffix.
-
-    Returns:
-        The files written.
 
     Raises:
         UserError: a run has no measures.
