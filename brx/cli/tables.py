@@ -7,11 +7,12 @@ from typing import Annotated
 
 import typer
 
-from brx.cli.options import ScaleName, ScaleRuns
+from brx.cli.options import Format, ScaleName, ScaleRuns
 from brx.cli.usage import Application, Command, print_note
 
 EXAMPLES = """\
   brx tables slowdown                           print one
+  brx tables "Table 3" --format latex           for a paper
   brx tables all --out results/tables/laptop    write all of them as Markdown and CSV
   brx tables all --scale paper --runs runs/paper --out tables
   brx tables list                               which tables there are
@@ -20,15 +21,34 @@ EXAMPLES = """\
 app = Application()
 
 
+def complete_table(incomplete: str) -> list[str]:
+    """The tables' names."""
+    from brx.paper.tables import TABLES
+
+    return [name for name in ("all", "list", *TABLES) if name.startswith(incomplete)]
+
+
 @app.command(cls=Command, epilog=EXAMPLES)
 def tables(
-    table: Annotated[str, typer.Argument(metavar="TABLE", help="all, list, or the name of one", show_default=False)],
+    table: Annotated[
+        str,
+        typer.Argument(
+            metavar="TABLE",
+            help="all, list, or one by name or number ('Table 3')",
+            show_default=False,
+            autocompletion=complete_table,
+        ),
+    ],
     *,
     scale: ScaleName = "laptop",
     runs: ScaleRuns = None,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="write TABLE.md and TABLE.csv there")] = None,
+    format: Format = "table",
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="write TABLE.md and TABLE.csv there (latex: TABLE.tex, too)")
+    ] = None,
 ) -> None:
     """Print or write the tables."""
+    from brx.files import write_text
     from brx.paper.publishing import make_tables, write_table
     from brx.paper.tables import TABLES
     from brx.runs.formats import format_table
@@ -39,6 +59,9 @@ def tables(
         return
     for paper_table, texts in make_tables(table, scale, runs, print_note):
         if out is None:
-            print(f"{paper_table.title}\n{format_table(texts, 'table')}")
-        else:
-            print(write_table(paper_table, texts, out))
+            title = f"{paper_table.title}\n" if format == "table" else ""
+            print(f"{title}{format_table(texts, format)}")
+            continue
+        print(write_table(paper_table, texts, out))
+        if format == "latex":
+            write_text(out / f"{paper_table.name}.tex", format_table(texts, "latex") + "\n")

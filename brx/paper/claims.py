@@ -7,7 +7,8 @@ of its verdict. Nothing is stored: a run that changes changes its row.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import pandas as pd
@@ -36,6 +37,7 @@ class Claim:
             smaller), `closed form` (equal as printed), `direction`, `order of norms` (their intervals apart). Without
             one number the evidence says whether it holds.
         command: that repeats what no sweep makes; `{curvature}`: the scale's folder of that.
+        longer: ours, extrapolated from longer training to the paper's, for a number that is not reproduced without.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Claim:
     unit: Unit = "plain"
     rule: Rule = "direction"
     command: str = ""
+    longer: Question | None = None
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,7 @@ class Outcome:
         runs: names of the runs that it is from.
         num_seeds: of the experiment with the fewest; None where it is from no runs.
         sweeps: the files that make the runs, those that are not there among them.
+        longer: what longer training says of a claim that is not reproduced, if that is reproduced then.
     """
 
     claim: Claim
@@ -65,6 +69,7 @@ class Outcome:
     runs: Sequence[str]
     num_seeds: int | None = None
     sweeps: Sequence[str] = ()
+    longer: Evidence | None = None
 
     @property
     def command(self) -> str:
@@ -83,6 +88,18 @@ class Outcome:
     def verdict_text(self) -> str:
         """The verdict, and that it is from one seed."""
         return f"{self.verdict}{', one seed' if self.num_seeds == 1 else ''}"
+
+
+GROUPS = ("as in the paper", "as in the paper only with longer training", "not as in the paper", "not tried")
+
+
+def in_groups(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
+    """Claims by how they came out, in the order of GROUPS."""
+    groups: dict[str, list[Outcome]] = {name: [] for name in GROUPS}
+    for outcome in outcomes:
+        place = {"yes": 0, "no": 1 if outcome.longer else 2, "not tried": 3}[outcome.verdict]
+        groups[GROUPS[place]].append(outcome)
+    return groups
 
 
 def judge(experiments: Experiments, claims: Sequence[Claim]) -> list[Outcome]:
@@ -148,7 +165,12 @@ def _judge(claim: Claim, experiments: Experiments) -> Outcome:
     counts = [seeds[SEED].nunique() for seeds in experiments.used.values()]
     if evidence.num_seeds is not None:
         counts.append(evidence.num_seeds)
-    return Outcome(claim, evidence, "", runs, min(counts, default=None), experiments.makers)
+    outcome = Outcome(claim, evidence, "", runs, min(counts, default=None), experiments.makers)
+    if outcome.verdict == "no" and claim.longer is not None:
+        with suppress(NotTriedError, UserError):
+            longer = claim.longer(experiments.fresh())
+            return replace(outcome, longer=longer if _is_reproduced(claim, longer, None) else None)
+    return outcome
 
 
 def _is_reproduced(claim: Claim, ours: Evidence, num_seeds: int | None) -> bool:

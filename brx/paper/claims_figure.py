@@ -1,7 +1,8 @@
-"""The claims as a figure: a row each, ours over the paper's number, in the colour of the verdict."""
+"""The claims as a figure: a row each, by how they came out; ours over the paper's number beside the statement."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,46 +10,57 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from brx.paper.claims import FACTOR, Outcome, measured_text, number_text
-from brx.plot.style import VERDICT_COLORS
+from brx.paper.claims import FACTOR, GROUPS, Outcome, in_groups, measured_text, number_text
+from brx.plot.style import GROUP_COLORS
 
-ROW_IN = 0.19
+LINE_IN = 0.13
+LINE_CHARACTERS = 92
+"""Of a statement, before it goes on below."""
 WIDEST = 16.0
 """Ratios are drawn up to this factor either way; those beyond sit at the edge."""
+COLUMNS = (("the paper", 0.01), ("here [95 %]", 0.17), ("where", 0.7))
 
 
 def fill_claims(figure: Figure, outcomes: Sequence[Outcome]) -> None:
-    """A row per claim in the paper's order: its name, the ratio where there are numbers, both numbers, the verdict."""
-    figure.set_size_inches(8.0, 1.1 + ROW_IN * len(outcomes))
-    axes, texts = figure.subplots(1, 2, width_ratios=(1, 1.05), sharey=True)
-    for row, outcome in enumerate(outcomes):
-        color = VERDICT_COLORS[outcome.verdict]
-        for panel in (axes, texts):
-            panel.axhspan(row - 0.5, row + 0.5, color=color, alpha=0.13, linewidth=0)
-        _draw_ratio(axes, outcome, row, color)
-        texts.text(0.01, row, paper_text(outcome), va="center", fontsize=7)
-        texts.text(0.21, row, our_text(outcome), va="center", fontsize=7)
-        texts.text(0.72, row, outcome.verdict_text, va="center", fontsize=7, color=color, weight="bold")
-    for text, position in (("the paper", 0.01), ("here [95 %]", 0.21), ("reproduced?", 0.72)):
-        texts.text(position, -1, text, va="center", fontsize=7, weight="bold")
+    """Groups by how claims came out, rows in the paper's order: statement, ratio where there are numbers, both."""
+    groups = in_groups(outcomes)
+    statements = {each.claim.name: textwrap.fill(each.claim.statement, LINE_CHARACTERS) for each in outcomes}
+    lines = sum(1.5 + statement.count("\n") for statement in statements.values()) + 1.6 * len(GROUPS)
+    figure.set_size_inches(11.0, 1.0 + LINE_IN * lines)
+    axes, texts = figure.subplots(1, 2, width_ratios=(1, 1.25), sharey=True)
+    ticks, labels, place = [], [], 0.0
+    for (name, group), color in zip(groups.items(), GROUP_COLORS, strict=True):
+        if group:
+            heading = f"{name}: {len(group)} of {len(outcomes)}"
+            texts.text(0.0, place + 0.9, heading, color=color, weight="bold", fontsize=8, va="center")
+            place += 1.6
+        for outcome in group:
+            height = 1.5 + statements[outcome.claim.name].count("\n")
+            middle = place + height / 2
+            for panel in (axes, texts):
+                panel.axhspan(place, place + height, color=color, alpha=0.1, linewidth=0)
+            _draw_ratio(axes, outcome, middle, color)
+            cells = (paper_text(outcome), our_text(outcome), outcome.claim.where)
+            for (_, x), text in zip(COLUMNS, cells, strict=True):
+                texts.text(x, middle, text, va="center", fontsize=7)
+            ticks.append(middle)
+            labels.append(statements[outcome.claim.name])
+            place += height
+    for heading, x in COLUMNS:
+        texts.text(x, -0.6, heading, va="center", fontsize=7, weight="bold")
     texts.set_xlim(0, 1)
     texts.set_axis_off()
     axes.axvspan(1 / FACTOR, FACTOR, color="black", alpha=0.06, linewidth=0)
     axes.axvline(1.0, color="black", linewidth=0.6)
     axes.set_xscale("log", base=2)
     axes.set_xlim(1 / WIDEST, WIDEST)
-    ticks = [2.0**power for power in range(-4, 5)]
-    axes.set_xticks(ticks, [f"{tick:g}" if tick >= 1 else f"1/{1 / tick:g}" for tick in ticks])
-    axes.set_ylim(len(outcomes) - 0.5, -0.5)
-    axes.set_yticks(range(len(outcomes)), [outcome.claim.name for outcome in outcomes], fontsize=7)
+    powers = [2.0**power for power in range(-4, 5)]
+    axes.set_xticks(powers, [f"{tick:g}" if tick >= 1 else f"1/{1 / tick:g}" for tick in powers])
+    axes.set_ylim(place, -1.2)
+    axes.set_yticks(ticks, labels, fontsize=6.5)
     axes.grid(visible=False, axis="y")
     axes.set_xlabel("ours / the paper's number (of shares saved: what is left)")
-    counts = pd.Series([outcome.verdict for outcome in outcomes]).value_counts()
-    axes.set_title(
-        ", ".join(f"{counts.get(verdict, 0)} {verdict}" for verdict in VERDICT_COLORS) + f" of {len(outcomes)} claims",
-        loc="left",
-        pad=16,
-    )
+    figure.suptitle(", ".join(f"{len(group)} {name}" for name, group in groups.items() if group), fontsize=9)
 
 
 def ratio_of(outcome: Outcome) -> tuple[float, float, float] | None:
@@ -74,17 +86,20 @@ def paper_text(outcome: Outcome) -> str:
 
 
 def our_text(outcome: Outcome) -> str:
-    """Our number with its interval; of a direction, whether it holds."""
+    """Our number with its interval; of a direction, whether it holds; with longer training, that."""
     claim, ours = outcome.claim, outcome.evidence
     if ours is None:
         return ""
     if claim.paper is None:
         texts = ("as printed", "not all as printed") if claim.rule == "closed form" else ("holds", "does not hold")
-        return texts[0 if ours.holds else 1]
-    return measured_text(claim, ours)
+        text = texts[0 if ours.holds else 1]
+    else:
+        text = measured_text(claim, ours)
+    text += f"; longer: {number_text(outcome.longer.value, claim.unit)}" if outcome.longer else ""
+    return text + (", one seed" if outcome.num_seeds == 1 else "")
 
 
-def _draw_ratio(axes: Axes, outcome: Outcome, row: int, color: str) -> None:
+def _draw_ratio(axes: Axes, outcome: Outcome, place: float, color: str) -> None:
     ratios = ratio_of(outcome)
     if ratios is None:
         return
@@ -93,5 +108,5 @@ def _draw_ratio(axes: Axes, outcome: Outcome, row: int, color: str) -> None:
     marker = ">" if outcome.evidence.is_bound or ratios[0] > WIDEST else "<" if ratios[0] < 1 / WIDEST else "o"
     face = "white" if outcome.num_seeds == 1 else color
     if not pd.isna(ratios[1]):
-        axes.plot([low, high], [row, row], color=color, linewidth=1.5)
-    axes.plot(ratio, row, marker, color=color, markerfacecolor=face, markersize=5, clip_on=False)
+        axes.plot([low, high], [place, place], color=color, linewidth=1.5)
+    axes.plot(ratio, place, marker, color=color, markerfacecolor=face, markersize=5, clip_on=False)

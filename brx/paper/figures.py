@@ -22,11 +22,13 @@ from brx.paper.ladder import complete_lengths
 from brx.paper.ladder_figure import fill_ladder
 from brx.paper.panels import (
     Panel,
+    beside_the_last,
     by_depth,
     by_method,
-    by_model_depth,
     by_setting,
+    change,
     curves,
+    deeper_models,
     final_losses,
     rates,
     refresh_schedules,
@@ -34,6 +36,7 @@ from brx.paper.panels import (
     share_legend,
     slowdown,
     with_and_without_stashing,
+    without_delay,
 )
 from brx.paper.scales import (
     BASELINES_AND_STRATEGIES,
@@ -55,6 +58,10 @@ from brx.runs.tables import rate_text
 PANEL_IN = 2.3
 ALONE_IN = (COLUMN_WIDTH_IN, 2.9)
 """Of a figure of one panel."""
+READING = (
+    f"Training losses are means over {SMOOTHING:.0%} of the iterations, at the learning rate of the lowest final"
+    " validation loss; bands: range over seeds, thin: one seed."
+)
 DEPTHS = (1, 2, 4, 8, 16, 32)
 
 
@@ -65,7 +72,7 @@ class PaperFigure:
     Attributes:
         name: on the command line and of the files.
         place: in the paper, such as `Figure 5`; empty where it has no such figure.
-        panels: row by row; a None leaves its place empty.
+        panels: row by row; in the place of a None is the legend.
         fill: draws the whole figure, where it is no grid of panels.
         draw_to: draws it at a path without suffix, from what was measured at a scale; the files written.
         is_measured: whether `draw_to` draws what was measured, and not the same at all scales.
@@ -73,6 +80,7 @@ class PaperFigure:
         height: in inches; by default so that panels are square.
         shares_y: from which panel on panels have one vertical axis; None: each has its own.
         legend: one under all panels, instead of one under each.
+        reading: the caption's second sentence: how to read it.
         sweep: without runs of this one the figure would show other experiments alone; empty where any run will do.
     """
 
@@ -88,6 +96,7 @@ class PaperFigure:
     shares_y: int | None = 0
     legend: bool = True
     sweep: str = ""
+    reading: str = READING
 
     @property
     def size(self) -> tuple[float, float]:
@@ -116,16 +125,31 @@ def draw_paper_figure(figure: PaperFigure, experiments: Experiments, folder: Pat
             _fill_panels(figure, asked, drawn)
         if not asked.used or (figure.sweep and asked.scale.sweep(figure.sweep) not in asked.sweeps):
             raise UserError(f"none of its runs are in {asked.folder}; make them with {asked.what_to_run}")
-        return save(drawn, folder / figure.name, _caption(figure, asked)), asked
+        caption = f"{figure.caption} (The paper's {figure.place}.)" if figure.place else figure.caption
+        command = f"brx plot {figure.name} --scale {asked.scale.name}"
+        text = "\n".join(filter(None, (caption, figure.reading)))
+        return save(drawn, folder / figure.name, text, command=command, details=_details(asked)), asked
+
+
+def _details(asked: Experiments) -> dict[str, object]:
+    """The runs by experiment, and what was not there."""
+    runs = {}
+    for seeds in asked.used.values():
+        first = seeds.iloc[0]
+        rate = rate_text(first[RATE], at_edge=first["lr_at_edge"])
+        length = f"{first['architecture']}, {first['last_iteration']} iterations"
+        runs[f"{first['variant']}, P = {first[DEPTH]}, lr {rate}, {length}"] = list(seeds["name"])
+    return {"fingerprint": asked.fingerprint, "runs": runs, "not there": asked.missing}
 
 
 def _fill_panels(figure: PaperFigure, experiments: Experiments, drawn: Figure) -> None:
     down = len(figure.panels) // figure.across
     grid = drawn.subplots(down, figure.across, squeeze=False, sharey=figure.shares_y == 0).ravel()
     used: list[Axes] = []
+    free = None
     for axes, panel in zip(grid, figure.panels, strict=True):
         if panel is None:
-            axes.remove()
+            free = axes
             continue
         if figure.shares_y and len(used) > figure.shares_y:
             axes.sharey(used[figure.shares_y])
@@ -133,21 +157,7 @@ def _fill_panels(figure: PaperFigure, experiments: Experiments, drawn: Figure) -
     for axes, panel in zip(used, filter(None, figure.panels), strict=True):
         panel(experiments, axes)
     if figure.legend:
-        share_legend(drawn, *used)
-
-
-def _caption(figure: PaperFigure, asked: Experiments) -> str:
-    lines = [
-        f"{figure.caption} (The paper's {figure.place}.)" if figure.place else figure.caption,
-        f"Training losses are means over {SMOOTHING:.0%} of the iterations; bands: range over seeds;"
-        " thin: one seed; learning rates: lowest final validation loss of the grid (* at its edge).",
-    ]
-    for seeds in asked.used.values():
-        first = seeds.iloc[0]
-        rate = rate_text(first[RATE], at_edge=first["lr_at_edge"])
-        lines.append(f"{first['variant']}, P = {first[DEPTH]}, lr {rate}: {', '.join(seeds['name'])}")
-    lines += [f"not there: {line}" for line in asked.missing]
-    return "\n".join(lines)
+        share_legend(drawn, used, free)
 
 
 def _ladder(experiments: Experiments, figure: Figure) -> None:
@@ -161,6 +171,11 @@ def _ladder(experiments: Experiments, figure: Figure) -> None:
 
 def _claims(experiments: Experiments, figure: Figure) -> None:
     fill_claims(figure, judge(experiments, CLAIMS))
+
+
+def every_iterations(frequency: float) -> str:
+    """In words: every iteration, every 10 iterations."""
+    return "every iteration" if frequency == 1 else f"every {frequency:g} iterations"
 
 
 REFRESHES = refresh_schedules("uniform", "stage-aware", "reversed")
@@ -184,9 +199,10 @@ FIGURES = {figure.name: figure for figure in (
     PaperFigure("effective-delay", "", "The effective delay, and the slowdown.",
                 draw_to=measured_figures.effective_delays, is_measured=True),
     PaperFigure("teaser", "Figure 2", "Delay slows training down; basis rotation takes most of that back.",
-                [curves("(a) PipeDream", by_depth("pipedream")),
-                 curves("(b) P = {P}", by_method(("pipedream", "basis-rotation")))],
-                across=2, height=2.9, legend=False),
+                [curves("(a) PipeDream", by_depth("pipedream"), says=change),
+                 curves("(b) P = {P}", by_method(("pipedream", "basis-rotation")), without_delay,
+                        says=beside_the_last)],
+                across=2, height=3.1, legend=False),
     PaperFigure("main", "Figure 5",
                 "Methods against the number of stages for one model; (c-e) slowdown, to the loss that they and the"
                 " strategies of basis rotation all reach, with its 95 % interval where there are seeds enough for one.",
@@ -195,7 +211,7 @@ FIGURES = {figure.name: figure for figure in (
                 across=3, shares_y=1),
     PaperFigure("block-scaling", "Figure 6", "Deeper models, one block per stage: (a) final loss, (b-d) by method.",
                 [final_losses(MAIN, per_block=True),
-                 *(curves(look_of(method).label, by_model_depth(method)) for method in MAIN[1:])],
+                 *map(deeper_models, MAIN[1:])],
                 across=2, shares_y=1),
     PaperFigure("width", "Figure 7", "P = 24, (a) the smaller and (b) the larger model.",
                 [curves("(a) smaller model", by_method(MAIN, model="smaller")),
@@ -213,7 +229,7 @@ FIGURES = {figure.name: figure for figure in (
                 [curves("(a) P = {P}", by_method(MAIN), draw=draw_against_time),
                  curves("(b) P = {P}", by_method(("pipedream-lr",)),
                         by_setting("basis-rotation", "optimizer.frequency", FREQUENCIES, "frequency",
-                                   "every {} iterations")),
+                                   every_iterations)),
                  curves("(c) P = {P}", refresh_schedules("uniform", "stage-aware"))],
                 across=3, height=3.1, legend=False),
     PaperFigure("weight-stashing", "Figure 10", "Without weight stashing: (a) all methods, (b, c) with and without.",
@@ -226,7 +242,7 @@ FIGURES = {figure.name: figure for figure in (
     PaperFigure("slowdown-all", "Figure 13", "Slowdown of seven methods, to the loss that all but PipeDream reach.",
                 [*map(slowdown, BASELINES_AND_STRATEGIES), None], across=4),
     PaperFigure("block-scaling-all", "Figure 14", "Deeper models, one block per stage, seven methods.",
-                [*(curves(look_of(method).label, by_model_depth(method)) for method in BASELINES_AND_STRATEGIES), None],
+                [*map(deeper_models, BASELINES_AND_STRATEGIES), None],
                 across=4),
     PaperFigure("weight-prediction", "Figure 15", "With PipeMare's weight prediction.",
                 [curves("P = {P}", by_method(MAIN, sweep="prediction", settings={"pipeline.stash": "predict"}))]),
@@ -241,7 +257,7 @@ FIGURES = {figure.name: figure for figure in (
     PaperFigure("delay-compensation", "Figure 19", "Delay compensation.",
                 [curves(f"P = {P}", by_method(MAIN, P),
                         by_setting("delay-compensation", "optimizer.compensation", COMPENSATIONS,
-                                   "delay-compensation", r"DC, $\lambda$ = {:g}", P))
+                                   "delay-compensation", r"DC, $\lambda$ = {:g}".format, P))
                  for P in (8, 16, 32)],
                 across=3, sweep="delay-compensation"),
     PaperFigure("preconditioned", "Table 3", "Preconditioned methods.",
@@ -250,19 +266,19 @@ FIGURES = {figure.name: figure for figure in (
     PaperFigure("moe", "Figure 21", "A mixture-of-experts model.",
                 [curves("mixture of experts, P = {P}", by_method(MAIN, model="mixture of experts"))]),
     PaperFigure("learning-rates", "",
-                "Final validation loss against the learning rate, by method and number of stages; filled: the chosen"
-                " one; crosses: diverged or failed.",
-                [rates(method) for method in MAIN], across=4),
+                "Final validation loss against the learning rate, by method and number of stages.",
+                [rates(method) for method in MAIN], across=4, height=2.7,
+                reading="Filled: the chosen one; crosses: diverged or failed."),
     PaperFigure("ladder", "",
                 "What delay costs by the length of training T, each length to a target of its own: slowdown, and"
-                " iterations that basis rotation saves over the best baseline. Hollow: one seed; triangle: a lower"
-                " bound; bars: 95 %. Dashed: a power law of slowdown - 1, and of the share that is left, by least"
-                " squares, with its 95 % prediction interval, extrapolated to the paper's relative delay. Stars: the"
-                " paper's numbers.",
+                " iterations that basis rotation saves over the best baseline.",
+                reading="Hollow: one seed; arrow: a lower bound; bars: 95 %; dashed: a power law of slowdown - 1,"
+                " and of the share that is left, by least squares, with its 95 % prediction interval, extrapolated to"
+                " the paper's relative delay; stars: the paper's numbers.",
                 fill=_ladder, across=3),
     PaperFigure("claims", "",
-                "What the paper states beside what our runs say (brx claims): ours over the paper's number, where there"
-                " is one, on a grey band within which it counts as reproduced; bars: 95 %; hollow: one seed; arrow: a"
-                " bound, or beyond the axis.",
+                "What the paper states beside what our runs say (brx claims).",
+                reading="Points: ours over the paper's number, where there is one, on a grey band within which it"
+                " counts as reproduced; bars: 95 %; hollow: one seed; arrow: a bound, or beyond the axis.",
                 fill=_claims, across=3),
 )}  # fmt: skip

@@ -35,18 +35,29 @@ def fill_ladder(figure: Figure, ladder: Sequence[Length]) -> None:
     figure.set_size_inches(7.0, 3.4)
     left, right = row_of_axes(figure, 2)
     stages = ladder[0].num_stages
-    highest = 1.3 * max(_fill(left, ladder_slowdowns(ladder), SLOWDOWN, SLOWDOWNS, ".2f"))
+    slowed, saved = ladder_slowdowns(ladder), ladder_savings(ladder)
+    highest = 1.3 * max(_fill(left, slowed, SLOWDOWN, SLOWDOWNS, ".2f"))
     left.set_yscale("log")
     left.set_ylim(0.93, highest)
     left.axhline(1.0, color="black", linewidth=0.5)
     left.set_yticks([tick for tick in (1, 1.5, 2, 3, 5, 10, 20, 50) if tick < highest])
     left.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     left.minorticks_off()
-    _finish(left, f"slowdown at P = {stages}", f"slowdown at P = {stages}")
-    lowest = min(_fill(right, ladder_savings(ladder), SAVING, {"basis-rotation": SAVED["main"]}, ".1%"))
+    _finish(left, _by_length(slowed, SLOWDOWN, "slowdown"), f"slowdown at P = {stages}")
+    lowest = min(_fill(right, saved, SAVING, {"basis-rotation": SAVED["main"]}, ".1%"))
     right.set_ylim(min(0.0, lowest - 0.05), 1.0)
     right.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    _finish(right, "iterations saved over the best baseline", "iterations saved")
+    _finish(right, _by_length(saved, SAVING, "saves"), "iterations saved over best baseline")
+
+
+def _by_length(rows: pd.DataFrame, quantity: Quantity, what: str) -> str:
+    """Basis rotation's number after the shortest training and after the longest."""
+    of_ours = rows[(rows["method"] == "basis-rotation") & rows[quantity.column].notna()]
+    ends = of_ours.sort_values("iterations_of_training").iloc[[0, -1]]
+    bounds = ["> " if row.get("is_censored") else "" for row in ends.to_dict("records")]
+    values = [f"{bound}{value:{quantity.form}}" for bound, value in zip(bounds, ends[quantity.column], strict=True)]
+    lengths = [f"{length:,}" for length in ends["iterations_of_training"]]
+    return f"Basis rotation: {what} {values[0]} at {lengths[0]}\niterations, {values[-1]} at {lengths[-1]}"
 
 
 def _fill(axes: Axes, rows: pd.DataFrame, quantity: Quantity, printed: Mapping[str, float], form: str) -> list[float]:
@@ -67,7 +78,7 @@ def _fill(axes: Axes, rows: pd.DataFrame, quantity: Quantity, printed: Mapping[s
 
 
 def _draw_points(axes: Axes, points: pd.DataFrame, column: str, look: Look, label: str, offset: float) -> None:
-    """Points with their intervals; hollow: one seed; a triangle: a lower bound."""
+    """Points with their intervals; hollow: one seed; an arrow: a lower bound."""
     for index, point in enumerate(points.to_dict("records")):
         value = point[column]
         errors = None if pd.isna(point["low"]) else [[value - point["low"]], [point["high"] - value]]
@@ -76,7 +87,7 @@ def _draw_points(axes: Axes, points: pd.DataFrame, column: str, look: Look, labe
             value,
             yerr=errors,
             color=look.color,
-            marker="^" if point.get("is_censored") else look.marker,
+            marker=r"$\uparrow$" if point.get("is_censored") else look.marker,
             markerfacecolor="white" if point["num_seeds"] == 1 else look.color,
             markersize=5,
             capsize=2,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,10 @@ from brx.plot.panels import (
     draw_training_losses,
     finish_panel,
 )
-from brx.plot.style import look_of, sequence_color
+from brx.plot.style import look_of, shade
+from brx.runs.frames import DEPTH, SEED
+
+TITLE_CHARACTERS = 37
 
 Panel = Callable[[Experiments, Axes], None]
 Series = Callable[[Experiments], list[Curve]]
@@ -40,22 +44,12 @@ def by_depth(method: str) -> Series:
     )
 
 
-def by_model_depth(method: str) -> Series:
-    """A curve per depth of the model, one block per stage, from light to dark."""
-    return lambda experiments: _shaded(
-        {
-            f"{blocks} blocks, P = {blocks}": find_model_depth(experiments, method, blocks)
-            for blocks in experiments.scale.blocks
-        }
-    )
-
-
 def by_setting(
-    method: str, key: str, values: Sequence[float], sweep: str, label: str, stages: int | None = None
+    method: str, key: str, values: Sequence[float], sweep: str, label: Callable[[float], str], stages: int | None = None
 ) -> Series:
-    """A curve per value of a setting, from light to dark; the label has `{}` for the value."""
+    """A curve per value of a setting, from light to dark."""
     return lambda experiments: _shaded(
-        {label.format(value): experiments.find(method, stages, sweep, settings={key: value}) for value in values}
+        {label(value): experiments.find(method, stages, sweep, settings={key: value}) for value in values}
     )
 
 
@@ -90,6 +84,12 @@ def with_and_without_stashing(method: str, without: Settings) -> Series:
     return series
 
 
+def without_delay(experiments: Experiments) -> list[Curve]:
+    """AdamW at P = 1, dotted: what all methods under delay are to be measured by."""
+    found = experiments.find_all(("pipedream", 1))
+    return [curve_of(seeds, "AdamW without delay", color="black", linestyle=":") for seeds in found]
+
+
 def find_model_depth(experiments: Experiments, method: str, blocks: int) -> pd.DataFrame | None:
     """The runs of a method on so many blocks, one per stage."""
     return experiments.find(method, blocks, settings={"model.blocks": blocks})
@@ -98,24 +98,77 @@ def find_model_depth(experiments: Experiments, method: str, blocks: int) -> pd.D
 def _shaded(seeds_by_label: Mapping[str, pd.DataFrame | None]) -> list[Curve]:
     """A curve per experiment that is there, from light to dark in the order of all."""
     return [
-        curve_of(seeds, label, color=sequence_color(index, len(seeds_by_label)))
+        curve_of(seeds, label, color=shade(look_of(seeds["method"].iloc[0]).color, index, len(seeds_by_label)))
         for index, (label, seeds) in enumerate(seeds_by_label.items())
         if seeds is not None
     ]
 
 
-def curves(title: str, *series: Series, draw: Callable[..., None] = draw_training_losses) -> Panel:
-    """Loss curves; `{P}` in the title is the largest number of stages."""
+Says = Callable[[Mapping[str, float]], str]
+"""What a panel's curves come to: from the final training loss of each, by its label, to a line of the title."""
+
+
+def lowest(finals: Mapping[str, float]) -> str:
+    """Which curve ends lowest, and by how much."""
+    best, second = sorted(finals, key=finals.__getitem__)[:2]
+    return f"{best} lowest by {finals[second] - finals[best]:.2f} nats"
+
+
+def change(finals: Mapping[str, float]) -> str:
+    """How much higher the last of some ordered curves ends than the first."""
+    first, *_, last = finals
+    return f"{first.partition(',')[0]} to {last.partition(',')[0]}: {finals[last] - finals[first]:+.2f} nats"
+
+
+def beside_the_last(finals: Mapping[str, float]) -> str:
+    """How the last curve but one ends beside the last."""
+    *_, ours, last = finals
+    difference = finals[ours] - finals[last]
+    return f"{ours} ends {abs(difference):.2f} nats {'below' if difference < 0 else 'above'} {last}"
+
+
+def finals_of(shown: Sequence[Curve]) -> dict[str, float]:
+    """The final training loss of each curve, over the seeds that all have, or else over its own."""
+    shared = set[int].intersection(*(set(curve.runs[SEED]) for curve in shown))
+    return {
+        curve.label: float(runs["train_loss"].mean())
+        for curve in shown
+        for runs in [curve.runs[curve.runs[SEED].isin(shared)] if shared else curve.runs]
+    }
+
+
+def curves(
+    title: str,
+    *series: Series,
+    draw: Callable[..., None] = draw_training_losses,
+    says: Says = lowest,
+) -> Panel:
+    """Loss curves; `{P}` in the title is the largest number of stages, its second line what they say."""
 
     def panel(experiments: Experiments, axes: Axes) -> None:
         shown = [curve for each in series for curve in each(experiments)]
         full_title = title.format(P=experiments.scale.deepest)
         if shown:
-            draw(axes, shown, title=full_title)
+            finding = says(finals_of(shown)) if len(shown) > 1 else ""
+            draw(axes, shown, title=f"{full_title}\n{textwrap.fill(finding, TITLE_CHARACTERS)}")
         else:
             say_not_run(axes, full_title)
 
     return panel
+
+
+def deeper_models(method: str) -> Panel:
+    """A method's curves by the depth of the model, one block per stage."""
+    return curves(
+        look_of(method).label,
+        lambda experiments: _shaded(
+            {
+                f"{count} blocks, P = {count}": find_model_depth(experiments, method, count)
+                for count in experiments.scale.blocks
+            }
+        ),
+        says=change,
+    )
 
 
 def final_losses(methods: Sequence[str], *, per_block: bool = False, best_of: Sequence[str] = ()) -> Panel:
@@ -131,7 +184,11 @@ def final_losses(methods: Sequence[str], *, per_block: bool = False, best_of: Se
         present = [seeds for seeds in asked if seeds is not None]
         if present:
             x_label = "blocks = stages P" if per_block else "stages P"
-            draw_final_losses(axes, pd.concat(present), title="(a) final loss", x_label=x_label, best_of=best_of)
+            runs = pd.concat(present)
+            finals = runs.groupby([DEPTH, "variant"])["train_loss"].mean().unstack()
+            (best, count), *_ = finals.idxmin(axis="columns").value_counts().items()
+            title = f"(a) final loss\n{look_of(best).label} lowest at {count} of {len(finals)} P"
+            draw_final_losses(axes, runs, title=title, x_label=x_label, best_of=best_of)
         else:
             say_not_run(axes, "(a) final loss")
 
@@ -158,13 +215,16 @@ def rates(method: str) -> Panel:
 
     def panel(experiments: Experiments, axes: Axes) -> None:
         depths, tried = experiments.scale.depths, experiments.tried
+        at_edge = []
         for index, depth in enumerate(depths):
             seeds = experiments.find(method, depth)
             if seeds is not None:
+                at_edge += [seeds["lr_at_edge"].iloc[0]] if seeds["num_rates"].iloc[0] > 1 else []
                 scores = tried[tried["experiment"] == seeds["experiment"].iloc[0]]
-                draw_rates(axes, scores, color=sequence_color(index, len(depths)), label=f"P = {depth}")
+                draw_rates(axes, scores, color=shade(look_of(method).color, index, len(depths)), label=f"P = {depth}")
         if axes.lines:
-            finish_panel(axes, "learning rate", "final validation loss (nats)", look_of(method).label)
+            title = f"{look_of(method).label}\nbest at the edge of the rates: {sum(at_edge)} of {len(at_edge)}"
+            finish_panel(axes, "learning rate", "final validation loss (nats)", title)
         else:
             say_not_run(axes, look_of(method).label)
 
@@ -178,15 +238,19 @@ def say_not_run(axes: Axes, title: str) -> None:
     axes.text(0.5, 0.5, "not run", ha="center", va="center", transform=axes.transAxes, color="grey")
 
 
-def share_legend(figure: Figure, *panels: Axes) -> None:
-    """One legend under panels with the same curves, instead of one in each, which would lie on them."""
+def share_legend(figure: Figure, panels: Sequence[Axes], free: Axes | None = None) -> None:
+    """One legend in a free place, or under the panels with the same curves, instead of one in each."""
     handle_by_label: dict[str, Any] = {}
     for axes in panels:
         handle_by_label |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
         if legend := axes.get_legend():
             legend.remove()
     if handle_by_label:
+        labels, handles = list(handle_by_label), list(handle_by_label.values())
+        if free is not None:
+            free.set_axis_off()
+            free.legend(handles, labels, loc="center")
+            return
         grid = panels[0].get_gridspec()
         assert grid is not None  # panels come from `subplots`
-        labels, handles = list(handle_by_label), list(handle_by_label.values())
         figure.legend(handles, labels, loc="outside lower center", ncols=max(2, 2 * grid.ncols - 1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -196,6 +197,12 @@ class Experiments:
     def tried(self) -> pd.DataFrame:
         """What every learning rate came to: rows of `tried_rates`."""
         return tried_rates(self.runs)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of all runs and what they came to: what was drawn from others has another."""
+        outcome = self.runs[["name", "status", "iteration", "train_loss", "val_loss"]]
+        return hashlib.sha256(outcome.to_csv(index=False).encode()).hexdigest()[:16]
 
     def of_seed_0(self) -> Experiments:
         """The same runs without those of further seeds."""

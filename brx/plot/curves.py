@@ -47,10 +47,13 @@ def draw_curves(runs: pd.DataFrame, path: Path, *, target: float | None = None) 
         axes.set_ylim(settled.min() - 0.1, np.quantile(settled, 0.99) + 0.2)  # a spike must not set the scale
         axes.set_xlim(0, max(losses["iteration"].max() for losses in by_run.values()))
         legend_below(axes, columns=2)
-        caption = f"Training loss in nats; lines are means over {SMOOTHING:.0%} of the iterations.\n" + "\n".join(
-            f"{label}: {run}" for run, label in labels.items()
-        )
-        return save(figure, path, caption)
+        finals = runs["train_loss"].sort_values()
+        if len(finals) > 1:
+            lead = finals.iloc[1] - finals.iloc[0]
+            axes.set_title(f"{labels[finals.index[0]]} ends lowest, by {lead:.2f} nats")
+        caption = f"Training loss in nats; lines are means over {SMOOTHING:.0%} of the iterations."
+        details = {"runs": {str(run): label for run, label in labels.items()}}
+        return save(figure, path, caption, command="brx plot curves RUN...", details=details)
 
 
 def _label(run: pd.Series) -> str:

@@ -33,12 +33,11 @@ def draw_leaderboard(board: pd.DataFrame, delays: Sequence[str], path: Path) -> 
         axes.set_yticks(list(heights), [look_of(method).label for method in board["method"]])
         axes.set_xlabel("final training loss (nats)")
         legend_below(axes, columns=3)
-        return save(figure, path, _caption(board))
-
-
-def _caption(board: pd.DataFrame) -> str:
-    return (
-        "Final training loss of each method without delay and under the delays of deeper pipelines, at the best"
-        f" learning rate of each, by the protocol of docs/compare.md. Seeds: at least {board['num_seeds'].min()}.\n"
-        "Drawn by: brx compare --figure"
-    )
+        best = losses.iloc[:, -1].idxmin()
+        label = look_of(board.loc[best, "method"]).label
+        axes.set_title(f"{label} ends lowest under the longest delay, at {losses.iloc[:, -1].min():.2f} nats")
+        caption = (
+            "Final training loss of each method without delay and under the delays of deeper pipelines, at the best"
+            f" learning rate of each, by the protocol of docs/compare.md. Seeds: at least {board['num_seeds'].min()}."
+        )
+        return save(figure, path, caption, command="brx compare --figure")

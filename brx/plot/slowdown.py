@@ -50,8 +50,9 @@ def draw_all_targets(
         axes.axvline(line, color="black", linewidth=0.6, linestyle=":", label=label)
         axes.invert_xaxis()
         factor_axis(axes)
-        finish_panel(axes, "target training loss (nats)", f"slowdown at P = {most}", "", columns=3)
-        sources = "\n".join(delayed.index)
-        return save(
-            figure, path, f"Slowdown at P = {most} against the target loss; a line ends where delay wins.\n{sources}"
-        )
+        least = ratios.loc[ratios.groupby("target")["ratio"].idxmin(), "method"].value_counts()
+        title = f"{look_of(least.index[0]).label}: least slowed down at {least.iloc[0]} of {NUM_TARGETS} targets"
+        finish_panel(axes, "target training loss (nats)", f"slowdown at P = {most}", title, columns=3)
+        caption = f"Slowdown at P = {most} against the target loss; a line ends where delay wins."
+        command = "brx slowdown RUNS --all-targets FIGURE"
+        return save(figure, path, caption, command=command, details={"runs": list(delayed.index)})

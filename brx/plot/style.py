@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib as mpl
 
@@ -14,43 +15,25 @@ mpl.use("Agg")
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
-from brx.files import replacing, write_text
+from brx.files import replacing, write_json, write_text
 
-# Okabe & Ito's palette, which colour-blind readers can tell apart, and three of Paul Tol's.
-_COLORS = {
-    "black": "#000000",
-    "orange": "#E69F00",
-    "sky": "#56B4E9",
-    "green": "#009E73",
-    "yellow": "#B8A900",
-    "blue": "#0072B2",
-    "red": "#D55E00",
-    "purple": "#CC79A7",
-    "grey": "#777777",
-    "brown": "#8C564B",
-    "teal": "#44AA99",
-    "wine": "#882255",
-    "olive": "#999933",
-}
+# From the palettes of Okabe & Ito and of Paul Tol, and some that stay apart from these without one kind of cone.
+_BLACK, _GREY, _ORANGE, _GREEN, _BLUE, _RED = "#000000", "#505050", "#E69F00", "#009E73", "#0072B2", "#D55E00"
+_SKY, _PINK, _WINE, _LILAC, _INDIGO, _BROWN = "#88CCEE", "#CC79A7", "#7A0019", "#BF9BDD", "#332288", "#994F00"
+_YELLOW = "#B8A900"
 
-VERDICT_COLORS = {"yes": _COLORS["green"], "no": _COLORS["red"], "not tried": _COLORS["grey"]}
-"""Of a claim of the paper: reproduced or not."""
+GROUP_COLORS = (_BLUE, _GREEN, _RED, _GREY)
+"""Of claims of the paper: reproduced, with longer training alone, not, not tried."""
 
 COLUMN_WIDTH_IN = 3.4
 DPI = 200
 
 
-@dataclass(frozen=True)
-class Look:
-    """How a method is drawn.
-
-    Attributes:
-        label: its name in legends.
-        color: of its lines.
-        marker: of its points.
-    """
+class Look(NamedTuple):
+    """How a method is drawn: its name in legends, and what its lines and points look like."""
 
     label: str
     color: str
@@ -58,19 +41,19 @@ class Look:
 
 
 METHOD_LOOKS = {
-    "pipedream": Look("PipeDream", _COLORS["grey"], "o"),
-    "pipedream-lr": Look("PipeDream-LR", _COLORS["orange"], "s"),
-    "nesterov": Look("Nesterov", _COLORS["green"], "^"),
-    "basis-rotation": Look("Basis rotation", _COLORS["blue"], "D"),
-    "basis-rotation 2nd/unilateral": Look("Basis rotation 2nd/uni", _COLORS["sky"], "v"),
-    "basis-rotation 1st/bilateral": Look("Basis rotation 1st/bi", _COLORS["purple"], "<"),
-    "basis-rotation 1st/unilateral": Look("Basis rotation 1st/uni", _COLORS["yellow"], ">"),
-    "basis-rotation stage-aware": Look("Basis rotation, stage-aware", _COLORS["black"], "P"),
-    "basis-rotation reversed": Look("Basis rotation, reversed", _COLORS["brown"], "X"),
-    "delay-compensation": Look("Delay compensation", _COLORS["olive"], "p"),
-    "soap": Look("SOAP", _COLORS["red"], "h"),
-    "muon": Look("Muon", _COLORS["teal"], "*"),
-    "scion": Look("Scion", _COLORS["wine"], "d"),
+    "pipedream": Look("PipeDream", _GREY, "o"),
+    "pipedream-lr": Look("PipeDream-LR", _ORANGE, "s"),
+    "nesterov": Look("Nesterov", _GREEN, "^"),
+    "basis-rotation": Look("Basis rotation", _BLUE, "D"),
+    "basis-rotation 2nd/unilateral": Look("Basis rotation 2nd/uni", _SKY, "v"),
+    "basis-rotation 1st/bilateral": Look("Basis rotation 1st/bi", _PINK, "<"),
+    "basis-rotation 1st/unilateral": Look("Basis rotation 1st/uni", _WINE, ">"),
+    "basis-rotation stage-aware": Look("Basis rotation, stage-aware", _BLACK, "P"),
+    "basis-rotation reversed": Look("Basis rotation, reversed", _BROWN, "X"),
+    "delay-compensation": Look("Delay compensation", _YELLOW, "p"),
+    "soap": Look("SOAP", _RED, "h"),
+    "muon": Look("Muon", _LILAC, "*"),
+    "scion": Look("Scion", _INDIGO, "d"),
 }
 
 # Delay is told by the line: solid without, dashed and dotted with.
@@ -79,13 +62,22 @@ _NO_DELAY, _DELAY = "-", (0, (4, 1.2))
 
 def look_of(method: str) -> Look:
     """How a method is drawn; one that is not in the table keeps its own name."""
-    return METHOD_LOOKS.get(method, Look(method, _COLORS["red"], "o"))
+    return METHOD_LOOKS.get(method, Look(method, _RED, "o"))
 
 
 def sequence_color(place: int, count: int) -> tuple[float, float, float, float]:
     """Colour of one of `count` ordered things, light to dark, told apart by colour-blind readers too."""
     shade: tuple[float, float, float, float] = mpl.colormaps["viridis_r"](0.1 + 0.85 * place / max(1, count - 1))
     return shade
+
+
+def shade(color: str, place: int, count: int) -> tuple[float, float, float]:
+    """The shade of a method's colour for one of `count` ordered things, light to dark."""
+    red, green, blue = to_rgb(color)
+    towards = -0.6 + 1.1 * place / max(1, count - 1)  # from three fifths of white to half of black
+    end = 1.0 if towards < 0 else 0.0
+    mixed = [part + abs(towards) * (end - part) for part in (red, green, blue)]
+    return mixed[0], mixed[1], mixed[2]
 
 
 def line_style(*, is_delayed: bool) -> str | tuple[int, tuple[float, float]]:
@@ -109,6 +101,8 @@ def new_figure(width: float = COLUMN_WIDTH_IN, height: float = 2.4, columns: int
         "grid.linewidth": 0.5,
         "lines.linewidth": 1.3,
         "pdf.fonttype": 42,
+        "svg.fonttype": "none",  # text stays text
+        "svg.hashsalt": "brx",
     }
     with plt.rc_context(settings):
         figure = plt.figure(figsize=(width * columns, height), layout="constrained")
@@ -124,17 +118,33 @@ def legend_below(axes: Axes, columns: int = 1, **options: Any) -> None:
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, 0), borderaxespad=5.0, ncols=columns, **options)
 
 
-def save(figure: Figure, path: Path, caption: str) -> list[Path]:
-    """Write PATH.png, PATH.pdf and PATH.txt (the caption: what is shown and which runs it is from)."""
+def save(
+    figure: Figure, path: Path, caption: str, *, command: str = "", details: Mapping[str, Any] | None = None
+) -> list[Path]:
+    """Write PATH.png, .pdf, .svg and .txt (caption and command), and with details PATH.json; returned in this order.
+
+    Args:
+        figure: laid out once, for all formats alike.
+        path: without suffix.
+        caption: what is shown.
+        command: that draws it.
+        details: what it was drawn from, as JSON has it: the runs, and what was missing.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    written = []
-    for suffix in (".png", ".pdf"):
-        target = path.with_name(path.name + suffix)
+    files = [path.with_name(path.name + suffix) for suffix in (".png", ".pdf", ".svg", ".txt", ".json")]
+    if layout := figure.get_layout_engine():
+        layout.execute(figure)
+        figure.set_layout_engine("none")
+    for target, nothing in zip(files, ("Software", "CreationDate", "Date"), strict=False):
+        form, buffer = target.suffix[1:], BytesIO()
         # No date in the file: the same runs give the same bytes.
-        metadata = {"CreationDate": None} if suffix == ".pdf" else {"Software": None}
+        figure.savefig(buffer, format=form, dpi=DPI, metadata={nothing: None})
+        # Two digits behind the point are a hundredth of a pixel; matplotlib writes six.
+        content = buffer.getvalue() if form != "svg" else re.sub(rb"(\.\d\d)\d+", rb"\1", buffer.getvalue())
         with replacing(target) as file:
-            figure.savefig(file, format=suffix[1:], dpi=DPI, metadata=metadata)
-        written.append(target)
-    text = path.with_name(path.name + ".txt")
-    write_text(text, caption.rstrip() + "\n")
-    return [*written, text]
+            file.write(content)
+    write_text(files[3], caption.rstrip() + "\n" + (f"Drawn by: {command}\n" if command else ""))
+    if details is None:
+        return files[:4]
+    write_json(files[4], details)
+    return files

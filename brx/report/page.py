@@ -1,18 +1,47 @@
-"""One HTML file with everything in it: figures, tables, runs, and the library that draws the runs' curves."""
+"""One HTML file with everything in it: findings, figures, tables, runs, and the library that draws the runs' curves."""
 
 from __future__ import annotations
 
+import base64
+import gzip
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import pandas as pd
+
+import brx
 from brx.errors import UserError
 from brx.files import write_text
+from brx.paper.claim_list import CLAIMS
+from brx.paper.claims import claim_table, evidence_text, in_groups, judge
 from brx.paper.scales import Experiments
+from brx.paper.tables import TABLES
 from brx.report.drawings import further_drawings, paper_drawings
-from brx.report.page_tables import page_tables
-from brx.report.provenance import provenance
-from brx.report.run_browser import facets_of, run_entries
+from brx.report.run_browser import comparable_selection, facets_of, run_entries
+from brx.runs.comparison import compare
 from brx.runs.frames import DEPTH
+from brx.runs.leaderboard import leaderboard_table
+from brx.runs.tables import rate_table, slowdown_table
+from brx.sweep.compare import DELAYS, read_board
+from brx.sweep.display import duration
+from brx.train.summary import git_commit
+
+KEPT_COMPARISON = Path("results") / "compare"
+"""Runs that `brx compare --all-builtin` made, as `brx export` keeps them."""
+HEADLINES = ("teaser", "main", "claims")
+"""The figures that the page opens with."""
+
+
+class PageTable(NamedTuple):
+    """A table on the page: its anchor, what it shows, its cells by heading, and experiments that were not there."""
+
+    name: str
+    title: str
+    texts: pd.DataFrame
+    missing: Sequence[str] = ()
 
 
 def write_report(experiments: Experiments, figure_folders: list[Path], path: Path) -> None:
@@ -20,7 +49,8 @@ def write_report(experiments: Experiments, figure_folders: list[Path], path: Pat
 
     Args:
         experiments: the runs of a scale.
-        figure_folders: with further figures, drawn by other commands.
+        figure_folders: with figures that other commands drew; the paper's among them are taken where they are of these
+            runs, and drawn where they are not.
         path: of the HTML file.
 
     Raises:
@@ -34,25 +64,105 @@ def write_report(experiments: Experiments, figure_folders: list[Path], path: Pat
         raise UserError(f"the report needs the package {error.name}: pip install 'brx[report]'") from None
 
     runs = experiments.runs
-    drawings, undrawn = paper_drawings(experiments)
+    outcomes = judge(experiments.fresh(), CLAIMS)
+    drawings, undrawn = paper_drawings(experiments, figure_folders)
+    drawings += further_drawings(figure_folders)
     entries, facets = run_entries(runs, experiments.chosen), facets_of(runs)
+    later = {
+        "facets": {facet.name: dict(facet.colors) for facet in facets},
+        "runs": [asdict(entry) for entry in entries],
+        "figures": {drawing.name: drawing.svg for drawing in drawings},
+        "plotly": get_plotlyjs(),
+    }
     environment = Environment(
         loader=PackageLoader("brx.report", "template"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    environment.policies["json.dumps_kwargs"] = {"sort_keys": False, "separators": (",", ":")}
     page = environment.get_template("page.html").render(
         scale=experiments.scale.name,
-        deepest=str(runs[DEPTH].max()),
-        drawings=[*drawings, *further_drawings(figure_folders)],
+        selection=comparable_selection(experiments.chosen),
+        findings=in_groups(outcomes),
+        reason=evidence_text,
+        num_claims=len(outcomes),
+        headlines=[drawing for name in HEADLINES for drawing in drawings if drawing.name == name],
+        drawings=[drawing for drawing in drawings if drawing.name not in HEADLINES],
         undrawn=undrawn,
-        tables=page_tables(experiments),
+        tables=page_tables(experiments, claim_table(outcomes, experiments.scale)),
         facts=provenance(runs),
         runs=entries,
         facets=facets,
-        run_data={
-            "facets": {facet.name: dict(facet.colors) for facet in facets},
-            "runs": [asdict(entry) for entry in entries],
-        },
-        plotly=get_plotlyjs(),
+        later={key: _packed(value) for key, value in later.items()},
     )
     write_text(path, page)
+
+
+def _packed(content: Any) -> str:
+    """What the page unpacks when it is needed: JSON, gzip, base64."""
+    text = json.dumps(content, separators=(",", ":"), allow_nan=False)
+    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode("ascii")
+
+
+def page_tables(experiments: Experiments, claims: pd.DataFrame | None = None) -> list[PageTable]:
+    """The paper's tables, and two of every experiment that has runs; all that have rows."""
+    chosen = experiments.chosen
+    tables = [_paper_table(name, experiments) for name in TABLES if name != "claims"]
+    if claims is not None:
+        tables.insert(0, PageTable("claims", TABLES["claims"].title, claims))
+    slowdowns = slowdown_table(compare(chosen).slowdowns)
+    rates = rate_table(experiments.runs, chosen.sort_values(["architecture", "variant", DEPTH], kind="stable"))
+    title = "Slowdown of every experiment against P = 1 (target: the loss that all of the same model reach)"
+    tables += [
+        PageTable("all-slowdowns", title, slowdowns),
+        PageTable("all-learning-rates", "Learning rates of every experiment", rates),
+    ]
+    if KEPT_COMPARISON.is_dir():
+        board = read_board([KEPT_COMPARISON])
+        title = f"How robust methods are against delay (brx compare): {board.runs}"
+        tables.append(PageTable("leaderboard", title, leaderboard_table(board.rows, list(DELAYS))))
+    return [table for table in tables if len(table.texts)]
+
+
+def _paper_table(name: str, experiments: Experiments) -> PageTable:
+    asked = experiments.fresh()
+    try:
+        texts = TABLES[name].make(asked)
+    except UserError as error:
+        return PageTable(name, TABLES[name].title, pd.DataFrame(), [str(error)])
+    return PageTable(name, TABLES[name].title, texts, asked.missing)
+
+
+def provenance(runs: pd.DataFrame) -> list[tuple[str, list[str]]]:
+    """What is known of how the runs were made: headings, each with a line per distinct value and how many have it."""
+    dates = runs["finished_at"].dropna().sort_values().tolist() if "finished_at" in runs else []
+    return [
+        ("Runs", _counted(runs, lambda run: run["status"])),
+        ("Ended", [f"{dates[0]} to {dates[-1]}"] if dates else []),
+        ("Training time", [f"{duration(runs['seconds'].sum())} in all, without validations and checkpoints"]),
+        ("Versions", _counted(runs, _versions)),
+        ("Git commits", _counted(runs, lambda run: run.get("git_commit"))),
+        ("Devices", _counted(runs, _device)),
+        ("Data", _counted(runs, _data)),
+        ("Models", _counted(runs, lambda run: run["architecture"])),
+        ("This page", [f"brx {brx.__version__}, git commit {git_commit() or 'unknown'}"]),
+    ]
+
+
+def _counted(runs: pd.DataFrame, text: Callable[[pd.Series], object]) -> list[str]:
+    """Lines of the distinct texts, the most frequent first."""
+    texts = pd.Series([text(run) for _, run in runs.iterrows()], dtype=object).fillna("unknown").replace("", "unknown")
+    return [f"{text} ({count} {'run' if count == 1 else 'runs'})" for text, count in texts.value_counts().items()]
+
+
+def _versions(run: pd.Series) -> str:
+    versions = run.filter(like="versions.").dropna()
+    return ", ".join(f"{key.removeprefix('versions.')} {version}" for key, version in versions.items())
+
+
+def _device(run: pd.Series) -> str:
+    if pd.isna(run.get("device.type")):
+        return ""
+    return f"{run['device.type']} ({run['device.name']}), threads: {run['device.threads']:g}"
+
+
+def _data(run: pd.Series) -> str:
+    fingerprint = "unknown" if pd.isna(run["data_fingerprint"]) else run["data_fingerprint"]
+    return f"{run['data.source']}, tokenizer {run['data.tokenizer']}, fingerprint {fingerprint}"

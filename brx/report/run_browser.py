@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -19,19 +19,21 @@ from brx.plot.style import METHOD_LOOKS, look_of, sequence_color
 from brx.runs.folder import trajectory_of
 from brx.runs.frames import DEPTH, RATE, SEED, curves, smoothed_loss
 
-MOST_POINTS = 300
-"""Points of a curve: the losses are means over 2 % of a run, which 300 points resolve sixfold."""
+MOST_POINTS = 120
+"""Points of a curve: the losses are means over 2 % of a run, which 120 points resolve twice."""
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+"""Of the variants of a method, which have its colour."""
+ORDERED = {
+    "stages": ("P", DEPTH),
+    "length": ("iterations", "last_iteration"),
+    "lr": ("lr", RATE),
+    "seed": ("seed", SEED),
+}
+"""Facets of numbers: by name, their headings and columns."""
 
 
-@dataclass(frozen=True)
-class Facet:
-    """What runs can be filtered and coloured by.
-
-    Attributes:
-        name: its key.
-        title: its heading.
-        colors: by value, in the order in which values are listed.
-    """
+class Facet(NamedTuple):
+    """What runs can be filtered and coloured by: its key, its heading, and colours by value, in order."""
 
     name: str
     title: str
@@ -43,10 +45,9 @@ class RunEntry:
     """A run on the page.
 
     Attributes:
-        name: of its folder.
         facets: its value of each facet.
         is_chosen: whether its learning rate is the best of those tried.
-        status: finished, diverged, ...
+        dash: of its line.
         numbers: what the table shows, as text, by heading.
         settings: those that are not brx's defaults, as YAML.
         curves: series for the chart, rounded; null where a loss is not finite.
@@ -56,13 +57,10 @@ class RunEntry:
     facets: Mapping[str, str]
     is_chosen: bool
     status: str
+    dash: str
     numbers: Mapping[str, str]
     settings: str
     curves: Mapping[str, list[float | None]]
-
-
-ORDERED = {"stages": ("P", DEPTH), "lr": ("lr", RATE), "seed": ("seed", SEED)}
-"""Facets of numbers: by name, their headings and columns."""
 
 
 def run_entries(runs: pd.DataFrame, chosen: pd.DataFrame) -> list[RunEntry]:
@@ -72,14 +70,33 @@ def run_entries(runs: pd.DataFrame, chosen: pd.DataFrame) -> list[RunEntry]:
         runs: rows of `brx.runs.load`.
         chosen: those of them whose learning rate is the best of those tried.
     """
-    return [_entry(run, is_chosen=run.name in chosen.index) for _, run in _by_method(runs).iterrows()]
+    ordered = _by_method(runs)
+    of_method: dict[str, list[str]] = {}
+    for variant in ordered["variant"].unique():
+        of_method.setdefault(_base(variant), []).append(variant)
+    dashes = {name: DASHES[place % len(DASHES)] for names in of_method.values() for place, name in enumerate(names)}
+    return [_entry(run, run.name in chosen.index, dashes[run["variant"]]) for _, run in ordered.iterrows()]
+
+
+def comparable_selection(chosen: pd.DataFrame) -> dict[str, str]:
+    """What the browser opens with: the deepest pipeline of the model and length that most runs there have."""
+    if chosen.empty:
+        return {}
+    deepest = chosen[chosen[DEPTH] == chosen[DEPTH].max()]
+    model = deepest["architecture"].mode().iloc[0]
+    length = deepest.loc[deepest["architecture"] == model, "last_iteration"].mode().iloc[0]
+    return {"stages": f"{deepest[DEPTH].max()}", "length": f"{length}", "model": model, "chosen": "yes"}
+
+
+def _base(variant: str) -> str:
+    return variant.partition(" ")[0]
 
 
 def facets_of(runs: pd.DataFrame) -> list[Facet]:
     """The facets with the values that occur."""
     methods = _by_method(runs).drop_duplicates("variant")
-    colors = {run["variant"]: look_of(run["method"]).color for _, run in methods.iterrows()}
-    numbers = {name: [f"{value:g}" for value in sorted(runs[column].unique())] for name, (_, column) in ORDERED.items()}
+    colors = {variant: look_of(_base(variant)).color for variant in methods["variant"]}
+    numbers = {name: [_text(value) for value in sorted(runs[column].unique())] for name, (_, column) in ORDERED.items()}
     architectures = runs.sort_values(["model.blocks", "model.width"])["architecture"].unique()
     return [
         Facet("method", "method", colors),
@@ -99,18 +116,22 @@ def _shades(values: Sequence[str]) -> dict[str, str]:
     return {value: to_hex(sequence_color(index, len(values))) for index, value in enumerate(values)}
 
 
-def _entry(run: pd.Series, *, is_chosen: bool) -> RunEntry:
-    ordered = {name: f"{run[column]:g}" for name, (_, column) in ORDERED.items()}
+def _text(value: float) -> str:
+    return str(int(value)) if value == int(value) else f"{value:g}"
+
+
+def _entry(run: pd.Series, is_chosen: bool, dash: str) -> RunEntry:
+    ordered = {name: _text(run[column]) for name, (_, column) in ORDERED.items()}
     config = load_config(Path(str(run.name)) / "config.yaml")
     return RunEntry(
         name=run["name"],
         facets={"method": run["variant"], **ordered, "model": run["architecture"]},
         is_chosen=is_chosen,
         status=run["status"],
+        dash=dash,
         numbers={
             "train loss": _shown(run["train_loss"], ".3f"),
             "val loss": _shown(run["val_loss"], ".3f"),
-            "iterations": f"{run['iteration']:.0f}",
             "minutes": f"{run['seconds'] / 60:.1f}",
         },
         settings=yaml.safe_dump(trajectory_of(config, with_defaults=False), sort_keys=False),

@@ -132,9 +132,9 @@ def test_train_then_plot(tmp_path, capsys, monkeypatch):
     assert main(["train", "runs/tiny-pipedream-p4-s0", "--resume"]) == 0
     runs = [str(path) for path in sorted((tmp_path / "runs").iterdir())]
     assert main(["plot", "curves", *runs, "--out", "figures/curves"]) == 0
-    for suffix in (".png", ".pdf", ".txt"):
+    for suffix in (".png", ".pdf", ".svg", ".txt"):
         assert (tmp_path / "figures" / f"curves{suffix}").stat().st_size > 0
-    assert "runs/tiny-pipedream-p4-s0" in (tmp_path / "figures" / "curves.txt").read_text()
+    assert "runs/tiny-pipedream-p4-s0" in (tmp_path / "figures" / "curves.json").read_text()
 
 
 def test_demo_in_small(tmp_path, capsys, monkeypatch):

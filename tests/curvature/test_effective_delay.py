@@ -103,7 +103,9 @@ def test_command(delayed_and_not, tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "P = 4" in shown
     assert "slowdown" in shown
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["figure.pdf", "figure.png", "figure.txt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        f"figure.{form}" for form in ("pdf", "png", "svg", "txt")
+    ]
     assert "tau'" in (tmp_path / "figure.txt").read_text()
 
 

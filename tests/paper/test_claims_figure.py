@@ -1,14 +1,15 @@
 """The figure of the claims: where each one sits, what is written beside it, and that runs decide it."""
 
+import json
 import math
+from dataclasses import replace
 
 import pytest
-from matplotlib.colors import to_hex
 
-from brx.paper.claims import Claim, Outcome
+from brx.paper.claims import Claim, Outcome, in_groups, judge
 from brx.paper.claims_figure import WIDEST, fill_claims, our_text, paper_text, ratio_of
 from brx.paper.evidence.base import Evidence
-from brx.plot.style import VERDICT_COLORS, new_figure
+from brx.plot.style import GROUP_COLORS, new_figure
 
 
 def outcome(evidence, paper=2.0, unit="times", rule="number", num_seeds=3):
@@ -38,35 +39,56 @@ def test_texts_beside_a_row():
     assert our_text(outcome(None)) == ""
 
 
-def test_a_row_has_its_verdicts_colour_and_one_seed_is_hollow():
-    outcomes = [
-        outcome(Evidence(2.1, 1.9, 2.4)),
-        outcome(Evidence(9.0), num_seeds=1),
-        outcome(None),
-        outcome(Evidence(1e6)),
+def test_rows_are_grouped_and_one_seed_is_hollow():
+    longer = replace(outcome(Evidence(9.5)), longer=Evidence(2.2))
+    outcomes = [outcome(None), outcome(Evidence(9.0), num_seeds=1), outcome(Evidence(1e6)), longer,
+                outcome(Evidence(2.1, 1.9, 2.4))]  # fmt: skip
+    outcomes = [replace(each, claim=replace(each.claim, name=str(n), statement=f"statement {n}"))
+                for n, each in enumerate(outcomes)]  # fmt: skip
+    assert [[each.claim.name for each in group] for group in in_groups(outcomes).values()] == [
+        ["4"],
+        ["3"],
+        ["1", "2"],
+        ["0"],
     ]
     with new_figure() as figure:
         fill_claims(figure, outcomes)
         axes, texts = figure.axes
-        points = {line.get_ydata()[0]: line for line in axes.lines if line.get_marker() not in ("None", "", None)}
+        points = [line for line in axes.lines if line.get_marker() not in ("None", "", None)]
         written = [text.get_text() for text in texts.texts]
-        title = axes.get_title(loc="left")
-    assert {row: to_hex(line.get_color()) for row, line in points.items()} == {
-        0: VERDICT_COLORS["yes"].lower(),
-        1: VERDICT_COLORS["no"].lower(),
-        3: VERDICT_COLORS["no"].lower(),
-    }
-    assert points[1].get_markerfacecolor() == "white"
-    assert points[3].get_xdata()[0] == WIDEST
-    assert points[3].get_marker() == ">"
-    assert title == "1 yes, 2 no, 1 not tried of 4 claims"
-    assert "no, one seed" in written
+        labels = [label.get_text() for label in axes.get_yticklabels()]
+    assert labels == [f"statement {n}" for n in (4, 3, 1, 2, 0)]
+    blue, green, red, _ = GROUP_COLORS
+    assert [line.get_color() for line in points] == [blue, green, red, red]
+    assert [line.get_markerfacecolor() == "white" for line in points] == [False, False, True, False]
+    assert (points[-1].get_xdata()[0], points[-1].get_marker()) == (WIDEST, ">")
+    assert "9.50x; longer: 2.20x" in written
+    assert "not as in the paper: 2 of 5" in written
 
 
-def test_figure_has_a_row_per_claim_and_its_caption_what_is_missing(drawn, outcomes):
-    caption = (drawn / "claims.txt").read_text()
-    assert "ours over the paper's number" in caption
-    assert "not there: basis-rotation at P = 32: brx sweep configs/sweeps/laptop/moe.yaml" in caption
+def test_figure_has_a_row_per_claim_and_its_details_what_is_missing(drawn, outcomes):
+    details = json.loads((drawn / "claims.json").read_text())
+    assert any(
+        line.startswith("basis-rotation at P = 32: brx sweep configs/sweeps/laptop/moe")
+        for line in details["not there"]
+    )
     with new_figure() as figure:
         fill_claims(figure, list(outcomes.values()))
-        assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == list(outcomes)
+        assert len(figure.axes[0].get_yticklabels()) == len(outcomes)
+
+
+def test_longer_training_counts_where_it_gives_the_papers_number():
+    def claim(longer):
+        return Claim("name", "Figure 5", "statement", lambda _: Evidence(3.0), 1.2, "times", "number",
+                     longer=lambda _: Evidence(longer))  # fmt: skip
+
+    class Nothing:
+        used, missing, makers = {}, [], []
+
+        def fresh(self):
+            return self
+
+    near, far = judge(Nothing(), [claim(1.5), claim(2.9)])
+    assert near.verdict == far.verdict == "no"
+    assert near.longer == Evidence(1.5)
+    assert far.longer is None

@@ -1,10 +1,15 @@
 """The paper's figures from made-up runs: all of them draw, and say what is missing and what makes it."""
 
+import json
+
 import pytest
 
 from brx.cli.main import main
+from brx.cli.plot import complete_figure
+from brx.cli.tables import complete_table
 from brx.paper.figures import FIGURES, draw_paper_figure
 from brx.paper.scales import SCALES, VARIANTS, Experiments
+from brx.plot.style import new_figure
 from tests.paper.helpers import write_experiment
 
 LAPTOP = SCALES["laptop"]
@@ -15,18 +20,42 @@ def test_every_figure_draws_from_complete_results_and_names_them(drawn):
     from_runs = [name for name, figure in FIGURES.items() if not figure.draw_to]
     assert {path.stem for path in drawn.iterdir()} == set(from_runs) - set(UNTRAINED)
     for name in set(from_runs) - set(UNTRAINED):
-        files = [drawn / f"{name}{suffix}" for suffix in (".png", ".pdf", ".txt")]
-        assert all(path.stat().st_size > 200 for path in files), name
-        caption = files[-1].read_text()
+        files = [drawn / f"{name}{suffix}" for suffix in (".png", ".pdf", ".svg", ".txt", ".json")]
+        assert all(path.stat().st_size > 100 for path in files), name
+        caption, details = files[3].read_text(), json.loads(files[4].read_text())
         assert FIGURES[name].place in caption
-        assert ("not there: " in caption) == (name == "claims"), name
-        assert caption.count(", P = ") > 0, name
+        assert caption.endswith(f"Drawn by: brx plot {name} --scale laptop\n")
+        assert bool(details["not there"]) == (name == "claims"), name
+        assert details["runs"], name
+        assert all(details["runs"].values()), name
+
+
+def test_titles_say_what_the_numbers_say(tmp_path):
+    for method, slowness in (("pipedream", 4), ("basis-rotation", 2)):
+        for stages in (1, 32):
+            settings = {"pipeline.stages": stages, **VARIANTS[method]}
+            write_experiment(tmp_path, LAPTOP.preset, settings, slowness=slowness if stages > 1 else 3)
+    experiments = Experiments.load(LAPTOP, tmp_path)
+    finals = {name: float(experiments.find(name, P)["train_loss"].iloc[0])
+              for name, P in (("pipedream", 32), ("basis-rotation", 32))}  # fmt: skip
+    undelayed = float(experiments.find("pipedream", 1)["train_loss"].iloc[0])
+    figure = FIGURES["teaser"]
+    with new_figure() as drawn:
+        for panel, axes in zip(figure.panels, drawn.subplots(1, 2), strict=True):
+            panel(experiments, axes)
+        left, right = (" ".join(axes.get_title().split()) for axes in drawn.axes)
+        labels = [text.get_text() for text in drawn.axes[1].get_legend().get_texts()]
+    assert left == f"(a) PipeDream P = 1 to P = 32: {finals['pipedream'] - undelayed:+.2f} nats"
+    below = undelayed - finals["basis-rotation"]
+    assert below > 0
+    assert right == f"(b) P = 32 Basis rotation ends {below:.2f} nats below AdamW without delay"
+    assert labels == ["PipeDream", "Basis rotation", "AdamW without delay"]
 
 
 def test_same_runs_give_the_same_bytes(experiments, drawn, tmp_path, monkeypatch):
     monkeypatch.setattr("brx.plot.style.DPI", 30)
     draw_paper_figure(FIGURES["main"], experiments, tmp_path)
-    for name in ("main.png", "main.pdf", "main.txt"):
+    for name in ("main.png", "main.pdf", "main.svg", "main.txt", "main.json"):
         assert (drawn / name).read_bytes() == (tmp_path / name).read_bytes()
 
 
@@ -53,9 +82,23 @@ def test_a_figure_without_runs_of_its_own_sweep_is_not_drawn_from_others_alone(t
     assert (tmp_path / "preconditioned.png").is_file()
 
 
+@pytest.mark.parametrize("form", ["png", "svg"])
+def test_a_file_is_written_where_one_is_named(form, tmp_path):
+    out = tmp_path / "new" / f"x.{form}"
+    assert main(["plot", "Figure 1", "--out", str(out)]) == 0
+    assert [path.name for path in out.parent.iterdir()] == [out.name]
+    assert out.read_bytes()[:5] in (b"\x89PNG\r", b"<?xml")
+
+
+def test_names_complete():
+    assert complete_figure("block") == ["block-scaling", "block-scaling-all"]
+    assert complete_table("sl") == ["slowdown"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
+        (["plot", "all", "--out", "x.png"], "--out x.png: a file holds one figure"),
         (["plot", "mian"], "unknown figure 'mian'"),
         (["plot", "main", "--runs", "nowhere"], "nowhere: no such folder; make the runs with brx sweep"),
         (["plot", "curves"], "name at least one run's folder"),

@@ -1,5 +1,6 @@
 """The ladder: complete lengths alone, the law against polyfit and the coverage of its interval, the figure."""
 
+import json
 import math
 import shutil
 
@@ -148,4 +149,6 @@ def test_figure_without_complete_lengths_says_so(tmp_path):
     write_ladder(tmp_path / "runs", 2000, {"basis-rotation": 2.0})
     written, asked = draw_paper_figure(FIGURES["ladder"], Experiments.load(LAPTOP, tmp_path / "runs"), tmp_path)
     assert asked.used
-    assert "not there: nesterov at P = 1" in written[2].read_text()
+    details = json.loads(written[-1].read_text())
+    assert details["not there"][0].startswith("nesterov at P = 1")
+    assert next(iter(details["runs"])).startswith("basis-rotation, P = 1, lr 0.001*, 8 blocks")

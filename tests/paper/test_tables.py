@@ -24,6 +24,13 @@ def test_tables_from_complete_results(complete, tmp_path):
         assert f"{method}," in slowdown
 
 
+def test_a_table_by_its_place_in_the_paper_for_latex(complete, capsys):
+    assert main(["tables", "table 1", "--format", "latex", "--runs", str(complete)]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("\\begin{tabular}")
+    assert "LLaMA 1-65B" in out
+
+
 def test_tables_without_runs_are_those_of_their_commands(experiments, capsys):
     assert main(["stages", "--format", "csv"]) == 0
     assert capsys.readouterr().out == format_table(TABLES["stages"].make(experiments), "csv") + "\n"

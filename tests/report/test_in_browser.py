@@ -1,5 +1,6 @@
 """The page's script, in a real browser without a network: filters, chart, sorting."""
 
+import json
 import shutil
 import subprocess
 
@@ -11,26 +12,80 @@ BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium (Debian: apt install chromium)")
 
 
+FRAME = """<iframe id="page" src="{address}" style="width: {width}px; height: 844px; border: 0"></iframe><pre></pre>
+<script>onmessage = (event) => document.querySelector("pre").textContent = event.data;</script>"""
+WAIT = """
+    (async () => {
+      const chart = document.getElementById("chart");
+      document.getElementById("runs").scrollIntoView();
+      while (chart.hasAttribute("aria-busy") && !document.documentElement.dataset.scriptError) {
+        await new Promise((go) => setTimeout(go, 50));
+      }
+      %s
+      await new Promise((go) => setTimeout(go, 300));
+      document.documentElement.dataset.ready = "yes";
+    })();
+"""
+
+
+def browse(address, profile):
+    command = [
+        BROWSER, "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--allow-file-access-from-files",
+        f"--user-data-dir={profile}", "--host-resolver-rules=MAP * ~NOTFOUND",
+        "--virtual-time-budget=20000", "--dump-dom", address,
+    ]  # fmt: skip
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=True).stdout
+
+
 @pytest.fixture
 def opened(page, tmp_path):
-    """A function that opens the page in the browser and gives its elements after the scripts have run."""
+    """A function that opens the page in the browser, goes to the runs, and gives its elements after the scripts."""
 
     def open_page(fragment="", then=""):
         path = tmp_path / "page.html"
-        path.write_text(page.read_text().replace("</body>", f"<script>{then}</script></body>"))
-        command = [
-            BROWSER, "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run",
-            f"--user-data-dir={tmp_path / 'profile'}", "--host-resolver-rules=MAP * ~NOTFOUND",
-            "--virtual-time-budget=20000", "--dump-dom", f"file://{path}{fragment}",
-        ]  # fmt: skip
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-        found = Elements(done.stdout)
+        path.write_text(page.read_text().replace("</body>", f"<script>{WAIT % then}</script></body>"))
+        found = Elements(browse(f"file://{path}{fragment}", tmp_path / "profile"))
         ((root, _),) = found.named("html")
         assert "data-script-error" not in root, root["data-script-error"]
         assert root["data-ready"] == "yes"
         return found
 
     return open_page
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_at_both_widths_nothing_is_wider_than_the_page_and_headings_clear_the_bar(page, tmp_path, width):
+    measure = """
+      document.getElementById("figures").scrollIntoView();
+      await new Promise((go) => setTimeout(go, 300));
+      const bar = document.querySelector("header");
+      const covered = getComputedStyle(bar).position === "sticky" ? bar.getBoundingClientRect().bottom : 0;
+      const images = [...document.querySelectorAll("img[data-figure]")];
+      document.querySelector(".canvas").click();
+      const large = document.querySelector("dialog img");
+      parent.postMessage(JSON.stringify({
+        overflow: document.documentElement.scrollWidth - innerWidth,
+        clearance: document.getElementById("figures-heading").getBoundingClientRect().top - covered,
+        shown: images.every((image) => image.src.startsWith("blob:")),
+        large: large.getBoundingClientRect().width,
+        across: getComputedStyle(large).getPropertyValue("--panels"),
+        tables: [...document.querySelectorAll(".table")].every((table) => table.offsetWidth <= innerWidth),
+        error: document.documentElement.dataset.scriptError,
+      }), "*");
+    """
+    (tmp_path / "page.html").write_text(
+        page.read_text().replace("</body>", f"<script>{WAIT % measure}</script></body>")
+    )
+    frame = tmp_path / "frame.html"
+    frame.write_text(FRAME.format(address=f"file://{tmp_path / 'page.html'}", width=width))
+    ((_, text),) = Elements(browse(f"file://{frame}", tmp_path / "profile")).named("pre")
+    found = json.loads(text)
+    assert "error" not in found
+    assert found["overflow"] <= 0
+    assert found["clearance"] >= 0
+    assert found["shown"]
+    assert found["tables"]
+    assert found["large"] >= 300 * int(found["across"])
 
 
 def shown_runs(elements):

@@ -1,11 +1,17 @@
 """The page's content: all runs, figures, tables and sources, and nothing that would be loaded from elsewhere."""
 
+import base64
 import builtins
+import gzip
 import json
 
 import pytest
 
 from brx.cli.main import main
+from brx.paper.figures import FIGURES, draw_paper_figure
+from brx.paper.scales import SCALES, Experiments
+from brx.report.drawings import paper_drawings
+from brx.report.run_browser import facets_of, run_entries
 from tests.report.helpers import EVIL_NAME, Elements
 
 
@@ -16,9 +22,12 @@ def elements(page):
 
 @pytest.fixture(scope="module")
 def run_data(page):
-    text = page.read_text()
-    start = text.index(">", text.index('id="run-data"')) + 1
-    return json.loads(text[start : text.index("</script>", start)])
+    return {name: unpacked(page, name) for name in ("runs", "facets", "figures")}
+
+
+def unpacked(page, name):
+    ((_, text),) = Elements(page.read_text()).named("script", id=f"packed-{name}")
+    return json.loads(gzip.decompress(base64.b64decode(text)))
 
 
 def test_every_run_is_in_the_table_and_in_the_chart(elements, run_data, runs):
@@ -30,7 +39,7 @@ def test_every_run_is_in_the_table_and_in_the_chart(elements, run_data, runs):
 def test_curves_are_thinned_and_end_where_the_run_ends(run_data):
     run = next(run for run in run_data["runs"] if run["name"] == "basis-rotation-32")
     curves = run["curves"]
-    assert len(curves["train"]) == len(curves["iterations"]) == len(curves["minutes"]) == 300
+    assert len(curves["train"]) == len(curves["iterations"]) == len(curves["minutes"]) == 120
     # Middles of windows of 159 iterations.
     assert (curves["iterations"][0], curves["iterations"][-1], curves["minutes"][-1]) == (80, 921, 1.842)
     assert curves["train"][-1] == pytest.approx(2.1, abs=1e-3)
@@ -56,6 +65,7 @@ def test_each_filter_offers_the_values_that_occur(elements):
     assert offered == {
         "method": ["pipedream", "nesterov", "basis-rotation"],
         "stages": ["1", "32"],
+        "length": ["8000"],
         "lr": ["0.0003", "0.001", "0.01"],
         "seed": ["0", "3"],
         "model": ["8 blocks, d 32"],
@@ -63,12 +73,46 @@ def test_each_filter_offers_the_values_that_occur(elements):
     }
 
 
-def test_figures_with_runs_are_there_and_the_others_named(elements):
+def test_figures_with_runs_are_there_and_the_others_named(elements, run_data):
     figures = {attributes["id"] for attributes, _ in elements.named("figure")}
     assert figures == {"figure-teaser", "figure-validation"}
+    assert set(run_data["figures"]) == {"teaser", "validation"}
+    ((teaser, _),) = [image for image in elements.named("img") if "src" in image[0]]  # the others when they are seen
+    assert teaser["src"].startswith("data:image/svg+xml;base64,")
     (missing,) = [text for _, text in elements.named("li") if text.startswith("figure width: ")]
     assert "brx sweep configs/sweeps/laptop/width.yaml" in missing
     assert all(attributes["alt"] for attributes, _ in elements.named("img"))
+
+
+def test_it_opens_with_what_holds_and_what_does_not_and_why(elements, page):
+    summaries = [text for _, text in elements.named("summary")]
+    assert any(text.endswith(" not tried") for text in summaries)
+    assert "memory of each strategy for Llama-3-8B's matrices, GiB (Table 2): attention and MLP" in " ".join(
+        text.replace("&#39;", "'") for _, text in elements.named("li")
+    )
+    sections = [attributes["id"] for attributes, _ in elements.named("section")]
+    assert sections == ["findings", "figures", "tables", "runs", "provenance"]
+    assert page.stat().st_size < 3_000_000
+
+
+def test_a_figure_of_these_runs_is_taken_as_it_is_and_one_of_others_drawn_anew(runs, tmp_path):
+    experiments = Experiments.load(SCALES["laptop"], runs)
+    (_, _, drawing, *_), _ = draw_paper_figure(FIGURES["teaser"], experiments, tmp_path)
+    drawing.write_text(drawing.read_text().replace("</svg>", "<!-- kept --></svg>"))
+    taken, _ = paper_drawings(experiments, [tmp_path])
+    assert [drawing.name for drawing in taken if "<!-- kept -->" in drawing.svg] == ["teaser"]
+    others = Experiments(experiments.scale, experiments.runs[:-1], runs)
+    drawn, _ = paper_drawings(others, [tmp_path])
+    assert not any("<!-- kept -->" in drawing.svg for drawing in drawn)
+
+
+def test_variants_of_a_method_have_its_colour_and_a_dash_of_their_own(runs):
+    frame = Experiments.load(SCALES["laptop"], runs).runs
+    frame = frame.assign(variant=[f"basis-rotation {n}" if n else "basis-rotation" for n in range(len(frame))])
+    entries = run_entries(frame, frame)
+    assert len({entry.dash for entry in entries[:5]}) == 5
+    (method, *_) = facets_of(frame)
+    assert len(set(method.colors.values())) == 1
 
 
 def test_tables_have_the_slowdowns_and_the_choice_of_rates(elements, page):
@@ -105,8 +149,7 @@ def test_names_of_runs_are_text_never_elements(elements, page):
 def test_further_figures_are_shown_with_their_captions(runs, tmp_path, page):
     drawn = tmp_path / "drawn"
     drawn.mkdir()
-    image = b"\x89PNG\r\n\x1a\n" + b"\0\0\0\rIHDR" + (640).to_bytes(4, "big") + (480).to_bytes(4, "big")
-    (drawn / "valley.png").write_bytes(image)
+    (drawn / "valley.svg").write_text('<svg xmlns="http://www.w3.org/2000/svg" width="640.3pt" height="480pt"></svg>')
     (drawn / "valley.txt").write_text("A valley <b>\nfrom one run\n")
     single = tmp_path / "single"
     single.mkdir()

@@ -12,7 +12,7 @@ from brx.errors import UserError
 from brx.files import write_json
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
 from brx.paper.scales import SCALES, Experiments
-from brx.report.page_tables import page_tables
+from brx.report.page import page_tables
 from brx.runs.folder import RunFolder
 from brx.sweep.cell_state import State, state_of
 from brx.sweep.compare import DELAYS, RATES, delay_of, parse_settings, protocol, read_board, take_committed
@@ -126,7 +126,7 @@ def test_what_was_asked_for_is_shown_whatever_the_corpus_of_the_kept_runs(tmp_pa
 
 def test_kept_runs_are_a_table_of_the_report(tmp_path, monkeypatch):
     write_runs(tmp_path / "kept", "pipedream")
-    monkeypatch.setattr("brx.report.page_tables.KEPT_COMPARISON", tmp_path / "kept")
+    monkeypatch.setattr("brx.report.page.KEPT_COMPARISON", tmp_path / "kept")
     tables = page_tables(Experiments.load(SCALES["laptop"], tmp_path / "kept"))
     (board,) = [table.texts for table in tables if table.name == "leaderboard"]
     assert board["method"].tolist() == ["pipedream"]

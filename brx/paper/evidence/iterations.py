@@ -13,6 +13,7 @@ import pandas as pd
 
 from brx.config.loading import preset_with
 from brx.paper.evidence.base import Evidence, Margin, NotTriedError, runs_of, shared_seeds
+from brx.paper.ladder import PAPER_RELATIVE_DELAY, SLOWDOWN, complete_lengths, ladder_slowdowns
 from brx.paper.scales import Experiments
 from brx.runs.comparison import BASELINES, EARLY, common_target, reached_by_seed, saved_ratio, slowdowns
 from brx.runs.frames import SEED
@@ -31,6 +32,15 @@ def slowdown_of(experiments: Experiments, method: str) -> Evidence:
         raise NotTriedError(f"target loss {target:.2f}: {why}")
     early = f"early: without delay in the first {EARLY:.0%} of training" if row["is_early"] else ""
     return Evidence(row["ratio"], row["low"], row["high"], is_bound=row["is_censored"], text=early)
+
+
+def extrapolated_slowdown(experiments: Experiments, method: str) -> Evidence:
+    """What the ladder's power law says of the paper's length of training."""
+    rows = ladder_slowdowns(complete_lengths(experiments))
+    law = None if rows.empty else SLOWDOWN.law(rows[rows["method"] == method])
+    if law is None:
+        raise NotTriedError(f"{method} was not trained for several lengths")
+    return Evidence(*SLOWDOWN.predicted(law, PAPER_RELATIVE_DELAY))
 
 
 def _target(experiments: Experiments) -> float:

@@ -1,7 +1,44 @@
 "use strict";
 // The run browser: ticked values filter the table and the chart; none ticked in a group means all of it.
 
-const { facets, runs } = JSON.parse(document.getElementById("run-data").textContent);
+// Figures, runs and the library that draws curves are packed (gzip), and unpacked when somebody comes to see them.
+async function unpacked(name) {
+  const bytes = Uint8Array.from(atob(document.getElementById(`packed-${name}`).textContent), (sign) => sign.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return JSON.parse(await new Response(stream).text());
+}
+
+async function showFigures() {
+  const drawings = await unpacked("figures");
+  for (const image of document.querySelectorAll("img[data-figure]")) {
+    image.src = URL.createObjectURL(new Blob([drawings[image.dataset.figure]], { type: "image/svg+xml" }));
+  }
+}
+
+async function showRuns() {
+  [facets, runs] = await Promise.all([unpacked("facets"), unpacked("runs")]);
+  const script = document.createElement("script");
+  script.textContent = await unpacked("plotly");
+  document.head.append(script);
+  restoreSelection();
+  await update();
+  chart.removeAttribute("aria-busy");
+}
+
+// Called once, when the section comes near the part of the page that is seen.
+function whenNear(id, show) {
+  const observer = new IntersectionObserver(
+    (entries) => {
+      if (!entries.some((entry) => entry.isIntersecting)) return;
+      observer.disconnect();
+      show().catch(fail);
+    },
+    { rootMargin: "400px" },
+  );
+  observer.observe(document.getElementById(id));
+}
+
+let [facets, runs] = [{}, []];
 const filters = document.getElementById("filters");
 const chart = document.getElementById("chart");
 const controls = Object.fromEntries(["loss", "against", "color"].map((id) => [id, document.getElementById(id)]));
@@ -10,10 +47,11 @@ const rows = [...table.rows];
 const darkness = matchMedia("(prefers-color-scheme: dark)");
 let marked = null; // a run's number
 
-window.addEventListener("error", (event) => {
-  document.documentElement.dataset.scriptError = event.message;
-  document.getElementById("count").textContent = `The run browser does not work here: ${event.message}`;
-});
+function fail(error) {
+  document.documentElement.dataset.scriptError = error.message;
+  document.getElementById("count").textContent = `The run browser does not work here: ${error.message}`;
+}
+window.addEventListener("error", fail);
 
 function tickedValues() {
   const ticked = {};
@@ -52,7 +90,7 @@ function tracesOf(shown, facet) {
       x: run.curves[against],
       y: run.curves[loss],
       opacity: marked === null || isMarked ? 1 : 0.25,
-      line: { color: themed(facets[facet][run.facets[facet]]), width: isMarked ? 3.5 : 1.6 },
+      line: { color: themed(facets[facet][run.facets[facet]]), width: isMarked ? 3.5 : 1.6, dash: facet === "method" ? run.dash : "solid" },
       marker: { size: 4 },
       hovertemplate: `<b>${escaped(run.name)}</b><br>%{x:,.6~g}: %{y:.4f}<extra></extra>`,
     };
@@ -68,6 +106,8 @@ function drawLegend(shown, facet) {
       const entry = document.createElement("li");
       entry.textContent = facet === "stages" ? `P = ${value}` : value;
       entry.style.setProperty("--color", themed(color));
+      const dash = facet === "method" && shown.find((run) => run.facets.method === value).dash;
+      if (dash && dash !== "solid") entry.textContent += ` (${dash})`;
       return entry;
     }),
   );
@@ -153,10 +193,7 @@ function restoreSelection() {
   const names = [...Object.keys(facets), "chosen"];
   const wanted = new URLSearchParams(location.hash.slice(1));
   const isGiven = names.some((name) => wanted.has(name)) || wanted.has("all");
-  if (!isGiven) {
-    wanted.set("stages", filters.dataset.deepest);
-    wanted.set("chosen", "yes");
-  }
+  if (!isGiven) for (const [name, value] of new URLSearchParams(filters.dataset.selection)) wanted.set(name, value);
   for (const box of filters.elements) {
     if (box.type === "checkbox") box.checked = wanted.getAll(box.name).includes(box.value);
   }
@@ -182,6 +219,16 @@ table.addEventListener("click", (event) => {
   update();
 });
 
-restoreSelection();
 document.getElementById("filter-box").open = !matchMedia("(max-width: 40rem)").matches;
-update().then(() => (document.documentElement.dataset.ready = "yes"));
+const large = document.getElementById("large");
+document.addEventListener("click", (event) => {
+  const canvas = event.target.closest(".canvas");
+  if (!canvas) return;
+  const image = canvas.querySelector("img").cloneNode();
+  image.style.setProperty("--panels", getComputedStyle(canvas).getPropertyValue("--panels"));
+  large.querySelector("div").replaceChildren(image);
+  large.showModal();
+});
+whenNear("figures", showFigures);
+if (location.hash.includes("=") || location.hash === "#all") showRuns().catch(fail);
+else whenNear("runs", showRuns);
