@@ -66,8 +66,8 @@ def test_a_delay_profile_is_compared_with_the_run_without_delay(tmp_path):
     }
     against_p4 = compare(best(tmp_path), 3.0, reference_stages=4).slowdowns
     assert against_p4["reference_iterations"].map(tuple).unique().tolist() == [(pytest.approx(100.5),)]
-    *_, caption = draw_curves(load(tmp_path / "runs"), tmp_path / "figure")
-    assert "PipeDream, delay 0-0-0-6, P = 4: " in caption.read_text()
+    *_, details = draw_curves(load(tmp_path / "runs"), tmp_path / "figure")
+    assert '"PipeDream, delay 0-0-0-6, P = 4"' in details.read_text()
 
 
 def test_a_run_that_never_gets_there_is_a_lower_bound_not_dropped(tmp_path):
