@@ -55,7 +55,7 @@ from brx.runs.frames import DEPTH, RATE
 from brx.runs.reading import SMOOTHING
 from brx.runs.tables import rate_text
 
-PANEL_IN = 2.3
+PANEL_IN, HEIGHT_IN = 2.3, 2.5
 ALONE_IN = (COLUMN_WIDTH_IN, 2.9)
 """Of a figure of one panel."""
 READING = (
@@ -77,7 +77,7 @@ class PaperFigure:
         draw_to: draws it at a path without suffix, from what was measured at a scale; the files written.
         is_measured: whether `draw_to` draws what was measured, and not the same at all scales.
         across: panels in a row.
-        height: in inches; by default so that panels are square.
+        height: in inches; by default HEIGHT_IN per row.
         shares_y: from which panel on panels have one vertical axis; None: each has its own.
         legend: one under all panels, instead of one under each.
         reading: the caption's second sentence: how to read it.
@@ -104,7 +104,7 @@ class PaperFigure:
         if len(self.panels) == 1:
             return ALONE_IN
         down = -(-len(self.panels) // self.across) or 1
-        return PANEL_IN * self.across, self.height or PANEL_IN * down
+        return PANEL_IN * self.across, self.height or HEIGHT_IN * down
 
 
 def draw_paper_figure(figure: PaperFigure, experiments: Experiments, folder: Path) -> tuple[list[Path], Experiments]:
@@ -252,7 +252,8 @@ FIGURES = {figure.name: figure for figure in (
                 [curves("P = {P}", REFRESHES)], sweep="stage-aware"),
     PaperFigure("validation", "Figure 18", "(a) training and (b) validation loss.",
                 [curves("(a) training, P = {P}", by_method(BASELINES_AND_STRATEGIES)),
-                 curves("(b) validation, P = {P}", by_method(BASELINES_AND_STRATEGIES), draw=draw_validation)],
+                 curves("(b) validation, P = {P}", by_method(BASELINES_AND_STRATEGIES), draw=draw_validation,
+                        loss="val_loss")],
                 across=2),
     PaperFigure("delay-compensation", "Figure 19", "Delay compensation.",
                 [curves(f"P = {P}", by_method(MAIN, P),

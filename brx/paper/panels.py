@@ -105,7 +105,7 @@ def _shaded(seeds_by_label: Mapping[str, pd.DataFrame | None]) -> list[Curve]:
 
 
 Says = Callable[[Mapping[str, float]], str]
-"""What a panel's curves come to: from the final training loss of each, by its label, to a line of the title."""
+"""What a panel's curves come to: from the final loss of each, by its label, to a line of the title."""
 
 
 def lowest(finals: Mapping[str, float]) -> str:
@@ -127,11 +127,11 @@ def beside_the_last(finals: Mapping[str, float]) -> str:
     return f"{ours} ends {abs(difference):.2f} nats {'below' if difference < 0 else 'above'} {last}"
 
 
-def finals_of(shown: Sequence[Curve]) -> dict[str, float]:
-    """The final training loss of each curve, over the seeds that all have, or else over its own."""
+def finals_of(shown: Sequence[Curve], loss: str) -> dict[str, float]:
+    """The final loss of each curve, over the seeds that all have, or else over its own."""
     shared = set[int].intersection(*(set(curve.runs[SEED]) for curve in shown))
     return {
-        curve.label: float(runs["train_loss"].mean())
+        curve.label: float(runs[loss].mean())
         for curve in shown
         for runs in [curve.runs[curve.runs[SEED].isin(shared)] if shared else curve.runs]
     }
@@ -142,6 +142,7 @@ def curves(
     *series: Series,
     draw: Callable[..., None] = draw_training_losses,
     says: Says = lowest,
+    loss: str = "train_loss",
 ) -> Panel:
     """Loss curves; `{P}` in the title is the largest number of stages, its second line what they say."""
 
@@ -149,7 +150,7 @@ def curves(
         shown = [curve for each in series for curve in each(experiments)]
         full_title = title.format(P=experiments.scale.deepest)
         if shown:
-            finding = says(finals_of(shown)) if len(shown) > 1 else ""
+            finding = says(finals_of(shown, loss)) if len(shown) > 1 else ""
             draw(axes, shown, title=f"{full_title}\n{textwrap.fill(finding, TITLE_CHARACTERS)}")
         else:
             say_not_run(axes, full_title)
