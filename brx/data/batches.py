@@ -98,12 +98,8 @@ class Prefetcher:
     Elsewhere there is nothing to overlap with (a thread would compete with the computation), so a micro-batch is made
     when asked for. What is made does not depend on that: a micro-batch is a function of its iteration.
 
-    Args:
-        make: iteration to inputs and targets on the CPU, for example `Batches.batch`.
-        device: where they are wanted.
-
-    Attributes:
-        seconds_waited: how long `batch` has taken, all calls together.
+    `make` gives an iteration's inputs and targets on the CPU, for example `Batches.batch`; `seconds_waited` is how long
+    `batch` has taken, all calls together.
     """
 
     def __init__(self, make: Callable[[int], Batch], device: torch.device) -> None:

@@ -162,9 +162,6 @@ class TokenWriter:
     """Appends documents to the token files of a folder that is not complete yet; to be closed.
 
     An interruption costs what was not committed: a writer that opens the folder again cuts the files back to the note.
-
-    Attributes:
-        written: how far it is.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -55,17 +56,12 @@ class Sidecar(BaseModel):
             raise UserError(f"{sidecar}: not the sidecar of a token file: {problem}; {_remedy(path)}") from None
 
 
+@dataclass(frozen=True)
 class TokenFile:
-    """A memory-mapped token file that was checked against its sidecar.
+    """A memory-mapped token file, read-only, that was checked against its sidecar."""
 
-    Attributes:
-        tokens: the ids, read-only, uint16.
-        sidecar: what they are.
-    """
-
-    def __init__(self, tokens: Tokens, sidecar: Sidecar) -> None:
-        self.tokens = tokens
-        self.sidecar = sidecar
+    tokens: Tokens
+    sidecar: Sidecar
 
     @property
     def num_tokens(self) -> int:

@@ -11,16 +11,7 @@ from brx.plot.style import legend_below, look_of, new_figure, save, sequence_col
 
 
 def draw_leaderboard(board: pd.DataFrame, delays: Sequence[str], path: Path) -> list[Path]:
-    """A line per method, the best under the longest delay at the top; a point per delay.
-
-    Args:
-        board: of `brx.runs.leaderboard.leaderboard`.
-        delays: in order, the reference first.
-        path: of the figure, without suffix.
-
-    Returns:
-        The files written.
-    """
+    """A line per method, the best under the longest delay at the top; a point per delay. Returns the files written."""
     shown = [delay for delay in delays if f"loss {delay}" in board]
     losses = board[[f"loss {delay}" for delay in shown]]
     heights = range(len(board), 0, -1)

@@ -15,15 +15,8 @@ from brx.runs.reading import ENDED
 def export_runs(folders: Sequence[Path], target: Path, *, unfinished: bool = False) -> tuple[int, int]:
     """Export runs that have ended, each to a folder of its name below `target`.
 
-    Those that diverged are among them: they count where learning rates are chosen and slowdowns bounded.
-
-    Args:
-        folders: runs, or folders that hold runs.
-        target: may be there already; runs of the same names are replaced.
-        unfinished: export those that are unfinished, interrupted or failed, too.
-
-    Returns:
-        How many were exported, and how many left out.
+    Those that diverged are among them: they count where learning rates are chosen and slowdowns bounded. Runs of the
+    same names that are there already are replaced. Returns how many were exported, and how many left out.
 
     Raises:
         UserError: two runs have the same name, or `target` is where a run lies already.

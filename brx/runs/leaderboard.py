@@ -29,11 +29,8 @@ def leaderboard(
     against the same method's reference); and `saved baseline D`, `saved share D`, `saved low D`, `saved high D` (see
     `reductions`), missing for the baselines themselves.
 
-    Args:
-        chosen: rows of `at_best_rates` of comparable runs.
-        delay_of: the name of a run's delay.
-        reference: the name of no delay.
-        target_method: slowdowns are at the loss that this one reaches under every delay.
+    `chosen` are rows of `at_best_rates` of comparable runs, `delay_of` names a run's delay, `reference` is the name of
+    none; slowdowns are at the loss that `target_method` reaches under every delay.
     """
     chosen = chosen.assign(delay=[delay_of(run) for _, run in chosen.iterrows()], label=_labels(chosen))
     of_target = chosen[chosen["variant"] == target_method]

@@ -45,13 +45,7 @@ class Job:
 
 
 class LocalLauncher:
-    """Starts cells in free places.
-
-    Args:
-        num_jobs: how many run at a time; by default one per GPU (or group of them), one per core without.
-        devices_per_cell: devices that a cell needs.
-        on_gpus: whether cells compute on the GPUs, if there are any.
-    """
+    """Starts cells in free places: by default one per GPU (or group of them), one per core without GPUs."""
 
     def __init__(self, num_jobs: int | None, devices_per_cell: int, *, on_gpus: bool = True) -> None:
         self._num_gpus = torch.cuda.device_count() if on_gpus else 0

@@ -18,11 +18,7 @@ POLL_S = 0.5
 
 
 class Launcher(Protocol):
-    """Where cells run.
-
-    Attributes:
-        num_jobs: how many at a time.
-    """
+    """Where cells run, `num_jobs` of them at a time."""
 
     num_jobs: int
 
@@ -42,8 +38,7 @@ class Launcher(Protocol):
 
 @dataclass
 class Outcome:
-    """What a sweep came to: its cells, repetitions included, the reason of each failure by cell's name, and the choices
-    (see `choose`; None if it makes none)."""
+    """What a sweep came to: its cells with the repetitions, failures by cell's name, and what `choose` says if asked."""
 
     cells: list[Cell]
     failures: dict[str, str] = field(default_factory=dict)
