@@ -38,7 +38,7 @@ class Launcher(Protocol):
 
 @dataclass
 class Outcome:
-    """What a sweep came to: its cells with the repetitions, failures by cell's name, and what `choose` says if asked."""
+    """What a sweep came to: its cells with the repetitions, failures by name, and what `choose` says if asked."""
 
     cells: list[Cell]
     failures: dict[str, str] = field(default_factory=dict)

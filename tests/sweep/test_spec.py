@@ -116,13 +116,15 @@ def test_sweeps_that_come_with_brx_are_found_by_name(tmp_path, monkeypatch):
 
 NESTEROV_APART = ("seeds", "stashing", "prediction", "width", "moe")
 """Sweeps of the laptop in which it has a rate of its own."""
-RATES = {"main": 3, "preconditioned": 3, "preconditioned-long": 3, "rates": 2} | dict.fromkeys(NESTEROV_APART, 2)
+THREE_RATES = ("main", "preconditioned", "preconditioned-long", "first-basis", "first-basis-short")
+RATES = {"rates": 2} | dict.fromkeys(THREE_RATES, 3) | dict.fromkeys(NESTEROV_APART, 2)
 LENGTHS = {
     "ladder": {2000, 4000, 16000, 32000, 64000, 128000},
     "strategies-long": {16000},
     "preconditioned-long": {16000},
     "block-scaling-long": {32000},
     "frequency-long": {32000},
+    "first-basis-short": {1000},
 }
 
 
