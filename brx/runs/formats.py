@@ -67,10 +67,15 @@ def _width(table: pd.DataFrame) -> int:
 def _drawn(table: pd.DataFrame) -> Table:
     drawn = Table()
     for place, column in enumerate(table.columns):
-        is_number = all(re.match(r"[<>~ ]*-?[.\d]", cell) for cell in table.iloc[:, place]) and len(table) > 0
+        is_number = len(table) > 0 and all(map(_is_number, table.iloc[:, place]))
         # rich would rather break words of one column than wrap another.
         longest = max(map(len, " ".join([column, *table.iloc[:, place]]).split()), default=0)
         drawn.add_column(column, justify="right" if is_number else "left", min_width=longest)
     for row in table.to_numpy().tolist():
         drawn.add_row(*row)
     return drawn
+
+
+def _is_number(cell: str) -> bool:
+    """A number with its unit or interval; not words that begin with one."""
+    return bool(re.match(r"[<>~ ]*-?[.\d]", cell)) and not re.search("[a-z]{2}", re.sub(r"\(.*?\)", "", cell))

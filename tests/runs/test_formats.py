@@ -1,0 +1,50 @@
+"""Tables of the terminal: they fit, and what they leave out is named."""
+
+import pandas as pd
+import pytest
+
+from brx.runs.formats import DROPPED_FIRST, format_table, terminal_text
+
+
+def wide(num_rows, num_columns=12):
+    """A column of names, two that are dropped first, and numbers."""
+    numbers = {f"number {place}": ["1234567"] * num_rows for place in range(num_columns - 3)}
+    names = [f"a method, variant {row}" for row in range(num_rows)]
+    return pd.DataFrame({"method": names, DROPPED_FIRST[1]: "0.1", DROPPED_FIRST[0]: "0.2", **numbers})
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120, 400])
+@pytest.mark.parametrize("num_rows", [1, 4, 20])
+def test_tables_fit_and_name_what_they_leave_out(width, num_rows):
+    table = wide(num_rows)
+    lines = terminal_text(table, width).splitlines()
+    named = []
+    if lines[-1].startswith("Too narrow for: "):
+        named = lines.pop().removeprefix("Too narrow for: ").partition(" (")[0].split(", ")
+    assert max(map(len, lines)) <= width
+    # By rank, and then from the right.
+    assert set(named) == {*[*DROPPED_FIRST[:2], *reversed(table.columns[3:])][: len(named)]}
+    assert "\n".join(lines).count("1234567") == num_rows * (9 - len(set(named) - set(DROPPED_FIRST)))
+
+
+def test_few_wide_rows_stand_upright_with_all_columns():
+    text = terminal_text(wide(2), 80)
+    assert "Too narrow" not in text
+    assert text.count("1234567") == 2 * 9
+
+
+def test_words_are_wrapped_and_never_broken():
+    table = pd.DataFrame(
+        {"method": ["basis-rotation 1st/unilateral"] * 9, "time": ["1.25"] * 9, "note": ["word " * 9] * 9}
+    )
+    text = terminal_text(table, 44)
+    assert "…" not in text
+    assert "basis-rotation" in text
+    assert "1st/unilateral" in text
+
+
+def test_the_terminals_width_counts(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
+    assert "Too narrow" not in format_table(wide(20), "table")
+    monkeypatch.setenv("COLUMNS", "80")
+    assert "Too narrow" in format_table(wide(20), "table")
