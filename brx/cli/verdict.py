@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from brx.cli.options import FigurePath, Overrides, complete_config
+from brx.cli.plan import Bandwidth, DeviceMemory, Throughput
 from brx.cli.usage import Application, Command
 from brx.errors import UserError
 
@@ -59,18 +60,6 @@ Config = Annotated[
         autocompletion=complete_config,
         rich_help_panel=MODEL,
     ),
-]
-DeviceMemory = Annotated[
-    str | None,
-    typer.Option(metavar="SIZE", help="leave out schedules that need more, for example 24GB", rich_help_panel=MODEL),
-]
-Bandwidth = Annotated[
-    str | None,
-    typer.Option(metavar="BYTES", help="bytes per second between neighbours, for example 25GB", rich_help_panel=MODEL),
-]
-Throughput = Annotated[
-    str | None,
-    typer.Option(metavar="FLOPS", help="FLOP/s of a device: 120T, or a device's name", rich_help_panel=MODEL),
 ]
 Save = Annotated[Path | None, typer.Option(metavar="FILE", help="keep what the runs say, to be asked again at once")]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from brx.planning.idle import SYNCHRONOUS, synchronous_pace
 
@@ -53,31 +53,12 @@ class LocalSteps:
     slowdown: float = 1.0
 
 
-class Devices(Protocol):
-    """P devices on which a method may run, in the ways of `Cut`."""
-
-    @property
-    def memory(self) -> float | None:
-        """Of a device, in bytes; None: everything fits."""
-
-    def asynchronous(self, settings: Mapping[str, Any], cost: float | None) -> Cut:
-        """Of asynchronous 1F1B with M micro-batches per update.
-
-        Args:
-            settings: of the method, as in `Experiment.settings`.
-            cost: of its update, as a share of an update's passes; None: as its products take.
-        """
-
-    def synchronous(self, settings: Mapping[str, Any], cost: float | None) -> Iterator[Cut]:
-        """Of every schedule with every number of micro-batches that exists, fastest first."""
-
-    def replicas(self, settings: Mapping[str, Any], cost: float | None, local: LocalSteps) -> Cut | None:
-        """Of replicas; None if an update has fewer examples than there are devices."""
-
-
 @dataclass(frozen=True)
 class EqualStages:
     """P equal stages, a device each, of a model that is not known; updates take the cost that is given.
+
+    Methods are asked about by their settings (`Experiment.settings`) and by the cost of their update as a share of
+    an update's passes (None: what their products take, if that is known).
 
     Attributes:
         num_stages: P.
@@ -91,9 +72,11 @@ class EqualStages:
     memory: float | None = None
 
     def asynchronous(self, settings: Mapping[str, Any], cost: float | None) -> Cut:
+        """Of asynchronous 1F1B with M micro-batches per update."""
         return Cut(ASYNCHRONOUS, self.num_micro_batches, 1.0 + (cost or 0.0), 0.0)
 
     def synchronous(self, settings: Mapping[str, Any], cost: float | None) -> Iterator[Cut]:
+        """Of every schedule with every number of micro-batches that exists, fastest first."""
         cuts = []
         for name, schedule in SYNCHRONOUS.items():
             forward = (1.0 / schedule.num_chunks,) * self.num_stages * schedule.num_chunks
@@ -105,6 +88,7 @@ class EqualStages:
         return iter(sorted(cuts, key=preference))
 
     def replicas(self, settings: Mapping[str, Any], cost: float | None, local: LocalSteps) -> Cut | None:
+        """Of replicas; None if an update has fewer examples than there are devices."""
         # Every replica updates the whole model.
         time = 1.0 + self.num_stages * (cost or 0.0) + local.averaging / local.steps
         return Cut(REPLICAS, 1, time, 0.0)

@@ -17,13 +17,17 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from brx.errors import UserError
-from brx.planning.cuts import Cut, Devices, EqualStages, LocalSteps, first_that_fits
+from brx.planning.cuts import Cut, EqualStages, LocalSteps, first_that_fits
 from brx.runs.slowdown import IterationRatio, Reached, geometric_mean, iteration_ratio
 from brx.runs.time_to_loss import Experiment, Measurements
+
+if TYPE_CHECKING:
+    from brx.planning.planned_run import PlannedRun
 
 COST_REFERENCE = "pipedream"
 """AdamW, whose update counts as part of an iteration."""
@@ -53,7 +57,7 @@ class Question:
     loss: float
     num_stages: int
     num_micro_batches: int
-    devices: Devices
+    devices: EqualStages | PlannedRun
     costs: Mapping[str, float] = field(default_factory=dict)
     local: LocalSteps | None = None
 

@@ -128,11 +128,7 @@ class Measurements(_Frozen):
 def measure_largest_set(runs: pd.DataFrame, source: str) -> tuple[Measurements, list[str]]:
     """What the largest set of runs that compare says about delay, and lines on those that are left out.
 
-    Runs compare whatever the micro-batches are into which they split up an update's examples.
-
-    Args:
-        runs: rows of `load`.
-        source: where the runs are.
+    Runs (rows of `load`, at `source`) compare whatever micro-batches they split up an update's examples into.
 
     Raises:
         UserError: they say nothing: none is finished, none has a pipeline's delays, or none falls to `HIGHEST_LOSS`.
@@ -155,12 +151,7 @@ def measure_largest_set(runs: pd.DataFrame, source: str) -> tuple[Measurements, 
 
 
 def measure(chosen: pd.DataFrame, num_rates: Mapping[str, int], source: str) -> Measurements:
-    """What comparable runs say about delay.
-
-    Args:
-        chosen: rows of `at_best_rates`, of one of the sets of `comparable`; their delays are those of pipelines.
-        num_rates: learning rates tried, by experiment.
-        source: where the runs are.
+    """What runs under a pipeline's delays say: rows of `at_best_rates`, of one of the sets of `comparable`.
 
     Raises:
         UserError: none falls to `HIGHEST_LOSS`.
