@@ -53,6 +53,7 @@ reproduce-figures: setup  ## draw every figure and table from the results at han
 		--figure figures/$(SCALE)/verdict
 	$(if $(wildcard results/lab/profiles),$(BIN)/brx plot profiles results/lab/profiles --out figures/lab/profiles)
 	$(if $(wildcard results/lab/staleness),$(BIN)/brx plot staleness results/lab/staleness/* --out figures/lab/staleness)
+	$(if $(wildcard results/own-model),$(BIN)/brx plot curves results/own-model/*lr0.0003-s0 --out figures/own-model)
 	$(if $(wildcard results/compare),$(BIN)/brx compare --figure figures/compare --format markdown > results/tables/compare.md)
 
 MIDWAY := $(if $(filter paper,$(SCALE)),runs/paper/*/checkpoints/00125000,runs/laptop-curvature/*/checkpoints/00004000)

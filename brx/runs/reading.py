@@ -91,7 +91,9 @@ class Run:
         Of a user's own one the file's name, without its folder.
         """
         optimizer = self.config.optimizer
-        name = name_without_folder(optimizer.method).removeprefix(RECORDED)
+        if optimizer.method.startswith(RECORDED):
+            return optimizer.method.removeprefix(RECORDED).replace("_", "-")
+        name = name_without_folder(optimizer.method)
         if isinstance(optimizer, BasisRotationConfig):
             if (optimizer.source, optimizer.geometry) != ("2nd", "bilateral"):
                 name += f" {optimizer.source}/{optimizer.geometry}"

@@ -60,7 +60,7 @@ def record(
 
     Args:
         folder: of the run.
-        method: a name for figures and tables; what is no letter or digit becomes `_`.
+        method: a name for figures and tables; what is no letter or digit becomes a hyphen.
         lr: the peak learning rate.
         seed: of the run; runs that differ in nothing else are averaged.
         stages: P; by default that of `pipeline`, or 1.

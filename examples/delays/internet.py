@@ -1,7 +1,7 @@
 """Delays as in training over the internet: they differ from one micro-batch to the next.
 
     brx train quick --set pipeline.stages=8 pipeline.delay=examples/delays/internet.py:straggler
-    brx schedule --stages 8 --delay examples/delays/internet.py:churn
+    brx schedule --stages 8 --devices 1 --delay examples/delays/internet.py:churn
 
 A function of (stage, stages, micro-batch from 1, seed) says tau in micro-batches, as the stage's own forward pass finds
 it. `most` says the largest, for which the ring of versions has room. brx keeps versions from running backwards.

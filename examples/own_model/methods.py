@@ -1,6 +1,6 @@
 """AdamW, Muon and basis rotation on one's own model at P = 1 and 16: a residual MLP on scikit-learn's digits.
 
-python methods.py [ITERATIONS] writes runs/methods: two learning rates and two seeds of each.
+python methods.py [ITERATIONS] writes runs/methods: three learning rates and two seeds of each.
 """
 
 import sys
@@ -25,7 +25,7 @@ class Block(nn.Sequential):
         return x + super().forward(x)
 
 
-for method, stages, lr, seed in product(METHODS, (1, 16), (1e-3, 3e-3), (0, 1)):
+for method, stages, lr, seed in product(METHODS, (1, 16), (3e-4, 1e-3, 3e-3), (0, 1)):
     torch.manual_seed(seed)
     layers = [Block(nn.LayerNorm(64), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)) for _ in range(16)]
     model = nn.Sequential(*layers, nn.LayerNorm(64), nn.Linear(64, 10))

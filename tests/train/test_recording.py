@@ -32,13 +32,13 @@ def test_every_reader_takes_the_folders(tmp_path, capsys):
             write(tmp_path / f"p{stages}-s{seed}", "my-lion", stages, seed)
     runs = load(tmp_path)
     assert list(runs["status"]) == ["finished"] * 4
-    assert list(runs["method"]) == ["my_lion"] * 4
+    assert list(runs["method"]) == ["my-lion"] * 4
     assert list(runs["depth"]) == [1, 1, 4, 4]
     assert list(runs["largest_delay"]) == [0, 0, 3, 3]
     assert len(curves(runs)) == 4 * 60
     assert runs["val_loss"].iloc[0] == pytest.approx(2.5)
     assert main(["slowdown", str(tmp_path), "--format", "csv"]) == 0
-    assert "my_lion" in capsys.readouterr().out
+    assert "my-lion" in capsys.readouterr().out
     assert main(["plot", "curves", str(tmp_path), "--out", str(tmp_path / "figure")]) == 0
     assert main(["export", str(tmp_path), "--to", str(tmp_path / "kept")]) == 0
     assert len(load(tmp_path / "kept")) == 4
