@@ -98,7 +98,7 @@ def write_report(experiments: Experiments, figure_folders: list[Path], path: Pat
 def _packed(content: Any) -> str:
     """What the page unpacks when it is needed: JSON, gzip, base64."""
     text = json.dumps(content, separators=(",", ":"), allow_nan=False)
-    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode("ascii")
+    return base64.b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode("ascii")
 
 
 def page_tables(experiments: Experiments, claims: pd.DataFrame | None = None) -> list[PageTable]:

@@ -47,7 +47,6 @@ class Evidence:
 
 
 Question = Callable[[Experiments], Evidence]
-Ask = Question
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from brx.curvature.norm_result import (
 )
 from brx.curvature.oscillation import measured_oscillations
 from brx.curvature.strategies import complete_measurements
-from brx.paper.evidence.base import Ask, Evidence, Margin, NotTriedError
+from brx.paper.evidence.base import Evidence, Margin, NotTriedError, Question
 from brx.paper.scales import Experiments
 from brx.runs.experiments import at_best_rates
 from brx.runs.frames import load
@@ -74,7 +74,7 @@ def norm_ratio(experiments: Experiments) -> Evidence:
     return Evidence(math.exp(rise.mean), math.exp(low), math.exp(high), text=text, num_seeds=len(rise.by_seed))
 
 
-def theorem_order(source: Source) -> Ask:
+def theorem_order(source: Source) -> Question:
     """Wherever all coordinates were measured, bilateral is below unilateral, and that below original.
 
     With three seeds or more by the interval over them, else by more than the intervals of every measurement.
@@ -150,7 +150,7 @@ def _variances(experiments: Experiments) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def oscillates_less(*, delayed: bool) -> Ask:
+def oscillates_less(*, delayed: bool) -> Question:
     """Variances of basis rotation and PipeDream at the same checkpoints: at P = 1, or at the largest P measured."""
 
     def ask(experiments: Experiments) -> Evidence:
