@@ -33,7 +33,7 @@ class Launcher(Protocol):
         """Take the cells that have ended since the last call: each with its state and, if it failed, why."""
 
     def interrupt(self) -> None:
-        """Question all cells to save and end, and wait until they have."""
+        """Ask all cells to save and end, and wait until they have."""
 
 
 @dataclass

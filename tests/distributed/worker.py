@@ -91,7 +91,7 @@ def probe(folder, world):
 
 
 def stop(folder, world):
-    """Question rank 0 to stop between two validations, and note what is on its way when all have saved."""
+    """Ask rank 0 to stop between two validations, and note what is on its way when all have saved."""
     trainer = Trainer(stop_config(folder), RunFolder(folder / "stopped"), world)
     if world.rank == 0:
         trainer._after_iteration = lambda: trainer.iteration == 20 and signal.raise_signal(signal.SIGINT)
