@@ -1,0 +1,172 @@
+"""The study of similarity (docs/protocol.md, section 7): which dimensionless numbers decide what delay costs.
+
+One factor of the laptop preset is changed at a time; each setting has a target of its own, as each length of the ladder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator, PercentFormatter, StrMethodFormatter
+
+from brx.config.loading import preset_with
+from brx.errors import UserError
+from brx.paper.printed import SAVED, SLOWDOWNS
+from brx.paper.scales import LADDER_METHODS
+from brx.plot.panels import row_of_axes
+from brx.plot.style import look_of, new_figure, save
+from brx.runs.comparison import common_target, reductions, slowdowns
+from brx.runs.experiments import at_best_rates
+from brx.runs.frames import DEPTH, RATE, SEED, load
+from brx.runs.tables import slowdown_text
+
+RUNS = Path("results/similarity")
+COMMON_RATE = 1e-3
+WARMUP, BATCH, WIDTH = "training.warmup_fraction", "training.batch_size", "model.width"
+SHORT_WARMUP, LONG_WARMUP = {WARMUP: 0.120125}, {WARMUP: 0.375875}  # 31 and 97 tau of 8,000 iterations
+
+SETTINGS: dict[str, Mapping[str, Any]] = {
+    "laptop preset": {},
+    "each side's best rate": {},
+    "warm-up 31 tau": SHORT_WARMUP,
+    "warm-up 97 tau": LONG_WARMUP,
+    "beta2 0.99": {"optimizer.beta2": 0.99},
+    "512 tokens per iteration": {BATCH: 16},
+    "weight decay 0.3125": {"optimizer.weight_decay": 0.3125},
+    "width 64, 32,000 iterations": {WIDTH: 64, "training.iterations": 32_000},
+    "width 128, 128,000 iterations": {WIDTH: 128, "training.iterations": 128_000},
+    "31 tau, 512 tokens": {**SHORT_WARMUP, BATCH: 16},
+    "97 tau, 512 tokens": {**LONG_WARMUP, BATCH: 16},
+    "31 tau, 2,048 tokens": {**SHORT_WARMUP, BATCH: 64},
+    "97 tau, 2,048 tokens": {**LONG_WARMUP, BATCH: 64},
+}
+"""By name, how a setting differs from the preset `laptop`."""
+CHOSEN_RATES = "each side's best rate"
+
+
+def study(runs: pd.DataFrame) -> pd.DataFrame:
+    """A row per setting and method of which both ends are there: the columns of `slowdowns`, and what is saved.
+
+    Further columns: `setting`, `seeds` (the least on a side), `val_loss` and `reference_val_loss` (means over seeds),
+    `saved` by basis rotation over the better baseline under delay, with `saved_low` and `saved_high`.
+
+    Args:
+        runs: rows of `load`.
+    """
+    preset = preset_with("laptop", {}).model_dump(mode="json")
+    rows = []
+    for setting, changed in SETTINGS.items():
+        wanted = {key: preset[key.partition(".")[0]][key.partition(".")[2]] for each in SETTINGS.values() for key in each}
+        alike = runs
+        for key, value in {**wanted, **changed}.items():
+            alike = alike[alike[key] == value]
+        if setting != CHOSEN_RATES:
+            alike = alike[alike[RATE] == COMMON_RATE]
+        elif not (alike[RATE] != COMMON_RATE).any():
+            continue
+        rows += _rows(setting, at_best_rates(alike)) if len(alike) else []
+    return pd.DataFrame(rows)
+
+
+def _rows(setting: str, chosen: pd.DataFrame) -> list[dict[str, Any]]:
+    ends = chosen.groupby("method")[DEPTH].nunique()
+    chosen = chosen[chosen["method"].isin(ends[ends == 2].index)]
+    if chosen.empty:
+        return []
+    deepest = chosen[DEPTH].max()
+    saved = reductions(chosen[chosen[DEPTH] == deepest])
+    share = saved.iloc[0] if len(saved) else {"share": None, "low": None, "high": None}
+    rows = []
+    for row in slowdowns(chosen, common_target(chosen)).to_dict("records"):
+        of_method = chosen[chosen["method"] == row["method"]]
+        losses = of_method.groupby(DEPTH)["val_loss"].mean()
+        extra = {
+            "setting": setting,
+            "seeds": int(of_method.groupby(DEPTH)[SEED].nunique().min()),
+            "val_loss": losses[deepest],
+            "reference_val_loss": losses[1],
+            "saved": share["share"],
+            "saved_low": share["low"],
+            "saved_high": share["high"],
+        }
+        rows.append({**row, **extra})
+    return rows
+
+
+def load_study(folder: Path = RUNS) -> pd.DataFrame:
+    """The study of the committed runs.
+
+    Raises:
+        UserError: there are none.
+    """
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no runs of the study of similarity; make them with brx sweep similarity/one-factor")
+    return study(load([folder]))
+
+
+def study_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """A row per setting: slowdowns of the three methods, final validation losses (P = 1, under delay), iterations saved."""
+    table = []
+    for setting, of_setting in rows.groupby("setting", sort=False):
+        by_method = of_setting.set_index("method")
+        cells: dict[str, str] = {"setting": str(setting), "seeds": str(int(by_method["seeds"].min()))}
+        for method in reversed(LADDER_METHODS):
+            if method in by_method.index:
+                row = by_method.loc[method]
+                cells[f"slowdown: {method}"] = slowdown_text(row)
+                cells[f"loss: {method}"] = f"{row['reference_val_loss']:.3f}, {row['val_loss']:.3f}"
+        first = by_method.iloc[0]
+        cells["saved"] = "-" if pd.isna(first["saved"]) else f"{first['saved']:.0%}"
+        table.append(cells)
+    return pd.DataFrame(table).fillna("-")
+
+
+def draw_study(rows: pd.DataFrame, path: Path) -> list[Path]:
+    """A line per setting: the slowdowns of the three methods, and the iterations saved; dashed: the paper's numbers."""
+    settings = list(dict.fromkeys(rows["setting"]))
+    with new_figure(width=7.0, height=0.9 + 0.27 * len(settings)) as figure:
+        _fill_study(figure, rows, settings)
+        caption = (
+            "Which numbers decide what delay costs: the laptop preset with one factor changed at a time, slowdown under"
+            " the delays of 32 stages to each setting's own target (bars: 95 % where there are two seeds, arrows: lower"
+            " bounds), and iterations that basis rotation saves; dashed: the paper's numbers. Repeat:"
+            " brx sweep configs/sweeps/similarity/*.yaml, brx plot similarity."
+        )
+        return save(figure, path, caption)
+
+
+def _fill_study(figure: Figure, rows: pd.DataFrame, settings: list[str]) -> None:
+    left, right = row_of_axes(figure, 2)
+    heights = {setting: -index for index, setting in enumerate(settings)}
+    for index, method in enumerate(reversed(LADDER_METHODS)):
+        look, points = look_of(method), rows[rows["method"] == method]
+        y = points["setting"].map(heights).astype(float) + 0.2 * (1 - index)
+        left.plot(points["ratio"], y, "o", color=look.color, label=look.label, markersize=4)
+        left.hlines(y, points["low"].clip(lower=0.5), points["high"].clip(upper=100), color=look.color, linewidth=1)
+        bounds = points["is_censored"]
+        left.plot(points["ratio"][bounds] * 1.12, y[bounds], ">", color=look.color, markersize=3)
+        left.axvline(SLOWDOWNS[method], color=look.color, linestyle="--", linewidth=0.8)
+    left.set_xscale("log")
+    left.set_xlim(0.8, 40)
+    left.set_xticks([1, 2, 5, 10, 20])
+    left.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    left.xaxis.set_minor_locator(NullLocator())
+    left.set_xlabel("slowdown")
+    left.set_yticks(list(heights.values()), settings)
+    left.set_ylim(-len(settings) + 0.5, 0.5)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    saved = rows.drop_duplicates("setting")
+    y = saved["setting"].map(heights).astype(float)
+    color = look_of("basis-rotation").color
+    right.plot(saved["saved"], y, "o", color=color, markersize=4)
+    right.hlines(y, saved["saved_low"].clip(lower=0), saved["saved_high"], color=color, linewidth=1)
+    right.axvline(SAVED["main"], color=color, linestyle="--", linewidth=0.8)
+    right.set_xlim(0, 1)
+    right.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    right.set_ylim(left.get_ylim())
+    right.set_yticks(list(heights.values()), [])
+    right.set_xlabel("iterations saved")
