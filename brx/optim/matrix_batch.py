@@ -243,7 +243,7 @@ def state_shapes(parameter: Tensor, group: Group) -> dict[str, tuple[int, ...]]:
 
 
 def state_dtype(name: str, parameter: Tensor) -> torch.dtype:
-    """Of a state's tensor."""
+    """Dtype of a state tensor."""
     return {"step": torch.float32, "num_failed_refreshes": torch.int64}.get(name, arithmetic(parameter))
 
 

@@ -133,7 +133,7 @@ class Sharding:
             if mesh.ndim == 1:
                 group = mesh.get_group()
             elif len(ranks) == dist.get_world_size():
-                group = _given(dist.group.WORLD)
+                group = _present(dist.group.WORLD)
             else:
                 group = dist.new_group(ranks, use_local_synchronization=True)
             if f"{device.type}:" not in dist.get_backend_config(group):  # NCCL alone takes no tensors of the CPU
@@ -145,8 +145,8 @@ class Sharding:
 def gather_gradients(members: Sequence[Member]) -> None:
     """Replace gradients that are sharded as their parameters by whole ones at the owner and by none elsewhere."""
     for alike in _by_mesh_and_dtype(members):
-        gradients = [local(_given(member.gradient)) for member in alike]
-        wholes = collect([_given(member.shards) for member in alike], gradients)
+        gradients = [local(_present(member.gradient)) for member in alike]
+        wholes = collect([_present(member.shards) for member in alike], gradients)
         for member, gradient in zip(alike, wholes, strict=True):
             member.gradient = None if gradient is None else gradient.view(member.parameter.shape)
 
@@ -156,7 +156,7 @@ def apply_updates(members: Sequence[Member], decays: Sequence[Tensor]) -> None:
     decay_of = dict(zip(members, decays, strict=True))
     for alike in _by_mesh_and_dtype(members):
         like = local(alike[0].parameter).new_empty(0, dtype=decay_of[alike[0]].dtype)
-        updates = distribute([_given(member.shards) for member in alike], [member.update for member in alike], like)
+        updates = distribute([_present(member.shards) for member in alike], [member.update for member in alike], like)
         for member, update in zip(alike, updates, strict=True):
             weight = local(member.parameter)
             # Half-precision weights are rounded once, after the sum.
@@ -207,7 +207,7 @@ def collect(shards: Sequence[Shards], parts: Sequence[Tensor]) -> list[Tensor | 
         wholes[index] = parts[0].new_empty(_whole_shape(shards[index]))
     for source, indices in enumerate(incoming):
         for index in indices:
-            target = shards[index].part(_given(wholes[index]), source)
+            target = shards[index].part(_present(wholes[index]), source)
             target.copy_(next(pieces).view(target.shape))
     return wholes
 
@@ -263,11 +263,11 @@ def _by_mesh_and_dtype(members: Sequence[Member]) -> list[list[Member]]:
     """Those that can go through one exchange."""
     alike: dict[Any, list[Member]] = {}
     for member in members:
-        alike.setdefault((_given(member.shards).group, member.parameter.dtype), []).append(member)
+        alike.setdefault((_present(member.shards).group, member.parameter.dtype), []).append(member)
     return list(alike.values())
 
 
-def _given(value: T | None) -> T:
+def _present(value: T | None) -> T:
     assert value is not None
     return value
 
