@@ -47,6 +47,7 @@ from brx.paper.scales import (
     Experiments,
     Scale,
 )
+from brx.paper.similarity import draw_study
 from brx.paper.tables import PRECONDITIONED_TABLE
 from brx.plot.panels import draw_against_time, draw_validation, row_of_axes
 from brx.plot.style import COLUMN_WIDTH_IN, look_of, new_figure, save
@@ -198,6 +199,8 @@ FIGURES = {figure.name: figure for figure in (
                 draw_to=measured_figures.strategy_norms, is_measured=True),
     PaperFigure("effective-delay", "", "The effective delay, and the slowdown.",
                 draw_to=measured_figures.effective_delays, is_measured=True),
+    PaperFigure("similarity", "", "Which dimensionless numbers decide what delay costs.",
+                draw_to=draw_study, is_measured=True),
     PaperFigure("teaser", "Figure 2", "Delay slows training down; basis rotation takes most of that back.",
                 [curves("(a) PipeDream", by_depth("pipedream"), says=change),
                  curves("(b) P = {P}", by_method(("pipedream", "basis-rotation")), without_delay,

@@ -1,6 +1,7 @@
 """The study of similarity (docs/protocol.md, section 7): which dimensionless numbers decide what delay costs.
 
-One factor of the laptop preset is changed at a time; each setting has a target of its own, as each length of the ladder.
+One factor of the laptop preset is changed at a time; each setting has a target of its own, as each length of the
+ladder has.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from matplotlib.ticker import NullLocator, PercentFormatter, StrMethodFormatter
 from brx.config.loading import preset_with
 from brx.errors import UserError
 from brx.paper.printed import SAVED, SLOWDOWNS
-from brx.paper.scales import LADDER_METHODS
+from brx.paper.scales import LADDER_METHODS, Scale
 from brx.plot.panels import row_of_axes
 from brx.plot.style import look_of, new_figure, save
 from brx.runs.comparison import common_target, reductions, slowdowns
 from brx.runs.experiments import at_best_rates
 from brx.runs.frames import DEPTH, RATE, SEED, load
 from brx.runs.tables import slowdown_text
+from brx.sweep.spec import value_at
 
 RUNS = Path("results/similarity")
 COMMON_RATE = 1e-3
@@ -58,11 +60,11 @@ def study(runs: pd.DataFrame) -> pd.DataFrame:
         runs: rows of `load`.
     """
     preset = preset_with("laptop", {}).model_dump(mode="json")
+    unchanged = {key: value_at(preset, key) for changed in SETTINGS.values() for key in changed}
     rows = []
     for setting, changed in SETTINGS.items():
-        wanted = {key: preset[key.partition(".")[0]][key.partition(".")[2]] for each in SETTINGS.values() for key in each}
-        alike = runs
-        for key, value in {**wanted, **changed}.items():
+        alike = runs[runs["status"] == "finished"]
+        for key, value in {**unchanged, **changed}.items():
             alike = alike[alike[key] == value]
         if setting != CHOSEN_RATES:
             alike = alike[alike[RATE] == COMMON_RATE]
@@ -97,19 +99,19 @@ def _rows(setting: str, chosen: pd.DataFrame) -> list[dict[str, Any]]:
     return rows
 
 
-def load_study(folder: Path = RUNS) -> pd.DataFrame:
-    """The study of the committed runs.
+def load_study(scale: Scale) -> pd.DataFrame:
+    """The study of the committed runs, which are a laptop's.
 
     Raises:
-        UserError: there are none.
+        UserError: there are none, or another scale is asked for.
     """
-    if not folder.is_dir():
-        raise UserError(f"{folder}: no runs of the study of similarity; make them with brx sweep similarity/one-factor")
-    return study(load([folder]))
+    if scale.name != "laptop" or not RUNS.is_dir():
+        raise UserError(f"the study of similarity has runs in {RUNS} alone: brx sweep configs/sweeps/similarity/*.yaml")
+    return study(load([RUNS]))
 
 
 def study_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """A row per setting: slowdowns of the three methods, final validation losses (P = 1, under delay), iterations saved."""
+    """A row per setting: slowdown and final validation losses (P = 1, under delay) of each method, iterations saved."""
     table = []
     for setting, of_setting in rows.groupby("setting", sort=False):
         by_method = of_setting.set_index("method")
@@ -125,8 +127,9 @@ def study_table(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(table).fillna("-")
 
 
-def draw_study(rows: pd.DataFrame, path: Path) -> list[Path]:
+def draw_study(path: Path, scale: Scale) -> list[Path]:
     """A line per setting: the slowdowns of the three methods, and the iterations saved; dashed: the paper's numbers."""
+    rows = load_study(scale)
     settings = list(dict.fromkeys(rows["setting"]))
     with new_figure(width=7.0, height=0.9 + 0.27 * len(settings)) as figure:
         _fill_study(figure, rows, settings)

@@ -24,6 +24,7 @@ from brx.paper.ladder import (
 )
 from brx.paper.printed import DEVICES_GB, LLAMA_3_8B, LLAMAS, SAVED, SLOWDOWNS
 from brx.paper.scales import BASELINES_AND_STRATEGIES, LADDER_METHODS, MAIN, VARIANTS, Experiments
+from brx.paper.similarity import load_study, study_table
 from brx.planning.memory_tables import overhead_texts
 from brx.planning.stage_count import stage_count_table
 from brx.runs.comparison import reductions, slowdowns
@@ -227,6 +228,8 @@ TABLES = {
         PaperTable("memory", "", "Memory beyond Adam's moments, GiB per matrix (fp32)", memory_overhead),
         PaperTable("hessian-norm", "", NORM_TITLE,
                    lambda experiments: norm_table(measured_norms(find_runs([experiments.scale.curvature])))),
+        PaperTable("similarity", "", "What delay costs where one number of the laptop preset is another",
+                   lambda experiments: study_table(load_study(experiments.scale))),
         PaperTable("wider-rates", "", "Slowdown with learning rates beyond the paper's grid, seed 0", wider_rates),
         PaperTable("learning-rates", "", "Learning rates, chosen by the final validation loss", chosen_rates),
     )

@@ -1,0 +1,52 @@
+"""The study of similarity: settings of known slowdowns, and the figure and table of the committed runs."""
+
+import pytest
+
+from brx.cli.main import main
+from brx.errors import UserError
+from brx.paper.scales import LADDER_METHODS, SCALES
+from brx.paper.similarity import SETTINGS, draw_study, load_study, study, study_table
+from brx.runs.frames import load
+from tests.paper.helpers import write_experiment
+
+UNDER_DELAY = {"pipeline.stages": 8, "pipeline.delay.like": 32}
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Slowdowns of 2, 3, 4 at the preset's rate; 1.5 times less with a warm-up of 31 tau, where one run is missing."""
+    for setting, factor in (("laptop preset", 1.0), ("warm-up 31 tau", 1 / 1.5)):
+        for method, slowness in zip(LADDER_METHODS, (2, 3, 4), strict=True):
+            settings = {"optimizer.method": method, "optimizer.lr": 1e-3, **SETTINGS[setting]}
+            if method != "nesterov" or setting == "laptop preset":
+                write_experiment(tmp_path, "laptop", {**settings, "pipeline.stages": 1}, seeds=(0, 1))
+            write_experiment(tmp_path, "laptop", {**settings, **UNDER_DELAY}, seeds=(0, 1), slowness=slowness * factor)
+    # A rate that is better on one side only: it counts in the row of chosen rates alone.
+    settings = {"optimizer.method": "nesterov", "optimizer.lr": 3e-3, **UNDER_DELAY}
+    write_experiment(tmp_path, "laptop", settings, seeds=(0, 1), slowness=1.2, val_loss=0.1)
+    return load([tmp_path])
+
+
+def test_each_setting_has_the_slowdowns_of_its_own_runs(runs):
+    rows = study(runs).set_index(["setting", "method"])
+    for method, slowness in zip(LADDER_METHODS, (2, 3, 4), strict=True):
+        assert rows.loc[("laptop preset", method), "ratio"] == pytest.approx(slowness, rel=0.05)
+    assert rows.loc[("warm-up 31 tau", "pipedream-lr"), "ratio"] == pytest.approx(4 / 1.5, rel=0.05)
+    assert ("warm-up 31 tau", "nesterov") not in rows.index  # it has no run without delay there
+    assert rows.loc[("each side's best rate", "nesterov"), "ratio"] == pytest.approx(1.2, rel=0.05)
+    assert rows.loc[("laptop preset", "nesterov"), "saved"] == pytest.approx(1 - 2 / 3, abs=0.05)
+    assert set(rows["seeds"]) == {2}
+
+
+def test_table_has_a_row_per_setting(runs):
+    table = study_table(study(runs)).set_index("setting")
+    assert list(table.index) == ["laptop preset", "each side's best rate", "warm-up 31 tau"]
+    assert table.loc["warm-up 31 tau", "slowdown: nesterov"] == "-"
+
+
+def test_committed_runs_are_drawn_for_a_laptop_alone(tmp_path, capsys):
+    assert [path.suffix for path in draw_study(tmp_path / "similarity", SCALES["laptop"])][:2] == [".png", ".pdf"]
+    assert main(["tables", "similarity", "--format", "csv"]) == 0
+    assert "laptop preset" in capsys.readouterr().out
+    with pytest.raises(UserError, match="results/similarity"):
+        load_study(SCALES["paper"])
