@@ -1,6 +1,8 @@
 """What holds for all tests."""
 
 import os
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +15,21 @@ settings.load_profile("repeatable")
 # Where output goes to a pipe, it is not for a terminal, whatever a CI service says.
 for variable in ("FORCE_COLOR", "TTY_COMPATIBLE", "COLUMNS"):
     os.environ.pop(variable, None)
+
+
+def _declare_operators_of_torchvision() -> None:
+    """Let torchvision be imported beside a torch that its operators do not fit; no test calls one.
+
+    PyPI's torchvision is built for CUDA. Beside torch's CPU build it cannot be imported, and neither can transformers
+    and Lightning, which import it where it is installed (a dependency of curvlinops installs it).
+    """
+    found = find_spec("torchvision")
+    if torch.version.cuda is None and found and "+cu" in Path(found.origin).with_name("version.py").read_text():
+        for name in ("nms", "qnms"):
+            torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+
+_declare_operators_of_torchvision()
 
 
 @pytest.fixture(autouse=True)

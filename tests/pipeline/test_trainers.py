@@ -1,7 +1,5 @@
 """`delayed` in others' loops: accelerate, the Hugging Face Trainer, Lightning; against a plain loop."""
 
-import sys
-
 import pytest
 import torch
 from torch import nn
@@ -47,12 +45,6 @@ def assert_plain(net, count, accumulation):
     for name, weight in net.state_dict().items():
         torch.testing.assert_close(weight, expected[name], rtol=0, atol=1e-6)
     assert any((weight - without[name]).abs().max() > 1e-4 for name, weight in net.state_dict().items())
-
-
-@pytest.fixture(autouse=True)
-def no_torchvision(monkeypatch):
-    """One that does not fit torch would keep transformers and Lightning from loading, which can do without."""
-    monkeypatch.setitem(sys.modules, "torchvision", None)
 
 
 @pytest.mark.parametrize("early", [True, False])

@@ -32,7 +32,7 @@ def browse(address, profile):
     command = [
         BROWSER, "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--allow-file-access-from-files",
         f"--user-data-dir={profile}", "--host-resolver-rules=MAP * ~NOTFOUND",
-        "--virtual-time-budget=20000", "--dump-dom", address,
+        "--virtual-time-budget=300000", "--dump-dom", address,
     ]  # fmt: skip
     return subprocess.run(command, capture_output=True, text=True, timeout=240, check=True).stdout
 
@@ -57,16 +57,19 @@ def opened(page, tmp_path):
 def test_at_both_widths_nothing_is_wider_than_the_page_and_headings_clear_the_bar(page, tmp_path, width):
     measure = """
       document.getElementById("figures").scrollIntoView();
-      await new Promise((go) => setTimeout(go, 300));
+      const images = [...document.querySelectorAll("img[data-figure]")];
+      const isShown = (image) => image.src.startsWith("blob:");
+      for (let tries = 0; tries < 1000 && !images.every(isShown); tries++) {
+        await new Promise((go) => setTimeout(go, 50));
+      }
       const bar = document.querySelector("header");
       const covered = getComputedStyle(bar).position === "sticky" ? bar.getBoundingClientRect().bottom : 0;
-      const images = [...document.querySelectorAll("img[data-figure]")];
       document.querySelector(".canvas").click();
       const large = document.querySelector("dialog img");
       parent.postMessage(JSON.stringify({
         overflow: document.documentElement.scrollWidth - innerWidth,
         clearance: document.getElementById("figures-heading").getBoundingClientRect().top - covered,
-        shown: images.every((image) => image.src.startsWith("blob:")),
+        shown: images.every(isShown),
         large: large.getBoundingClientRect().width,
         across: getComputedStyle(large).getPropertyValue("--panels"),
         tables: [...document.querySelectorAll(".table")].every((table) => table.offsetWidth <= innerWidth),

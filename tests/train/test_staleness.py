@@ -119,14 +119,14 @@ def test_distance_is_to_the_forecast_weights():
 
 
 def test_without_delay_gradients_are_fresh():
-    _, measures = run_with_snapshots(make_config("pipedream", 1, "stash", 24, "logging.staleness_every=5"), 5)
+    _, measures = run_with_snapshots(make_config("pipedream", 1, "exact", 24, "logging.staleness_every=5"), 5)
     assert measures[5]["stage_gradient_cosine"] == [pytest.approx(1.0, abs=1e-6)]
     assert measures[5]["stage_weight_distance"] == [0.0]
     assert "stage_basis_angle" not in measures[5]
 
 
 def test_basis_rotation_has_rotated_signs_and_angles():
-    config = make_config("basis-rotation", 2, "stash", 40, "logging.staleness_every=12", "optimizer.geometry=bilateral")
+    config = make_config("basis-rotation", 2, "exact", 40, "logging.staleness_every=12", "optimizer.geometry=bilateral")
     _, measures = run_with_snapshots(config, 36)
     angles = np.array(measures[36]["stage_basis_angle"])  # 36 is a multiple of the frequency, 3
     assert ((angles > 0) & (angles < 90)).all()
@@ -141,7 +141,7 @@ def test_angle_of_a_known_rotation():
     assert mean_angle_degrees(torch.eye(2), torch.eye(2)[:, [1, 0]] * -1) == pytest.approx(0.0, abs=1e-3)
 
 
-@pytest.mark.parametrize("stash", ["stash", "none", "predict"])
+@pytest.mark.parametrize("stash", ["exact", "none", "predict"])
 def test_it_changes_no_number_and_resumes_exactly(stash, tmp_path):
     settings = ["optimizer.method=basis-rotation", f"pipeline.stash={stash}", "optimizer.frequency=3"]
     train(tiny_config(tmp_path, *settings), tmp_path / "plain")
@@ -157,7 +157,7 @@ def test_it_changes_no_number_and_resumes_exactly(stash, tmp_path):
 
 def test_several_devices_are_refused():
     with pytest.raises(UserError, match=r"logging\.staleness_every needs pipeline\.devices 1"):
-        make_config("pipedream", 4, "stash", 24, "logging.staleness_every=5", "pipeline.devices=2")
+        make_config("pipedream", 4, "exact", 24, "logging.staleness_every=5", "pipeline.devices=2")
 
 
 def test_figure_and_runs_without_measures(tmp_path):
