@@ -95,15 +95,17 @@ def test_a_stale_number_is_found(tmp_path):
     assert [number for _, number in stale_numbers(page)] == ["1.234", "31", "14"]
 
 
-def test_the_front_pages_optimizer_trains():
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
-    model = torch.nn.Sequential(torch.nn.Embedding(10, 8), torch.nn.Linear(8, 8), torch.nn.Linear(8, 10))
+def test_the_front_pages_optimizer_trains_under_the_front_pages_delay():
+    blocks = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(32)))
+    model = torch.nn.Sequential(torch.nn.Embedding(10, 8), blocks, torch.nn.Linear(8, 10))
     before = [parameter.detach().clone() for parameter in model.parameters()]
     names = {"model": model}
-    exec(compile(code, "README.md", "exec"), names)
+    for code in re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S):
+        exec(compile(code, "README.md", "exec"), names)
     model(torch.arange(10)).square().mean().backward()
     names["optimizer"].step()
     assert all((old != new).any() for old, new in zip(before, model.parameters(), strict=True))
+    assert names["pipeline"].delay_of(blocks[0].weight) == 31
 
 
 def test_every_command_and_room_is_in_the_docs():
