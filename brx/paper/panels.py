@@ -104,27 +104,27 @@ def _shaded(seeds_by_label: Mapping[str, pd.DataFrame | None]) -> list[Curve]:
     ]
 
 
-Says = Callable[[Mapping[str, float]], str]
-"""What a panel's curves come to: from the final loss of each, by its label, to a line of the title."""
+Says = Callable[[Sequence[Curve], str], str]
+"""What curves come to: from them and the column of their final loss to a line of the title."""
 
 
-def lowest(finals: Mapping[str, float]) -> str:
+def lowest(shown: Sequence[Curve], loss: str) -> str:
     """Which curve ends lowest, and by how much."""
+    finals = finals_of(shown, loss)
     best, second = sorted(finals, key=finals.__getitem__)[:2]
     return f"{best} lowest by {finals[second] - finals[best]:.2f} nats"
 
 
-def change(finals: Mapping[str, float]) -> str:
+def change(shown: Sequence[Curve], loss: str) -> str:
     """How much higher the last of some ordered curves ends than the first."""
-    first, *_, last = finals
-    return f"{first.partition(',')[0]} to {last.partition(',')[0]}: {finals[last] - finals[first]:+.2f} nats"
+    (first, before), (last, after) = finals_of([shown[0], shown[-1]], loss).items()
+    return f"{first.partition(',')[0]} to {last.partition(',')[0]}: {after - before:+.2f} nats"
 
 
-def beside_the_last(finals: Mapping[str, float]) -> str:
+def beside_the_last(shown: Sequence[Curve], loss: str) -> str:
     """How the last curve but one ends beside the last."""
-    *_, ours, last = finals
-    difference = finals[ours] - finals[last]
-    return f"{ours} ends {abs(difference):.2f} nats {'below' if difference < 0 else 'above'} {last}"
+    (ours, own), (last, other) = finals_of(shown[-2:], loss).items()
+    return f"{ours} ends {abs(own - other):.2f} nats {'below' if own < other else 'above'} {last}"
 
 
 def finals_of(shown: Sequence[Curve], loss: str) -> dict[str, float]:
@@ -150,7 +150,7 @@ def curves(
         shown = [curve for each in series for curve in each(experiments)]
         full_title = title.format(P=experiments.scale.deepest)
         if shown:
-            finding = says(finals_of(shown, loss)) if len(shown) > 1 else ""
+            finding = says(shown, loss) if len(shown) > 1 else ""
             draw(axes, shown, title=f"{full_title}\n{textwrap.fill(finding, TITLE_CHARACTERS)}")
         else:
             say_not_run(axes, full_title)
