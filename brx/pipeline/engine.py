@@ -327,11 +327,12 @@ class Engine:
         stopwatch.start()
         self._updater.step(t)
         stopwatch.stop()
+        for stage in self.stages:
+            stage.drop_gradients()  # first, so that what the update added takes their memory
         update_norms = torch.stack([norm(stage.last_update()) for stage in self.stages]) if takes_norms else None
         if self.watcher is not None:
             self.watcher.after_step(t)
         for stage in self.stages:
-            stage.drop_gradients()
             stage.record_update(t)
         return StepResult(t, loss, auxiliary_loss, grad_norms, update_norms, stopwatch)
 
