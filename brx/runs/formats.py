@@ -9,8 +9,10 @@ import re
 from typing import Literal
 
 import pandas as pd
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 Format = Literal["table", "markdown", "csv", "json", "latex"]
 DROPPED_FIRST = (
@@ -53,26 +55,35 @@ def terminal_text(table: pd.DataFrame, width: int) -> str:
         shown = shown.drop(columns=next((name for name in DROPPED_FIRST if name in names), names[-1]))
     console = Console(width=width)
     with console.capture() as captured:
-        console.print(_drawn(shown), highlight=False)
+        console.print(_drawn(shown, width), highlight=False)
     missing = [] if shown is upright else [name for name in table.columns if name not in shown.columns]
     note = f"\nToo narrow for: {', '.join(missing)} (a wider terminal, or COLUMNS=200, has them)."
     return captured.get().rstrip("\n") + (note if missing else "")
 
 
 def _width(table: pd.DataFrame) -> int:
-    """The least width in which no word is broken."""
-    return Console(width=10_000).measure(_drawn(table)).minimum
+    """The least width in which no word is broken: of a column, its longest word, two spaces and a line."""
+    return 1 + sum(_longest_word(table, place) + 3 for place in range(len(table.columns)))
 
 
-def _drawn(table: pd.DataFrame) -> Table:
+def _longest_word(table: pd.DataFrame, place: int) -> int:
+    return max(map(cell_len, " ".join([table.columns[place], *table.iloc[:, place]]).split()), default=0)
+
+
+def _drawn(table: pd.DataFrame, width: int) -> Table:
+    """The table in at most `width` characters, which are at least `_width`; rich would rather break words than wrap."""
+    places = range(len(table.columns))
+    widths = [_longest_word(table, place) for place in places]
+    wanted = [max(map(cell_len, [table.columns[place], *table.iloc[:, place]])) for place in places]
+    for _ in range(width - _width(table)):  # each further character goes where most is wrapped
+        neediest = max(places, key=lambda place: wanted[place] / max(1, widths[place]))
+        widths[neediest] += wanted[neediest] > widths[neediest]
     drawn = Table()
     for place, column in enumerate(table.columns):
         is_number = len(table) > 0 and all(map(_is_number, table.iloc[:, place]))
-        # rich would rather break words of one column than wrap another.
-        longest = max(map(len, " ".join([column, *table.iloc[:, place]]).split()), default=0)
-        drawn.add_column(column, justify="right" if is_number else "left", min_width=longest)
+        drawn.add_column(column, justify="right" if is_number else "left", width=widths[place])
     for row in table.to_numpy().tolist():
-        drawn.add_row(*row)
+        drawn.add_row(*map(Text, row))
     return drawn
 
 

@@ -22,6 +22,7 @@ def test_tables_fit_and_name_what_they_leave_out(width, num_rows):
     if lines[-1].startswith("Too narrow for: "):
         named = lines.pop().removeprefix("Too narrow for: ").partition(" (")[0].split(", ")
     assert max(map(len, lines)) <= width
+    assert all(line[-1] in "┓┃┩│┘" for line in lines)
     # By rank, and then from the right.
     assert set(named) == {*[*DROPPED_FIRST[:2], *reversed(table.columns[3:])][: len(named)]}
     assert "\n".join(lines).count("1234567") == num_rows * (9 - len(set(named) - set(DROPPED_FIRST)))
@@ -41,6 +42,15 @@ def test_words_are_wrapped_and_never_broken():
     assert "…" not in text
     assert "basis-rotation" in text
     assert "1st/unilateral" in text
+
+
+@pytest.mark.parametrize("width", [74, 77, 80, 90, 105])
+def test_no_line_is_cut_at_the_right(width):
+    headings = ["method", "slowdown at P = 32", "seeds", "lr at P = 1", "lr at P = 32", "the paper's", "target loss"]
+    row = ["basis-rotation 1st/bilateral", "12.03 [9.80, 14.77]", "6", "0.001*", "0.001*", "5.43x", "2.672"]
+    lines = terminal_text(pd.DataFrame([row] * 9, columns=headings), width).splitlines()
+    assert all(len(line) <= width and line[-1] in "┓┃┩│┘" for line in lines)
+    assert "".join(lines).count("5.43x") == 9
 
 
 def test_the_terminals_width_counts(monkeypatch):
