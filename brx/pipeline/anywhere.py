@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -63,6 +64,8 @@ def delayed(
     Raises:
         UserError: parameters cannot be assigned, are sharded (FSDP2, tensor parallel), or are not the model's.
     """
+    if model in _DELAYED:
+        raise UserError("delayed: the model is under delay already; call remove() of its pipeline first")
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
     by_stage = assign(model, optimizers, stages)
     if forecast is not None and stash != "exact":
@@ -76,6 +79,10 @@ def delayed(
         if value not in known:
             raise UserError(f"delayed: {name} must be one of {', '.join(map(str, known))}, got {value!r}")
     return DelayedPipeline(model, optimizers, by_stage, delay, accumulation, stash, forecast, rings == "host", seed)
+
+
+_DELAYED: WeakSet[nn.Module] = WeakSet()
+"""The models whose passes hooks bind already."""
 
 
 class DelayedPipeline:
@@ -116,6 +123,7 @@ class DelayedPipeline:
         self._stepped: set[int] = set()
         self._before: list[Tensor] = []
         disable = torch.compiler.disable  # a compiled model calls the hooks between its graphs
+        _DELAYED.add(model)
         self._hooks = [
             model.register_forward_pre_hook(disable(self._before_forward), prepend=True),  # type: ignore[no-untyped-call]
             model.register_forward_hook(disable(self._after_forward), always_call=True),  # type: ignore[no-untyped-call]
@@ -147,6 +155,7 @@ class DelayedPipeline:
         """Take the hooks off: from here on the model trains without delay."""
         for hook in self._hooks:
             hook.remove()
+        _DELAYED.discard(self.model)
 
     def state_dict(self) -> dict[str, Any]:
         """The rings, to be saved with the model and the optimizer after a step (no copies)."""
@@ -180,6 +189,10 @@ class DelayedPipeline:
             lines.append(
                 f"{index:>5}  {delay.tau:>3}  {delay.tau_updates:>7.4g}  {count:>10,}  {ring / 2**20:.1f} MiB  {shown}"
             )
+        first = {id(parameter): name for name, parameter in self._parameters.items()}
+        for name, parameter in self.model.named_parameters(remove_duplicate=False):
+            if name not in self._parameters:
+                lines.append(f"{name} is {first[id(parameter)]}, of the stage of its first use")
         if self._accumulation is None:
             lines.append("(of one micro-batch per update; more are counted in the first update)")
         return "\n".join(lines)
@@ -318,10 +331,19 @@ class DelayedPipeline:
                 )
         if _num_given(self._optimizers) != self._given:
             raise UserError("delayed: an optimizer was given parameters later; call delayed after add_param_group")
+        if not self._micro_batch and sum(1 for _ in self.model.parameters()) != len(self._parameters):
+            raise UserError("delayed: the model has other parameters than it had; call delayed after it is final")
         for stage in self._stages:
-            device = stage.ring[0][0].device if stage.ring and not self._on_host else stage.device
-            if device != stage.device:
-                raise UserError(f"delayed: the model moved from {device} to {stage.device}; move it before training")
+            if not stage.ring:
+                continue
+            older, newest = stage.ring[0][0], next(iter(stage.newest.values()))
+            if not self._on_host and older.device != newest.device:
+                moved = f"from {older.device} to {newest.device}; move it"
+            elif older.dtype != newest.dtype:
+                moved = f"from {older.dtype} to {newest.dtype}; convert it"
+            else:
+                continue
+            raise UserError(f"delayed: the model went {moved} before training")
 
 
 def assign(model: nn.Module, optimizers: Sequence[Optimizer], stages: Stages) -> list[list[str]]:
@@ -343,6 +365,12 @@ def assign(model: nn.Module, optimizers: Sequence[Optimizer], stages: Stages) ->
             f"delayed: {_some(sharded)} sharded (FSDP2 or tensor parallel), which exchanges weights at its own times;"
             " use DDP, or a model that fits on one device"
         )
+    if not (isinstance(stages, int | Mapping) or callable(stages)):
+        raise UserError(f"delayed: stages must be a number, a mapping or a function of parameter names, got {stages!r}")
+    if isinstance(stages, Mapping):
+        unknown = [key for key in stages if not any(f"{name}.".startswith(f"{key}.") for name in named)]
+        if unknown:
+            raise UserError(f"delayed: stages: no parameter's name is or begins with {', '.join(unknown)}")
     of = _cut(model, stages) if isinstance(stages, int) else stages
     found: dict[str, Any] = {name: of(name) if callable(of) else _by_beginning(of, name) for name in trained}
     wrong = [name for name, k in found.items() if isinstance(k, bool) or not isinstance(k, int) or k < 0]

@@ -385,12 +385,20 @@ def test_print_shows_the_cut_and_the_memory_is_the_formula():
     pipeline = delayed(net, optimizer, 4)
     assert "enter.weight ... blocks.0.0.bias" in str(pipeline)
     assert "of one micro-batch per update" in str(pipeline)
+    assert "of the stage of its first use" not in str(pipeline)
     loop(net, optimizer, 1, 2)
     for stage in pipeline._stages:
         size = sum(weight.nbytes for weight in stage.newest.values())
         assert stage.ring_bytes == ((stage.delay.tau + 1) * size if stage.delay.tau else 0)
     pipeline.remove()
     assert loop(net, optimizer, 3, 4) != loop(net, optimizer, 5, 6)
+
+
+def test_a_tied_weight_is_said_once():
+    net = nn.Sequential(*(nn.Linear(2, 2) for _ in range(4)))
+    net[3].weight = net[0].weight
+    text = str(delayed(net, sgd(net), 4))
+    assert text.count("3.weight is 0.weight, of the stage of its first use") == 1
 
 
 def mistakes():
@@ -418,7 +426,27 @@ def mistakes():
         net.leave(net.enter(data(1))).sum().backward()
         optimizer.step()
 
+    def grown(net, optimizer, pipeline):
+        loop(net, optimizer, 1, 2)
+        net.blocks.append(nn.Linear(2, 2))
+        net(data(1))
+
+    def converted(net, optimizer, pipeline):
+        loop(net, optimizer, 1, 2)
+        net.float()
+        net(data(1).float())
+
+    def twice(net, optimizer, pipeline):
+        pipeline.remove()
+        delayed(net, optimizer, 2)
+        delayed(net, optimizer, 2)
+
     return {
+        "grown": (4, {}, grown, "other parameters than it had"),
+        "converted": (4, {}, converted, "went from torch.float64 to torch.float32; convert it before"),
+        "twice": (4, {}, twice, "under delay already"),
+        "half a stage": (3.5, {}, None, "stages must be a number, a mapping or a function"),
+        "misspelt": ({"": 0, "entre": 0}, {}, None, "no parameter's name is or begins with .*entre"),
         "parameters later": (4, {}, late, "given parameters later"),
         "changed": (4, {}, changed, "parameter weight of Linear is another object"),
         "late backward": (4, {}, late_backward, "after the optimizer's step"),
