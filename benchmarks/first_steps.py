@@ -124,7 +124,7 @@ OPTIMIZERS: dict[str, Make] = {
     "1st/bilateral": basis_rotation(source="1st"),
     "2nd/unilateral": basis_rotation(geometry="unilateral"),
     "1st/unilateral": basis_rotation(source="1st", geometry="unilateral"),
-    "2nd/bilateral, first basis at 2": basis_rotation(first_refresh=2),
+    "2nd/bilateral, first basis at 10": basis_rotation(first_refresh=10),
     "SOAP (pytorch-optimizer)": lambda params: SOAP(
         params, lr=1.0, betas=(0.9, 0.999), weight_decay=0.0, precondition_frequency=10
     ),

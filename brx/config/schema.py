@@ -264,7 +264,7 @@ class BasisRotationConfig(MatrixOptimizerSection):
     """Rotate both sides of a matrix, or only the smaller one."""
     frequency: int = Field(10, ge=1)
     """Iterations between refreshes of the basis."""
-    first_refresh: int = Field(10, ge=2)
+    first_refresh: int = Field(2, ge=2)
     """The update that gives the first basis, whatever `frequency` is; until then the steps are AdamW's."""
     refresh_schedule: Literal["uniform", "stage-aware", "reversed", "stage-aware-exact", "reversed-exact"] = "uniform"
     """How the refreshes are shared among stages: by delay (appendix, stage-aware basis rotation), or against it. The

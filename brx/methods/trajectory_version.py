@@ -14,7 +14,7 @@ order of the data computes, and say here what changed:
 4. Basis rotation alone. The floor below which entries of a rotated gradient do not move follows what rounding leaves in
    them. The first basis does not depend on rounding: eigenspaces that tie, or have no energy, get projected axes; v is
    shared out in it. A refresh keeps the order of columns whose eigenvalues are about as large. No entry moves further
-   than 1.8 times what AdamW's could. Every other method computes what it computed in version 3.
+   than 1.8 times what AdamW's could. The first basis comes with update 2 unless told otherwise. Every other method computes what it computed in version 3.
    `pipeline.forecast: average-update` corrects the bias of what was called `momentum`.
 """
 

@@ -163,7 +163,7 @@ class BasisRotation(Optimizer):
         source: Literal["2nd", "1st"] = "2nd",
         geometry: Literal["bilateral", "unilateral"] = "bilateral",
         frequency: float | None = 10,
-        first_refresh: int = 10,
+        first_refresh: int = 2,
         covariance: Literal["step", "refresh", "interval"] = "step",
         staggered: bool = False,
         rotation_precision: Precision = "highest",
@@ -545,7 +545,8 @@ class BasisRotation(Optimizer):
     def take_over(self, other: Optimizer) -> None:
         """Continue from AdamW, or pytorch-optimizer's SOAP, over the same parameters: moments and counts of updates.
 
-        From AdamW the bases begin as the identity, so that the next step is AdamW's; from SOAP they are SOAP's.
+        From SOAP the bases are SOAP's. From AdamW they begin as the identity, so that the next step is AdamW's, and the
+        first exact one comes `first_refresh` updates later: the group's `first_refresh` becomes that update.
 
         Raises:
             ValueError: it has no state of these parameters, or one that does not fit; nothing has changed then.
@@ -561,6 +562,8 @@ class BasisRotation(Optimizer):
             check_state(state, state_shapes(parameter, group), group, self._describe(parameter))
         self._sharding.add(self._sharded_matrices())
         for parameter, (state, group) in states.items():
+            if not other.state[parameter].get("Q") and (step := int(state["step"])) >= group["first_refresh"]:
+                group["first_refresh"] += step
             self.state[parameter] = self._as_kept(state, parameter, group)
         self._forget()
 

@@ -99,11 +99,11 @@ def test_optimizer_refreshes_as_often_as_told(frequency, monkeypatch):
     for _ in range(190):
         parameter.grad = torch.ones(3, 3)
         optimizer.step()
-    expected = {10} if frequency is None else {10} | {t for t in range(11, 191) if any(
+    expected = {2} if frequency is None else {2} | {t for t in range(3, 191) if any(
         t - 1 < k * frequency <= t for k in range(1, 191))}  # fmt: skip
     assert set(refreshed) == expected
     if frequency is not None:
-        assert len(expected - {10}) == pytest.approx(180 / frequency, abs=1)
+        assert len(expected - {2}) == pytest.approx(188 / frequency, abs=1)
 
 
 def test_method_gives_each_stage_its_interval():

@@ -8,7 +8,7 @@ NOISE = 64 * torch.finfo(torch.float64).eps
 
 
 def naive_basis_rotation(
-    weight, gradients, lr, betas, eps, weight_decay, source, geometry, frequency, covariance="step", first=10
+    weight, gradients, lr, betas, eps, weight_decay, source, geometry, frequency, covariance="step", first=2
 ):
     """The weights after each of the gradients in turn."""
     (beta1, beta2), (m, n) = betas, weight.shape

@@ -188,7 +188,7 @@ def gradients(model):
 
 
 def resumes(through, folder):
-    """Save after the first bases (update 10), load into a new model and optimizer, go on: as if never stopped."""
+    """Save after the first bases, load into a new model and optimizer, go on: as if never stopped."""
     model = fsdp2()
     optimizer = BasisRotation(param_groups(model), **OPTIONS)
     train(model, optimizer, 0, 11)
@@ -246,7 +246,7 @@ def taken_over():
     model, twin = fsdp2(), make()
     first, alone = torch.optim.AdamW(model.parameters(), lr=0.01), torch.optim.AdamW(twin.parameters(), lr=0.01)
     train(model, first, 0, 12)
-    optimizer = BasisRotation(param_groups(model), lr=0.01, frequency=None)
+    optimizer = BasisRotation(param_groups(model), lr=0.01, first_refresh=100)
     optimizer.take_over(first)
     train(model, optimizer, 12, NUM_STEPS)
     train(twin, alone, 0, NUM_STEPS)

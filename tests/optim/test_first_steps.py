@@ -12,6 +12,7 @@ from benchmarks.first_steps import (
     GRADIENTS,
     OPTIMIZERS,
     SHAPES,
+    basis_rotation,
     cosines,
     floor_over_noise,
     largest_step_and_drift,
@@ -98,12 +99,13 @@ def test_limit_of_a_step_is_that_of_the_worst_series_of_gradients():
 
 
 @pytest.mark.parametrize("gradients", [name for name in GRADIENTS if name != "2 % of entries, always the same"])
-@pytest.mark.parametrize("optimizer", ["2nd/bilateral", "1st/bilateral"])
-def test_perturbations_stay_about_as_small_as_with_adamw(gradients, optimizer):
-    moved, of_adamw = (
-        largest_step_and_drift(OPTIMIZERS[name], GRADIENTS[gradients], SHAPES[0])[1] for name in (optimizer, "AdamW")
-    )
-    assert moved < 50 * of_adamw
+@pytest.mark.parametrize("source", ["2nd", "1st"])
+@pytest.mark.parametrize(("first_refresh", "bound"), [(10, 50), (2, 5000)])
+def test_perturbations_stay_about_as_small_as_with_adamw(gradients, source, first_refresh, bound):
+    # Two gradients decide fewer directions of a basis than ten do (docs/methods.md gives medians and worst cases).
+    optimizers = (basis_rotation(source=source, first_refresh=first_refresh), OPTIMIZERS["AdamW"])
+    moved, of_adamw = (largest_step_and_drift(make, GRADIENTS[gradients], SHAPES[0])[1] for make in optimizers)
+    assert moved < bound * of_adamw
 
 
 @pytest.mark.parametrize("rank", [None, 1])

@@ -201,15 +201,17 @@ def test_adamw_is_continued_and_its_bases_come_later():
     other.load_state_dict(model.state_dict())
     twin = torch.optim.AdamW(other.parameters(), lr=0.01)
     twin.load_state_dict(adamw.state_dict())
-    optimizer = BasisRotation(param_groups(model), lr=0.01, frequency=10)
+    optimizer = BasisRotation(param_groups(model), lr=0.01, frequency=10, first_refresh=5)
     optimizer.take_over(adamw)
     for one, its in ((model, optimizer), (other, twin)):
-        train(one, its, 20, 29)  # the next refresh is due at the thirtieth update
+        train(one, its, 20, 24)  # the first basis is due at the fifth update from here
     assert_equal(model, other, rtol=0, atol=1e-6)
-    train(model, optimizer, 29, 31)
-    basis = optimizer.state[model[0].weight]["left_basis"]
-    assert not torch.equal(basis, torch.eye(5))
-    torch.testing.assert_close(basis.T @ basis, torch.eye(5), rtol=0, atol=1e-5)
+    train(model, optimizer, 24, 25)
+    state = optimizer.state[model[0].weight]
+    U, L = state["left_basis"], state["left_covariance"]
+    torch.testing.assert_close(U.T @ U, torch.eye(5), rtol=0, atol=1e-5)
+    rotated = U.T @ L @ U
+    torch.testing.assert_close(rotated, rotated.diag().diag(), rtol=0, atol=1e-6 * float(rotated.max()))
 
 
 def test_soap_is_continued_in_its_bases():
