@@ -12,9 +12,9 @@ order of the data computes, and say here what changed:
    covariances take every gradient unless told otherwise.
 3. The weights of a block's MLP are called `up` and `down`, and initial weights are drawn by name.
 4. Basis rotation alone. The floor below which entries of a rotated gradient do not move follows what rounding leaves in
-   them. The first basis does not depend on rounding: eigenspaces that tie, or have no energy, get projected axes; v is
-   shared out in it. A refresh keeps the order of columns whose eigenvalues are about as large. No entry moves further
-   than 1.8 times what AdamW's could. The first basis comes with update 2 unless told otherwise. Every other method computes what it computed in version 3.
+   them. The first basis comes with update 2 and does not depend on rounding: eigenspaces that tie, or have no energy,
+   get projected axes; v is shared out in it. A refresh keeps the order of columns whose eigenvalues are about as large.
+   No entry moves further than 1.8 times what AdamW's could. Every other method computes what it computed in version 3.
    `pipeline.forecast: average-update` corrects the bias of what was called `momentum`.
 """
 
