@@ -23,21 +23,16 @@ AHEAD = 4
 
 
 class Batches:
-    """The training micro-batches of a run.
+    """The training micro-batches of a run; UserError where the file is shorter than one window.
 
     Any iteration's batch can be made without those before it, and depends on nothing but the seed: not on the number
     of stages or devices, nor on the method.
-
-    Raises:
-        UserError: the file is shorter than one window.
     """
 
     def __init__(self, file: TokenFile, *, sequence_length: int, batch_size: int, seed: int) -> None:
         check_length(file, sequence_length)
-        self._tokens = file.tokens
-        self._window = sequence_length + 1
-        self._batch_size = batch_size
-        self._seed = seed
+        self._tokens, self._window = file.tokens, sequence_length + 1
+        self._batch_size, self._seed = batch_size, seed
 
     def batch(self, iteration: int) -> Batch:
         """Token ids and next tokens of micro-batch `iteration`, each (B, S), int64."""
@@ -48,11 +43,7 @@ class Batches:
 
 
 def validation_set(file: TokenFile, *, sequence_length: int, examples: int, batch_size: int) -> list[Batch]:
-    """The fixed validation examples, evenly spread over the file, in batches of at most `batch_size`.
-
-    Raises:
-        UserError: the file is shorter than one window.
-    """
+    """The fixed validation examples, evenly spread over the file, in batches of at most `batch_size`."""
     check_length(file, sequence_length)
     starts = np.linspace(0, len(file.tokens) - sequence_length - 1, examples).astype(np.int64)
     return [
@@ -68,11 +59,7 @@ def windows(tokens: Tokens, starts: NDArray[np.int64], length: int) -> Batch:
 
 
 def check_validation_examples(file: TokenFile, sequence_length: int, examples: int) -> None:
-    """Refuse more validation examples than the file has different windows.
-
-    Raises:
-        UserError: says how many there are.
-    """
+    """Refuse more validation examples than the file has different windows."""
     check_length(file, sequence_length)
     num_windows = file.num_tokens - sequence_length
     if examples > num_windows:
@@ -96,15 +83,12 @@ class Prefetcher:
 
     On CUDA a thread assembles the next `AHEAD` ones in pinned memory, so that the copy to the device is asynchronous.
     Elsewhere there is nothing to overlap with (a thread would compete with the computation), so a micro-batch is made
-    when asked for. What is made does not depend on that: a micro-batch is a function of its iteration.
-
-    `make` gives an iteration's inputs and targets on the CPU, for example `Batches.batch`; `seconds_waited` is how long
-    `batch` has taken, all calls together.
+    when asked for. `make` gives an iteration's inputs and targets on the CPU (`Batches.batch`); `seconds_waited` is how
+    long `batch` has taken, all calls together.
     """
 
     def __init__(self, make: Callable[[int], Batch], device: torch.device) -> None:
-        self._make = make
-        self._device = device
+        self._make, self._device = make, device
         self._thread = ThreadPoolExecutor(1, "brx-batches") if device.type == "cuda" else None
         self._ahead: dict[int, Future[Batch]] = {}
         self.seconds_waited = 0.0

@@ -17,7 +17,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +25,8 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict
 
-from brx.config.schema import VOCABULARY_SIZES, DataConfig
-from brx.data.packages import PUBLISHED_FINGERPRINT, PUBLISHED_VERSIONS, installed_versions
-from brx.data.sources import documents, is_validation, local_files
+from brx.config.schema import DataConfig
+from brx.data.sources import documents, installed_versions, is_validation, local_files, other_packages
 from brx.data.token_file import DTYPE, Sidecar, TokenFile, sha256
 from brx.data.tokenizers import Tokenize, Tokens, make_tokenizer
 from brx.errors import RunError, UserError
@@ -38,8 +37,7 @@ from brx.progress import ProgressBar
 FORMAT = 1
 SPLITS = ("train", "validation")
 NOTE = "note.json"
-CHUNK_CHARACTERS = 1_000_000
-CHUNKS_PER_COMMIT = 16
+DOCUMENTS_AHEAD, DOCUMENTS_PER_COMMIT = 64, 1024
 # One thread reads the documents for all; more than this many wait for it.
 MAX_DEFAULT_WORKERS = 8
 
@@ -53,17 +51,8 @@ class PreparedData:
 
     @classmethod
     def load(cls, folder: Path, *, always_hash: bool = False) -> PreparedData:
-        """Open a folder of token files.
-
-        Raises:
-            UserError: a file is missing or damaged; see `TokenFile.load`.
-        """
+        """Open a folder of token files; UserError where one is missing or damaged: see `TokenFile.load`."""
         return cls(*(TokenFile.load(folder / f"{split}.bin", always_hash=always_hash) for split in SPLITS))
-
-    @property
-    def vocabulary_size(self) -> int:
-        """Number of token ids of the tokenizer."""
-        return VOCABULARY_SIZES[self.train.sidecar.tokenizer]
 
     @property
     def fingerprint(self) -> str:
@@ -74,10 +63,7 @@ class PreparedData:
 def prepare(config: DataConfig, *, workers: int | None = None, quiet: bool = False) -> PreparedData:
     """Make the token files if they are not there yet, and open them.
 
-    Args:
-        config: source, tokenizer, budget and folder.
-        workers: threads that tokenize; by default one per core for GPT-2's encoding, one for bytes.
-        quiet: show no progress.
+    `workers` are threads that tokenize: by default one per core for GPT-2's encoding, one for bytes.
 
     Raises:
         UserError: the source cannot be read or is too small, the disk is too small, or the files were damaged.
@@ -96,12 +82,9 @@ def prepare(config: DataConfig, *, workers: int | None = None, quiet: bool = Fal
                 " once that is mended, preparing again goes on from here"
             ) from None
     data = PreparedData.load(folder)
-    if not quiet and config.source == "packages" and (difference := _other_packages(config, data.fingerprint)):
-        print(
-            f"data.source: packages: {difference}: not the corpus of the published results (constraints.txt pins its"
-            " packages)",
-            file=sys.stderr,
-        )
+    if not quiet and config.source == "packages" and (difference := other_packages(config, data.fingerprint)):
+        published = "not the corpus of the published results (constraints.txt pins its packages)"
+        print(f"data.source: packages: {difference}: {published}", file=sys.stderr)
     return data
 
 
@@ -123,11 +106,7 @@ def token_folders(directory: Path) -> list[Path]:
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder of token files, or one of a preparation that is not complete.
-
-    Raises:
-        UserError: it is neither.
-    """
+    """Remove a folder of token files, complete or not; UserError where it is none."""
     known = {NOTE, *(f"{split}.{kind}" for split in SPLITS for kind in ("bin", "json", "verified"))}
     if folder not in token_folders(folder.parent) or {path.name for path in folder.iterdir()} - known:
         raise UserError(f"{folder}: no folder of token files; brx data list names them")
@@ -154,7 +133,6 @@ class Written(BaseModel):
 
     @property
     def num_tokens(self) -> int:
-        """Of both splits."""
         return sum(count.num_tokens for count in self.splits.values())
 
 
@@ -206,44 +184,30 @@ class TokenWriter:
 
 def _read_note(folder: Path) -> Written:
     """What the note promises, and nothing where there is no good note or the files fall short of it."""
-    nothing = Written(documents_read=0, splits={split: SplitCount() for split in SPLITS})
     try:
         written = Written.model_validate_json((folder / NOTE).read_bytes())
-        counts = {split: written.splits[split].num_tokens for split in SPLITS}
-        enough = all((folder / f"{split}.bin").stat().st_size >= n * DTYPE.itemsize for split, n in counts.items())
+        for split in SPLITS:
+            if (folder / f"{split}.bin").stat().st_size < written.splits[split].num_tokens * DTYPE.itemsize:
+                raise ValueError("less than promised")
     except (OSError, ValueError, KeyError):
-        return nothing
-    return written if enough else nothing
+        return Written(documents_read=0, splits={split: SplitCount() for split in SPLITS})
+    return written
 
 
-def tokenized(
-    tokenize: Tokenize, texts: Iterable[str], workers: int
-) -> Generator[list[tuple[str, Tokens]], None, None]:
-    """Documents with their tokens in their order, chunk by chunk; one is tokenized while the next is read.
+def tokenized(tokenize: Tokenize, texts: Iterable[str], workers: int) -> Generator[tuple[str, Tokens], None, None]:
+    """Documents with their tokens, in their order; the next `DOCUMENTS_AHEAD` are read and tokenized meanwhile.
 
     The encodings release the interpreter's lock, so that threads are enough.
     """
-    under_way: deque[Iterator[tuple[str, Tokens]]] = deque()
+    under_way: deque[tuple[str, Future[Tokens]]] = deque()
     with ThreadPoolExecutor(workers) as threads:
-        for chunk in _chunks(texts):
-            under_way.append(zip(chunk, threads.map(tokenize, chunk), strict=True))
-            if len(under_way) > 1:
-                yield list(under_way.popleft())
-        for documents_left in under_way:
-            yield list(documents_left)
-
-
-def _chunks(texts: Iterable[str]) -> Iterator[list[str]]:
-    chunk: list[str] = []
-    size = 0
-    for text in texts:
-        chunk.append(text)
-        size += len(text)
-        if size >= CHUNK_CHARACTERS:
-            yield chunk
-            chunk, size = [], 0
-    if chunk:
-        yield chunk
+        for text in texts:
+            under_way.append((text, threads.submit(tokenize, text)))
+            if len(under_way) > DOCUMENTS_AHEAD:
+                oldest, tokens = under_way.popleft()
+                yield oldest, tokens.result()
+        for text, tokens in under_way:
+            yield text, tokens.result()
 
 
 def _make(config: DataConfig, folder: Path, workers: int | None, quiet: bool) -> None:
@@ -253,63 +217,44 @@ def _make(config: DataConfig, folder: Path, workers: int | None, quiet: bool) ->
     if workers is None:
         workers = min(os.cpu_count() or 1, MAX_DEFAULT_WORKERS) if config.tokenizer == "gpt2" else 1
     with closing(TokenWriter(partial)) as writer:
-        done, before, start = writer.written.splits["train"].num_tokens, writer.written.num_tokens, time.monotonic()
+        written, before, start = writer.written, writer.written.num_tokens, time.monotonic()
+        done = written.splits["train"].num_tokens
         label = f"preparing {config.source}"
         with ProgressBar(label, "training tokens", config.tokens, done, quiet=quiet) as progress:
             if done:
                 progress.say(f"going on after {done:,} training tokens")
-            texts = documents(config, skip=writer.written.documents_read)
-            with closing(tokenized(tokenize, texts, max(1, workers))) as chunks:
-                _write_all(config, writer, progress, chunks)
-            num_tokens = writer.written.num_tokens
-            rate = (num_tokens - before) / max(time.monotonic() - start, 1e-9)
-            text = f"{num_tokens:,} tokens  {writer.written.documents_read:,} documents  {rate:,.0f} tokens/s"
+            texts = documents(config, skip=written.documents_read)
+            with closing(tokenized(tokenize, texts, max(1, workers))) as pairs:
+                _write_all(config, writer, progress, pairs)
+            rate = (written.num_tokens - before) / max(time.monotonic() - start, 1e-9)
+            text = f"{written.num_tokens:,} tokens  {written.documents_read:,} documents  {rate:,.0f} tokens/s"
             progress.say(text, label=f"prepared {config.source}")
-        problem = _too_small(config, writer.written)
-        if problem is not None:
+        if (problem := _too_small(config, written)) is not None:
             shutil.rmtree(partial)
             raise UserError(problem)
         writer.finish(config.source, config.tokenizer, folder)
 
 
 def _write_all(
-    config: DataConfig, writer: TokenWriter, progress: ProgressBar, chunks: Iterable[list[tuple[str, Tokens]]]
+    config: DataConfig, writer: TokenWriter, progress: ProgressBar, pairs: Iterable[tuple[str, Tokens]]
 ) -> None:
     """Append documents until they or the budget of training tokens run out."""
-    train = writer.written.splits["train"]
-    for number, chunk in enumerate(chunks, start=1):
-        for text, tokens in chunk:
-            is_held_out = is_validation(text, config.validation_fraction, config.split_seed)
-            left = None if is_held_out or config.tokens is None else config.tokens - train.num_tokens
-            writer.append("validation" if is_held_out else "train", tokens[:left])
-            if train.num_tokens == config.tokens:
-                return
-        progress.update(train.num_tokens, f"{writer.written.documents_read:,} documents")
-        if number % CHUNKS_PER_COMMIT == 0:
+    written, train = writer.written, writer.written.splits["train"]
+    for text, tokens in pairs:
+        is_held_out = is_validation(text, config.validation_fraction, config.split_seed)
+        left = None if is_held_out or config.tokens is None else config.tokens - train.num_tokens
+        writer.append("validation" if is_held_out else "train", tokens[:left])
+        if train.num_tokens == config.tokens:
+            return
+        if written.documents_read % DOCUMENTS_AHEAD == 0:
+            progress.update(train.num_tokens, f"{written.documents_read:,} documents")
+        if written.documents_read % DOCUMENTS_PER_COMMIT == 0:
             writer.commit()
-
-
-def _other_packages(config: DataConfig, fingerprint: str) -> str | None:
-    """What is not as it was for the published results; None if nothing."""
-    versions = installed_versions()
-    if others := [
-        f"{name} {versions[name]} instead of {published}"
-        for name, published in PUBLISHED_VERSIONS.items()
-        if versions[name] != published
-    ]:
-        return ", ".join(others)
-    decides = {"tokenizer", "tokens", "validation_fraction", "split_seed"}
-    default = DataConfig(source="packages").model_dump(include=decides)
-    if config.model_dump(include=decides) == default and fingerprint != PUBLISHED_FINGERPRINT:
-        return "files of the installed packages were changed"
-    return None
 
 
 def _too_small(config: DataConfig, written: Written) -> str | None:
     """What is wrong with a source that has been read to its end or to the budget; None if it will do."""
     train, validation = written.splits["train"], written.splits["validation"]
-    if written.documents_read == 0:
-        return f"data.source: {config.source}: holds no text"
     if train.num_documents == 0 or validation.num_documents == 0:
         return (
             f"data.source: {config.source}: too small: {written.documents_read} documents gave {train.num_documents}"
@@ -341,14 +286,12 @@ def _exclusive(folder: Path) -> Iterator[None]:
     """One process at a time prepares a folder; the others wait here and then find it done."""
     lock = FileLock(_lock_file(folder))
     try:
-        lock.acquire(blocking=False)
+        held = lock.acquire(blocking=False)
     except Timeout:
         print(f"waiting for another process that prepares {folder}", file=sys.stderr)
-        lock.acquire()
-    try:
+        held = lock.acquire()
+    with held:
         yield
-    finally:
-        lock.release()
 
 
 def _lock_file(folder: Path) -> Path:

@@ -1,4 +1,9 @@
-"""Where documents come from: the sources of installed packages, local files, or a Hugging Face dataset."""
+"""Where documents come from: the sources of installed packages, local files, or a Hugging Face dataset.
+
+The packages are the corpus that needs no network. With the versions in `constraints.txt` it is the same text on any
+system and any version of Python: the wheels for Linux (x86-64, ARM), macOS and Windows differ only in `BUILD_FILES`,
+which are left out, and in line ends, which are read as newlines.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +12,22 @@ import hashlib
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from brx.config.schema import DataConfig
-from brx.data.packages import package_sources
 from brx.errors import RunError, UserError
+
+# Symbolic algebra, graph algorithms, numerics and tables: different authors and subjects, 41 MB together.
+PUBLISHED_VERSIONS = {"networkx": "3.6.1", "pandas": "3.1.1", "scipy": "1.17.1", "sympy": "1.14.0"}
+# `PreparedData.fingerprint` of these versions, as bytes with the default split.
+PUBLISHED_FINGERPRINT = "7380bd28584846aaff92d029d3653235345915142e262ede74ecf3454b34fe71"
+SKIPPED_FOLDERS = {"tests", "test-examples", "benchmarks"}
+# Written, or on Windows patched, when a wheel is built.
+BUILD_FILES = {"__init__.py", "__config__.py", "_distributor_init.py", "_version.py", "_version_meson.py", "version.py"}
 
 EXTENSIONS = (".txt", ".jsonl", ".parquet")
 # A text file has no documents of its own: it is cut at line ends into pieces of about this many characters.
@@ -58,29 +72,79 @@ def documents(config: DataConfig, *, skip: int = 0) -> Iterator[str]:
     return islice((text for text in texts if text and (share == 1 or is_sampled(text, share, seed))), skip, None)
 
 
+def package_sources() -> Iterator[str]:
+    """The text of each source file, in an order that mixes the packages and depends on the files' names alone."""
+    files = {name: file for package in PUBLISHED_VERSIONS for name, file in _source_files(package)}
+    # Shuffled, so that any prefix (`data.tokens`) and any stretch of the validation tokens holds all packages.
+    for name in sorted(files, key=lambda name: hashlib.sha256(name.encode()).digest()):
+        yield files[name].read_text(encoding="utf-8", errors="replace")
+
+
+def installed_versions() -> dict[str, str]:
+    """Version by package; UserError where one is missing."""
+    versions = {}
+    for package in PUBLISHED_VERSIONS:
+        _package_folder(package)
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:  # a folder on the path, not an installation
+            versions[package] = "of an unknown version"
+    return versions
+
+
+def other_packages(config: DataConfig, fingerprint: str) -> str:
+    """What of the installed packages is not as it was for the published results; empty if nothing."""
+    versions = installed_versions()
+    others = [
+        f"{name} {versions[name]} instead of {published}"
+        for name, published in PUBLISHED_VERSIONS.items()
+        if versions[name] != published
+    ]
+    decides = {"tokenizer", "tokens", "validation_fraction", "split_seed"}
+    is_default = config.model_dump(include=decides) == DataConfig(source="packages").model_dump(include=decides)
+    if not others and is_default and fingerprint != PUBLISHED_FINGERPRINT:
+        return "files of the installed packages were changed"
+    return ", ".join(others)
+
+
+def _source_files(package: str) -> Iterator[tuple[str, Path]]:
+    """Name (`scipy/stats/_qmc.py`) and path of each file."""
+    folder = _package_folder(package)
+    for file in folder.rglob("*.py"):
+        relative = file.relative_to(folder)
+        is_written_by_build = len(relative.parts) == 1 and file.name in BUILD_FILES
+        if not is_written_by_build and SKIPPED_FOLDERS.isdisjoint(relative.parts):
+            yield f"{package}/{relative.as_posix()}", file
+
+
+def _package_folder(package: str) -> Path:
+    spec = find_spec(package)  # finds it without importing it
+    if spec is None or not spec.submodule_search_locations:
+        raise UserError(f"data.source: packages: {package} is not installed: pip install {package}")
+    return Path(spec.submodule_search_locations[0])
+
+
 def local_files(source: str) -> list[Path] | None:
     """The files that a path, folder or glob names, sorted; None if it looks like the name of a dataset on the hub.
 
-    A folder stands for the .txt, .jsonl and .parquet files at any depth below it.
-
-    Raises:
-        UserError: there are none, or one has an unknown extension.
+    A folder stands for the .txt, .jsonl and .parquet files at any depth below it. UserError where there are none, or
+    one has an unknown extension.
     """
-    path = Path(source).expanduser()
+    path, missing = Path(source).expanduser(), "no such file"
     if path.is_file():
         files = [path]
     elif path.is_dir():
         files = sorted(file for file in path.rglob("*") if file.suffix in EXTENSIONS and file.is_file())
-        if not files:
-            raise UserError(f"data.source: {source}: the folder holds no {', '.join(EXTENSIONS)} file")
+        missing = f"the folder holds no {', '.join(EXTENSIONS)} file"
     elif glob.has_magic(source):
         files = [Path(name) for name in sorted(glob.glob(str(path), recursive=True)) if Path(name).is_file()]
-        if not files:
-            raise UserError(f"data.source: {source}: the pattern matches no file")
+        missing = "the pattern matches no file"
     elif _HUB_NAME.fullmatch(source) and path.suffix not in EXTENSIONS:
         return None
     else:
-        raise UserError(f"data.source: {source}: no such file")
+        files = []
+    if not files:
+        raise UserError(f"data.source: {source}: {missing}")
     for file in files:
         if file.suffix not in EXTENSIONS:
             raise UserError(f"data.source: {file}: unknown kind of file; known are {', '.join(EXTENSIONS)}")
@@ -88,28 +152,21 @@ def local_files(source: str) -> list[Path] | None:
 
 
 def _local_file(path: Path, text_field: str) -> Iterator[str]:
-    if path.suffix == ".txt":
-        yield from _text_pieces(path)
-        return
-    if path.stat().st_size == 0:  # no rows, over which datasets would stumble
-        return
-    kind = "json" if path.suffix == ".jsonl" else "parquet"
-    with _told(UserError, f"{path}: cannot be read"):  # json and pyarrow errors, wrapped as a version likes
-        yield from _texts(_stream(_import_datasets(), kind, data_files=str(path)), text_field, str(path))
+    with _told(UserError, f"{path}: cannot be read"):  # json and pyarrow errors are wrapped as a version likes
+        if path.suffix == ".txt":
+            yield from _text_pieces(path)
+        elif path.stat().st_size > 0:  # datasets would stumble over a file without rows
+            kind = "json" if path.suffix == ".jsonl" else "parquet"
+            yield from _texts(_stream(_import_datasets(), kind, data_files=str(path)), text_field, str(path))
 
 
 def _text_pieces(path: Path) -> Iterator[str]:
-    try:
-        with path.open(encoding="utf-8", newline="\n") as file:
-            # The limit on the rest of the line bounds the memory that a file without line ends takes.
-            while piece := file.read(TEXT_PIECE) + file.readline(TEXT_PIECE):
-                if "\0" in piece:
-                    raise UserError(f"data.source: {path}: holds NUL characters: not a text file")
-                yield piece
-    except UnicodeDecodeError:
-        raise UserError(f"data.source: {path}: not UTF-8 text") from None
-    except OSError as error:
-        raise UserError(f"data.source: {path}: cannot be read: {error.strerror}") from None
+    with path.open(encoding="utf-8", newline="\n") as file:
+        # The limit on the rest of the line bounds the memory that a file without line ends takes.
+        while piece := file.read(TEXT_PIECE) + file.readline(TEXT_PIECE):
+            if "\0" in piece:
+                raise UserError(f"data.source: {path}: holds NUL characters: not a text file")
+            yield piece
 
 
 def _hub(name: str, text_field: str) -> Iterator[str]:

@@ -21,18 +21,14 @@ DTYPE = np.dtype("<u2")
 class Sidecar(BaseModel):
     """What a token file holds."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     source: str
-    """Where the documents came from."""
     tokenizer: str
-    """How they were tokenized."""
     num_tokens: int = Field(ge=0)
-    """How many ids the file holds."""
     num_documents: int = Field(ge=0)
-    """How many documents they are from."""
     sha256: str
-    """SHA-256 of the file, in hexadecimal."""
+    """Of the file, in hexadecimal."""
 
     def write(self, path: Path) -> None:
         """Write it as JSON beside the token file at `path`."""
@@ -40,11 +36,7 @@ class Sidecar(BaseModel):
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read the sidecar of the token file at `path`.
-
-        Raises:
-            UserError: it is missing or is not such a sidecar.
-        """
+        """Read the sidecar of the token file at `path`; UserError where there is none."""
         sidecar = path.with_suffix(".json")
         try:
             return cls.model_validate_json(sidecar.read_bytes())
@@ -65,19 +57,15 @@ class TokenFile:
 
     @property
     def num_tokens(self) -> int:
-        """How many ids the file holds."""
         return self.sidecar.num_tokens
 
     @classmethod
     def load(cls, path: Path, *, always_hash: bool = False) -> Self:
-        """Map a token file into memory.
+        """Map a token file into memory; UserError where it or its sidecar is missing or damaged.
 
         Its size is always compared with the sidecar. Its SHA-256 is compared only when size or modification time are
         not those of the last comparison (noted in a `.verified` file beside it), so that opening a large file again
         costs nothing; damage that leaves both unchanged is found with `always_hash`.
-
-        Raises:
-            UserError: the file or its sidecar is missing, damaged, or not what the sidecar says.
         """
         sidecar = Sidecar.read(path)
         try:

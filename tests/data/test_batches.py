@@ -1,10 +1,18 @@
+"""Micro-batches: windows that seed and iteration alone decide, and the thread that fetches them ahead."""
+
+import threading
+import time
+from contextlib import closing
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brx.data.batches import Batches, validation_set
+from brx.data import batches
+from brx.data.batches import Batches, Prefetcher, validation_set
 from brx.data.token_file import Sidecar, TokenFile
 from brx.errors import UserError
 
@@ -38,9 +46,9 @@ def test_windows_lie_inside_and_targets_are_next_tokens(sequence_length, spare, 
 
     np.random.seed(0)  # noqa: NPY002 (the global generators must not matter)
     torch.manual_seed(iteration)
-    batches = Batches(counting_file(num_tokens), **settings)
-    batches.batch(iteration + 1)  # nor what was asked for before
-    assert torch.equal(batches.batch(iteration)[0], inputs)
+    again = Batches(counting_file(num_tokens), **settings)
+    again.batch(iteration + 1)  # nor what was asked for before
+    assert torch.equal(again.batch(iteration)[0], inputs)
 
 
 @given(seed=st.integers(0, 2**64), iteration=st.integers(0, 2**40), other=st.integers(0, 2**40))
@@ -56,15 +64,11 @@ def test_other_iterations_and_seeds_give_other_windows(seed, iteration, other):
     assert not torch.equal(starts(seed % 2**32 + 7 * 2**32, iteration % 2**32), starts(seed % 2**32, 7))
 
 
-def test_the_order_of_the_data_never_changes():
-    batches = Batches(counting_file(60_000), sequence_length=2, batch_size=4, seed=3)
-    assert batches.batch(1)[0][:, 0].tolist() == [42723, 6019, 9545, 37949]
-
-
-def test_every_window_is_equally_likely():
-    batches = Batches(counting_file(12), sequence_length=4, batch_size=100, seed=0)
-    starts = torch.cat([batches.batch(iteration)[0][:, 0] for iteration in range(80)])
-    counts = torch.bincount(starts)
+def test_the_order_of_the_data_never_changes_and_every_window_is_equally_likely():
+    made = Batches(counting_file(60_000), sequence_length=2, batch_size=4, seed=3)
+    assert made.batch(1)[0][:, 0].tolist() == [42723, 6019, 9545, 37949]
+    few = Batches(counting_file(12), sequence_length=4, batch_size=100, seed=0)
+    counts = torch.bincount(torch.cat([few.batch(iteration)[0][:, 0] for iteration in range(80)]))
     assert len(counts) == 8  # starts 0 to 7: the last window ends with the last token
     assert (counts - 1000).abs().max() < 5 * 1000**0.5
 
@@ -72,9 +76,9 @@ def test_every_window_is_equally_likely():
 @given(sequence_length=st.integers(1, 30), spare=st.integers(0, 500), examples=st.integers(1, 50))
 def test_validation_windows_are_evenly_spread(sequence_length, spare, examples):
     file = counting_file(sequence_length + 1 + spare)
-    batches = validation_set(file, sequence_length=sequence_length, examples=examples, batch_size=8)
-    assert [len(inputs) for inputs, _ in batches[:-1]] == [8] * (len(batches) - 1)
-    inputs, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    made = validation_set(file, sequence_length=sequence_length, examples=examples, batch_size=8)
+    assert [len(inputs) for inputs, _ in made[:-1]] == [8] * (len(made) - 1)
+    inputs, targets = (torch.cat(parts) for parts in zip(*made, strict=True))
     assert inputs.shape == (examples, sequence_length)
     assert torch.equal(inputs, inputs[:, :1] + torch.arange(sequence_length))
     assert torch.equal(targets, inputs + 1)
@@ -85,10 +89,102 @@ def test_validation_windows_are_evenly_spread(sequence_length, spare, examples):
         assert gaps.max() - gaps.min() <= 1
 
 
-@pytest.mark.parametrize("num_tokens", [0, 1, 16])
+@pytest.mark.parametrize("num_tokens", [0, 16])
 def test_a_file_shorter_than_a_window_is_refused(num_tokens):
     file = counting_file(num_tokens)
     with pytest.raises(UserError, match=rf"counting: {num_tokens} tokens are too few for model.sequence_length 16"):
         Batches(file, sequence_length=16, batch_size=1, seed=0)
     with pytest.raises(UserError, match="too few"):
         validation_set(file, sequence_length=16, examples=1, batch_size=1)
+
+
+def make(iteration):
+    return torch.full((2, 3), iteration), torch.full((2, 3), iteration + 1)
+
+
+def threads():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("brx-batches")]
+
+
+@pytest.fixture
+def threaded(monkeypatch):
+    """Makes a Prefetcher that works as on CUDA, with memory that cannot be pinned here."""
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+    monkeypatch.setattr(torch.Tensor, "to", lambda tensor, device, non_blocking: tensor)
+    return lambda make: Prefetcher(make, torch.device("cuda"))
+
+
+def test_on_a_cpu_there_is_no_thread():
+    with closing(Prefetcher(make, torch.device("cpu"))) as prefetcher:
+        inputs, targets = prefetcher.batch(5)
+        assert (inputs[0, 0], targets[0, 0]) == (5, 6)
+        assert threads() == []
+    assert prefetcher.seconds_waited > 0
+
+
+def test_iterations_are_made_ahead_each_once_and_in_any_order(threaded):
+    made = []
+
+    def counted(iteration):
+        made.append((iteration, threading.current_thread() is threading.main_thread()))
+        return make(iteration)
+
+    with closing(threaded(counted)) as prefetcher:
+        assert prefetcher.batch(1)[0][0, 0] == 1
+        deadline = time.monotonic() + 60
+        while len(made) < 1 + batches.AHEAD and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert made == [(iteration, False) for iteration in range(1, 2 + batches.AHEAD)]
+        for iteration in range(2, 40):
+            inputs, targets = prefetcher.batch(iteration)
+            assert (inputs[0, 0], targets[0, 0]) == (iteration, iteration + 1)
+        assert [iteration for iteration, _ in made] == list(range(1, 1 + len(made)))
+        for iteration in (7, 8, 3, 3, 100, 101, 99, 8):
+            assert prefetcher.batch(iteration)[0][0, 0] == iteration
+
+
+def test_an_exception_reaches_the_caller_at_its_iteration_and_leaves_no_thread(threaded):
+    def failing(iteration):
+        if iteration == 3:
+            raise OSError("the file system went away")
+        return make(iteration)
+
+    with closing(threaded(failing)) as prefetcher:
+        assert [prefetcher.batch(iteration)[0][0, 0] for iteration in (1, 2)] == [1, 2]
+        assert len(threads()) == 1
+        with pytest.raises(OSError, match="the file system went away"):
+            prefetcher.batch(3)
+    assert threads() == []
+
+
+def test_waiting_is_counted_and_being_made_ahead_is_not(threaded, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(batches, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    first_is_used, all_are_made = threading.Event(), threading.Event()
+
+    def slow(iteration):
+        """One second each for the first one and the `AHEAD` after it."""
+        if iteration > 1:
+            assert first_is_used.wait(60)
+        now[0] += iteration <= 1 + batches.AHEAD
+        if iteration == 1 + batches.AHEAD:
+            all_are_made.set()
+        return make(iteration)
+
+    with closing(threaded(slow)) as prefetcher:
+        prefetcher.batch(1)
+        assert prefetcher.seconds_waited == 1
+        first_is_used.set()
+        assert all_are_made.wait(60)
+        prefetcher.batch(2)
+        assert prefetcher.seconds_waited == 1
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_cuda():
+    with closing(Prefetcher(make, torch.device("cuda"))) as prefetcher:
+        for iteration in (1, 2, 3, 50, 51, 2):
+            found = prefetcher.batch(iteration)
+            assert {tensor.device.type for tensor in found} == {"cuda"}
+            assert all(map(torch.equal, (tensor.cpu() for tensor in found), make(iteration)))
+    assert threads() == []

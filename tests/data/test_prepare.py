@@ -1,12 +1,20 @@
+"""Token files: every document once, in order, to the same bytes wherever a preparation is interrupted."""
+
+import json
 import os
 import shutil
 from collections import namedtuple
+from contextlib import closing
 
+import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from brx.data import prepare as preparing
-from brx.data.prepare import prepare, token_folder, tokenized
+from brx.data.prepare import SPLITS, TokenWriter, prepare, token_folder, tokenized
 from brx.data.sources import is_validation
+from brx.data.token_file import TokenFile
 from brx.data.tokenizers import GPT2_END_OF_TEXT, gpt2_encoding, make_tokenizer
 from brx.errors import RunError, UserError
 from tests.data.helpers import local_config, run_python, texts, write_rows
@@ -28,50 +36,33 @@ def ids(data):
     return data.train.tokens.tolist(), data.validation.tokens.tolist()
 
 
-@pytest.fixture(autouse=True)
-def _small_chunks(monkeypatch):
-    monkeypatch.setattr(preparing, "CHUNK_CHARACTERS", 2000)
-
-
-@pytest.mark.parametrize(("tokenizer", "size"), [("bytes", 256), ("gpt2", 50257)])
-def test_the_files_hold_every_document_once(tmp_path, tokenizer, size):
-    data = prepare(local_config(tmp_path, DOCUMENTS, tokenizer=tokenizer), workers=0)
-    train, validation = naive(DOCUMENTS, tokenizer)
-    assert ids(data) == (train, validation)
-    assert data.vocabulary_size == size
-    assert data.train.sidecar.num_documents + data.validation.sidecar.num_documents == len(DOCUMENTS)
-    assert data.train.sidecar.num_tokens == data.train.num_tokens == len(train)
-
-
 @pytest.mark.parametrize("tokenizer", ["bytes", "gpt2"])
-def test_threads_give_what_one_gives_in_order(monkeypatch, tokenizer):
-    tokenize = make_tokenizer(tokenizer)
-    alone, together = ([pair for c in tokenized(tokenize, DOCUMENTS, n) for pair in c] for n in (1, 3))
-    assert [text for text, _ in together] == DOCUMENTS
-    assert [tokens.tolist() for _, tokens in together] == [tokens.tolist() for _, tokens in alone]
+def test_the_files_hold_every_document_once(tmp_path, tokenizer):
+    data = prepare(local_config(tmp_path, DOCUMENTS, tokenizer=tokenizer), workers=3)
+    assert ids(data) == naive(DOCUMENTS, tokenizer)
+    assert data.train.sidecar.num_documents + data.validation.sidecar.num_documents == len(DOCUMENTS)
+    assert data.train.sidecar.num_tokens == data.train.num_tokens == len(data.train.tokens)
 
 
-def test_few_documents_are_in_memory(monkeypatch):
-    monkeypatch.setattr(preparing, "CHUNK_CHARACTERS", 10)
+def test_few_documents_are_in_memory():
     read = []
-    chunks = tokenized(make_tokenizer("bytes"), (read.append(1) or "0123456789" for _ in range(1000)), 2)
+    pairs = tokenized(make_tokenizer("bytes"), (read.append(1) or "0123456789" for _ in range(1000)), 2)
     for number in range(1, 20):
-        next(chunks)
-        assert len(read) <= number + 1
-    chunks.close()
+        next(pairs)
+        assert len(read) <= number + preparing.DOCUMENTS_AHEAD
+    pairs.close()
 
 
-@pytest.mark.parametrize("tokens", [1000, 1001, 5000])
+@pytest.mark.parametrize("tokens", [1000, 5001])
 def test_the_budget_is_met_exactly(tmp_path, tokens):
-    config = local_config(tmp_path, DOCUMENTS, tokens=tokens, validation_fraction=0.5)
-    data = prepare(config, workers=0)
+    data = prepare(local_config(tmp_path, DOCUMENTS, tokens=tokens, validation_fraction=0.5))
     train, validation = naive(DOCUMENTS, fraction=0.5)
     assert data.train.tokens.tolist() == train[:tokens]
     assert 0 < data.validation.num_tokens < len(validation)
     assert data.validation.tokens.tolist() == validation[: data.validation.num_tokens]
 
 
-def test_found_again_without_work(tmp_path, monkeypatch, capsys):
+def test_found_again_without_work_and_told_when_damaged(tmp_path, monkeypatch, capsys):
     config = local_config(tmp_path, DOCUMENTS)
     elsewhere = config.model_copy(update={"directory": str(tmp_path / "quiet")})
     first = prepare(elsewhere, quiet=True)
@@ -79,9 +70,11 @@ def test_found_again_without_work(tmp_path, monkeypatch, capsys):
     assert prepare(config).fingerprint == first.fingerprint
     assert "prepared" in capsys.readouterr().err
     monkeypatch.setattr(preparing, "documents", None)  # would fail if it were used
-    again = prepare(config)
-    assert again.fingerprint == first.fingerprint
+    assert prepare(config).fingerprint == first.fingerprint
     assert capsys.readouterr().err == ""
+    os.truncate(token_folder(config) / "validation.bin", 10)
+    with pytest.raises(UserError, match=r"validation\.bin: holds 10 bytes"):
+        prepare(config)
 
 
 @pytest.mark.parametrize(
@@ -91,67 +84,44 @@ def test_whatever_changes_the_content_changes_the_folder(tmp_path, change):
     config = local_config(tmp_path, DOCUMENTS)
     changed = config.model_copy(update=change)
     assert token_folder(changed) != token_folder(config)
-    assert prepare(changed, workers=0).fingerprint != prepare(config).fingerprint
+    assert prepare(changed).fingerprint != prepare(config).fingerprint
 
 
-def test_a_changed_source_is_prepared_anew(tmp_path):
+def test_a_changed_source_is_prepared_anew_and_the_same_one_elsewhere_has_the_same_fingerprint(tmp_path):
     config = local_config(tmp_path, DOCUMENTS)
     before = prepare(config)
     write_rows(tmp_path / "corpus.parquet", DOCUMENTS[:250])
     after = prepare(config)
     assert after.fingerprint != before.fingerprint
     assert ids(after) == naive(DOCUMENTS[:250])
-
-
-def test_the_same_content_has_the_same_fingerprint_wherever_it_is(tmp_path):
-    folders = [tmp_path / name for name in "ab"]
-    for folder in folders:
-        folder.mkdir()
-    first, second = (prepare(local_config(folder, DOCUMENTS)) for folder in folders)
-    assert first.fingerprint == second.fingerprint
-    assert prepare(local_config(folders[0], DOCUMENTS, split_seed=5)).fingerprint != first.fingerprint
-
-
-def test_damaged_files_are_told(tmp_path):
-    config = local_config(tmp_path, DOCUMENTS)
-    prepare(config)
-    os.truncate(token_folder(config) / "validation.bin", 10)
-    with pytest.raises(UserError, match=r"validation\.bin: holds 10 bytes"):
-        prepare(config)
+    (tmp_path / "elsewhere").mkdir()
+    assert prepare(local_config(tmp_path / "elsewhere", DOCUMENTS)).fingerprint == before.fingerprint
 
 
 @pytest.mark.parametrize(
     ("documents", "settings", "message"),
     [
-        ([""], {}, r"^data\.source: \S+: holds no text$"),
+        ([""], {}, r"^data\.source: \S+: too small: 0 documents"),
         (["only one"], {}, r"^data\.source: \S+: too small: 1 documents gave 1 for training and 0 for validation"),
-        (
-            DOCUMENTS,
-            {"tokens": 9},
-            r"too small: 1 documents gave 1 for .* \(data\.validation_fraction 0\.1, data\.tokens 9",
-        ),
+        (DOCUMENTS, {"tokens": 9}, r"too small: 1 documents .* \(data\.validation_fraction 0\.1, data\.tokens 9"),
         (DOCUMENTS, {"tokens": 10**6}, r"^data\.tokens: 1,000,000 .* asked for, \S+ holds \d\d,\d{3} \(and \d,\d{3} "),
         (DOCUMENTS, {"text_field": "body"}, r"^data\.text_field: \S+ has no field 'body'; its fields are id, text$"),
     ],
 )
 def test_a_source_that_will_not_do_leaves_no_token_files(tmp_path, documents, settings, message):
-    config = local_config(tmp_path, documents, **settings)
     with pytest.raises(UserError, match=message):
-        prepare(config)
+        prepare(local_config(tmp_path, documents, **settings))
     assert list((tmp_path / "data").glob("[!.]*")) == []
 
 
-def test_a_small_disk_is_told_before_the_work(tmp_path, monkeypatch):
+def test_a_disk_that_is_too_small_or_no_folder_is_told(tmp_path, monkeypatch):
     usage = namedtuple("usage", "free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(1_500_000_000))
     monkeypatch.setattr(preparing, "documents", None)
     config = local_config(tmp_path, DOCUMENTS, tokens=10**9, validation_fraction=0.1)
     with pytest.raises(UserError, match=r"^data\.directory: \S+: 1,000,000,000 .* need 2\.22 GB, 1\.50 GB are free$"):
         prepare(config)
-
-
-def test_a_folder_that_cannot_be_made_is_told(tmp_path):
-    config = local_config(tmp_path, DOCUMENTS)
+    shutil.rmtree(tmp_path / "data")
     (tmp_path / "data").write_text("a file")
     with pytest.raises(RunError, match=r"^\S+data\S+: cannot be written: "):
         prepare(config)
@@ -163,23 +133,21 @@ import sys
 from brx.config.schema import DataConfig
 from brx.data import prepare
 
-prepare.CHUNK_CHARACTERS, prepare.CHUNKS_PER_COMMIT = 2000, 2
+prepare.DOCUMENTS_PER_COMMIT = 20
 commit = prepare.TokenWriter.commit
 def stepwise_commit(writer):
     commit(writer)
     print("committed", flush=True)
     sys.stdin.readline()
 prepare.TokenWriter.commit = stepwise_commit
-settings = dict(source=sys.argv[1], directory=sys.argv[2], tokenizer=sys.argv[3])
-if __name__ == "__main__":
-    prepare.prepare(DataConfig(**settings), workers=int(sys.argv[4]))
+prepare.prepare(DataConfig(source=sys.argv[1], directory=sys.argv[2], tokenizer=sys.argv[3]), workers=2)
 """
 
 
-@pytest.mark.parametrize(("tokenizer", "workers"), [("bytes", 0), ("gpt2", 1)])
-def test_killed_and_started_again_it_gives_the_same_files(tmp_path, monkeypatch, tokenizer, workers):
+@pytest.mark.parametrize("tokenizer", ["bytes", "gpt2"])
+def test_killed_and_started_again_it_gives_the_same_files(tmp_path, monkeypatch, tokenizer):
     config = local_config(tmp_path, DOCUMENTS, tokenizer=tokenizer)
-    process = run_python(STEPWISE, config.source, config.directory, tokenizer, workers)
+    process = run_python(STEPWISE, config.source, config.directory, tokenizer)
     assert process.stdout.readline() == "committed\n"
     for _ in range(4):
         process.stdin.write("\n")
@@ -192,17 +160,16 @@ def test_killed_and_started_again_it_gives_the_same_files(tmp_path, monkeypatch,
     read = []
     documents = preparing.documents
     monkeypatch.setattr(preparing, "documents", lambda config, skip: read.append(skip) or documents(config, skip=skip))
-    assert ids(prepare(config, workers=0)) == naive(DOCUMENTS, tokenizer)
-    assert 0 < read[0] < len(DOCUMENTS)  # it did go on, and did not start afresh
+    assert ids(prepare(config)) == naive(DOCUMENTS, tokenizer)
+    assert read == [100]  # it did go on, and did not start afresh
     assert not list((tmp_path / "data").glob(".*.partial"))
 
 
 def test_two_at_once(tmp_path):
     config = local_config(tmp_path, DOCUMENTS)
-    arguments = (STEPWISE, config.source, config.directory, "bytes", 0)
-    first = run_python(*arguments)
+    first = run_python(STEPWISE, config.source, config.directory, "bytes")
     assert first.stdout.readline() == "committed\n"
-    second = run_python(*arguments)
+    second = run_python(STEPWISE, config.source, config.directory, "bytes")
     assert second.stderr.readline() == f"waiting for another process that prepares {token_folder(config)}\n"
     for process in (first, second):
         process.communicate(timeout=300)
@@ -241,3 +208,63 @@ def test_no_setting_of_the_process_decides_the_tokens(tmp_path):
         assert process.returncode == 0, err
         digests.add(out)
     assert len(digests) == 1
+
+
+entries = st.lists(st.tuples(st.sampled_from(SPLITS), st.binary(max_size=6).map(lambda half: half + half)), max_size=30)
+
+
+def to_ids(half):
+    return np.frombuffer(half, "<u2")
+
+
+def finished(folder, writer):
+    writer.finish("test", "gpt2", folder)
+    return {split: (folder / f"{split}.bin").read_bytes() for split in SPLITS}
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
+@given(entries=entries, commits=st.sets(st.integers(0, 30)), interruptions=st.sets(st.integers(0, 30)))
+def test_a_writer_interrupted_anywhere_gives_the_same_files(tmp_path_factory, entries, commits, interruptions):
+    tmp_path = tmp_path_factory.mktemp("writing")
+    expected = {split: b"".join(tokens for to, tokens in entries if to == split) for split in SPLITS}
+    left = set(interruptions)
+    while True:
+        with closing(TokenWriter(tmp_path / "partial")) as writer:
+            # The exit flushes what was not committed: the next writer has to cut that off.
+            for place in range(writer.written.documents_read, len(entries)):
+                if place in left:
+                    left.remove(place)
+                    break
+                writer.append(entries[place][0], to_ids(entries[place][1]))
+                if place in commits:
+                    writer.commit()
+            else:
+                assert finished(tmp_path / "done", writer) == expected
+                break
+    for split in SPLITS:
+        file = TokenFile.load(tmp_path / "done" / f"{split}.bin")
+        assert file.sidecar.num_documents == sum(to == split for to, _ in entries)
+    assert not (tmp_path / "partial").exists()
+
+
+def test_the_note_counts_what_is_on_disk_and_one_that_is_none_means_from_the_start(tmp_path):
+    partial = tmp_path / "partial"
+    train, validation = {"num_tokens": 2, "num_documents": 1}, {"num_tokens": 1, "num_documents": 1}
+    good = {"documents_read": 2, "splits": {"train": train, "validation": validation}}
+    unknown = json.dumps({"documents_read": 2, "splits": {"train": {"x": 1}}})
+    for damage in ("", "[]", "{", '{"documents_read": 2}', unknown, None):
+        with closing(TokenWriter(partial)) as writer:
+            writer.append("train", to_ids(b"abcd"))
+            writer.append("validation", to_ids(b"ef"))
+            writer.commit()
+            assert json.loads((partial / "note.json").read_text()) == good
+            assert (partial / "train.bin").read_bytes() == b"abcd"
+        if damage is None:
+            (partial / "train.bin").write_bytes(b"ab")  # less than the note promises
+        else:
+            (partial / "note.json").write_text(damage)
+        with closing(TokenWriter(partial)) as writer:
+            assert writer.written.documents_read == 0
+            writer.append("train", to_ids(b"gh"))
+            assert finished(tmp_path / "done", writer) == {"train": b"gh", "validation": b""}
+        shutil.rmtree(tmp_path / "done")

@@ -1,43 +1,141 @@
+"""Documents: of packages, against a plain list of their files; of files and the hub; drawn by seed and text alone."""
+
+import importlib
+import re
+from importlib import metadata
+from pathlib import Path
+
 import datasets
 import huggingface_hub
 import pytest
 
 from brx.config.schema import DataConfig
-from brx.data import sources
-from brx.data.sources import documents, local_files
+from brx.data import prepare, sources
+from brx.data.sources import (
+    PUBLISHED_FINGERPRINT,
+    PUBLISHED_VERSIONS,
+    documents,
+    installed_versions,
+    is_sampled,
+    is_validation,
+    local_files,
+    package_sources,
+)
 from brx.errors import RunError, UserError
-from tests.data.helpers import texts, write_rows
+from tests.data.helpers import local_config, texts, write_rows
 
+CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"
 DOCUMENTS = texts(700)
+as_published = pytest.mark.skipif(
+    {name: metadata.version(name) for name in PUBLISHED_VERSIONS} != PUBLISHED_VERSIONS,
+    reason="other versions than constraints.txt",
+)
 
 
 def read(source, **settings):
     return list(documents(DataConfig(source=str(source), **settings)))
 
 
-def test_skip_leaves_out_the_first(tmp_path):
-    path = write_rows(tmp_path / "a.jsonl", DOCUMENTS)
-    assert list(documents(DataConfig(source=str(path)), skip=300)) == DOCUMENTS[300:]
-    assert list(documents(DataConfig(source=str(path)), skip=1000)) == []
+@as_published
+def test_the_published_corpus(tmp_path, capsys):
+    pinned = dict(line.split("==") for line in CONSTRAINTS.read_text().split())
+    assert {name: pinned[name] for name in PUBLISHED_VERSIONS} == PUBLISHED_VERSIONS
+    data = prepare.prepare(DataConfig(directory=str(tmp_path)))
+    assert data.fingerprint == PUBLISHED_FINGERPRINT
+    assert "published" not in capsys.readouterr().err
+    assert data.train.num_tokens > 130_000 * 128
+
+
+def test_the_sources_are_the_packages_own_files_without_tests_and_each_part_holds_all_packages():
+    """Validation examples are spread evenly over the held-out documents, and `data.tokens` takes the first ones."""
+    expected = set()
+    for name in PUBLISHED_VERSIONS:
+        root = Path(importlib.import_module(name).__file__).parent
+        for path in root.rglob("*.py"):
+            inside = path.relative_to(root).as_posix()
+            is_test = re.search(r"(^|/)(tests|test-examples|benchmarks)/", inside)
+            if not is_test and inside not in sources.BUILD_FILES:
+                expected.add(path.read_bytes().decode("utf-8", "replace").replace("\r\n", "\n"))
+    found = list(package_sources())
+    assert set(found) == expected
+    tenth = len(found) // 10
+    for start in range(0, 9 * tenth, tenth):
+        part = "".join(found[start : start + tenth])
+        assert all(re.search(rf"^(from|import) {name}\b", part, re.M) for name in PUBLISHED_VERSIONS)
+
+
+def test_other_packages_are_said_and_have_a_folder_of_their_own(tmp_path, capsys, monkeypatch):
+    def versions_are(versions):
+        for module in (prepare, sources):
+            monkeypatch.setattr(module, "installed_versions", lambda: versions)
+
+    config = DataConfig(directory=str(tmp_path), tokens=20_000, validation_fraction=0.5)
+    versions_are(PUBLISHED_VERSIONS)
+    published = prepare.prepare(config)
+    assert "published" not in capsys.readouterr().err
+    versions_are(PUBLISHED_VERSIONS | {"scipy": "1.18.0"})
+    assert prepare.token_folder(config) not in [*tmp_path.iterdir()]
+    assert prepare.prepare(config).fingerprint == published.fingerprint
+    line = "data.source: packages: scipy 1.18.0 instead of 1.17.1: not the corpus of the published results"
+    assert capsys.readouterr().err.count(line) == 1
+    prepare.prepare(config, quiet=True)
+    assert capsys.readouterr().err == ""
+    versions_are(PUBLISHED_VERSIONS)
+    monkeypatch.setattr(sources, "package_sources", lambda: (f"document {n}" for n in range(100)))
+    prepare.prepare(DataConfig(directory=str(tmp_path)))
+    assert "data.source: packages: files of the installed packages were changed" in capsys.readouterr().err
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    monkeypatch.setitem(PUBLISHED_VERSIONS, "no_such_package", "1.0")
+    for ask in (installed_versions, lambda: list(package_sources())):
+        with pytest.raises(UserError, match=r"^data\.source: packages: no_such_package is not installed"):
+            ask()
+
+
+def test_the_split_and_the_sample_are_independent_functions_of_seed_and_text():
+    everything = texts(5000)
+    held_out = [is_validation(text, 0.1, 0) for text in everything]
+    assert 420 < sum(held_out) < 580  # 500, give or take 3.7 standard deviations
+    other = [is_validation(text, 0.1, 1) for text in everything]
+    assert sum(a and b for a, b in zip(held_out, other, strict=True)) < 100  # 50 by chance
+    more = [is_validation(text, 0.2, 0) for text in everything]
+    assert all(b or not a for a, b in zip(held_out, more, strict=True))
+    assert [text for text in "abcdef" if is_validation(text, 0.5, 0)] == ["b", "d"]  # on every machine
+    drawn = [text for text in everything if is_sampled(text, 0.2, 0)]
+    assert 890 < len(drawn) < 1110  # 1,000, give or take 3.9 standard deviations
+    assert 60 < sum(is_validation(text, 0.1, 0) for text in drawn) < 140  # 100, give or take 4.2
+    assert 140 < sum(is_sampled(text, 0.2, 1) for text in drawn) < 260  # 200 by chance
+
+
+def test_a_source_gives_the_sampled_documents_in_its_order(tmp_path):
+    path = write_rows(tmp_path / "corpus.jsonl", DOCUMENTS)
+    drawn = [text for text in DOCUMENTS if is_sampled(text, 0.3, 5)]
+    config = DataConfig(source=str(path), sample_fraction=0.3, sample_seed=5)
+    assert list(documents(config)) == drawn
+    assert list(documents(config, skip=20)) == drawn[20:]  # as after an interruption
+    assert list(documents(config, skip=1000)) == []
+
+
+def test_another_sample_is_another_corpus(tmp_path):
+    samples = ((1.0, 0), (0.5, 0), (0.5, 1))
+    configs = [local_config(tmp_path, texts(400), sample_fraction=share, sample_seed=seed) for share, seed in samples]
+    assert len({prepare.prepare(config).fingerprint for config in configs}) == 3
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
 def test_rows_are_documents_and_empty_ones_are_left_out(tmp_path, suffix):
     path = write_rows(tmp_path / f"a{suffix}", ["", *DOCUMENTS, "", "last"], field="content")
     assert read(path, text_field="content") == [*DOCUMENTS, "last"]
+    with pytest.raises(UserError, match=r"^data\.text_field: \S+ has no field 'text'; its fields are content, id$"):
+        read(path)
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.txt"])
-@pytest.mark.parametrize("content", ["", "\n\n"])
+@pytest.mark.parametrize(("name", "content"), [("a.jsonl", ""), ("a.jsonl", "\n\n"), ("a.txt", "")])
 def test_an_empty_file_holds_no_documents(tmp_path, name, content):
     (tmp_path / name).write_text(content)
-    (tmp_path / "b.txt").write_text("text")
-    assert "".join(read(tmp_path)).strip() == "text"
-
-
-def test_a_small_text_file_is_a_document(tmp_path):
-    (tmp_path / "a.txt").write_bytes("one\r\ntwo\nthree é".encode())
-    assert read(tmp_path / "a.txt") == ["one\r\ntwo\nthree é"]
+    (tmp_path / "b.txt").write_bytes("one\r\ntwo\nthree é".encode())
+    assert read(tmp_path) == ["one\r\ntwo\nthree é"]
 
 
 @pytest.mark.parametrize("line", ["word " * 20 + "\n", "中" * 777 + "\n", "no line ends at all "])
@@ -66,53 +164,28 @@ def test_folders_and_patterns(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("name", "content", "message"),
     [
-        ("missing.txt", r"missing\.txt: no such file"),
-        ("missing/deeper/file", r"file: no such file"),
-        ("*.txt", r"\*\.txt: the pattern matches no file"),
-        ("table.csv", r"table\.csv: unknown kind of file; known are \.txt, \.jsonl, \.parquet"),
-        ("*.csv", r"table\.csv: unknown kind of file; known are \.txt, \.jsonl, \.parquet"),
-        ("folder", r"folder: the folder holds no \.txt, \.jsonl, \.parquet file"),
-        ("binary/bin.txt", r"bin\.txt: not UTF-8 text"),
-        ("binary/nul.txt", r"nul\.txt: holds NUL characters: not a text file"),
-        ("binary/bad.jsonl", r"bad\.jsonl: cannot be read: "),
-        ("binary/bad.parquet", r"bad\.parquet: cannot be read: "),
+        ("missing.txt", None, "no such file"),
+        ("missing/deeper/file", None, "no such file"),
+        ("*.txt", None, "the pattern matches no file"),
+        ("table.csv", b"a,b\n", r"unknown kind of file; known are \.txt, \.jsonl, \.parquet"),
+        ("*.csv", b"a,b\n", r"unknown kind of file"),
+        ("", b"a,b\n", r"the folder holds no \.txt, \.jsonl, \.parquet file"),
+        ("bin.txt", b"abc\xff\xfe", "cannot be read: UnicodeDecodeError"),
+        ("nul.txt", b"abc\0def", "holds NUL characters: not a text file"),
+        ("bad.jsonl", b'{"text": "a"}\n{"text": \n', "cannot be read: "),
+        ("bad.parquet", b"not parquet", "cannot be read: "),
+        ("null.jsonl", b'{"text": "a"}\n{"text": null}\n', "'text' holds None where text is expected"),
+        ("number.jsonl", b'{"text": 17}\n', "'text' holds 17 where text is expected"),
     ],
 )
-def test_bad_files_are_told_in_one_line(tmp_path, name, message):
-    (tmp_path / "table.csv").write_text("a,b\n")
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "binary").mkdir()
-    (tmp_path / "binary" / "bin.txt").write_bytes(b"abc\xff\xfe")
-    (tmp_path / "binary" / "nul.txt").write_bytes(b"abc\0def")
-    (tmp_path / "binary" / "bad.jsonl").write_text('{"text": "a"}\n{"text": \n')
-    (tmp_path / "binary" / "bad.parquet").write_text("not parquet")
-    with pytest.raises(UserError, match=rf"^data\.source: \S*{message}") as caught:
+def test_bad_files_are_told_in_one_line(tmp_path, name, content, message):
+    if content is not None:
+        (tmp_path / ("table.csv" if name in ("", "*.csv") else name)).write_bytes(content)
+    with pytest.raises(UserError, match=rf"^data\.\w+: \S*{Path(name).suffix}.*{message}") as caught:
         read(tmp_path / name)
     assert len(str(caught.value).splitlines()) == 1
-
-
-@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
-def test_a_missing_field_is_told_with_those_that_exist(tmp_path, suffix):
-    path = write_rows(tmp_path / f"a{suffix}", ["x"], field="content")
-    with pytest.raises(UserError, match=r"^data\.text_field: \S+ has no field 'text'; its fields are content, id$"):
-        read(path)
-
-
-def test_a_field_without_text_is_told_with_its_value(tmp_path):
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"text": "a"}\n{"text": null}\n')
-    with pytest.raises(UserError, match=r"^data\.text_field: \S+: 'text' holds None where text is expected"):
-        read(path)
-    path.write_text('{"text": 17}\n')
-    with pytest.raises(UserError, match=r"'text' holds 17 where text is expected"):
-        read(path)
-
-
-def test_names_of_datasets():
-    assert local_files("openwebtext") is None
-    assert local_files("someone/some-corpus_1.0") is None
 
 
 class Hub:
@@ -139,9 +212,12 @@ def hub(tmp_path, monkeypatch):
 
 
 def test_a_dataset_on_the_hub(hub):
-    assert read("someone/corpus") == DOCUMENTS
+    assert local_files("openwebtext") is None
+    assert read("someone/some-corpus_1.0") == DOCUMENTS
     assert read("openwebtext") == DOCUMENTS
-    assert hub.asked == [("someone/corpus", None), ("Skylion007/openwebtext", None)]
+    assert hub.asked == [("someone/some-corpus_1.0", None), ("Skylion007/openwebtext", None)]
+    with pytest.raises(UserError, match=r"someone/corpus has no field 'body'; its fields are id, text"):
+        read("someone/corpus", text_field="body")
 
 
 def test_a_dataset_that_is_a_script_is_read_in_its_converted_form(hub):
@@ -150,21 +226,15 @@ def test_a_dataset_that_is_a_script_is_read_in_its_converted_form(hub):
     assert hub.asked == [("Skylion007/openwebtext", None), ("Skylion007/openwebtext", "refs/convert/parquet")]
 
 
-def test_a_wrong_field_on_the_hub(hub):
-    with pytest.raises(UserError, match=r"someone/corpus has no field 'body'; its fields are id, text"):
-        read("someone/corpus", text_field="body")
-
-
 def test_a_hub_out_of_reach_is_told_in_one_line(monkeypatch):
     def unreachable(api, name, timeout):
         raise ConnectionError("[Errno -2] Name or service\nnot known")
 
     monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", unreachable)
-    with pytest.raises(
-        UserError, match=r"^data\.source: openwebtext: no such file, and .* cannot be reached: Conn"
-    ) as e:
+    expected = r"^data\.source: openwebtext: no such file, and .* cannot be reached: Conn.*"
+    with pytest.raises(UserError, match=expected) as caught:
         read("openwebtext")
-    assert "\n" not in str(e.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_stream_that_breaks_off_can_be_gone_on_with(hub, monkeypatch):

