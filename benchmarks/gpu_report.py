@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 from benchmarks.report import Table
-from brx.plot.curves import draw_curves
+from brx.plot.any_runs import draw_curves
 from brx.runs.comparison import common_target, passage
 from brx.runs.frames import DEPTH, differences, load
 

@@ -96,7 +96,7 @@ def compare(
     for note in board.notes:
         print(f"brx: note: {note}", file=sys.stderr)
     if figure is not None:
-        from brx.plot.leaderboard import draw_leaderboard  # loads matplotlib
+        from brx.plot.any_runs import draw_leaderboard  # loads matplotlib
 
         for path in draw_leaderboard(board.rows, list(DELAYS), figure):
             print(path, file=beside)

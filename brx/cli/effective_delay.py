@@ -33,7 +33,7 @@ def effective_delay(
     from brx.curvature import effective_delay as delays
     from brx.curvature.measured import runs_in_place
     from brx.curvature.norm_result import results_of
-    from brx.plot.effective_delay import draw_effective_delay
+    from brx.plot.curvature import draw_effective_delay
     from brx.runs.formats import format_table
     from brx.runs.frames import differences, load
 

@@ -91,7 +91,7 @@ def hessian_norm(
     from brx.curvature.norm_measurement import Stopped, measure_runs
     from brx.curvature.norm_result import NORM_TITLE, SPACES, STRATEGY_SPACES, NormSettings, measured_norms, norm_table
     from brx.curvature.strategies import StrategySlowdowns, strategy_table
-    from brx.plot.norms import draw_norms, draw_strategy_norms
+    from brx.plot.curvature import draw_norms, draw_strategy_norms
     from brx.runs.checkpoint import run_and_iteration
     from brx.runs.formats import format_table
     from brx.runs.frames import load

@@ -42,7 +42,7 @@ def oscillation(
 
     from brx.curvature.measured import refuse_two_checkpoints
     from brx.curvature.oscillation import measure_oscillation, oscillation_table, oscillations_in
-    from brx.plot.oscillation import draw_oscillation
+    from brx.plot.curvature import draw_oscillation
     from brx.runs.checkpoint import run_and_iteration
     from brx.runs.formats import format_table
 

@@ -98,19 +98,19 @@ def _of_runs(figure: str, folders: list[Path], out: Path | None) -> list[Path]:
     from brx.runs.frames import comparable, differences, left_out, load
 
     if figure == "staleness":
-        from brx.plot.staleness import draw_staleness
+        from brx.plot.any_runs import draw_staleness
 
         return draw_staleness(folders, out or Path("staleness"))
     frame = load(folders)
     if figure == "profiles":
         from brx.curvature.effective_delay import profile_points
-        from brx.plot.effective_delay import draw_profiles
+        from brx.plot.curvature import draw_profiles
 
         shown, *others = comparable(frame)
         for aspects, runs_of_another in left_out(shown, others).items():
             print_note(f"left out, since they differ from the rest in {aspects}: {', '.join(runs_of_another['name'])}")
         return draw_profiles(profile_points(shown), out or Path("profiles"))
-    from brx.plot.curves import draw_curves
+    from brx.plot.any_runs import draw_curves
 
     for line in differences(frame):
         print_note(line)

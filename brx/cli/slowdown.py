@@ -53,7 +53,6 @@ def slowdown(
     ] = None,
 ) -> None:
     """Print the slowdowns, and the iterations saved over the best baseline."""
-    from brx.plot.slowdown import draw_all_targets
     from brx.runs.comparison import at_same_rates, compare, has_slowdowns
     from brx.runs.experiments import at_best_rates, notes, of_rates
     from brx.runs.frames import load
@@ -78,6 +77,8 @@ def slowdown(
         )
     _print(comparison, format, "as given" if target is not None else LAST_QUARTER)
     if all_targets is not None:
+        from brx.plot.any_runs import draw_all_targets  # loads matplotlib
+
         drawn = (runs for runs in comparison.sets if has_slowdowns(runs, reference_stages))
         if (shown := next(drawn, None)) is None:
             raise UserError("--all-targets: every run with a slowdown diverged, or those without delay did")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from brx.config import load_config
-from brx.plot.curves import draw_curves
+from brx.plot.any_runs import draw_curves
 from brx.runs.comparison import common_target
 from brx.runs.formats import format_table
 from brx.runs.frames import load

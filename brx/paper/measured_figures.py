@@ -21,9 +21,7 @@ from brx.paper.scales import Experiments, Scale
 from brx.paper.toy.figures import draw_quadratic, draw_spiral
 from brx.paper.toy.quadratic import QuadraticConfig, run_quadratic
 from brx.paper.toy.spiral import SpiralConfig, run_spiral
-from brx.plot.effective_delay import draw_effective_delay
-from brx.plot.norms import draw_norms, draw_strategy_norms
-from brx.plot.oscillation import draw_oscillation
+from brx.plot.curvature import draw_effective_delay, draw_norms, draw_oscillation, draw_strategy_norms
 from brx.plot.schedule import draw_schedules
 from brx.runs.frames import find_runs, load
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -12,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
-from brx.plot.style import legend_below, look_of
+from brx.plot.style import Look, legend_below, look_of
 from brx.runs.comparison import slowdowns
 from brx.runs.frames import DEPTH, RATE, side_by_side, smoothed_loss, validation_loss
 from brx.runs.slowdown import geometric_mean
@@ -26,19 +25,12 @@ SHORT_LABEL = 10
 """Characters of a label that leave room for two columns under a panel."""
 
 
-@dataclass(frozen=True)
-class Curve:
-    """One experiment in a panel.
+class Curve(NamedTuple):
+    """One experiment in a panel."""
 
-    Attributes:
-        runs: its seeds, rows of `brx.runs.load`.
-        label: in the legend.
-        style: keyword arguments for matplotlib's lines; colour and marker are the method's unless given.
-    """
-
-    runs: pd.DataFrame
+    runs: pd.DataFrame  # its seeds, rows of `brx.runs.load`
     label: str
-    style: dict[str, Any]
+    style: dict[str, Any]  # of matplotlib's lines
 
 
 def curve_of(runs: pd.DataFrame, label: str | None = None, **style: Any) -> Curve:
@@ -100,12 +92,7 @@ def draw_final_losses(
 ) -> None:
     """Final training loss against the number of stages, a line per method; bars: range over seeds.
 
-    Args:
-        axes: where.
-        runs: of several methods and numbers of stages.
-        title: of the panel.
-        x_label: what the number of stages stands for.
-        best_of: methods of which the best at each number of stages is drawn alone, as one line.
+    Of the methods in `best_of`, the best at each number of stages is drawn alone, as one line.
     """
     rivals = runs[runs["method"].isin(best_of)]
     runs = runs[~runs["method"].isin(best_of)]
@@ -115,9 +102,8 @@ def draw_final_losses(
     for method, of_method in runs.groupby("method", sort=False):
         look = look_of(method)
         finals = of_method.groupby(DEPTH)["train_loss"].agg(["mean", "min", "max"])
-        bars = [finals["mean"] - finals["min"], finals["max"] - finals["mean"]]
-        style: dict[str, Any] = {"color": look.color, "marker": look.marker, "markersize": 4, "capsize": 2}
-        axes.errorbar(finals.index, finals["mean"], yerr=bars, label=look.label, **style)
+        ends = finals["min"], finals["max"]
+        draw_points(axes, finals.index, finals["mean"], ends, look, label=look.label, linestyle="-")
     axes.set_xscale("log", base=2)
     ticks = sorted(runs[DEPTH].unique())
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
@@ -127,10 +113,7 @@ def draw_final_losses(
 def draw_rates(axes: Axes, scores: pd.DataFrame, **style: Any) -> None:
     """Final validation loss against the learning rate; the chosen one is filled, crosses at the top diverged or failed.
 
-    Args:
-        axes: where.
-        scores: rows of `brx.runs.experiments.tried_rates`, of one experiment.
-        style: of the line.
+    `scores` are the rows of `brx.runs.experiments.tried_rates` of one experiment.
     """
     rates, failed = scores[RATE], np.isinf(scores["score"])
     chosen = scores[scores["is_best"]]
@@ -143,17 +126,26 @@ def draw_rates(axes: Axes, scores: pd.DataFrame, **style: Any) -> None:
 
 def draw_slowdown(axes: Axes, undelayed: pd.DataFrame, delayed: pd.DataFrame, target: float) -> None:
     """A method with and without delay, and the iterations of each to a target loss."""
-    look = look_of(delayed["method"].iloc[0])
-    ends = [int(runs[DEPTH].iloc[0]) for runs in (undelayed, delayed)]
-    # Labels that begin with an underscore stay out of legends, in which either line is black.
-    curves = [curve_of(undelayed, f"_P = {ends[0]}"), curve_of(delayed, f"_P = {ends[1]}", linestyle="--")]
-    for stages, style in zip(ends, ("-", "--"), strict=True):
-        axes.plot([], [], color="black", linestyle=style, label=f"P = {stages}")
-    (slowdown,) = slowdowns(pd.concat([undelayed, delayed]), target, ends[0]).to_dict("records")
+    look, curves = look_of(delayed["method"].iloc[0]), []
+    for runs, style in ((undelayed, "-"), (delayed, "--")):
+        label = f"P = {runs[DEPTH].iloc[0]}"
+        axes.plot([], [], color="black", linestyle=style, label=label)
+        # Labels that begin with an underscore stay out of legends, in which either line is black.
+        curves.append(curve_of(runs, f"_{label}", linestyle=style))
+    reference_stages = int(undelayed[DEPTH].iloc[0])
+    (slowdown,) = slowdowns(pd.concat([undelayed, delayed]), target, reference_stages).to_dict("records")
     ratio = "" if pd.isna(slowdown["ratio"]) else f"\nslowdown {slowdown_text(slowdown)}"
     draw_training_losses(axes, curves, title=f"{look.label}{ratio}", target=target)
     for iterations in (slowdown["iterations"], slowdown["reference_iterations"]):
         axes.axvline(geometric_mean(iterations), color=look.color, linewidth=0.6, linestyle=":")
+
+
+def draw_points(axes: Axes, x: Any, y: Any, ends: tuple[Any, Any], look: Look, **style: Any) -> None:
+    """One or several points in a method's look, with bars between `ends` (low, high); none where these are NaN."""
+    low, high = ends
+    bars = None if np.isnan(low).any() else np.reshape([y - low, high - y], (2, -1))
+    usual = {"color": look.color, "marker": look.marker, "markersize": 4, "capsize": 2, "linestyle": "none"}
+    axes.errorbar(x, y, **{"yerr": bars, **usual, **style})
 
 
 def factor_axis(axes: Axes) -> None:
@@ -166,9 +158,7 @@ def factor_axis(axes: Axes) -> None:
 
 def finish_panel(axes: Axes, x_label: str, y_label: str, title: str, *, columns: int | None = None) -> None:
     """Labels with units, and the legend under them, where it lies on no curve: by default two columns if they fit."""
-    axes.set_xlabel(x_label)
-    axes.set_ylabel(y_label)
-    axes.set_title(title)
+    axes.set(xlabel=x_label, ylabel=y_label, title=title)
     _, labels = axes.get_legend_handles_labels()
     if labels:
         fitting = 2 if max(map(len, labels)) <= SHORT_LABEL else 1
@@ -195,7 +185,6 @@ def thin(losses: pd.DataFrame, most: int = MOST_POINTS) -> pd.DataFrame:
     return losses.iloc[np.unique(np.linspace(0, len(losses) - 1, min(len(losses), most)).astype(int))]
 
 
-def row_of_axes(figure: Figure, count: int, *, share_y: bool = False) -> list[Axes]:
+def row_of_axes(figure: Figure, count: int) -> list[Axes]:
     """Panels side by side."""
-    panels = figure.subplots(1, count, squeeze=False, sharey=share_y)
-    return list(panels[0])
+    return list(figure.subplots(1, count, squeeze=False)[0])

@@ -16,31 +16,17 @@ FORWARD_COLOR, BACKWARD_COLOR, UPDATE_COLOR = "#9CC9E8", "#A5D6A7", "#D62728"
 
 
 def draw_schedules(num_ranks: int, num_micro_batches: int, path: Path) -> list[Path]:
-    """Draw the three panels for `num_ranks` devices with one stage each.
-
-    Args:
-        num_ranks: R = P.
-        num_micro_batches: in a synchronous step.
-        path: of the figure, without suffix.
-
-    Returns:
-        The files written.
-    """
-    ranks = range(num_ranks)
-    last = 2 * num_micro_batches
+    """Draw the three panels for R = P devices with one stage each, and so many micro-batches in a synchronous step."""
+    ranks, last = range(num_ranks), 2 * num_micro_batches + 4 * num_ranks
     synchronous = timeline([list(synchronous_1f1b(rank, num_ranks, num_micro_batches, 2)) for rank in ranks])
-    actions = [list(asynchronous_1f1b(rank, num_ranks, 1, lambda: last + 4 * num_ranks)) for rank in ranks]
-    asynchronous = timeline(actions)
+    asynchronous = timeline([list(asynchronous_1f1b(rank, num_ranks, 1, lambda: last)) for rank in ranks])
     window = max(entry.end for rank in synchronous for entry in rank)
-    start, end = steady_state(asynchronous)
-    idle = {"sync": bubble_share(synchronous), "async": bubble_share(asynchronous, start, end)}
+    idle = bubble_share(synchronous), bubble_share(asynchronous, *steady_state(asynchronous))
     with new_figure(width=7.0, height=0.36 * num_ranks * 2 + 2.4) as figure:
         axes = figure.subplots(3, 1, height_ratios=[num_ranks, num_ranks, 2.2])
-        _draw(axes[0], synchronous, window)
-        title = f"(a) synchronous 1F1B, {num_micro_batches} micro-batches: idle {idle['sync']:.0%}"
-        axes[0].set_title(title, loc="left")
-        _draw(axes[1], asynchronous, window)
-        axes[1].set_title(f"(b) asynchronous 1F1B: idle {idle['async']:.0%} once full", loc="left")
+        title = f"(a) synchronous 1F1B, {num_micro_batches} micro-batches: idle {idle[0]:.0%}"
+        _draw_devices(axes[0], synchronous, window, title)
+        _draw_devices(axes[1], asynchronous, window, f"(b) asynchronous 1F1B: idle {idle[1]:.0%} once full")
         _draw_delay(axes[2], asynchronous[0], num_ranks, window)
         caption = (
             f"Pipeline of {num_ranks} devices over time; a backward pass takes as long as two forward passes.\n"
@@ -51,7 +37,8 @@ def draw_schedules(num_ranks: int, num_micro_batches: int, path: Path) -> list[P
         return save(figure, path, caption)
 
 
-def _draw(axes: Axes, timed: Sequence[Sequence[Timed]], window: float) -> None:
+def _draw_devices(axes: Axes, timed: Sequence[Sequence[Timed]], window: float, title: str) -> None:
+    axes.set_title(title, loc="left")
     for rank, entries in enumerate(timed):
         _draw_row(axes, entries, len(timed) - 1 - rank, window)
     axes.set_yticks(range(len(timed)), [f"stage {rank + 1}" for rank in reversed(range(len(timed)))])
@@ -68,8 +55,7 @@ def _draw_row(axes: Axes, entries: Sequence[Timed], height: float, window: float
         color = FORWARD_COLOR if entry.action.kind == "F" else BACKWARD_COLOR
         width = min(entry.end, window) - entry.start
         axes.add_patch(Rectangle((entry.start, height - 0.4), width, 0.8, facecolor=color, edgecolor="white"))
-        label = str(entry.action.number)
-        axes.text(entry.start + width / 2, height, label, ha="center", va="center", fontsize=7)
+        axes.text(entry.start + width / 2, height, str(entry.action.number), ha="center", va="center", fontsize=7)
 
 
 def _draw_delay(axes: Axes, entries: Sequence[Timed], num_ranks: int, window: float) -> None:
@@ -77,34 +63,31 @@ def _draw_delay(axes: Axes, entries: Sequence[Timed], num_ranks: int, window: fl
     micro_batch = num_ranks
     tau = updates_between([entry.action for entry in entries], micro_batch)
     _draw_row(axes, entries, 0.0, window)
-    forward = next(e for e in entries if (e.action.kind, e.action.number) == ("F", micro_batch))
+    by_action = {(entry.action.kind, entry.action.number): entry for entry in entries}
+    forward, update = by_action["F", micro_batch], by_action["U", micro_batch]
     for entry in entries:
         if entry.action.kind == "U" and entry.start < window - 0.5:
             number = entry.action.number
             axes.text(entry.start, -0.85, f"$w_{{{number}}}$", ha="center", va="center", color=UPDATE_COLOR, fontsize=7)
-    update = next(e for e in entries if (e.action.kind, e.action.number) == ("U", micro_batch))
     axes.annotate(
         "",
         xy=(update.start, 0.45),
         xytext=((forward.start + forward.end) / 2, 0.45),
         arrowprops={"arrowstyle": "->", "connectionstyle": "arc3,rad=-0.12", "linewidth": 0.9},
     )
-    used = max(0, micro_batch - 1 - tau)
     text = (
         rf"$w_{{{micro_batch - 1}}} \rightarrow w_{{{micro_batch}}}$ with the gradient of micro-batch {micro_batch}"
-        rf" at $w_{{{used}}}$: delay {tau}"
+        rf" at $w_{{{max(0, micro_batch - 1 - tau)}}}$: delay {tau}"
     )
     axes.text((forward.end + update.start) / 2, 1.35, text, ha="center", va="center", fontsize=7)
     axes.set_title("(c) delay at stage 1", loc="left")
     axes.set_yticks([0], ["stage 1"])
     _frame(axes, window, 1)
-    axes.set_ylim(-1.2, 1.8)
-    axes.set_xlabel("time (forward passes)")
+    axes.set(ylim=(-1.2, 1.8), xlabel="time (forward passes)")
 
 
 def _frame(axes: Axes, window: float, num_rows: int) -> None:
-    axes.set_xlim(0, window)
-    axes.set_ylim(-0.6, num_rows - 0.4)
+    axes.set(xlim=(0, window), ylim=(-0.6, num_rows - 0.4))
     axes.grid(False)
     axes.spines["left"].set_visible(False)
     axes.tick_params(left=False)

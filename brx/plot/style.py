@@ -56,9 +56,6 @@ METHOD_LOOKS = {
     "scion": Look("Scion", _INDIGO, "d"),
 }
 
-# Delay is told by the line: solid without, dashed and dotted with.
-_NO_DELAY, _DELAY = "-", (0, (4, 1.2))
-
 
 def look_of(method: str) -> Look:
     """How a method is drawn; one that is not in the table keeps its own name."""
@@ -73,16 +70,15 @@ def sequence_color(place: int, count: int) -> tuple[float, float, float, float]:
 
 def shade(color: str, place: int, count: int) -> tuple[float, float, float]:
     """The shade of a method's colour for one of `count` ordered things, light to dark."""
-    red, green, blue = to_rgb(color)
     towards = -0.6 + 1.1 * place / max(1, count - 1)  # from three fifths of white to half of black
     end = 1.0 if towards < 0 else 0.0
-    mixed = [part + abs(towards) * (end - part) for part in (red, green, blue)]
-    return mixed[0], mixed[1], mixed[2]
+    red, green, blue = (part + abs(towards) * (end - part) for part in to_rgb(color))
+    return red, green, blue
 
 
 def line_style(*, is_delayed: bool) -> str | tuple[int, tuple[float, float]]:
     """Solid without delay, dashed with."""
-    return _DELAY if is_delayed else _NO_DELAY
+    return (0, (4, 1.2)) if is_delayed else "-"
 
 
 @contextmanager
@@ -123,12 +119,8 @@ def save(
 ) -> list[Path]:
     """Write PATH.png, .pdf, .svg and .txt (caption and command), and with details PATH.json; returned in this order.
 
-    Args:
-        figure: laid out once, for all formats alike.
-        path: without suffix.
-        caption: what is shown.
-        command: that draws it.
-        details: what it was drawn from, as JSON has it: the runs, and what was missing.
+    The path is without suffix; `details` are what it was drawn from, as JSON has it: the runs, and what was missing.
+    The figure is laid out once, for all formats alike.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     files = [path.with_name(path.name + suffix) for suffix in (".png", ".pdf", ".svg", ".txt", ".json")]

@@ -33,13 +33,9 @@ def grid(
     stages: Sequence[int] | None = None,
     micro_batches: Sequence[int] | None = None,
 ) -> Grid:
-    """The same question for every P and M; None where the model cannot be split up so.
+    """The same question for every P and M (by default `STAGES`, `MICRO_BATCHES`).
 
-    Args:
-        measurements: what the answers are from.
-        ask: the question for P stages and M micro-batches per update; raises UserError where it cannot be asked.
-        stages: the P; by default `STAGES`.
-        micro_batches: the M; by default `MICRO_BATCHES`.
+    `ask` gives the question for P and M, or raises UserError where the model cannot be split up so: None in the grid.
     """
     cells: Grid = {}
     for shape in product(stages or STAGES, micro_batches or MICRO_BATCHES):
@@ -47,8 +43,8 @@ def grid(
             question = ask(*shape)
         except UserError:
             cells[shape] = None
-            continue
-        cells[shape] = answer(measurements, question)
+        else:
+            cells[shape] = answer(measurements, question)
     return cells
 
 
@@ -60,9 +56,6 @@ def draw_verdict(cells: Grid, path: Path, measurements: Measurements, run: Plann
         path: of the figure, without suffix.
         measurements: what they are from.
         run: the model and its devices, if they were given.
-
-    Returns:
-        The files written.
     """
     verdicts = [verdict for verdict in cells.values() if verdict is not None]
     deepest = max(verdict.question.num_stages for verdict in verdicts)
@@ -91,8 +84,8 @@ def _draw_grid(axes: Axes, cells: Grid) -> None:
     axes.grid(False)
     axes.set(xlabel="micro-batches per update M", ylabel="stages P")
     decided = [v for v in cells.values() if v is not None and v.advantage is not None and not v.is_upper_bound]
-    wins = sum(not one.is_tie and one.advantage > 1 for one in decided if one.advantage is not None)
-    ties = sum(one.is_tie for one in decided)
+    ties = sum(verdict.is_tie for verdict in decided)
+    wins = sum(not verdict.is_tie and (verdict.advantage or 0.0) > 1 for verdict in decided)
     axes.set_title(
         f"asynchronous is faster in {wins} of {len(decided)} pipelines, {ties} tie\n(synchronous / asynchronous time)"
     )
@@ -117,10 +110,10 @@ def _draw_break_even(axes: Axes, verdicts: Sequence[Verdict]) -> None:
             if option.method == method and option.slowdown is not None and not option.slowdown.is_lower_bound
         ]
         if points:
-            look = look_of(method)
+            label, color, marker = look_of(method)
             where, slowdowns, evens = zip(*points, strict=True)
-            axes.plot(where, slowdowns, color=look.color, marker=look.marker, markersize=3, label=look.label)
-            axes.plot(where, evens, color=look.color, linestyle=":", linewidth=0.8)
+            axes.plot(where, slowdowns, color=color, marker=marker, markersize=3, label=label)
+            axes.plot(where, evens, color=color, linestyle=":", linewidth=0.8)
     if axes.lines:
         axes.set_yscale("log", base=2)
         axes.plot([], [], color="black", linestyle=":", linewidth=0.8, label="its break-even")

@@ -5,10 +5,7 @@ import pytest
 
 from brx.curvature.effective_delay import SlowdownPoint, effective_delay
 from brx.curvature.norm_result import STRATEGY_SPACES
-from brx.plot import effective_delay as delay_figures
-from brx.plot import norms as norm_figures
-from brx.plot.effective_delay import draw_effective_delay
-from brx.plot.norms import draw_norms, draw_strategy_norms
+from brx.plot.curvature import draw_effective_delay, draw_norms, draw_strategy_norms
 from tests.curvature.helpers import norm_result
 
 
@@ -22,8 +19,7 @@ def norm(seed, value, space="original", method="pipedream", stages=4, squares=(1
 def drawn(monkeypatch):
     """The figures and captions that would have been saved."""
     saved = []
-    for module in (norm_figures, delay_figures):
-        monkeypatch.setattr(module, "save", lambda figure, _, caption: saved.append((figure, caption)) or [])
+    monkeypatch.setattr("brx.plot.curvature.save", lambda figure, _, caption: saved.append((figure, caption)) or [])
     return saved
 
 

@@ -9,7 +9,7 @@ import pytest
 from brx.cli.main import main
 from brx.errors import UserError
 from brx.files import write_json
-from brx.plot.curves import draw_curves
+from brx.plot.any_runs import draw_curves
 from brx.runs.comparison import common_target, compare, reductions, slowdowns
 from brx.runs.curves_file import export
 from brx.runs.experiments import at_best_rates, notes, tried_rates

@@ -6,7 +6,7 @@ import torch
 
 from brx.errors import UserError
 from brx.model.stage import whole_model
-from brx.plot.staleness import draw_staleness
+from brx.plot.any_runs import draw_staleness
 from brx.runs.curves_file import export, read_staleness
 from brx.train.build import assemble
 from brx.train.loop import train

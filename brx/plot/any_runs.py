@@ -1,0 +1,192 @@
+"""Figures of any runs: loss curves, slowdown against the target, the leaderboard, and what delay does on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from brx.errors import UserError
+from brx.pipeline.delay import depth, stage_delays
+from brx.plot.panels import factor_axis, finish_panel
+from brx.plot.style import legend_below, line_style, look_of, new_figure, save, sequence_color
+from brx.runs.comparison import common_target, is_reference, slowdowns, with_reference
+from brx.runs.curves_file import read_staleness
+from brx.runs.experiments import by_experiment
+from brx.runs.frames import DEPTH, curves, side_by_side
+from brx.runs.reading import SMOOTHING, Run
+
+NUM_TARGETS = 40
+
+
+def draw_curves(runs: pd.DataFrame, path: Path, *, target: float | None = None) -> list[Path]:
+    """Smoothed training loss against iterations; solid without delay, dashed with.
+
+    Args:
+        runs: what to draw, rows of `brx.runs.load`.
+        path: of the figure, without suffix.
+        target: a loss to mark with a line.
+
+    Returns:
+        The files written (PNG, PDF, SVG, caption, runs).
+
+    Raises:
+        UserError: a run failed before its first loss was written.
+    """
+    if len(empty := runs.index[runs["train_loss"].isna()]):
+        raise UserError(f"{empty[0]}: failed before its first loss was written; there is nothing to draw")
+    by_run = dict(iter(curves(runs).groupby("run", sort=False)))
+    labels = {path: _label(run) for path, run in runs.iterrows()}
+    with new_figure(width=5.0, height=3.6) as figure:
+        axes = figure.add_subplot()
+        for run, losses in by_run.items():
+            linestyle = line_style(is_delayed=runs.at[run, "largest_delay"] > 0)
+            style: Any = {"color": look_of(runs.at[run, "method"]).color, "linestyle": linestyle}
+            axes.plot(losses["iteration"], losses["smoothed"], label=labels[run], **style)
+        if target is not None:
+            axes.axhline(target, color="black", linewidth=0.6, linestyle=":", label=f"common target {target:.2f}")
+        smoothed = [losses["smoothed"].dropna() for losses in by_run.values()]
+        settled = np.concatenate([losses[len(losses) // 20 :] for losses in smoothed])
+        axes.set_ylim(settled.min() - 0.1, np.quantile(settled, 0.99) + 0.2)  # a spike must not set the scale
+        axes.set_xlim(0, max(losses["iteration"].max() for losses in by_run.values()))
+        finals = runs["train_loss"].sort_values()
+        title = ""
+        if len(finals) > 1:
+            title = f"{labels[finals.index[0]]} ends lowest, by {finals.iloc[1] - finals.iloc[0]:.2f} nats"
+        finish_panel(axes, "iteration", "training loss (nats)", title, columns=2)
+        caption = f"Training loss in nats; lines are means over {SMOOTHING:.0%} of the iterations."
+        details = {"runs": {str(run): label for run, label in labels.items()}}
+        return save(figure, path, caption, command="brx plot curves RUN...", details=details)
+
+
+def _label(run: pd.Series) -> str:
+    """The method, what of it and of its delay is not as usual, and P."""
+    return f"{look_of(run['method']).label}{run['variant'].removeprefix(run['method'])}, P = {run[DEPTH]}"
+
+
+def draw_all_targets(
+    chosen: pd.DataFrame, path: Path, reference_stages: int = 1, marked: float | None = None
+) -> list[Path]:
+    """Slowdown at the largest number of stages for every target from an early loss to the best final one.
+
+    So nobody has to trust one choice of target. A line ends where its method no longer reaches it under delay.
+
+    Args:
+        chosen: experiments of one model and budget, rows of `at_best_rates`, of which `has_slowdowns`.
+        path: of the figure, without suffix.
+        reference_stages: what slowdown is relative to.
+        marked: a target to mark; by default the loss that all of `chosen` that have a reference reach.
+    """
+    compared = with_reference(chosen, reference_stages)
+    most = compared.loc[~is_reference(compared, reference_stages), DEPTH].max()
+    delayed = compared[compared[DEPTH].isin((most, reference_stages))]
+    losses_by_seed = [side_by_side(seeds) for seeds in by_experiment(delayed)]
+    highest = max(float(losses.iloc[len(losses) // 20].mean()) for losses in losses_by_seed)
+    lowest = delayed[delayed[DEPTH] == most].groupby("experiment")["train_loss"].mean().min()
+    targets = np.linspace(highest, lowest, NUM_TARGETS)
+    ratios = pd.concat([slowdowns(delayed, float(target), reference_stages) for target in targets])
+    ratios = ratios[ratios["ratio"].notna() & ~ratios["is_censored"]]
+    with new_figure(width=6.6, height=4.6) as figure:
+        axes = figure.add_subplot()
+        for method, points in ratios.groupby("method", sort=False):
+            label, color, marker = look_of(method)
+            axes.plot(points["target"], points["ratio"], label=label, color=color, marker=marker, markersize=3)
+        label = "common target" if marked is None else "target"
+        line = common_target(compared) if marked is None else marked
+        axes.axvline(line, color="black", linewidth=0.6, linestyle=":", label=label)
+        axes.invert_xaxis()
+        factor_axis(axes)
+        least = ratios.loc[ratios.groupby("target")["ratio"].idxmin(), "method"].value_counts()
+        title = f"{look_of(least.index[0]).label}: least slowed down at {least.iloc[0]} of {NUM_TARGETS} targets"
+        finish_panel(axes, "target training loss (nats)", f"slowdown at P = {most}", title, columns=3)
+        caption = f"Slowdown at P = {most} against the target loss; a line ends where delay wins."
+        command = "brx slowdown RUNS --all-targets FIGURE"
+        return save(figure, path, caption, command=command, details={"runs": list(delayed.index)})
+
+
+def draw_leaderboard(board: pd.DataFrame, delays: Sequence[str], path: Path) -> list[Path]:
+    """A line per method, the best under the longest delay at the top; a point per delay. Returns the files written."""
+    shown = [delay for delay in delays if f"loss {delay}" in board]
+    losses = board[[f"loss {delay}" for delay in shown]]
+    heights = range(len(board), 0, -1)
+    with new_figure(width=5.0, height=1.3 + 0.24 * len(board)) as figure:
+        axes = figure.add_subplot()
+        axes.hlines(heights, losses.min(axis=1), losses.max(axis=1), color="lightgrey", linewidth=2, zorder=1)
+        for index, delay in enumerate(shown):
+            color = sequence_color(index, len(shown))
+            axes.scatter(losses[f"loss {delay}"], heights, color=color, s=18, label=f"delay: {delay}", zorder=2)
+        axes.set_yticks(list(heights), [look_of(method).label for method in board["method"]])
+        axes.set_xlabel("final training loss (nats)")
+        legend_below(axes, columns=3)
+        under_longest = losses.iloc[:, -1]
+        label = look_of(board.loc[under_longest.idxmin(), "method"]).label
+        axes.set_title(f"{label} ends lowest under the longest delay, at {under_longest.min():.2f} nats")
+        caption = (
+            "Final training loss of each method without delay and under the delays of deeper pipelines, at the best"
+            f" learning rate of each, by the protocol of docs/compare.md. Seeds: at least {board['num_seeds'].min()}."
+        )
+        return save(figure, path, caption, command="brx compare --figure")
+
+
+STALENESS_PANELS = {
+    "stage_gradient_cosine": "cosine of the applied\nand the fresh gradient",
+    "stage_update_cosine": "cosine of the updates\n$t$ and $t - \\lceil\\tau / M\\rceil$",
+    "stage_weight_distance": "distance of used from newest weights\n/ norm of the newest",
+    "stage_sign_changes": "share of sign changes of the update\nin original coordinates",
+    "stage_rotated_sign_changes": "share of sign changes of the update\nin the eigenbasis",
+    "stage_basis_angle": "angle that the eigenbasis turned\nat a refresh (degrees)",
+}
+"""What each metric of `logging.staleness_every` is, for the title of its panel."""
+
+
+def draw_staleness(folders: Sequence[Path], path: Path) -> list[Path]:
+    """A panel per measure against iterations: the mean over a run's delayed stages, and their range as a band.
+
+    Stages without delay are left out, where nothing is stale, unless a run has no others.
+
+    Raises:
+        UserError: a run has no measures.
+    """
+    runs = [Run.load(folder) for folder in folders]
+    measured = [_staleness_of(run, folder) for run, folder in zip(runs, folders, strict=True)]
+    methods = [run.variant for run in runs]
+    labels = [f"{look_of(run.variant).label}, P = {depth(run.config.pipeline)}" for run in runs]
+    with new_figure(width=2.6, height=4.6, columns=3) as figure:
+        for axes, (name, title) in zip(figure.subplots(2, 3).flat, STALENESS_PANELS.items(), strict=True):
+            for index, (method, label, measures) in enumerate(zip(methods, labels, measured, strict=True)):
+                if name in measures:
+                    iterations, numbers = measures[name]
+                    alone = methods.count(method) == 1
+                    color = look_of(method).color if alone else sequence_color(index, len(runs))
+                    label = label if labels.count(label) == 1 else f"{label} ({folders[index].name})"
+                    axes.plot(iterations, np.nanmean(numbers, axis=1), color=color, label=label)
+                    low, high = np.nanmin(numbers, axis=1), np.nanmax(numbers, axis=1)
+                    axes.fill_between(iterations, low, high, color=color, alpha=0.15, linewidth=0)
+            axes.set_title(title)
+            axes.set_xlabel("iteration")
+        handles, texts = figure.axes[0].get_legend_handles_labels()
+        figure.legend(handles, texts, loc="outside lower center", ncols=min(4, len(texts)))
+        caption = "Mean over the delayed stages, and their range; signs of the attention and MLP matrices. Runs: "
+        caption += ", ".join(map(str, folders))
+        return save(figure, path, f"{caption}\nDrawn by: brx plot staleness")
+
+
+def _staleness_of(run: Run, folder: Path) -> dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]:
+    """By measure, iterations (T,) and numbers (T, stages with delay) of a run, NaN for none."""
+    records = read_staleness(folder)
+    delays = np.array([delay.tau for delay in stage_delays(run.config.pipeline)])
+    is_shown = delays > 0 if delays.any() else delays == 0
+    measures = {}
+    for name in STALENESS_PANELS:
+        rows = [(record["iteration"], record[name]) for record in records if name in record]
+        rows = [(t, numbers) for t, numbers in rows if any(number is not None for number in numbers)]
+        if rows:
+            iterations, numbers = zip(*rows, strict=True)
+            measures[name] = (np.array(iterations, dtype=float), np.array(numbers, dtype=float)[:, is_shown])
+    if not measures:
+        raise UserError(f"{folder}: no staleness was measured; train with logging.staleness_every=100")
+    return measures

@@ -1,0 +1,335 @@
+"""Figures of what was measured of the Hessian: norms by coordinates, effective delays, updates along an eigenvector."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pandas as pd
+from matplotlib.axes import Axes
+
+from brx.curvature.effective_delay import (
+    EffectiveDelay,
+    ProfilePoint,
+    SlowdownPoint,
+    profile_table,
+    rank_correlation,
+    uniform_effective_delay,
+)
+from brx.curvature.norm_result import (
+    NORM_TITLE,
+    SPACES,
+    STRATEGY_SPACES,
+    NormResult,
+    by_method_and_depth,
+    norm_table,
+    shares_of_original,
+)
+from brx.curvature.oscillation import DIRECTIONS, Oscillation, representative
+from brx.curvature.strategies import VARIANT_OF_SPACE, StrategySlowdowns, strategy_table
+from brx.plot.panels import draw_points, factor_axis
+from brx.plot.style import COLUMN_WIDTH_IN, legend_below, line_style, look_of, new_figure, save
+from brx.runs.formats import format_table
+from brx.runs.slowdown import geometric_mean
+
+BESIDE = 0.2
+"""How far the points of two coordinates or directions are from the middle of their place."""
+SPACE_LINES = {"original": "-", "rotated": (0, (1, 1))}
+MARKERS = "osD^v<>P*X"
+NORM_LABEL = "Hessian (1,1)-norm / parameter"
+PREDICTORS: dict[str, Callable[[ProfilePoint], float]] = {
+    "effective delay tau' (updates)": lambda point: point.effective.delay,
+    "tau' x (1,1)-norm / parameter": lambda point: point.product,
+}
+TITLES = {"dominant": "along the dominant eigenvector", "random": "along a random orthogonal direction"}
+
+
+def draw_norms(results: Sequence[NormResult], path: Path) -> list[Path]:
+    """The (1,1)-norm per parameter of each run, in both coordinates, with 95 % intervals; logarithmic.
+
+    Runs of one method and P, which differ in the seed, are side by side."""
+    kinds = by_method_and_depth(results)
+    with new_figure(width=max(COLUMN_WIDTH_IN, 1.0 * len(kinds) + 0.8)) as figure:
+        axes = figure.subplots()
+        for place, of_seeds in enumerate(kinds.values()):
+            for space, center in zip(SPACES, (place - BESIDE, place + BESIDE), strict=True):
+                alike = [result for result in of_seeds if result.space == space]
+                for index, result in enumerate(alike):
+                    look = look_of(result.method)
+                    face = "white" if space == "original" else look.color
+                    x = center + 0.1 * (index - (len(alike) - 1) / 2)
+                    draw_points(axes, x, result.normalized, result.interval, look, markerfacecolor=face)
+        for space, face in zip(SPACES, ("white", "black"), strict=True):
+            axes.plot([], [], marker="o", color="black", markerfacecolor=face, linestyle="none", label=space)
+        labels = [f"{look_of(method).label}\nP = {num_stages}" for method, num_stages in kinds]
+        axes.set_xticks(range(len(kinds)), labels)
+        axes.set_xlim(-0.5, len(kinds) - 0.5)
+        factor_axis(axes)
+        axes.set_ylabel(NORM_LABEL)
+        axes.legend(title="coordinates", title_fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
+        table = format_table(norm_table(results), "markdown")
+        return save(figure, path, f"{NORM_TITLE}; bars: 95 % intervals\n{table}")
+
+
+def draw_strategy_norms(results: Sequence[NormResult], delays: StrategySlowdowns | None, path: Path) -> list[Path]:
+    """Norms by coordinates with 95 % intervals, or the range of seeds; if given, slowdowns against norms beside."""
+    columns = 1 if delays is None else 2
+    with new_figure(width=3.4, height=3.1, columns=columns) as figure:
+        panels = figure.subplots(1, columns, squeeze=False)[0]
+        _draw_norms_by_strategy(panels[0], results)
+        if delays is not None:
+            _draw_slowdown_by_norm(panels[1], results, delays)
+        table = format_table(strategy_table(results, delays), "markdown")
+        return save(figure, path, f"{NORM_TITLE}; bars: 95 % intervals, of several seeds their range\n{table}")
+
+
+def _draw_norms_by_strategy(axes: Axes, results: Sequence[NormResult]) -> None:
+    kinds = by_method_and_depth(results)
+    for index, ((method, num_stages), of_seeds) in enumerate(kinds.items()):
+        by_space = {space: [result for result in of_seeds if result.space == space] for space in STRATEGY_SPACES}
+        norms = pd.DataFrame(
+            {place: _over_seeds(by_space[space]) for place, space in enumerate(STRATEGY_SPACES) if by_space[space]},
+            index=["mean", "low", "high"],
+        ).T
+        look = look_of(method)
+        draw_points(
+            axes,
+            norms.index + 0.12 * (index - (len(kinds) - 1) / 2),
+            norms["mean"],
+            (norms["low"], norms["high"]),
+            look,
+            linestyle=line_style(is_delayed=num_stages > 1),
+            marker=MARKERS[index % 5],
+            linewidth=0.8,
+            label=f"weights of {look.label}, P = {num_stages}",
+        )
+    axes.set_xticks(range(len(STRATEGY_SPACES)), [space.replace("-", "\n") for space in STRATEGY_SPACES])
+    factor_axis(axes)
+    axes.set(ylabel=NORM_LABEL, title="norm in each strategy's coordinates")
+    legend_below(axes)
+
+
+def _over_seeds(of_seeds: Sequence[NormResult]) -> tuple[float, float, float]:
+    """The geometric mean per parameter, and the range; of one seed the interval of its estimate."""
+    norms = [result.normalized for result in of_seeds]
+    return (norms[0], *of_seeds[0].interval) if len(norms) == 1 else (geometric_mean(norms), min(norms), max(norms))
+
+
+def _draw_slowdown_by_norm(axes: Axes, results: Sequence[NormResult], delays: StrategySlowdowns) -> None:
+    """The norm's share of the original one, the mean of the runs in the logarithm, against the slowdown."""
+    for space, row in delays.by_space.items():
+        shares = [shares_of_original(result, results) for result in results if result.space == space]
+        known = [share for share, *_ in filter(None, shares)]
+        if not known or pd.isna(row["ratio"]):  # NaN: the reference never reaches the target
+            continue
+        look, point = look_of(VARIANT_OF_SPACE[space]), (geometric_mean(known), row["ratio"])
+        marker = "^" if row["is_censored"] else look.marker
+        draw_points(axes, *point, (row["low"], row["high"]), look, marker=marker, markersize=5, linestyle="-")
+        name = space.replace("-", "/") + (" (more)" if row["is_censored"] else "")
+        axes.annotate(name, point, xytext=(5, 4), textcoords="offset points", fontsize=7)
+    axes.axhline(1.0, color="black", linewidth=0.5)
+    factor_axis(axes)
+    axes.margins(x=0.3, y=0.15)
+    axes.set(xlabel="norm / that in original coordinates", ylabel=f"slowdown at P = {delays.num_stages}")
+    axes.set_title("and what delay costs the strategy")
+
+
+def draw_effective_delay(
+    curves: Sequence[tuple[NormResult, list[EffectiveDelay]]], points: Sequence[SlowdownPoint], path: Path
+) -> list[Path]:
+    """tau' as a share of the largest delay against the number of stages, and measured slowdowns against tau'.
+
+    Args:
+        curves: measurements, and tau' of each for several numbers of stages.
+        points: runs with their slowdown.
+        path: of the figure, without suffix.
+    """
+    columns = 2 if points else 1
+    with new_figure(height=3.6, columns=columns) as figure:
+        panels = figure.subplots(1, columns, squeeze=False)[0]
+        _draw_delays(panels[0], curves)
+        if points:
+            _draw_slowdown_by_delay(panels[1], points)
+        lines = [
+            f"{_label(result)} coordinates: "
+            + ", ".join(f"P = {point.num_stages}: {point.delay:.3g} +- {point.standard_error:.2g}" for point in delays)
+            for result, delays in curves
+        ]
+        lines += [
+            f"{point.run}: tau' {point.delay.delay:.3g}, slowdown to loss {point.target:.3f}: "
+            + ("never reached" if point.slowdown is None else f"{point.slowdown:.3g}")
+            for point in points
+        ]
+        return save(figure, path, "Effective delay; bars and +-: standard error.\n" + "\n".join(lines))
+
+
+def _draw_delays(axes: Axes, curves: Sequence[tuple[NormResult, list[EffectiveDelay]]]) -> None:
+    """A curve per method, P and coordinates; over seeds, means and standard errors."""
+    rows = [
+        (_label(result), result, one.num_stages, one.delay / one.largest, one.standard_error / one.largest)
+        for result, delays in curves
+        for one in delays
+        if one.num_stages > 1
+    ]
+    table = pd.DataFrame(rows, columns=["label", "result", "P", "share", "error"])
+    stages = sorted(table["P"].unique())
+    equal = [uniform_effective_delay(count) / (count - 1) for count in stages]
+    axes.plot(stages, equal, color="black", linewidth=0.8, linestyle=":", label="equal stages")
+    for label, of_label in table.groupby("label", sort=False):
+        result: NormResult = of_label["result"].iloc[0]
+        by_stages = of_label.groupby("P")
+        shares = by_stages["share"].mean()
+        look = look_of(result.method)
+        axes.errorbar(
+            shares.index,
+            shares,
+            yerr=by_stages["share"].sem().fillna(by_stages["error"].mean()),  # over seeds; of one, its estimate's
+            color=look.color,
+            marker=look.marker,
+            markersize=3,
+            linestyle=SPACE_LINES[result.space],
+            alpha=0.4 if result.num_stages == 1 else 1.0,
+            label=label,
+        )
+    axes.set(xlabel="stages P", ylabel="effective delay $\\tau'$ / (P - 1)", xticks=stages, ylim=(0.0, 1.0))
+    legend_below(axes)
+
+
+def _label(result: NormResult) -> str:
+    return f"{look_of(result.method).label} (run at P = {result.num_stages}), {result.space}"
+
+
+def _draw_slowdown_by_delay(axes: Axes, points: Sequence[SlowdownPoint]) -> None:
+    rows = [(point.method, point.label, point.delay.delay, point.slowdown) for point in points]
+    table = pd.DataFrame(rows, columns=["method", "label", "delay", "slowdown"])
+    for method, reached in table.dropna().groupby("method", sort=False):
+        label, color, marker = look_of(method)
+        means = reached.groupby("label")[["delay", "slowdown"]].mean().sort_values("delay")  # over seeds
+        axes.plot(means["delay"], means["slowdown"], color=color, linestyle=line_style(is_delayed=True))
+        axes.scatter(reached["delay"], reached["slowdown"], s=16, color=color, marker=marker, label=label)
+    # One label per delay profile, above its highest point: the methods' tau' are close to each other.
+    labelled = {point.label: point for point in sorted(points, key=lambda point: point.slowdown or 0.0)}
+    for label, point in labelled.items():
+        position = (point.delay.delay, point.slowdown or 0.0)
+        axes.annotate(label, position, textcoords="offset points", xytext=(0, 6), ha="center", fontsize=6)
+    axes.margins(x=0.08, y=0.12)
+    axes.axhline(1.0, color="black", linewidth=0.5)
+    axes.set(xlabel="effective delay $\\tau'$ of the run", ylabel="slowdown in iterations")
+    legend_below(axes)
+
+
+def draw_profiles(points: Sequence[ProfilePoint], path: Path) -> list[Path]:
+    """A panel per predictor; colours are methods, markers are profiles, bars are 95 % intervals."""
+    markers = dict(zip(dict.fromkeys(point.profile for point in points), MARKERS * len(points), strict=False))
+    methods = list(dict.fromkeys(point.method for point in points))
+    groups = {look_of(method).label: [point for point in points if point.method == method] for method in methods}
+    groups |= {"all": list(points)} if len(methods) > 1 else {}
+    with new_figure(columns=2, height=2.8) as figure:
+        panels = figure.subplots(1, 2, sharey=True)
+        lines = []
+        for axes, (title, predictor) in zip(panels, PREDICTORS.items(), strict=True):
+            _draw_profile_points(axes, points, predictor, markers)
+            axes.set_xlabel(title.replace("tau'", "$\\tau'$"))
+            correlations = ", ".join(
+                f"{name} {rank_correlation(members, [predictor(point) for point in members]):.2f}"
+                for name, members in groups.items()
+            )
+            axes.set_title(f"Spearman: {correlations}", fontsize=6)
+            lines.append(f"Spearman correlation with {title}: {correlations}.")
+        panels[0].set_ylabel("slowdown in iterations")
+        for profile, marker in markers.items():
+            panels[1].plot([], [], color="black", marker=marker, markersize=4, linestyle="none", label=profile)
+        for method in methods:
+            panels[1].plot([], [], color=look_of(method).color, label=look_of(method).label)
+        figure.legend(loc="outside right center", fontsize=6, title="delays by stage", title_fontsize=6)
+        caption = "Slowdown under delay profiles; bars: 95 % intervals, arrows: lower bounds.\n" + "\n".join(lines)
+        return save(figure, path, f"{caption}\n{format_table(profile_table(points), 'markdown')}")
+
+
+def _draw_profile_points(
+    axes: Axes, points: Sequence[ProfilePoint], predictor: Callable[[ProfilePoint], float], markers: dict[str, str]
+) -> None:
+    for point in points:
+        if not point.ratio > 0:  # its reference never reaches the loss
+            continue
+        low, high, is_bound = (point.slowdown[key] for key in ("low", "high", "is_censored"))
+        # A bound has no interval: the length of its arrow says nothing.
+        arrow = {"lolims": True, "yerr": 0.15 * point.ratio} if is_bound and not low > 0 else {"lolims": is_bound}
+        style = {"marker": markers[point.profile], "elinewidth": 0.8, **arrow}
+        draw_points(axes, predictor(point), point.ratio, (low, high), look_of(point.method), **style)
+    axes.axhline(1.0, color="black", linewidth=0.5)
+    factor_axis(axes)
+    axes.set_xlim(left=0)
+
+
+def draw_oscillation(results: Sequence[Oscillation], path: Path) -> list[Path]:
+    """A row per P: the projections of one checkpoint per method on both directions, and the variances of all.
+
+    The two directions have vertical scales of their own: updates along a random direction are small.
+    """
+    stages = sorted({result.num_stages for result in results})
+    with new_figure(width=2.6, height=0.9 + 1.5 * len(stages), columns=3) as figure:
+        rows = figure.subplots(len(stages), 3, squeeze=False, sharey="col", width_ratios=(1, 1, 0.75))
+        for row, num_stages in zip(rows, stages, strict=True):
+            methods: dict[str, list[Oscillation]] = {}
+            for result in results:
+                if result.num_stages == num_stages:
+                    methods.setdefault(result.method, []).append(result)
+            shown = [representative(alike) for alike in methods.values()]
+            for axes, direction in zip(row, DIRECTIONS, strict=False):
+                _draw_projections(axes, shown, direction)
+            _draw_variances(row[2], methods)
+            row[0].set_ylabel(f"P = {num_stages}\nprojection of the update")
+            eigenvalues = (f"{look_of(one.method).label} {one.eigenvalue:.2g}" for one in shown)
+            row[0].set_title(f"{TITLES['dominant']}\n(eigenvalue: {', '.join(eigenvalues)})")
+        rows[0, 1].set_title(TITLES["random"])
+        rows[0, 2].set_title("variance (hollow: random)")
+        for axes in rows[-1][:2]:
+            axes.set_xlabel("iterations after the checkpoint")
+        handles, labels = rows[0, 0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+        return save(figure, path, _oscillation_caption(results))
+
+
+def _draw_projections(axes: Axes, shown: Sequence[Oscillation], direction: str) -> None:
+    for result in shown:
+        look = look_of(result.method)
+        axes.plot(getattr(result, direction).projections, color=look.color, linewidth=1.0, label=look.label)
+    axes.axhline(0.0, color="black", linewidth=0.5)
+    axes.ticklabel_format(axis="y", scilimits=(-2, 3))
+
+
+def _draw_variances(axes: Axes, methods: dict[str, list[Oscillation]]) -> None:
+    """Filled along the dominant eigenvector, hollow along the random one; a bar at the geometric mean of several."""
+    for index, (method, results) in enumerate(methods.items()):
+        _, color, marker = look_of(method)
+        for direction, face, beside in zip(DIRECTIONS, (color, "white"), (-0.15, 0.15), strict=True):
+            variances, x = [getattr(result, direction).variance for result in results], index + beside
+            axes.plot([x] * len(variances), variances, marker, color=color, markerfacecolor=face, ms=5)
+            mean = geometric_mean(variances)
+            if len(variances) > 1:
+                axes.hlines(mean, x - 0.12, x + 0.12, color="black", linewidth=1.2)
+            axes.annotate(
+                f"{mean:.1e}", (x, max(variances)), xytext=(0, 5), textcoords="offset points", ha="center", fontsize=6
+            )
+    axes.set_yscale("log")
+    axes.margins(x=0.3, y=0.2)
+    axes.set_xticks(range(len(methods)), [look_of(method).label.replace(" ", "\n") for method in methods])
+    axes.grid(visible=False, axis="x")
+
+
+def _oscillation_caption(results: Sequence[Oscillation]) -> str:
+    lines = [
+        "Projections of the updates w(t) - w(t - 1), trained on from a checkpoint on the way; of several checkpoints or"
+        " seeds of a method the first seed's middle one. Variance: filled along the dominant eigenvector, hollow along"
+        " the random direction, a point per checkpoint and seed, a bar and the number: geometric mean."
+    ]
+    for result in results:
+        lines.append(f"{result.run}, iteration {result.iteration}: eigenvalue {result.eigenvalue:.4g}")
+        for direction, title in TITLES.items():
+            track = getattr(result, direction)
+            lines.append(
+                f"  {title}: sign changes {track.sign_changes:.0%}, variance {track.variance:.3g}, share of the"
+                f" updates' squared norms {track.share:.2g}"
+            )
+    return "\n".join(lines)
