@@ -36,7 +36,7 @@ from brx.config.schema import RunConfig
 from brx.data.prepare import prepare
 from brx.distributed.launch import free_port
 from brx.distributed.processes import DistributedWorld
-from brx.pipeline.world import SingleDevice
+from brx.pipeline.world import World
 from brx.runs.metrics import MEASURED, read_metrics
 from brx.train.loop import train
 from tests.train.helpers import tiny_config
@@ -140,7 +140,7 @@ def _fork(config: RunConfig, out: Path, rank: int, num_ranks: int, port: str) ->
     code = 1
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        world: Any = SingleDevice()
+        world: Any = World()
         if num_ranks > 1:
             os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1"}
             os.environ["MASTER_PORT"] = port

@@ -53,7 +53,7 @@ def train(
     run_config = load_config(source / "config.yaml" if is_run else config, settings, is_new=not resume)
     # Wrong settings are told at once; torch takes seconds to load.
     from brx.distributed.processes import DistributedWorld
-    from brx.pipeline.world import SingleDevice, World
+    from brx.pipeline.world import World
     from brx.runs.checkpoint import check_request
     from brx.runs.folder import RunFolder, default_folder
     from brx.runs.lock import hand_down, hold
@@ -62,7 +62,7 @@ def train(
 
     folder = out or (source if is_run else default_folder(run_config, find_config(config).stem))
 
-    world: World = SingleDevice()
+    world = World()
     if is_rank:
         end_with_launcher()
         world = DistributedWorld(run_config.pipeline.timeout_s)

@@ -1,21 +1,22 @@
-"""Several devices, one process each, as torchrun or `brx train --devices R` starts them."""
+"""Several devices, one process each, as torchrun or `brx train --devices R` starts them, and the links between them."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import pickle
+from collections import deque
+from collections.abc import Iterator
 from datetime import timedelta
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from brx.distributed.links import connect, told_if_lost
-from brx.errors import UserError
-from brx.pipeline.engine import Neighbours
+from brx.errors import NeighbourLostError, UserError
+from brx.pipeline.world import Neighbours, World
 
 T = TypeVar("T")
 
@@ -26,8 +27,8 @@ _MEETING_TIMEOUT_S = 300.0
 """How long the first process waits for the last at least: they start, and load torch, at different times."""
 
 
-class DistributedWorld:
-    """Implements `brx.pipeline.world.World` over torch.distributed.
+class DistributedWorld(World):
+    """One of several processes, over torch.distributed.
 
     Reads RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT; UserError where the processes
     cannot find each other. Once all have met, a device counts as lost after `timeout_s` seconds without an answer. What
@@ -56,7 +57,20 @@ class DistributedWorld:
     def connect(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Neighbours | None:
         if self.num_ranks == 1:
             return None
-        return connect(self.rank, self.num_ranks, shape, dtype, device, self._timeout_s)
+        previous = self.rank - 1 if self.rank > 0 else None
+        following = self.rank + 1 if self.rank + 1 < self.num_ranks else None
+
+        def channel(source: int | None, target: int | None, num_buffers: int) -> PointToPoint:
+            needed = num_buffers if source is not None else 0
+            buffers = [torch.empty(shape, dtype=dtype, device=device) for _ in range(needed)]  # each (B, S, D)
+            return PointToPoint(source, target, shape[0], buffers, self._timeout_s)
+
+        # A received activation is the input of a graph until its backward pass: one buffer for each of the R - r
+        # micro-batches that may be in flight here, and one to receive into meanwhile. A gradient is used at once.
+        return Neighbours(
+            activations=channel(previous, following, self.num_ranks - self.rank + 1),
+            gradients=channel(following, previous, 2),
+        )
 
     def gather(self, value: T) -> list[T]:
         # dist.gather_object would make all wait for all; here only rank 0 waits.
@@ -78,21 +92,14 @@ class DistributedWorld:
         with told_if_lost(None, self._timeout_s):
             dist.barrier(group=self._patient if patient else self._control)
 
-    def announce_stop(self, iteration: int) -> None:
-        self._store.set("stop", str(iteration))
+    def announce(self, topic: Literal["stop", "divergence"], message: str) -> None:
+        with contextlib.suppress(RuntimeError):  # rank 0 is gone: nobody is left who would read it
+            self._store.set(topic, message)
 
-    def announced_stop(self) -> int | None:
-        return int(self._store.get("stop")) if self._store.check(["stop"]) else None
-
-    def announce_divergence(self, message: str) -> None:
-        with contextlib.suppress(RuntimeError):  # rank 0 is gone: nobody is left who would write it down
-            self._store.set("divergence", message)
-
-    def announced_divergence(self) -> str | None:
-        return self._store.get("divergence").decode() if self._store.check(["divergence"]) else None
+    def announced(self, topic: Literal["stop", "divergence"]) -> str | None:
+        return self._store.get(topic).decode() if self._store.check([topic]) else None
 
     def close(self) -> None:
-        """Part from the others, all at once."""
         self.barrier()
         for work, _ in self._sending:
             if work is not None:
@@ -109,7 +116,7 @@ class DistributedWorld:
         return value
 
     def _make_store(self) -> TCPStore:
-        """A store of our own: what rank 0 has set, everybody sees from then on."""
+        """A store of our own, at rank 0: what anybody has set, everybody sees from then on."""
         host = os.environ.get("MASTER_ADDR", "127.0.0.1")
         timeout = timedelta(seconds=self._timeout_s)
         if self.rank == 0:
@@ -117,3 +124,79 @@ class DistributedWorld:
             self.broadcast(store.port)
             return store
         return TCPStore(host, self.broadcast(0), is_master=False, timeout=timeout)
+
+
+class PointToPoint:
+    """Implements `brx.pipeline.world.Channel` over torch.distributed: a send and a receive in flight at most.
+
+    Activations and gradients travel in process groups of their own: with NCCL the operations of one group are run in
+    the order in which they were posted, and a receive posted ahead in one direction would hold up the other. All
+    devices make their channels at the same time.
+
+    Args:
+        source: the rank that is received from; None for none.
+        target: the rank that is sent to; None for none.
+        num_examples: B of the messages.
+        buffers: to receive into, in turn; a tensor is overwritten when its turn comes again.
+        timeout_s: seconds without an answer after which a neighbour counts as lost.
+    """
+
+    def __init__(
+        self, source: int | None, target: int | None, num_examples: int, buffers: list[Tensor], timeout_s: float
+    ) -> None:
+        self._source, self._target = source, target
+        self._num_examples = num_examples
+        self._free = deque(buffers)
+        self._group = dist.new_group(timeout=timedelta(seconds=timeout_s))
+        self._timeout_s = timeout_s
+        self._receiving: tuple[dist.Work, Tensor] | None = None
+        self._sending: tuple[dist.Work, Tensor] | None = None
+
+    def send(self, tensor: Tensor) -> None:
+        self.wait_for_send()
+        missing = self._num_examples - len(tensor)
+        if missing:  # the last validation batch may be smaller; messages are all of one size
+            tensor = torch.cat([tensor, tensor.new_zeros(missing, *tensor.shape[1:])])
+        tensor = tensor.contiguous()
+        with told_if_lost(self._target, self._timeout_s):
+            work = dist.isend(tensor, self._target, group=self._group)
+        assert work is not None
+        self._sending = work, tensor  # the tensor has to outlive the transfer
+
+    def wait_for_send(self) -> None:
+        if self._sending is not None:
+            self._wait(self._sending[0], self._target)
+            self._sending = None
+
+    def post_receive(self) -> None:
+        if self._receiving is not None or self._source is None:
+            return
+        buffer = self._free.popleft()
+        self._free.append(buffer)
+        with told_if_lost(self._source, self._timeout_s):
+            work = dist.irecv(buffer, self._source, group=self._group)
+        assert work is not None
+        self._receiving = work, buffer
+
+    def receive(self) -> Tensor:
+        self.post_receive()
+        assert self._receiving is not None
+        work, buffer = self._receiving
+        self._wait(work, self._source)
+        self._receiving = None
+        return buffer.detach()
+
+    def _wait(self, work: dist.Work, peer: int | None) -> None:
+        with told_if_lost(peer, self._timeout_s):
+            work.wait(timedelta(seconds=self._timeout_s))
+
+
+@contextlib.contextmanager
+def told_if_lost(peer: int | None, timeout_s: float) -> Iterator[None]:
+    """What torch.distributed's error says about a peer (None: any), in words: NeighbourLostError."""
+    try:
+        yield
+    except RuntimeError as error:
+        waited = "timed out" in str(error).lower() or "timeout" in str(error).lower()
+        problem = f"did not answer for {timeout_s:g} s" if waited else "closed its connection"
+        raise NeighbourLostError(peer, problem) from None

@@ -1,16 +1,16 @@
 """`delayed`: anybody's model, in anybody's training loop, under the delay of a pipeline. Needs torch alone.
 
-Hooks do it. Before a training forward pass, each stage binds the version that docs/semantics.md names; after it, the
-newest weights are back, for whoever looks at them. When the backward pass reaches the model's output, the
-version is bound again (recomputed activations look weights up), until the backward pass ends. Gradients arrive at the
-parameters themselves, so that clipping, GradScaler, DDP and the optimizer find them. After `optimizer.step()`, the new
-version goes into the rings. The versions are the engine's own, `brx.pipeline.versions`.
+Hooks do it, with the engine's own versions (`brx.pipeline.versions`). Before a training forward pass, each stage binds
+the version that docs/semantics.md names; after it, the newest weights are back, for whoever looks at them. When the
+backward pass reaches the model's output, the version is bound again (recomputed activations look weights up), until
+the backward pass ends. Gradients arrive at the parameters themselves, so that clipping, GradScaler, DDP and the
+optimizer find them. After `optimizer.step()`, the new version goes into the rings.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 from weakref import WeakSet
 
 import torch
@@ -68,16 +68,16 @@ def delayed(
         raise UserError("delayed: the model is under delay already; call remove() of its pipeline first")
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
     by_stage = assign(model, optimizers, stages)
-    if forecast is not None and stash != "exact":
-        raise UserError(f"delayed: forecast needs stash exact, got {stash}")
-    choices: dict[str, tuple[Any, Sequence[Any]]] = {
-        "stash": (stash, ("exact", "none", "predict")),
-        "forecast": (forecast, (None, *FORECAST_RULES)),
-        "rings": (rings, ("device", "host")),
-    }
-    for name, (value, known) in choices.items():
+    choices: list[tuple[str, Any, Sequence[Any]]] = [
+        ("stash", stash, get_args(StashMode)),
+        ("forecast", forecast, (None, *FORECAST_RULES)),
+        ("rings", rings, ("device", "host")),
+    ]
+    for name, value, known in choices:
         if value not in known:
             raise UserError(f"delayed: {name} must be one of {', '.join(map(str, known))}, got {value!r}")
+    if forecast is not None and stash != "exact":
+        raise UserError(f"delayed: forecast needs stash exact, got {stash}")
     return DelayedPipeline(model, optimizers, by_stage, delay, accumulation, stash, forecast, rings == "host", seed)
 
 
@@ -110,8 +110,9 @@ class DelayedPipeline:
         self.updates = 0
         self._optimizers = [_innermost(optimizer) for optimizer in optimizers]
         self._parameters = dict(model.named_parameters())
+        self._trained = [self._parameters[name] for names in by_stage for name in names]
         self._places = [(m, name, p) for m in model.modules() for name, p in m._parameters.items() if p is not None]
-        self._given = _num_given(self._optimizers)
+        self._num_optimized = _num_optimized(self._optimizers)
         self._profile, self._seed, self._accumulation = delay, seed, accumulation
         self._stash, self._forecast, self._on_host = stash, forecast, on_host
         self._stages: list[StageVersions] = []  # made with the first update, when M and the device are known
@@ -120,17 +121,18 @@ class DelayedPipeline:
         self._backward_of: int | None = None  # the micro-batch whose backward pass runs
         self._open: set[int] = set()  # micro-batches between the passes
         self._has_backward = False  # whether the update under way has had a backward pass
-        self._stepped: set[int] = set()
-        self._before: list[Tensor] = []
+        self._stepped: set[int] = set()  # ids of the optimizers that have made their step of the update under way
         disable = torch.compiler.disable  # a compiled model calls the hooks between its graphs
         _DELAYED.add(model)
         self._hooks = [
             model.register_forward_pre_hook(disable(self._before_forward), prepend=True),  # type: ignore[no-untyped-call]
             model.register_forward_hook(disable(self._after_forward), always_call=True),  # type: ignore[no-untyped-call]
         ]
-        for optimizer in self._optimizers:
-            self._hooks.append(optimizer.register_step_pre_hook(self._before_step))
-            self._hooks.append(optimizer.register_step_post_hook(self._after_step))
+        for each in self._optimizers:
+            self._hooks += [
+                each.register_step_pre_hook(self._before_step),
+                each.register_step_post_hook(self._after_step),
+            ]
 
     def delays(self) -> list[StageDelay]:
         """Of the stages; with one micro-batch per update until M is known."""
@@ -138,18 +140,22 @@ class DelayedPipeline:
 
     def delay_of(self, parameter: Tensor) -> float:
         """tau in updates of a parameter's stage, for a learning-rate rule; 0 of one that does not train."""
-        for names, delay in zip(self.by_stage, self.delays(), strict=True):
-            if any(self._parameters[name] is parameter for name in names):
-                return delay.tau_updates
-        return 0.0
+        stages = zip(self.by_stage, self.delays(), strict=True)
+        taus = (delay.tau_updates for names, delay in stages if any(self._parameters[n] is parameter for n in names))
+        return next(taus, 0.0)
 
     def settings(self) -> dict[str, Any]:
         """As the section `pipeline` of a run's configuration; a function's delays as their largest values."""
-        profile, M = self._profile, self._accumulation or 1
+        profile = self._profile
         if callable(profile) or isinstance(profile, tuple):
             profile = [delay.tau for delay in self.delays()]
-        known = {"stages": len(self.by_stage), "delay": profile, "accumulation": M}
-        return {**known, "stash": self._stash, "forecast": self._forecast}
+        return {
+            "stages": len(self.by_stage),
+            "delay": profile,
+            "accumulation": self._accumulation or 1,
+            "stash": self._stash,
+            "forecast": self._forecast,
+        }
 
     def remove(self) -> None:
         """Take the hooks off: from here on the model trains without delay."""
@@ -183,11 +189,11 @@ class DelayedPipeline:
         lines = ["stage  tau  updates  parameters  ring"]
         for index, (names, delay) in enumerate(zip(self.by_stage, self.delays(), strict=True)):
             weights = [self._parameters[name] for name in names]
-            ring = delay.num_slots * sum(weight.nbytes for weight in weights) if delay.tau else 0
+            ring = delay.num_slots * sum(weight.nbytes for weight in weights) / 2**20 if delay.tau else 0
             shown = f"{names[0]} ... {names[-1]}" if names else "nothing that trains"
             count = sum(weight.numel() for weight in weights)
             lines.append(
-                f"{index:>5}  {delay.tau:>3}  {delay.tau_updates:>7.4g}  {count:>10,}  {ring / 2**20:.1f} MiB  {shown}"
+                f"{index:>5}  {delay.tau:>3}  {delay.tau_updates:>7.4g}  {count:>10,}  {ring:.1f} MiB  {shown}"
             )
         first = {id(parameter): name for name, parameter in self._parameters.items()}
         for name, parameter in self.model.named_parameters(remove_duplicate=False):
@@ -202,15 +208,11 @@ class DelayedPipeline:
         return [
             StageVersions(
                 self.model, index, delay, self._stash, on_host=self._on_host, forecast=rule, names=set(names),
-                always_copy=True,
+                always_copy=True,  # GradScaler may skip an update
             )
             for index, (names, delay) in enumerate(zip(self.by_stage, self.delays(), strict=True))
             if names
         ]  # fmt: skip
-
-    @property
-    def _is_counting(self) -> bool:
-        return self.updates == 0 and not self._stages
 
     def _before_forward(self, module: nn.Module, args: Any) -> None:
         if not (module.training and torch.is_grad_enabled()):
@@ -218,13 +220,13 @@ class DelayedPipeline:
         if self._stepped:  # another optimizer has skipped its step
             self._complete_update()
         self._check_model()
-        if self._has_backward and all(p.grad is None for p in self._trained()):
+        if self._has_backward and all(p.grad is None for p in self._trained):
             # Gradients were dropped without a step (GradScaler skips one): these micro-batches come anew.
             self._forget_micro_batches()
         if self._open and (self._stash != "exact" or self._on_host):
             what = "rings on the host need" if self._on_host else f"stash {self._stash} needs"
             raise UserError(f"delayed: {what} each backward pass before the next forward pass")
-        if self._stash != "exact" and torch.is_autocast_enabled(self._device.type):
+        if self._stash != "exact" and torch.is_autocast_enabled(self._trained[0].device.type):
             raise UserError(f"delayed: stash {self._stash} needs autocast off: it saves a copy of the weights")
         self._micro_batch += 1
         for stage in self._stages:
@@ -282,8 +284,8 @@ class DelayedPipeline:
             raise UserError("delayed: optimizer.step() without a backward pass through the delayed model")
         if not takes_closure and not self._micro_batch:
             raise UserError("delayed: optimizer.step() without a training forward pass of the delayed model as a whole")
-        if self._is_counting:
-            # A closure's own forward pass is the update's last micro-batch, and yet to come.
+        if self.updates == 0 and not self._stages:
+            # M is the number of micro-batches so far. A closure's own forward pass, the last of them, is yet to come.
             self._accumulation = self._accumulation or self._micro_batch + takes_closure
             self._stages = self._make_stages()
         for stage in self._stages:
@@ -311,47 +313,28 @@ class DelayedPipeline:
         for stage in self._stages:
             stage.forget_copies()
 
-    def _trained(self) -> Iterable[Tensor]:
-        return (self._parameters[name] for names in self.by_stage for name in names)
-
-    @property
-    def _device(self) -> torch.device:
-        return next(iter(self._trained())).device
-
     def _check_model(self) -> None:
-        """
-        Raises:
-            UserError: what was given to `delayed` is no longer what trains.
-        """
+        """UserError where what was given to `delayed` is no longer what trains."""
         for module, name, parameter in self._places:
             if module._parameters.get(name) is not parameter:
                 raise UserError(
                     f"delayed: parameter {name} of {type(module).__name__} is another object than it was; call delayed"
                     " after the model is final (sharding with FSDP2 is not supported: its weights are exchanged)"
                 )
-        if _num_given(self._optimizers) != self._given:
+        if _num_optimized(self._optimizers) != self._num_optimized:
             raise UserError("delayed: an optimizer was given parameters later; call delayed after add_param_group")
         if not self._micro_batch and sum(1 for _ in self.model.parameters()) != len(self._parameters):
             raise UserError("delayed: the model has other parameters than it had; call delayed after it is final")
-        for stage in self._stages:
-            if not stage.ring:
-                continue
+        for stage in (stage for stage in self._stages if stage.ring):
             older, newest = stage.ring[0][0], next(iter(stage.newest.values()))
+            if older.dtype != newest.dtype:
+                raise UserError(f"delayed: the model went from {older.dtype} to {newest.dtype}; convert it before")
             if not self._on_host and older.device != newest.device:
-                moved = f"from {older.device} to {newest.device}; move it"
-            elif older.dtype != newest.dtype:
-                moved = f"from {older.dtype} to {newest.dtype}; convert it"
-            else:
-                continue
-            raise UserError(f"delayed: the model went {moved} before training")
+                raise UserError(f"delayed: the model went from {older.device} to {newest.device}; move it before")
 
 
 def assign(model: nn.Module, optimizers: Sequence[Optimizer], stages: Stages) -> list[list[str]]:
-    """The names of the parameters of each stage, of those that an optimizer trains.
-
-    Raises:
-        UserError: names those that cannot be assigned.
-    """
+    """The names of the parameters of each stage, of those that an optimizer trains; UserError for what has none."""
     named = dict(model.named_parameters())
     given = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
     trained = [name for name, parameter in named.items() if id(parameter) in given]
@@ -372,7 +355,13 @@ def assign(model: nn.Module, optimizers: Sequence[Optimizer], stages: Stages) ->
         if unknown:
             raise UserError(f"delayed: stages: no parameter's name is or begins with {', '.join(unknown)}")
     of = _cut(model, stages) if isinstance(stages, int) else stages
-    found: dict[str, Any] = {name: of(name) if callable(of) else _by_beginning(of, name) for name in trained}
+    found: dict[str, Any] = {}
+    for name in trained:
+        if callable(of):
+            found[name] = of(name)
+        else:  # the entry of the longest beginning of the dotted name
+            beginnings = [key for key in of if f"{name}.".startswith(f"{key}.")]
+            found[name] = of[max(beginnings, key=len)] if beginnings else None
     wrong = [name for name, k in found.items() if isinstance(k, bool) or not isinstance(k, int) or k < 0]
     if wrong:
         raise UserError(f"delayed: stages: {_some(wrong)} assigned to no stage; each needs a whole number from 0")
@@ -382,7 +371,7 @@ def assign(model: nn.Module, optimizers: Sequence[Optimizer], stages: Stages) ->
 
 def _cut(model: nn.Module, num_stages: int) -> Callable[[str], int]:
     """The stage by name, when the longest run of like blocks is cut evenly."""
-    prefixes: list[str] = []
+    prefixes: list[str] = []  # of the parameters of each block
     for path, container in model.named_modules():
         if isinstance(container, nn.ModuleList | nn.Sequential | nn.ModuleDict):
             run: list[str] = []
@@ -404,19 +393,12 @@ def _cut(model: nn.Module, num_stages: int) -> Callable[[str], int]:
     bounds = [(k + 1) * len(prefixes) // num_stages for k in range(num_stages)]
 
     def stage_of(name: str) -> int:
-        for index, prefix in enumerate(prefixes):
-            if name.startswith(prefix):
-                return next(k for k, bound in enumerate(bounds) if index < bound)
-        return 0 if names.index(name) < first else num_stages - 1
+        block = next((i for i, prefix in enumerate(prefixes) if name.startswith(prefix)), None)
+        if block is None:  # before the first block or after the last one
+            return 0 if names.index(name) < first else num_stages - 1
+        return next(k for k, bound in enumerate(bounds) if block < bound)
 
     return stage_of
-
-
-def _by_beginning(mapping: Mapping[str, int], name: str) -> int | None:
-    """The entry of the longest beginning of a dotted name; None if there is none."""
-    parts = name.split(".")
-    beginnings = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
-    return next((mapping[beginning] for beginning in beginnings if beginning in mapping), None)
 
 
 def _innermost(optimizer: Any) -> Optimizer:
@@ -426,7 +408,7 @@ def _innermost(optimizer: Any) -> Optimizer:
     return optimizer  # type: ignore[no-any-return]
 
 
-def _num_given(optimizers: Sequence[Optimizer]) -> int:
+def _num_optimized(optimizers: Sequence[Optimizer]) -> int:
     return sum(len(group["params"]) for optimizer in optimizers for group in optimizer.param_groups)
 
 

@@ -17,10 +17,6 @@ from brx.errors import UserError
 if TYPE_CHECKING:
     from brx.config.schema import PipelineConfig
 
-DelayFunction = Callable[[int, int, int, int], int]
-"""tau of (stage, number of stages, micro-batch from 1, seed). It has an attribute `most`, the largest tau that it
-returns: a number, or a function of (stage, number of stages)."""
-
 SAMPLED = 1000
 """Micro-batches over which the mean of a delay function is taken."""
 
@@ -32,15 +28,12 @@ class StageDelay:
     Micro-batches are counted n = 1, 2, ...; update t takes M of them, (t - 1) M + 1 to t M. Version v of the weights
     is what v updates have made of them. A version has a slot of the stage's ring until the version that is `num_slots`
     updates newer takes its place.
-
-    Attributes:
-        tau: how many micro-batches old the weights are from which a gradient was computed, once the pipeline has
-            filled.
-        accumulation: M, the micro-batches per update.
     """
 
     tau: int
+    """How many micro-batches old the weights are from which a gradient was computed, once the pipeline has filled."""
     accumulation: int = 1
+    """M, the micro-batches per update."""
 
     def version_used(self, micro_batch: int) -> int:
         """The version with which the forward pass of a micro-batch runs: max(0, floor((n - 1 - tau) / M))."""
@@ -103,23 +96,17 @@ class VaryingDelay(StageDelay):
     Versions never run backwards: where the function's delay grows by more than 1 from one micro-batch to the next, the
     stage stays at the newest version that an earlier micro-batch used. As tau <= most, only the `most` micro-batches
     before can have used a newer one, so that nothing has to be remembered.
-
-    Attributes:
-        tau_at: the function's tau at a micro-batch.
     """
 
     tau_at: Callable[[int], int] = field(default=lambda n: 0, compare=False)
+    """The function's tau at a micro-batch."""
 
     @cached_property
-    def _mean(self) -> float:
-        first = self.tau + 1  # all are filled by then
-        ages = [n - 1 - self._newest_asked_for(n) for n in range(first, first + SAMPLED)]
-        return sum(ages) / SAMPLED
-
-    @property
     def tau_updates(self) -> float:
         """The mean over the first 1,000 micro-batches after the pipeline has filled, over M."""
-        return self._mean / self.accumulation
+        first = self.tau + 1
+        ages = [n - 1 - self._newest_asked_for(n) for n in range(first, first + SAMPLED)]
+        return sum(ages) / SAMPLED / self.accumulation
 
     @property
     def micro_batches_share_slots(self) -> bool:
@@ -141,10 +128,9 @@ def delays_of(
 
     Args:
         profile: `pipeline` (tau_k = P - 1 - k), `2bw` (M), a number, a list of one per stage, {"like": P'} or an object
-            with such an attribute (those of a pipeline of P' stages, spread over these), or a `DelayFunction`.
-        num_stages: P.
-        accumulation: M.
-        seed: for a function.
+            with such an attribute (those of a pipeline of P' stages, spread over these), or a function: tau of (stage,
+            number of stages, micro-batch from 1, seed). Its attribute `most` is the largest tau that it returns, a
+            number or a function of (stage, number of stages).
         name: of the profile, for messages.
 
     Raises:
@@ -198,11 +184,7 @@ def _varying(function: Any, stage: int, num_stages: int, accumulation: int, seed
 
 
 def stage_delays(pipeline: PipelineConfig, seed: int = 0) -> list[StageDelay]:
-    """The delay of each stage of a run, from the first to the last.
-
-    Raises:
-        UserError: a delay function cannot be loaded, or does not say its largest delay.
-    """
+    """The delay of each stage of a run; UserError where a delay function cannot be loaded. See `delays_of`."""
     profile: Any = pipeline.delay
     name = getattr(profile, "function", None)
     if name is not None:
@@ -226,10 +208,7 @@ def cannot_run(delays: Sequence[StageDelay], ranges: Sequence[Sequence[int]]) ->
     """Why R devices cannot run these delays, if they cannot.
 
     Rank r lets R - 1 - r forward passes run ahead (1F1B), so the weights that a forward pass names have to be that old.
-
-    Args:
-        delays: of the stages.
-        ranges: the stages of each rank.
+    `ranges` are the stages of each rank.
     """
     if len(ranges) > 1 and any(isinstance(delay, VaryingDelay) for delay in delays):
         return "a delay function runs on one device"
@@ -245,11 +224,6 @@ def cannot_run(delays: Sequence[StageDelay], ranges: Sequence[Sequence[int]]) ->
 
 
 def check_devices(delays: Sequence[StageDelay], ranges: Sequence[Sequence[int]]) -> None:
-    """Refuse delays that the devices cannot run.
-
-    Raises:
-        UserError: names the first stage whose delay is too small.
-    """
-    problem = cannot_run(delays, ranges)
-    if problem is not None:
+    """UserError where `cannot_run` finds a problem."""
+    if (problem := cannot_run(delays, ranges)) is not None:
         raise UserError(f"pipeline.delay: {problem}; use fewer pipeline.devices (one runs any delays)")

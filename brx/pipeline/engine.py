@@ -28,38 +28,10 @@ from brx.errors import DivergedError
 from brx.model.stage import StageOutput
 from brx.pipeline.schedule import asynchronous_1f1b
 from brx.pipeline.versions import StageVersions
+from brx.pipeline.world import Neighbours
 
 MicroBatch = tuple[Tensor, Tensor]
 """Token ids and next tokens, each (B, S)."""
-
-
-class Channel(Protocol):
-    """Tensors of one shape (B, S, D) between neighbouring devices in one direction, in the order of the schedule."""
-
-    def send(self, tensor: Tensor) -> None:
-        """Start to send; B may be smaller."""
-
-    def post_receive(self) -> None:
-        """Post the next receive, so that the tensor can arrive while this device computes."""
-
-    def receive(self) -> Tensor:
-        """The next tensor; waits for it."""
-
-    def wait_for_send(self) -> None:
-        """Wait until what was sent has left."""
-
-
-@dataclass(frozen=True)
-class Neighbours:
-    """The connections of a device to the ones before and behind it.
-
-    Attributes:
-        activations: the residual stream, from the previous device and to the next one.
-        gradients: its gradient, from the next device and to the previous one.
-    """
-
-    activations: Channel
-    gradients: Channel
 
 
 class Updater(Protocol):
@@ -86,33 +58,29 @@ class Watcher(Protocol):
 
 
 class Stopwatch:
-    """One stretch of work: `start`, `stop`, and, when nobody minds waiting for a GPU, `seconds`."""
+    """Times the work that a device is given between the making of the stopwatch and `stop`."""
 
     def __init__(self, device: torch.device) -> None:
-        self._is_cuda = device.type == "cuda"
-        self._events = [torch.Event(device, enable_timing=True) for _ in range(2)] if self._is_cuda else []
-        self._times = [0.0, 0.0]
-
-    def start(self) -> None:
-        """The work begins."""
-        self._mark(0)
+        self._device = device
+        self._start = self._end = self._mark()
 
     def stop(self) -> None:
         """The work has been handed to the device (CUDA) or is over."""
-        self._mark(1)
+        self._end = self._mark()
 
     def seconds(self) -> float:
         """How long the work took; on CUDA waits until it is over."""
-        if self._is_cuda:
-            self._events[1].synchronize()
-            return float(self._events[0].elapsed_time(self._events[1])) / 1e3
-        return self._times[1] - self._times[0]
+        if isinstance(self._start, float) or isinstance(self._end, float):
+            return self._end - self._start  # type: ignore[operator]
+        self._end.synchronize()
+        return float(self._start.elapsed_time(self._end)) / 1e3
 
-    def _mark(self, mark: int) -> None:
-        if self._is_cuda:
-            self._events[mark].record()
-        else:
-            self._times[mark] = time.perf_counter()
+    def _mark(self) -> torch.Event | float:
+        if self._device.type != "cuda":
+            return time.perf_counter()
+        event = torch.Event(self._device, enable_timing=True)
+        event.record()
+        return event
 
 
 @dataclass(frozen=True)
@@ -176,6 +144,7 @@ class Engine:
         self.stages = list(stages)
         self.rank = rank
         self.num_ranks = num_ranks
+        self.is_first, self.is_last = rank == 0, rank == num_ranks - 1
         self._updater = updater
         self._micro_batch = micro_batch
         self._clip = clip
@@ -188,16 +157,6 @@ class Engine:
         self._losses: list[Tensor] = []  # of the update's micro-batches so far, with their auxiliary losses
         self._auxiliary_losses: list[Tensor] = []
 
-    @property
-    def is_first(self) -> bool:
-        """Whether this device holds the first stage."""
-        return self.rank == 0
-
-    @property
-    def is_last(self) -> bool:
-        """Whether this device holds the last stage."""
-        return self.rank == self.num_ranks - 1
-
     def run(self, first: int, last: Callable[[], int]) -> Iterator[StepResult]:
         """Make the updates `first` to `last()`, M micro-batches each; yields after each of them.
 
@@ -209,11 +168,11 @@ class Engine:
                 reads the results).
         """
         per_update = self._accumulation
+        first_micro_batch = (first - 1) * per_update + 1
 
         def last_micro_batch() -> int:
             return last() * per_update
 
-        first_micro_batch = (first - 1) * per_update + 1
         for action in asynchronous_1f1b(self.rank, self.num_ranks, first_micro_batch, last_micro_batch, per_update):
             more_to_come = action.number < last_micro_batch()
             with record_function(str(action)):
@@ -252,22 +211,20 @@ class Engine:
         Of a device that holds all stages. The gradients that the newest weights have are left as they are.
         """
         assert self.num_ranks == 1
-        weights = [weight for stage in self.stages for weight in stage.newest.values()]
-        kept = [weight.grad for weight in weights]
-        for weight in weights:
-            weight.grad = None
         for stage in self.stages:
             stage.bind_newest()
+        weights = [weight for stage in self.stages for weight in stage.newest.values()]
+        total: list[Tensor] = []
         for n in range((t - 1) * self._accumulation + 1, t * self._accumulation + 1):
-            inputs, targets = self._micro_batch(n)
-            output = self._through_stages(inputs, targets)
+            output = self._through_stages(*self._micro_batch(n))
             assert output.loss is not None
-            total = output.loss if output.auxiliary_loss is None else output.loss + output.auxiliary_loss
-            torch.autograd.backward(total / self._accumulation)
-        fresh = [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in weights]
-        for weight, gradient in zip(weights, kept, strict=True):
-            weight.grad = gradient
-        remaining = iter(fresh)
+            loss = output.loss if output.auxiliary_loss is None else output.loss + output.auxiliary_loss
+            # Zeros for an expert that no token was sent to.
+            gradients = torch.autograd.grad(
+                loss / self._accumulation, weights, allow_unused=True, materialize_grads=True
+            )
+            total = [a + b for a, b in zip(total, gradients, strict=True)] if total else list(gradients)
+        remaining = iter(total)
         return [[next(remaining) for _ in stage.newest] for stage in self.stages]
 
     def _forward(self, n: int, more_to_come: bool) -> None:
@@ -324,7 +281,6 @@ class Engine:
             for stage in self.stages:
                 stage.remember()
         stopwatch = Stopwatch(self.stages[0].device)
-        stopwatch.start()
         self._updater.step(t)
         stopwatch.stop()
         for stage in self.stages:
@@ -389,8 +345,8 @@ def check_finite(iteration: int, loss: Tensor | float | None, grad_norms: Tensor
     """
     if loss is not None and not math.isfinite(float(loss)):
         raise DivergedError(f"iteration {iteration}: the loss is {float(loss)} (last stage); try a lower optimizer.lr")
-    for stage, norm in enumerate(grad_norms.tolist(), start=first_stage):
-        if not math.isfinite(norm):
+    for stage, grad_norm in enumerate(grad_norms.tolist(), start=first_stage):
+        if not math.isfinite(grad_norm):
             raise DivergedError(
-                f"iteration {iteration}: the gradient norm of stage {stage} is {norm}; try a lower optimizer.lr"
+                f"iteration {iteration}: the gradient norm of stage {stage} is {grad_norm}; try a lower optimizer.lr"
             )

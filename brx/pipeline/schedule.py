@@ -1,4 +1,4 @@
-"""What a device does, in order: the asynchronous one-forward-one-backward schedule, and the synchronous ones.
+"""What a device does, in order, and when: the asynchronous one-forward-one-backward schedule, and synchronous ones.
 
 The engine runs the asynchronous one; the synchronous ones are for comparison (`brx schedule`).
 
@@ -9,22 +9,23 @@ and the gradient of the weights, which nobody does; `2U0` is update 0.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, NamedTuple
+
+FORWARD_TIME, BACKWARD_TIME = 1.0, 2.0
+DURATIONS = {"F": FORWARD_TIME, "B": BACKWARD_TIME, "I": BACKWARD_TIME / 2, "W": BACKWARD_TIME / 2, "U": 0.0}
+"""In units of one rank's forward pass: a backward pass does twice its multiplications, half of them for the gradient of
+the input and half for that of the weights. An update counts as instantaneous."""
 
 
 class Action(NamedTuple):
-    """One unit of a device's work.
-
-    Attributes:
-        stage: the rank, unless the rank holds several chunks of the model.
-        kind: forward pass, backward pass or its two parts, update.
-        number: of the micro-batch, or of the update; both from 1.
-    """
+    """One unit of a device's work."""
 
     stage: int
+    """The rank, unless the rank holds several chunks of the model."""
     kind: Literal["F", "B", "I", "W", "U"]
     number: int
+    """Of the micro-batch, or of the update; both from 1."""
 
     def __str__(self) -> str:
         return f"{self.stage}{self.kind}{self.number}"
@@ -63,7 +64,44 @@ def gpipe(rank: int, num_ranks: int, num_micro_batches: int, num_steps: int) -> 
 
 def synchronous_1f1b(rank: int, num_ranks: int, num_micro_batches: int, num_steps: int) -> Iterator[Action]:
     """One forward, one backward, with a flush and one update per step (PipeDream-Flush, arXiv:2006.09503)."""
-    return _synchronous(rank, num_micro_batches, num_steps, ahead=min(num_ranks - 1 - rank, num_micro_batches - 1))
+    return _synchronous(rank, num_micro_batches, num_steps, ahead=num_ranks - 1 - rank)
+
+
+def zero_bubble(rank: int, num_ranks: int, num_micro_batches: int, num_steps: int, depth: int = 1) -> Iterator[Action]:
+    """1F1B whose gradients of the weights wait until the rank would be idle (ZB-H1, ZB-H2 of arXiv:2401.10241).
+
+    Rank r lets depth (R - 1 - r) forward passes run ahead and depth r gradients of the weights run behind, so that
+    every rank keeps the activations of depth (R - 1) + 1 micro-batches.
+
+    Args:
+        depth: 1 for ZB-H1, which needs the memory of 1F1B; 2 for ZB-H2, which is never idle with enough micro-batches,
+            for twice the activations. Both without waiting for other ranks at an update.
+    """
+    return _synchronous(rank, num_micro_batches, num_steps, ahead=depth * (num_ranks - 1 - rank), behind=depth * rank)
+
+
+def _synchronous(
+    rank: int, num_micro_batches: int, num_steps: int, ahead: int, behind: int | None = None
+) -> Iterator[Action]:
+    """Each step its own micro-batches, `ahead` forward passes in advance, and one update after the last of them.
+
+    Backward passes are whole, or split, with the gradients of the weights `behind` those of the inputs.
+    """
+    for step in range(num_steps):
+        first, last = step * num_micro_batches + 1, (step + 1) * num_micro_batches
+        forwarded = weighted = first - 1
+        for micro_batch in range(first, last + 1):
+            while forwarded < min(micro_batch + ahead, last):
+                forwarded += 1
+                yield Action(rank, "F", forwarded)
+            yield Action(rank, "B" if behind is None else "I", micro_batch)
+            if behind is not None and micro_batch - weighted > behind:  # else W waits until the rank would be idle
+                weighted += 1
+                yield Action(rank, "W", weighted)
+        if behind is not None:
+            for micro_batch in range(weighted + 1, last + 1):
+                yield Action(rank, "W", micro_batch)
+        yield Action(rank, "U", step + 1)
 
 
 def interleaved_1f1b(
@@ -71,11 +109,10 @@ def interleaved_1f1b(
 ) -> Iterator[Action]:
     """1F1B with several chunks of the model per rank, chunk c of rank r being stage c R + r (arXiv:2104.04473, 2.2).
 
-    A rank turns to its next chunk after a round of micro-batches; `num_micro_batches` is a multiple of their number,
-    max(1, M // R), as in torch's `ScheduleInterleaved1F1B`.
+    A rank turns to its next chunk after a round of micro-batches, as in torch's `ScheduleInterleaved1F1B`.
 
     Raises:
-        ValueError: it is not.
+        ValueError: `num_micro_batches` is no multiple of the number of rounds, max(1, M // R).
     """
     per_round = micro_batches_per_round(num_ranks, num_micro_batches)
     total = num_chunks * num_micro_batches
@@ -92,18 +129,14 @@ def interleaved_1f1b(
             if forward < total:
                 chunk, micro_batch = chunk_and_micro_batch(forward)
                 yield Action(chunk * num_ranks + rank, "F", first + micro_batch)
-            if forward >= ahead:
+            if forward >= ahead:  # backward passes take the chunks from the last to the first
                 chunk, micro_batch = chunk_and_micro_batch(forward - ahead)
                 yield Action((num_chunks - 1 - chunk) * num_ranks + rank, "B", first + micro_batch)
         yield Action(rank, "U", step + 1)
 
 
 def micro_batches_per_round(num_ranks: int, num_micro_batches: int) -> int:
-    """How many micro-batches an interleaved schedule takes through a chunk before it turns to the next.
-
-    Raises:
-        ValueError: there is no interleaved schedule for so many.
-    """
+    """How many micro-batches an interleaved schedule takes through a chunk before it turns to the next."""
     rounds = max(1, num_micro_batches // num_ranks)
     if num_micro_batches % rounds:
         raise ValueError(
@@ -112,42 +145,102 @@ def micro_batches_per_round(num_ranks: int, num_micro_batches: int) -> int:
     return num_micro_batches // rounds
 
 
-def zero_bubble(rank: int, num_ranks: int, num_micro_batches: int, num_steps: int, depth: int = 1) -> Iterator[Action]:
-    """1F1B whose gradients of the weights wait until the rank would be idle (ZB-H1, ZB-H2 of arXiv:2401.10241).
+class Timed(NamedTuple):
+    """An action, and when it begins and ends, in units of one forward pass."""
 
-    Rank r lets depth (R - 1 - r) forward passes run ahead and depth r gradients of the weights run behind, so that
-    every rank keeps the activations of depth (R - 1) + 1 micro-batches.
+    action: Action
+    start: float
+    end: float
+
+
+_Pass = tuple[str, int, int]
+"""Direction, stage and micro-batch of what one stage waits for from another."""
+
+_DIRECTIONS = {"F": "forward", "B": "backward", "I": "backward"}
+
+
+def timeline(
+    actions: Sequence[Sequence[Action]],
+    transfer_time: float = 0.0,
+    duration: Callable[[Action], float] | None = None,
+) -> list[list[Timed]]:
+    """Times of the actions of all ranks.
+
+    A rank does its actions in order, each as soon as it can: a forward pass needs the same micro-batch's forward pass
+    on the stage before, a backward pass that on the stage behind. Where a rank holds several chunks of the model, each
+    takes its share of the time.
 
     Args:
-        depth: 1 for ZB-H1, which needs the memory of 1F1B; 2 for ZB-H2, which is never idle with enough micro-batches,
-            for twice the activations. Both without waiting for other ranks at an update.
+        actions: of each rank, in the order in which the rank does them.
+        transfer_time: of activations or gradients from one rank to another, in units of one forward pass. Links are
+            busy beside the computation and never in each other's way.
+        duration: of an action; by default `DURATIONS`, equal for all stages.
+
+    Raises:
+        ValueError: the ranks wait for each other for ever.
     """
-    ahead, behind = depth * (num_ranks - 1 - rank), depth * rank
-    for step in range(num_steps):
-        first, last = step * num_micro_batches + 1, (step + 1) * num_micro_batches
-        forwarded = weighted = first - 1
-        for micro_batch in range(first, last + 1):
-            while forwarded < min(micro_batch + ahead, last):
-                forwarded += 1
-                yield Action(rank, "F", forwarded)
-            yield Action(rank, "I", micro_batch)
-            if micro_batch - weighted > behind:  # else the rank has enough to do: W waits for its idle time
-                weighted += 1
-                yield Action(rank, "W", weighted)
-        for micro_batch in range(weighted + 1, last + 1):
-            yield Action(rank, "W", micro_batch)
-        yield Action(rank, "U", step + 1)
+    num_ranks = len(actions)
+    num_stages = 1 + max(action.stage for rank in actions for action in rank)
+    durations = {kind: duration * num_ranks / num_stages for kind, duration in DURATIONS.items()}
+    latency = transfer_time if num_ranks > 1 else 0.0
+    arrivals: dict[_Pass, float] = {}
+    done: list[list[Timed]] = [[] for _ in actions]
+    while any(len(done[rank]) < len(actions[rank]) for rank in range(num_ranks)):
+        progress = False
+        for rank in range(num_ranks):  # as far as it gets with what has arrived by now
+            free = done[rank][-1].end if done[rank] else 0.0
+            while len(done[rank]) < len(actions[rank]):
+                action = actions[rank][len(done[rank])]
+                needed = _needed(action, num_stages)
+                if needed is not None and needed not in arrivals:
+                    break
+                start = max(free, arrivals[needed] if needed is not None else 0.0)
+                free = start + (durations[action.kind] if duration is None else duration(action))
+                if action.kind in _DIRECTIONS:
+                    arrivals[_DIRECTIONS[action.kind], action.stage, action.number] = free + latency
+                done[rank].append(Timed(action, start, free))
+                progress = True
+        if not progress:
+            raise ValueError("the schedule cannot be carried out: the ranks wait for each other")
+    return done
 
 
-def _synchronous(rank: int, num_micro_batches: int, num_steps: int, ahead: int) -> Iterator[Action]:
-    """Each step its own micro-batches, `ahead` forward passes in advance; the update comes after the last of them."""
-    for step in range(num_steps):
-        last = (step + 1) * num_micro_batches
-        forwarded = backwarded = step * num_micro_batches
-        while backwarded < last:
-            while forwarded < min(backwarded + 1 + ahead, last):
-                forwarded += 1
-                yield Action(rank, "F", forwarded)
-            backwarded += 1
-            yield Action(rank, "B", backwarded)
-        yield Action(rank, "U", step + 1)
+def _needed(action: Action, num_stages: int) -> _Pass | None:
+    """What has to have arrived from a neighbouring stage."""
+    direction = _DIRECTIONS.get(action.kind)
+    neighbour = action.stage + (-1 if direction == "forward" else 1)
+    return (direction, neighbour, action.number) if direction and 0 <= neighbour < num_stages else None
+
+
+def bubble_share(timed: Sequence[Sequence[Timed]], start: float = 0.0, end: float | None = None) -> float:
+    """The share of the time from `start` to `end` (default: all) in which the ranks are idle, over all ranks."""
+    if end is None:
+        end = max(entry.end for rank in timed for entry in rank)
+    busy = sum(max(0.0, min(entry.end, end) - max(entry.start, start)) for rank in timed for entry in rank)
+    return 1.0 - busy / (len(timed) * (end - start))
+
+
+def steady_state(timed: Sequence[Sequence[Timed]]) -> tuple[float, float]:
+    """From the first backward pass of rank 0, when the pipeline is full, to its last forward pass, when it drains."""
+    first_backward = next(entry.start for entry in timed[0] if entry.action.kind == "B")
+    last_forward = max(entry.start for entry in timed[0] if entry.action.kind == "F")
+    return first_backward, max(last_forward, first_backward)
+
+
+def updates_between(actions: Sequence[Action], micro_batch: int) -> int:
+    """The delay of a micro-batch's gradient: how many updates its rank makes between its forward pass and its own."""
+    passes: list[tuple[str, int]] = [(action.kind, action.number) for action in actions]
+    forward, backward = (passes.index((kind, micro_batch)) for kind in "FB")
+    return sum(action.kind == "U" for action in actions[forward:backward])
+
+
+def most_in_flight(actions: Sequence[Action], num_chunks: int = 1) -> float:
+    """The most micro-batches whose activations a rank keeps at one time, a chunk of the model counting as its share.
+
+    Those of a micro-batch go when the gradient of its weights is there.
+    """
+    in_flight = most = 0
+    for action in actions:
+        in_flight += (action.kind == "F") - (action.kind in "BW")
+        most = max(most, in_flight)
+    return most / num_chunks

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from brx.config.schema import PipelineConfig
 from brx.errors import UserError
 from brx.model.stage import partition
 from brx.pipeline.delay import check_devices, stage_delays
-from brx.pipeline.schedule import asynchronous_1f1b, gpipe, synchronous_1f1b
-from brx.pipeline.timeline import bubble_share, steady_state, timeline
+from brx.pipeline.schedule import (
+    Action,
+    asynchronous_1f1b,
+    bubble_share,
+    gpipe,
+    steady_state,
+    synchronous_1f1b,
+    timeline,
+)
 
 MOST_ACTIONS = 20_000
 """More than anybody reads, or a figure shows."""
@@ -37,18 +44,16 @@ def schedule_lines(pipeline: PipelineConfig, num_micro_batches: int, width: int)
     delays = stage_delays(pipeline)
     ranges = partition(pipeline.stages, num_ranks)
     check_devices(delays, ranges)
-    ranks = range(num_ranks)
     wanted = num_micro_batches + 2 * num_ranks
     last = -(-wanted // accumulation) * accumulation  # whole updates
-    schedules = {
-        "GPipe, one step": [list(gpipe(rank, num_ranks, num_micro_batches, 1)) for rank in ranks],
-        "synchronous 1F1B, one step": [list(synchronous_1f1b(rank, num_ranks, num_micro_batches, 1)) for rank in ranks],
-        "asynchronous 1F1B": [
-            list(asynchronous_1f1b(rank, num_ranks, 1, lambda: last, accumulation)) for rank in ranks
-        ],
+    schedules: dict[str, Callable[[int], Iterator[Action]]] = {
+        "GPipe, one step": lambda rank: gpipe(rank, num_ranks, num_micro_batches, 1),
+        "synchronous 1F1B, one step": lambda rank: synchronous_1f1b(rank, num_ranks, num_micro_batches, 1),
+        "asynchronous 1F1B": lambda rank: asynchronous_1f1b(rank, num_ranks, 1, lambda: last, accumulation),
     }
     yield from textwrap.wrap(LEGEND, width)
-    for name, actions in schedules.items():
+    for name, schedule in schedules.items():
+        actions = [list(schedule(rank)) for rank in range(num_ranks)]
         timed = timeline(actions)
         start, end = steady_state(timed)
         idle = f"{name}: idle {bubble_share(timed):.1%} of the time shown"
@@ -71,11 +76,7 @@ def schedule_lines(pipeline: PipelineConfig, num_micro_batches: int, width: int)
 
 
 def check_size(num_stages: int, num_ranks: int, num_micro_batches: int) -> None:
-    """Refuse what nobody could read.
-
-    Raises:
-        UserError: there are more than `MOST_ACTIONS` actions.
-    """
+    """UserError where nobody could read so many actions."""
     # A forward pass, a backward pass and an update of each micro-batch on each device, and its version on each stage.
     num_actions = (3 * num_ranks + num_stages) * (num_micro_batches + 2 * num_ranks)
     if num_actions > MOST_ACTIONS:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from brx.pipeline.delay import StageDelay
 from brx.pipeline.forecast import ForecastRule, ParameterStates, moving_average, on_device
-from brx.pipeline.host_ring import HostRing
+from brx.pipeline.ring import Ring
 
 StashMode = Literal["exact", "none", "predict"]
 
@@ -34,11 +34,6 @@ class VersionsState(TypedDict):
     weights: dict[str, Tensor]
     ring: list[list[Tensor]]
     extrapolation: ParameterStates
-
-
-def own_dtype(name: str, weight: Tensor) -> torch.dtype:
-    """The ring holds a weight in its own dtype."""
-    return weight.dtype
 
 
 class StageVersions:
@@ -62,6 +57,7 @@ class StageVersions:
     Attributes:
         module: computes the stage; its parameters are the newest weights except while another version is bound.
         newest: the newest weights by name. Optimizers update these, in place.
+        ring: its slots; none with tau = 0.
     """
 
     def __init__(
@@ -70,7 +66,7 @@ class StageVersions:
         index: int,
         delay: StageDelay,
         stash: StashMode = "exact",
-        ring_dtype: Callable[[str, Tensor], torch.dtype] = own_dtype,
+        ring_dtype: Callable[[str, Tensor], torch.dtype] = lambda name, weight: weight.dtype,
         *,
         num_in_flight: int = 1,
         on_host: bool = False,
@@ -92,27 +88,25 @@ class StageVersions:
         self.delay = delay
         self.stash = stash
         self.newest = {name: p for name, p in module.named_parameters() if names is None or name in names}
-        self._newest: list[Tensor] = list(self.newest.values())
-        self._places = _places(module, self._newest)
+        self._newest_list: list[Tensor] = list(self.newest.values())  # as torch._foreach functions take them
+        self._places = _places(module, self._newest_list)
         self._rnns = [rnn for rnn in module.modules() if isinstance(rnn, nn.RNNBase)]
-        self._host_ring: HostRing | None = None
-        self.ring: list[list[Tensor]] = []
-        if delay.tau and on_host:
-            self._host_ring = HostRing(self._copy_of_newest(ring_dtype), delay, num_in_flight)
-            self.ring = self._host_ring.slots
-        elif delay.tau:
-            self.ring = [self._copy_of_newest(ring_dtype) for _ in range(delay.num_slots)]
-        # Where replacing a slot's weights for one backward pass would spoil them for other micro-batches.
-        self._copies: list[list[Tensor]] = []
-        if self.ring and not on_host and stash != "exact" and (delay.micro_batches_share_slots or always_copy):
-            self._copies = [self._copy_of_newest(ring_dtype) for _ in range(num_in_flight)]
-        self._copied: list[int | None] = [None] * len(self._copies)
+        self._ring: Ring | None = None
+        if delay.tau:
+            # Where replacing a slot's weights for one backward pass would spoil them for other micro-batches.
+            copies = stash != "exact" and (delay.micro_batches_share_slots or always_copy)
+            num_buffers = num_in_flight + 1 if on_host else num_in_flight if copies else 0
+            initial = [weight.detach().to(ring_dtype(name, weight)) for name, weight in self.newest.items()]
+            self._ring = Ring(initial, delay, num_buffers, on_host=on_host)
+        self.ring = [] if self._ring is None else self._ring.slots
         self._gradient_sum: list[Tensor] | None = None
         # The weights before the update, where somebody asks what an update added to them.
-        self._before: list[Tensor] | None = None
-        self._forecast = forecast if self.ring else None
-        self._extrapolation: ParameterStates = [{} for _ in self._newest]  # the moving averages of predict and forecast
-        if self._extrapolates:
+        self._before_update: list[Tensor] | None = None
+        self._extrapolation: ParameterStates = [{} for _ in self.newest]  # the moving averages of predict and forecast
+        self._forecast: ForecastRule | None = None
+        if forecast is not None:
+            self.forecast_by(forecast)
+        elif self._extrapolates:
             self.remember()
 
     def forecast_by(self, rule: ForecastRule) -> None:
@@ -125,18 +119,18 @@ class StageVersions:
     def bind(self, micro_batch: int) -> None:
         """Let the module compute with the weights of a micro-batch: version `delay.version_used(micro_batch)`."""
         self._point_to(self.forward_weights(micro_batch))
-        if self._host_ring is not None:
-            self._host_ring.prefetch(micro_batch + 1)
+        if self._ring is not None:
+            self._ring.prefetch(micro_batch + 1)
 
     def bind_through(self, micro_batch: int) -> None:
         """As `bind`, but gradients arrive at the newest weights by themselves."""
         if self.ring:
             with torch.enable_grad():  # where activations are recomputed, autograd is off
-                self._point_to(_AtVersion.apply(self.forward_weights(micro_batch), *self._newest))  # type: ignore[no-untyped-call]
+                self._point_to(_AtVersion.apply(self.forward_weights(micro_batch), *self._newest_list))  # type: ignore[no-untyped-call]
 
     def bind_newest(self) -> None:
         """Let the module compute with the newest weights."""
-        self._point_to(self._newest)
+        self._point_to(self._newest_list)
 
     @torch.no_grad()
     def prepare_backward(self, micro_batch: int) -> None:
@@ -149,7 +143,7 @@ class StageVersions:
 
     def collect_gradients(self, micro_batch: int) -> None:
         """Move a micro-batch's gradients to the newest weights, in these weights' dtype."""
-        for newest, weight in zip(self._newest, self.forward_weights(micro_batch), strict=True):
+        for newest, weight in zip(self._newest_list, self.forward_weights(micro_batch), strict=True):
             gradient = weight.grad
             weight.grad = None
             newest.grad = gradient.to(newest.dtype) if gradient is not None else None
@@ -157,8 +151,8 @@ class StageVersions:
 
     def finish_store(self) -> None:
         """Before an update changes what may still be on its way to the host: let it wait."""
-        if self._host_ring is not None:
-            self._host_ring.finish_store()
+        if self._ring is not None:
+            self._ring.finish_store()
 
     def accumulate(self, micro_batch: int) -> None:
         """Add the newest weights' gradients to the update's; with its last micro-batch they become the mean.
@@ -167,7 +161,8 @@ class StageVersions:
         """
         if self.delay.accumulation == 1:
             return
-        gradients = [_gradient(weight) for weight in self._newest]
+        gradients = [weight.grad for weight in self._newest_list if weight.grad is not None]
+        assert len(gradients) == len(self._newest_list), "a parameter took no part in the loss"
         if self._gradient_sum is None:
             self._gradient_sum = gradients
         else:
@@ -175,39 +170,26 @@ class StageVersions:
         self.drop_gradients()
         if self.delay.ends_update(micro_batch):
             torch._foreach_div_(self._gradient_sum, self.delay.accumulation)
-            for weight, mean in zip(self._newest, self._gradient_sum, strict=True):
+            for weight, mean in zip(self._newest_list, self._gradient_sum, strict=True):
                 weight.grad = mean
             self._gradient_sum = None
 
     def drop_gradients(self) -> None:
         """Of the newest weights."""
-        for weight in self._newest:
+        for weight in self._newest_list:
             weight.grad = None
 
-    @torch.no_grad()
     def forward_weights(self, micro_batch: int) -> list[Tensor]:
         """What the forward pass of a micro-batch computes with, in the order of `newest`.
 
         The ring's dtype; with a forecast, where the weights were expected to be. Valid until `prepare_backward`.
         """
-        if self._host_ring is not None:
-            return self._host_ring.weights(micro_batch)
-        if not self.ring:
-            return self._newest
-        slot = self.ring[self.delay.slot_used(micro_batch)]
-        if not self._copies:
-            return slot
-        index = micro_batch % len(self._copies)
-        if self._copied[index] != micro_batch:
-            torch._foreach_copy_([weight.data for weight in self._copies[index]], slot)
-            self._copied[index] = micro_batch
-        return self._copies[index]
+        return self._newest_list if self._ring is None else self._ring.weights(micro_batch)
 
     def forget_copies(self) -> None:
         """What micro-batches in flight computed with is over: the next one takes its slot anew."""
-        self._copied = [None] * len(self._copies)
-        if self._host_ring is not None:
-            self._host_ring.forget_buffers()
+        if self._ring is not None:
+            self._ring.forget()
 
     def backward_weights(self, micro_batch: int) -> list[Tensor]:
         """The weights that the backward pass of a micro-batch sees, in the order of `newest`; valid until its update.
@@ -217,46 +199,44 @@ class StageVersions:
         if not self.ring or self.stash == "exact":
             return self.forward_weights(micro_batch)
         average = [kept.get("average_update") for kept in self._extrapolation]
-        if self.stash == "none" or average[0] is None:
-            return self._newest
+        if self.stash == "none" or average[0] is None:  # before the first update, predict knows of none either
+            return self._newest_list
         # PipeMare's T2 (arXiv:1910.05124): w - tau delta, tau in updates.
-        return list(torch._foreach_add(self._newest, cast(list[Tensor], average), alpha=-self.delay.tau_updates))
+        return list(torch._foreach_add(self._newest_list, cast(list[Tensor], average), alpha=-self.delay.tau_updates))
 
     @torch.no_grad()
     def remember(self) -> None:
         """Before an update whose `last_update` is wanted: keep a copy of the weights."""
-        if self._before is None:
-            self._before = [weight.detach().clone() for weight in self._newest]
+        if self._before_update is None:
+            self._before_update = [weight.detach().clone() for weight in self._newest_list]
 
     @torch.no_grad()
     def last_update(self) -> list[Tensor]:
         """After an update that was remembered, and before it is recorded: what it added to the weights."""
-        assert self._before is not None
-        return list(torch._foreach_sub([weight.detach() for weight in self._newest], self._before))
+        assert self._before_update is not None
+        return list(torch._foreach_sub([weight.detach() for weight in self._newest_list], self._before_update))
 
     @torch.no_grad()
     def record_update(self, version: int) -> None:
         """The newest weights have become this version: store it for the micro-batch that needs it."""
-        stored = self._newest
+        stored = self._newest_list
         if self._extrapolates:
             update = self.last_update()
             if self._forecast is not None:
-                stored = self._forecast(self._newest, update, self.delay.tau_updates, self._extrapolation)
+                stored = self._forecast(self._newest_list, update, self.delay.tau_updates, self._extrapolation)
             else:
                 moving_average(update, self.delay.prediction_decay, self._extrapolation)
-            assert self._before is not None
-            torch._foreach_copy_(self._before, self._newest)
+            assert self._before_update is not None
+            torch._foreach_copy_(self._before_update, self._newest_list)
         else:
-            self._before = None
-        if self._host_ring is not None:
-            self._host_ring.store(version, stored)
-        elif self.ring:
-            torch._foreach_copy_(self.ring[self.delay.slot_of(version)], stored)
+            self._before_update = None  # if it was remembered, then for this update alone
+        if self._ring is not None:
+            self._ring.store(version, stored)
 
     def state_dict(self) -> VersionsState:
         """Everything here that decides the trajectory (no copies)."""
-        if self._host_ring is not None:
-            self._host_ring.wait()
+        if self._ring is not None:
+            self._ring.wait()
         return {
             "weights": {name: parameter.data for name, parameter in self.newest.items()},
             "ring": [[parameter.data for parameter in slot] for slot in self.ring],
@@ -272,27 +252,26 @@ class StageVersions:
         """
         if list(state["weights"]) != list(self.newest) or len(state["ring"]) != len(self.ring):
             raise ValueError(f"stage {self.index}: the state is of another stage or delay")
-        if len(state["extrapolation"]) != len(self._newest) or (any(state["extrapolation"]) and not self._extrapolates):
+        if len(state["extrapolation"]) != len(self.newest) or (any(state["extrapolation"]) and not self._extrapolates):
             raise ValueError(f"stage {self.index}: the state is of another stash mode or forecast")
-        torch._foreach_copy_(self._newest, list(state["weights"].values()))
+        torch._foreach_copy_(self._newest_list, list(state["weights"].values()))
         for slot, saved in zip(self.ring, state["ring"], strict=True):
             torch._foreach_copy_(slot, saved)
         self.forget_copies()
-        if self._host_ring is not None:
-            self._host_ring.forget()
         self._extrapolation = [on_device(kept, self.device) for kept in state["extrapolation"]]
-        if self._before is not None:
-            torch._foreach_copy_(self._before, self._newest)
+        if self._before_update is not None:
+            torch._foreach_copy_(self._before_update, self._newest_list)
 
     @property
     def device(self) -> torch.device:
         """Where the newest weights are."""
-        return self._newest[0].device
+        return self._newest_list[0].device
 
     @property
     def ring_bytes(self) -> int:
         """Memory of the ring in bytes, with the copies of micro-batches in flight: nothing at tau = 0."""
-        return sum(parameter.nbytes for slot in (*self.ring, *self._copies) for parameter in slot)
+        buffers = [] if self._ring is None else self._ring.buffers
+        return sum(weight.nbytes for weights in (*self.ring, *buffers) for weight in weights)
 
     @property
     def _extrapolates(self) -> bool:
@@ -304,12 +283,6 @@ class StageVersions:
             module._parameters[attribute] = cast(nn.Parameter, parameters[index])
         for rnn in self._rnns:  # which keep a list of their weights beside
             rnn._flat_weights = [getattr(rnn, name) for name in rnn._flat_weights_names]
-
-    def _copy_of_newest(self, ring_dtype: Callable[[str, Tensor], torch.dtype]) -> list[Tensor]:
-        return [
-            nn.Parameter(weight.detach().to(ring_dtype(name, weight), copy=True))
-            for name, weight in self.newest.items()
-        ]
 
 
 class _AtVersion(torch.autograd.Function):
@@ -323,11 +296,6 @@ class _AtVersion(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         return None, *gradients
-
-
-def _gradient(weight: Tensor) -> Tensor:
-    assert weight.grad is not None, "a parameter took no part in the loss"
-    return weight.grad
 
 
 def _places(module: nn.Module, weights: list[Tensor]) -> list[tuple[nn.Module, str, int]]:

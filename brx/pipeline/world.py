@@ -1,18 +1,47 @@
-"""The devices of a run as one of them sees them; `SingleDevice` is the world without neighbours."""
+"""The devices of a run as one of them sees them."""
 
 from __future__ import annotations
 
-from typing import Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeVar
 
 import torch
-
-from brx.pipeline.engine import Neighbours
+from torch import Tensor
 
 T = TypeVar("T")
 
 
-class World(Protocol):
-    """The R processes of a run, one per device.
+class Channel(Protocol):
+    """Tensors of one shape (B, S, D) between neighbouring devices in one direction, in the order of the schedule."""
+
+    def send(self, tensor: Tensor) -> None:
+        """Start to send; B may be smaller."""
+
+    def post_receive(self) -> None:
+        """Post the next receive, so that the tensor can arrive while this device computes."""
+
+    def receive(self) -> Tensor:
+        """The next tensor; waits for it."""
+
+    def wait_for_send(self) -> None:
+        """Wait until what was sent has left."""
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """The connections of a device to the ones before and behind it.
+
+    Attributes:
+        activations: the residual stream, from the previous device and to the next one.
+        gradients: its gradient, from the next device and to the previous one.
+    """
+
+    activations: Channel
+    gradients: Channel
+
+
+class World:
+    """The R processes of a run, one per device; here one that holds all stages, `DistributedWorld` several.
 
     Attributes:
         rank: this process, 0 .. R-1; rank 0 holds the first stages and does the writing.
@@ -21,74 +50,34 @@ class World(Protocol):
         num_local_ranks: how many those are.
     """
 
-    rank: int
-    num_ranks: int
-    local_rank: int
-    num_local_ranks: int
+    rank, num_ranks = 0, 1
+    local_rank, num_local_ranks = 0, 1
+
+    def __init__(self) -> None:
+        self._announced: dict[str, str] = {}
 
     def connect(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Neighbours | None:
         """Connect to the neighbours for tensors of that shape and dtype; None where there are none."""
+        return None
 
     def gather(self, value: T) -> list[T]:
         """Everybody's value in order of rank, on rank 0; nothing elsewhere, and at once."""
+        return [value]
 
     def broadcast(self, value: T) -> T:
         """Rank 0's value, everywhere."""
+        return value
 
     def barrier(self, *, patient: bool = False) -> None:
         """Wait for all; `patient`: for hours if need be (while rank 0 prepares the data)."""
 
-    def announce_stop(self, iteration: int) -> None:
-        """Rank 0: let everybody stop after `iteration`."""
+    def announce(self, topic: Literal["stop", "divergence"], message: str) -> None:
+        """Tell everybody: rank 0 after which iteration to stop, any rank where numbers are no longer finite."""
+        self._announced[topic] = message
 
-    def announced_stop(self) -> int | None:
-        """The iteration that rank 0 announced, if it did; never waits for anybody."""
-
-    def announce_divergence(self, message: str) -> None:
-        """Tell rank 0, which would see a lost neighbour, that numbers are no longer finite, and where."""
-
-    def announced_divergence(self) -> str | None:
-        """What a rank announced so, if one did; never waits for anybody."""
+    def announced(self, topic: Literal["stop", "divergence"]) -> str | None:
+        """What was announced, if it was; never waits for anybody."""
+        return self._announced.get(topic)
 
     def close(self) -> None:
         """Part from the others, all at once."""
-
-
-class SingleDevice:
-    """One process that holds all stages."""
-
-    rank = 0
-    num_ranks = 1
-    local_rank = 0
-    num_local_ranks = 1
-
-    def __init__(self) -> None:
-        self._stop: int | None = None
-        self._divergence: str | None = None
-
-    def connect(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
-        return None
-
-    def gather(self, value: T) -> list[T]:
-        return [value]
-
-    def broadcast(self, value: T) -> T:
-        return value
-
-    def barrier(self, *, patient: bool = False) -> None:
-        return
-
-    def announce_stop(self, iteration: int) -> None:
-        self._stop = iteration
-
-    def announced_stop(self) -> int | None:
-        return self._stop
-
-    def announce_divergence(self, message: str) -> None:
-        self._divergence = message
-
-    def announced_divergence(self) -> str | None:
-        return self._divergence
-
-    def close(self) -> None:
-        return

@@ -10,8 +10,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 
-from brx.pipeline.schedule import Action, asynchronous_1f1b, gpipe, interleaved_1f1b, synchronous_1f1b, zero_bubble
-from brx.pipeline.timeline import DURATIONS, most_in_flight, timeline
+from brx.pipeline.schedule import (
+    DURATIONS,
+    Action,
+    asynchronous_1f1b,
+    gpipe,
+    interleaved_1f1b,
+    most_in_flight,
+    synchronous_1f1b,
+    timeline,
+    zero_bubble,
+)
 
 MOST_ROUNDS = 6
 """A step of more than so many times R micro-batches is simulated as a shorter one, and the rest by its pace."""

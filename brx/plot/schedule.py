@@ -8,8 +8,15 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
-from brx.pipeline.schedule import asynchronous_1f1b, synchronous_1f1b
-from brx.pipeline.timeline import Timed, bubble_share, steady_state, timeline, updates_between
+from brx.pipeline.schedule import (
+    Timed,
+    asynchronous_1f1b,
+    bubble_share,
+    steady_state,
+    synchronous_1f1b,
+    timeline,
+    updates_between,
+)
 from brx.plot.style import new_figure, save
 
 FORWARD_COLOR, BACKWARD_COLOR, UPDATE_COLOR = "#9CC9E8", "#A5D6A7", "#D62728"

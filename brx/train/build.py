@@ -24,7 +24,7 @@ from brx.pipeline.delay import check_devices, stage_delays
 from brx.pipeline.engine import Engine, MicroBatch
 from brx.pipeline.forecast import FORECAST_RULES
 from brx.pipeline.versions import StageVersions
-from brx.pipeline.world import SingleDevice, World
+from brx.pipeline.world import World
 from brx.runs.checkpoint import read_stage
 from brx.train.device import autocast
 from brx.train.staleness import Measures, StalenessProbe
@@ -93,7 +93,7 @@ def assemble(
         UserError: the device cannot compute in the configured precision, the devices cannot run the configured delays
             (unless `own` is given: nobody checks that cut), or the method's library is missing.
     """
-    device, world = device or torch.device("cpu"), world or SingleDevice()
+    device, world = device or torch.device("cpu"), world or World()
     if own is None:
         ranges = partition(config.pipeline.stages, world.num_ranks)
         check_devices(stage_delays(config.pipeline), ranges)

@@ -21,7 +21,7 @@ from brx.methods.trajectory_version import TRAJECTORY_VERSION
 from brx.model.stage import partition
 from brx.pipeline.delay import check_devices, stage_delays
 from brx.pipeline.engine import MicroBatch, StepResult, check_finite
-from brx.pipeline.world import SingleDevice, World
+from brx.pipeline.world import World
 from brx.planning.balance import assign, measure_stage_costs
 from brx.planning.fit import check_memory
 from brx.progress import ProgressBar
@@ -55,7 +55,7 @@ def train(
         UserError: the request cannot be carried out as written.
         RunError: the run failed; its last good checkpoint is kept.
     """
-    world, folder = world or SingleDevice(), RunFolder(out)
+    world, folder = world or World(), RunFolder(out)
     with hold(out) if world.rank == 0 else nullcontext():
         if world.rank == 0:
             check_request(folder, config, resume=resume)
@@ -127,9 +127,9 @@ class Trainer:
                 raise
             except Exception as error:
                 if isinstance(error, DivergedError):
-                    self.world.announce_divergence(str(error))
+                    self.world.announce("divergence", str(error))
                 if summary is not None:
-                    diverged = self.world.announced_divergence()
+                    diverged = self.world.announced("divergence")
                     told = diverged or str(error) or type(error).__name__
                     how = "failed" if diverged is None else "diverged"
                     summary.write(how, self.iteration, self.training_seconds, told)
@@ -218,9 +218,10 @@ class Trainer:
             self.training_seconds = before + time.perf_counter() - started
 
     def _look_for_stop(self, stop: StopSignal) -> None:
-        if stop.requested and self.world.announced_stop() is None:
-            self.world.announce_stop(self._stop_iteration())
-        self._stop_at = self.world.announced_stop()
+        if stop.requested and self.world.announced("stop") is None:
+            self.world.announce("stop", str(self._stop_iteration()))
+        announced = self.world.announced("stop")
+        self._stop_at = None if announced is None else int(announced)
 
     def _until_stop(self, end: int) -> int:
         return end if self._stop_at is None else min(end, self._stop_at)

@@ -15,6 +15,7 @@ from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
 from brx.distributed.processes import DistributedWorld
 from brx.model.stage import Stage, initialize, partition
+from brx.pipeline.world import World
 from brx.runs.folder import RunFolder
 from brx.train.loop import Trainer, train
 from tests.train.helpers import tiny_config
@@ -127,7 +128,7 @@ class _Part(nn.Module):
 def synchronous(folder, world):
     """torch's own synchronous pipeline on the same weights and batches, each as two micro-batches."""
     config = synchronous_config(folder)
-    data = Trainer(config, RunFolder(folder / f"unused-{world.rank}"), _Alone())
+    data = Trainer(config, RunFolder(folder / f"unused-{world.rank}"), World())
     own = partition(config.model.blocks, world.num_ranks)[world.rank]
     part = Stage(config.model, 256, own)
     initialize(part, config.model.blocks, config.training.seed)
@@ -156,12 +157,6 @@ def synchronous(folder, world):
 
 def synchronous_config(folder):
     return tiny_config(folder, "pipeline.stages=1", "training.iterations=12", "training.clip=1e9")
-
-
-def _Alone():
-    from brx.pipeline.world import SingleDevice
-
-    return SingleDevice()
 
 
 if __name__ == "__main__":

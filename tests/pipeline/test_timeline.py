@@ -5,8 +5,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from brx.pipeline.delay import pipeline_delays
-from brx.pipeline.schedule import Action, asynchronous_1f1b, gpipe, synchronous_1f1b
-from brx.pipeline.timeline import bubble_share, steady_state, timeline, updates_between
+from brx.pipeline.schedule import (
+    Action,
+    asynchronous_1f1b,
+    bubble_share,
+    gpipe,
+    steady_state,
+    synchronous_1f1b,
+    timeline,
+    updates_between,
+)
 
 
 def rows(schedule, num_ranks, *arguments):

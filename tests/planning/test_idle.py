@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.pipelining.schedules import ScheduleDualPipeV, ScheduleZBVZeroBubble
 
-from brx.pipeline.schedule import Action, asynchronous_1f1b
-from brx.pipeline.timeline import most_in_flight, timeline
+from brx.pipeline.schedule import Action, asynchronous_1f1b, most_in_flight, timeline
 from brx.planning.idle import SYNCHRONOUS, asynchronous_elapsed, synchronous_pace
 
 # Time of an update on P ranks with M micro-batches, in forward passes: 3 M of work and the bubble.

@@ -17,9 +17,8 @@ from brx.methods.updater import MethodUpdater
 from brx.model.sizes import stage_forward_flops, stage_shapes
 from brx.model.stage import Stage, is_block_matrix, partition, whole_model
 from brx.pipeline.delay import pipeline_delays
-from brx.pipeline.engine import Neighbours
 from brx.pipeline.versions import StageVersions
-from brx.pipeline.world import SingleDevice
+from brx.pipeline.world import Neighbours, World
 from brx.planning import fit as memory_check
 from brx.planning.optimizer_memory import method_flops, optimizer_bytes, rotation
 from brx.planning.plan import (
@@ -150,7 +149,7 @@ class EchoChannel:
     wait_for_send = post_receive
 
 
-class FirstOfFour(SingleDevice):
+class FirstOfFour(World):
     """The world as the first of four devices sees it."""
 
     num_ranks = 4
@@ -333,7 +332,7 @@ def test_run_that_cannot_fit_is_refused_in_one_line(tmp_path, monkeypatch):
         train(config, tmp_path / "run")
     assert not (tmp_path / "data").exists()  # before any data are prepared
     monkeypatch.setattr(memory_check, "free_memory", lambda device: needed)
-    found = memory_check.check_memory(config, torch.device("cpu"), SingleDevice(), [range(4)])
+    found = memory_check.check_memory(config, torch.device("cpu"), World(), [range(4)])
     assert found.peak == needed
 
 

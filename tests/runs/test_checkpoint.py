@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from brx.errors import RunError
-from brx.pipeline.world import SingleDevice
+from brx.pipeline.world import World
 from brx.runs import checkpoint
 from brx.runs.folder import RunFolder
 from brx.train.loop import Trainer
@@ -58,7 +58,7 @@ def test_later_checkpoints_are_removed_and_half_removed_ones_written_anew(tmp_pa
 
 @pytest.mark.parametrize(("stop", "expected"), [(7, [7]), (9, [7, 9])])
 def test_stopped_at_a_checkpoint_is_saved_once(stop, expected, tmp_path, monkeypatch):
-    trainer = Trainer(tiny_config(tmp_path), RunFolder(tmp_path / "run"), SingleDevice())
+    trainer = Trainer(tiny_config(tmp_path), RunFolder(tmp_path / "run"), World())
     trainer._after_iteration = lambda: trainer.iteration == stop and signal.raise_signal(signal.SIGINT)
     saved = []
     original = checkpoint.finish
