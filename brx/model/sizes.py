@@ -14,20 +14,14 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from brx.config.schema import ModelConfig
-from brx.model.cross_entropy import CHUNK_LOGITS
 from brx.model.stage import Stage
-from brx.model.transformer import MLP_RATIO
+from brx.model.transformer import CHUNK_LOGITS, MLP_RATIO
 
 Shapes = dict[str, tuple[int, ...]]
 """Shapes of parameters, by name."""
 
 FP32 = 4
 """Bytes."""
-
-
-def has_mixture(model: ModelConfig, block: int) -> bool:
-    """Whether the block's MLP is a mixture of experts."""
-    return model.moe is not None and model.moe.is_in_block(block)
 
 
 class _WithoutInitialValues(TorchFunctionMode):
@@ -48,7 +42,6 @@ def stage_shapes(model: ModelConfig, vocabulary_size: int, blocks: range) -> Sha
 
 
 def num_elements(shapes: Shapes) -> int:
-    """Number of parameters."""
     return sum(math.prod(shape) for shape in shapes.values())
 
 
@@ -67,8 +60,7 @@ def block_activation_bytes(model: ModelConfig, block: int, batch_size: int, *, b
     if bf16 and device_type == "cuda":
         per_token += 2 * width * (FP32 - element) + 2 * width * element
     per_token += 4 * FP32 + model.heads * FP32  # mean and deviation of two norms; attention's log-sum-exp
-    if has_mixture(model, block):
-        assert model.moe is not None
+    if model.moe is not None and model.moe.is_in_block(block):
         # For each of a token's K experts: the inputs of both matrices and of GELU, and the output to be mixed.
         routed = model.moe.top_k * (2 + 2 * MLP_RATIO) * width * element
         per_token += routed - 2 * MLP_RATIO * width * element
@@ -93,17 +85,16 @@ def head_bytes(model: ModelConfig, vocabulary_size: int, batch_size: int, *, bf1
 
 
 def stage_forward_flops(model: ModelConfig, vocabulary_size: int, blocks: range, batch_size: int) -> int:
-    """Floating-point operations of a stage's forward pass over a micro-batch, by the usual convention.
+    """Floating-point operations of a stage's forward pass over a micro-batch (PaLM, arXiv:2204.02311, appendix B).
 
-    Two per weight and token in matrix products, and 4 S D per token for attention, without a discount for causality
-    (PaLM, arXiv:2204.02311, appendix B). Of a mixture, the K experts that a token is sent to count.
+    Two per weight and token in matrix products, and 4 S D per token for attention, without a discount for causality. Of
+    a mixture, the K experts that a token is sent to count.
     """
     tokens, width = batch_size * model.sequence_length, model.width
     per_token = 0
     for block in blocks:
         mlp = 2 * MLP_RATIO * width**2
-        if has_mixture(model, block):
-            assert model.moe is not None
+        if model.moe is not None and model.moe.is_in_block(block):
             mlp = model.moe.top_k * mlp + model.moe.experts * width
         per_token += 2 * (4 * width**2 + mlp) + 4 * model.sequence_length * width
     if blocks.stop == model.blocks:

@@ -24,12 +24,9 @@ _BLOCK_MATRIX = re.compile(r"blocks\.\d+\.(attention|mlp)\.(query|key|value|proj
 class StageOutput(NamedTuple):
     """What a stage makes of a micro-batch."""
 
-    stream: Tensor
-    """The residual stream (B, S, D) behind the stage's last block."""
-    loss: Tensor | None
-    """Mean cross-entropy in nats; of the last stage."""
-    auxiliary_loss: Tensor | None
-    """Sum of the auxiliary losses of the stage's mixtures of experts; None if it has none."""
+    stream: Tensor  # (B, S, D), behind the stage's last block
+    loss: Tensor | None  # mean cross-entropy in nats; of the last stage
+    auxiliary_loss: Tensor | None  # sum over the stage's mixtures of experts; None if it has none
 
 
 class Stage(nn.Module):
@@ -43,12 +40,7 @@ class Stage(nn.Module):
         self.head = Head(config, vocabulary_size) if blocks.stop == config.blocks else None
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> StageOutput:
-        """Carry a micro-batch through the stage.
-
-        Args:
-            x: token ids (B, S) for the first stage, else the residual stream (B, S, D).
-            targets: next tokens (B, S), for the last stage only.
-        """
+        """x: token ids (B, S) for the first stage, else the residual stream (B, S, D); targets: next tokens (B, S)."""
         if self.embedding is not None:
             x = self.embedding(x)
         auxiliary_losses = []
@@ -98,15 +90,10 @@ def initialize(stage: nn.Module, num_blocks: int, seed: int) -> None:
         else:
             writes_residual = name.endswith(("projection.weight", "down.weight"))
             deviation = 0.02 / (2 * num_blocks) ** 0.5 if writes_residual else 0.02
-            drawn = torch.empty(parameter.shape).normal_(0.0, deviation, generator=_generator(seed, name))
-            parameter.copy_(drawn)
-
-
-def _generator(seed: int, name: str) -> torch.Generator:
-    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+            digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+            generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+            parameter.copy_(torch.empty(parameter.shape).normal_(0.0, deviation, generator=generator))
 
 
 def count_parameters(modules: Sequence[nn.Module]) -> int:
-    """Number of parameters of the modules together."""
     return sum(parameter.numel() for module in modules for parameter in module.parameters())

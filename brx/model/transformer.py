@@ -5,8 +5,8 @@ rotated by itself), output projection and 4x MLP with bias, untied head with bia
 
 A mixture of experts is in nanoMoE's shape: top-k routing, a load-balancing loss and a router z-loss.
 
-Shape legend: B examples, S positions, D width, H heads, E head width (D / H), V vocabulary; in a mixture N tokens, F
-hidden width, X experts, K experts per token.
+Shape legend: B examples, S positions, N = B S tokens, D width, H heads, E head width (D / H), V vocabulary; in a
+mixture F hidden width, X experts, K experts per token.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from brx.config.schema import ModelConfig, MoEConfig
-from brx.model.cross_entropy import head_loss
 
 MLP_RATIO = 4
+CHUNK_LOGITS = 2**25
+"""Logits of which the loss makes a chunk: 128 MiB in fp32, and still hundreds of tokens, which keeps the matrix
+products efficient."""
 
 
 class Embedding(nn.Module):
@@ -105,7 +107,7 @@ class Mixture(nn.Module):
         """(B, S, D) to (B, S, D), and the weighted sum of the two auxiliary losses (a scalar)."""
         tokens = x.reshape(-1, x.shape[-1])
         # Routing in fp32 at least: a rounding of the logits would change which expert is chosen (ST-MoE, section 3.3).
-        at_least_fp32 = torch.promote_types(tokens.dtype, torch.float32)
+        at_least_fp32 = _at_least_fp32(tokens.dtype)
         with torch.autocast(x.device.type, enabled=False):
             logits = F.linear(tokens.to(at_least_fp32), self.router.weight.to(at_least_fp32))  # (N, X)
         chosen_logits, chosen = logits.topk(self.config.top_k, dim=-1)  # (N, K)
@@ -144,10 +146,7 @@ class Mixture(nn.Module):
 
 
 class Block(nn.Module):
-    """One pre-LayerNorm Transformer block.
-
-    Returns the residual stream (B, S, D) and the auxiliary loss of its mixture of experts (None for a dense block).
-    """
+    """From and to the residual stream (B, S, D); also gives the auxiliary loss of its mixture (None if it is dense)."""
 
     def __init__(self, config: ModelConfig, index: int) -> None:
         super().__init__()
@@ -162,10 +161,9 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         x = x + self.attention(self.attention_norm(x))
-        if isinstance(self.mlp, Mixture):
-            mixed, auxiliary_loss = self.mlp(self.mlp_norm(x))
-            return x + mixed, auxiliary_loss
-        return x + self.mlp(self.mlp_norm(x)), None
+        output = self.mlp(self.mlp_norm(x))
+        mixed, auxiliary_loss = output if isinstance(self.mlp, Mixture) else (output, None)
+        return x + mixed, auxiliary_loss
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """As any module's, but for the experts of a mixture."""
@@ -189,3 +187,98 @@ class Head(nn.Module):
     def loss(self, x: Tensor, targets: Tensor) -> Tensor:
         """Mean cross-entropy in nats of the targets (B, S), computed in fp32 (float64 for a float64 model)."""
         return head_loss(self.norm(x).flatten(0, 1), self.linear.weight, self.linear.bias, targets.flatten())
+
+
+def head_loss(x: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross-entropy in nats of the logits x W^T + b, in chunks if there are more than `CHUNK_LOGITS` logits.
+
+    x (N, D), weight (V, D), bias (V,), targets (N,). The matrix products run in autocast's dtype where it is on,
+    everything after them in fp32 (float64 for float64).
+
+    The logits of a GPT-2 vocabulary are the largest tensor of training by far (8 x 512 tokens: 0.8 GB in fp32, and a
+    plain cross-entropy keeps them, their log-softmax and its gradient). Here each chunk of tokens has its logits, its
+    loss and its gradients computed at once, so that only one chunk's logits exist; the multiplications are the same in
+    number.
+    """
+    if len(x) * len(weight) <= CHUNK_LOGITS:
+        return _plain_loss(x, weight, bias, targets)
+    return _ChunkedLoss.apply(x, weight, bias, targets, torch.is_grad_enabled())  # type: ignore[no-untyped-call, no-any-return]
+
+
+def _plain_loss(x: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
+    logits = F.linear(x, weight, bias)
+    return F.cross_entropy(logits.to(_at_least_fp32(logits.dtype)), targets)
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    """The loss, with its gradients made on the way: the backward pass only scales them."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, with_gradients: bool) -> Tensor:
+        device_type = x.device.type
+        autocasts = torch.is_autocast_enabled(device_type)
+        dtype = torch.get_autocast_dtype(device_type) if autocasts else weight.dtype
+        with torch.autocast(device_type, enabled=False):
+            loss, gradients = _by_chunks(x.to(dtype), weight.to(dtype), bias.to(dtype), targets, with_gradients)
+        if with_gradients:
+            ctx.save_for_backward(x, weight, bias, targets)
+            inputs = (x, weight, bias)
+            ctx.gradients = [gradient.to(like.dtype) for gradient, like in zip(gradients, inputs, strict=True)]
+            ctx.autocast = {"device_type": device_type, "dtype": dtype if autocasts else None, "enabled": autocasts}
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.gradients is not None and not torch.is_grad_enabled():
+            gradients, ctx.gradients = ctx.gradients, None  # scaled in place, so good for once
+            return *(gradient.mul_(upstream) for gradient in gradients), None, None
+        # Differentiated twice (the Hessian), or called a second time: by way of the plain loss.
+        inputs, targets = ctx.saved_tensors[:3], ctx.saved_tensors[3]
+        with torch.enable_grad(), torch.autocast(**ctx.autocast):
+            again = _plain_loss(inputs[0], inputs[1], inputs[2], targets)
+        wanted = [tensor for tensor, needed in zip(inputs, ctx.needs_input_grad[:3], strict=True) if needed]
+        gradients = iter(torch.autograd.grad(again, wanted, upstream, create_graph=torch.is_grad_enabled()))
+        return *(next(gradients) if needed else None for needed in ctx.needs_input_grad[:3]), None, None
+
+
+def _by_chunks(
+    x: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, with_gradients: bool
+) -> tuple[Tensor, list[Tensor]]:
+    """The mean loss and, if wanted, its gradients with respect to x (as x), weight and bias (at least fp32)."""
+    precision = _at_least_fp32(x.dtype)
+    total = x.new_zeros((), dtype=precision)
+    gradients = []
+    if with_gradients:
+        gradients = [torch.empty_like(x), *(torch.zeros_like(tensor, dtype=precision) for tensor in (weight, bias))]
+    length = max(1, CHUNK_LOGITS // len(weight))  # tokens in a chunk
+    for start in range(0, len(x), length):
+        chunk = x[start : start + length]
+        chunk_loss, by_logits = _softmax_loss(F.linear(chunk, weight, bias), targets[start : start + length, None])
+        total += chunk_loss
+        if with_gradients:
+            by_logits.div_(len(x))  # of the mean
+            gradients[2] += by_logits.sum(dim=0)
+            by_logits = by_logits.to(x.dtype)
+            torch.mm(by_logits, weight, out=gradients[0][start : start + length])
+            gradients[1] += by_logits.T @ chunk
+        del by_logits  # before there is another one
+    return total / len(x), gradients
+
+
+def _softmax_loss(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """The sum of the losses, and its gradient with respect to the logits (N, V): softmax minus one-hot.
+
+    Works in the logits' own memory, if they are in fp32: torch's logsumexp alone would take twice as much again.
+    """
+    logits = logits.to(_at_least_fp32(logits.dtype))
+    wanted = logits.gather(1, targets)
+    largest = logits.amax(dim=1, keepdim=True)
+    exponentials = logits.sub_(largest).exp_()
+    normalizer = exponentials.sum(dim=1, keepdim=True)
+    by_logits = exponentials.div_(normalizer)
+    by_logits.scatter_add_(1, targets, by_logits.new_full((1, 1), -1.0).expand_as(targets))
+    return (normalizer.log() + largest - wanted).sum(), by_logits
+
+
+def _at_least_fp32(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)

@@ -17,7 +17,6 @@ import torch
 from brx.config import schema
 from brx.config.schema import RunConfig
 from brx.methods.table import find_method, ring_matrix_dtype
-from brx.model.cross_entropy import CHUNK_LOGITS
 from brx.model.sizes import (
     FP32,
     Shapes,
@@ -28,6 +27,7 @@ from brx.model.sizes import (
     stage_shapes,
 )
 from brx.model.stage import partition
+from brx.model.transformer import CHUNK_LOGITS
 from brx.pipeline.delay import StageDelay, cannot_run, check_devices, stage_delays
 from brx.planning.optimizer_memory import basis_bytes, matrices, method_flops, optimizer_bytes, rotation_update_bytes
 

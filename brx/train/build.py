@@ -18,8 +18,8 @@ from brx.data.prepare import PreparedData
 from brx.errors import UserError
 from brx.methods.table import ring_matrix_dtype
 from brx.methods.updater import MethodUpdater
-from brx.model.cross_entropy import CHUNK_LOGITS
 from brx.model.stage import Stage, initialize, is_block_matrix, partition
+from brx.model.transformer import CHUNK_LOGITS
 from brx.pipeline.delay import check_devices, stage_delays
 from brx.pipeline.engine import Engine, MicroBatch
 from brx.pipeline.forecast import FORECAST_RULES
