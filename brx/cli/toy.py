@@ -36,12 +36,11 @@ app = Application()
 @app.command(cls=Command, epilog=EXAMPLES)
 def toy(landscape: Landscape, config: Config = None, *, out: Figure = None, json: Numbers = None) -> None:
     """Run the descents, keep the numbers, and draw."""
-    from brx.config.loading import PRESETS
-    from brx.paper.toy.figures import run_toy
+    from brx.paper.toy_figures import run_toy
 
-    path = config or PRESETS / "toy" / f"{landscape}.yaml"
-    figure = out or Path("figures") / f"toy-{path.stem}"
-    written = run_toy(landscape, path, figure, json or Path("results") / "toy" / f"{path.stem}.json")
+    name = config.stem if config else landscape
+    figure = out or Path("figures") / f"toy-{name}"
+    written = run_toy(landscape, figure, config, json or Path("results") / "toy" / f"{name}.json")
     print(figure.with_name(f"{figure.name}.txt").read_text(encoding="utf-8"), end="")
     for file in written:
         print(file)

@@ -6,7 +6,7 @@ of its verdict. Nothing is stored: a run that changes changes its row.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -14,13 +14,14 @@ from typing import Literal
 import pandas as pd
 
 from brx.errors import UserError
-from brx.paper.evidence.base import Evidence, NotTriedError, Question
+from brx.paper.evidence import Evidence, NotTriedError
 from brx.paper.scales import Experiments, Scale
 from brx.runs.frames import SEED
 
 FACTOR = 2.0
 """How far our number may be from the paper's, either way, to count as reproduced (docs/protocol.md, 5)."""
 
+Question = Callable[[Experiments], Evidence]
 Rule = Literal["number", "at least", "direction", "order of norms", "closed form"]
 Unit = Literal["times", "percent", "plain"]
 
@@ -49,6 +50,22 @@ class Claim:
     rule: Rule = "direction"
     command: str = ""
     longer: Question | None = None
+
+    def is_reproduced(self, ours: Evidence, num_seeds: int | None) -> bool:
+        """By the rule."""
+        if self.rule == "direction" or self.paper is None:
+            return bool(ours.holds)
+        surely = ours.decisive(num_seeds)
+        if self.rule == "at least":
+            is_at_most = ours.is_bound and self.unit == "percent"  # the bound of a share is an upper one
+            return surely >= self.paper and not is_at_most
+        if self.rule == "closed form":
+            return number_text(ours.value, self.unit) == number_text(self.paper, self.unit)
+        if ours.is_bound or pd.isna(ours.value):
+            return False
+        if self.unit == "percent":
+            return surely > 0 and 1 / FACTOR <= (1 - ours.value) / (1 - self.paper) <= FACTOR
+        return (self.unit != "times" or surely > 1) and 1 / FACTOR <= ours.value / self.paper <= FACTOR
 
 
 @dataclass(frozen=True)
@@ -82,7 +99,7 @@ class Outcome:
         """Whether it is reproduced."""
         if self.evidence is None:
             return "not tried"
-        return "yes" if _is_reproduced(self.claim, self.evidence, self.num_seeds) else "no"
+        return "yes" if self.claim.is_reproduced(self.evidence, self.num_seeds) else "no"
 
     @property
     def verdict_text(self) -> str:
@@ -111,6 +128,23 @@ def judge(experiments: Experiments, claims: Sequence[Claim]) -> list[Outcome]:
         experiments.used |= asked.used
         experiments.missing += [line for line in asked.missing if line not in experiments.missing]
     return outcomes
+
+
+def _judge(claim: Claim, experiments: Experiments) -> Outcome:
+    try:
+        evidence = claim.evidence(experiments)
+    except (NotTriedError, UserError) as error:
+        return Outcome(claim, None, str(error), [], sweeps=experiments.makers)
+    runs = [name for seeds in experiments.used.values() for name in seeds["name"]]
+    counts = [seeds[SEED].nunique() for seeds in experiments.used.values()]
+    if evidence.num_seeds is not None:
+        counts.append(evidence.num_seeds)
+    outcome = Outcome(claim, evidence, "", runs, min(counts, default=None), experiments.makers)
+    if outcome.verdict == "no" and claim.longer is not None:
+        with suppress(NotTriedError, UserError):
+            longer = claim.longer(experiments.fresh())
+            return replace(outcome, longer=longer if claim.is_reproduced(longer, None) else None)
+    return outcome
 
 
 def claim_table(outcomes: Sequence[Outcome], scale: Scale) -> pd.DataFrame:
@@ -145,49 +179,10 @@ def evidence_text(outcome: Outcome) -> str:
 def measured_text(claim: Claim, ours: Evidence) -> str:
     """Our number with its interval, or as the bound that it is: a lower one of a slowdown, an upper one of a share."""
     bound = "" if not ours.is_bound else "< " if claim.unit == "percent" else "> "
-    interval = ""
-    if not pd.isna(ours.low):
-        interval = f" [{number_text(ours.low, claim.unit)}, {number_text(ours.high, claim.unit)}]"
-    return f"{bound}{number_text(ours.value, claim.unit)}{interval}"
+    value, low, high = (number_text(number, claim.unit) for number in (ours.value, ours.low, ours.high))
+    return f"{bound}{value}{'' if pd.isna(ours.low) else f' [{low}, {high}]'}"
 
 
 def number_text(value: float, unit: Unit) -> str:
     """For example `1.27x` or `71.6%`."""
     return {"times": f"{value:.2f}x", "percent": f"{value:.1%}", "plain": f"{value:.3g}"}[unit]
-
-
-def _judge(claim: Claim, experiments: Experiments) -> Outcome:
-    try:
-        evidence = claim.evidence(experiments)
-    except (NotTriedError, UserError) as error:
-        return Outcome(claim, None, str(error), [], sweeps=experiments.makers)
-    runs = [name for seeds in experiments.used.values() for name in seeds["name"]]
-    counts = [seeds[SEED].nunique() for seeds in experiments.used.values()]
-    if evidence.num_seeds is not None:
-        counts.append(evidence.num_seeds)
-    outcome = Outcome(claim, evidence, "", runs, min(counts, default=None), experiments.makers)
-    if outcome.verdict == "no" and claim.longer is not None:
-        with suppress(NotTriedError, UserError):
-            longer = claim.longer(experiments.fresh())
-            return replace(outcome, longer=longer if _is_reproduced(claim, longer, None) else None)
-    return outcome
-
-
-def _is_reproduced(claim: Claim, ours: Evidence, num_seeds: int | None) -> bool:
-    if claim.rule == "direction" or claim.paper is None:
-        return bool(ours.holds)
-    surely = ours.decisive(num_seeds)
-    if claim.rule == "at least":
-        is_at_most = ours.is_bound and claim.unit == "percent"  # the bound of a share is an upper one
-        return surely >= claim.paper and not is_at_most
-    if claim.rule == "closed form":
-        return number_text(ours.value, claim.unit) == number_text(claim.paper, claim.unit)
-    if ours.is_bound or pd.isna(ours.value):
-        return False
-    if claim.unit == "percent":
-        return surely > 0 and _is_close(1 - ours.value, 1 - claim.paper)
-    return (claim.unit != "times" or surely > 1) and _is_close(ours.value, claim.paper)
-
-
-def _is_close(ours: float, paper: float) -> bool:
-    return paper / FACTOR <= ours <= paper * FACTOR

@@ -10,17 +10,13 @@ from pathlib import Path
 
 import pandas as pd
 
-from brx.config import load_yaml_as
-from brx.config.loading import PRESETS
 from brx.curvature.effective_delay import effective_delay, slowdown_points, usual_stages
 from brx.curvature.norm_result import STRATEGY_SPACES, measured_norms, results_of
 from brx.curvature.oscillation import measured_oscillations
 from brx.curvature.strategies import VARIANT_OF_SPACE, StrategySlowdowns, complete_measurements
 from brx.errors import UserError
 from brx.paper.scales import Experiments, Scale
-from brx.paper.toy.figures import draw_quadratic, draw_spiral
-from brx.paper.toy.quadratic import QuadraticConfig, run_quadratic
-from brx.paper.toy.spiral import SpiralConfig, run_spiral
+from brx.paper.toy_figures import run_toy
 from brx.plot.curvature import draw_effective_delay, draw_norms, draw_oscillation, draw_strategy_norms
 from brx.plot.schedule import draw_schedules
 from brx.runs.frames import find_runs, load
@@ -31,11 +27,11 @@ def schedule(path: Path, _: Scale) -> list[Path]:
 
 
 def toy_quadratic(path: Path, _: Scale) -> list[Path]:
-    return draw_quadratic(run_quadratic(load_yaml_as(PRESETS / "toy" / "quadratic.yaml", QuadraticConfig)), path)
+    return run_toy("quadratic", path)
 
 
 def toy_spiral(path: Path, _: Scale) -> list[Path]:
-    return draw_spiral(run_spiral(load_yaml_as(PRESETS / "toy" / "spiral.yaml", SpiralConfig)), path)
+    return run_toy("spiral", path)
 
 
 def oscillation(path: Path, scale: Scale) -> list[Path]:

@@ -1,4 +1,8 @@
-"""The paper's figures and tables by name: one that was asked for, or all whose runs are there."""
+"""The paper's figures and tables by name: one that was asked for, or all whose runs are there.
+
+What is wanted is a name, a place in the paper (`Figure 5`), or `all`, from a folder of runs (None: the scale's). What
+cannot be made, or not all of it, is noted; where it is all that was wanted, it is an error.
+"""
 
 from __future__ import annotations
 
@@ -16,27 +20,20 @@ from brx.paper.tables import TABLES, PaperTable
 from brx.runs.formats import format_table
 
 Note = Callable[[str], None]
-"""Told what was left out, and why."""
 Entry = TypeVar("Entry", PaperFigure, PaperTable)
 Made = TypeVar("Made")
 
 
 def draw_figures(wanted: str, scale: str, runs: Path | None, out: Path | None, note: Note) -> Iterator[Path]:
-    """Draw one figure, or of `all` those that have runs or measurements; yields their images.
+    """Draw figures that have runs or measurements; yields their images.
 
-    Args:
-        wanted: a figure's name, its place in the paper (`Figure 5`), or `all`.
-        scale: whose experiments.
-        runs: their folder; None for the scale's.
-        out: folder of the figures; None for figures/SCALE, and figures for those that are the same at several scales.
-        note: told what is missing.
+    `out` is their folder; by default figures/SCALE, and figures for those that are the same at several scales.
 
     Raises:
         UserError: there is no such figure, or the one that was asked for has no runs.
     """
     chosen = _entries(wanted, FIGURES, "figure", "curves, staleness, profiles")
-    is_from_runs = any(figure.draw_to is None for figure in chosen)
-    experiments = _load(scale, runs, note) if is_from_runs else None
+    experiments = _load(scale, runs, note) if any(figure.draw_to is None for figure in chosen) else None
 
     def draw(figure: PaperFigure) -> Path:
         is_of_scale = figure.draw_to is None or figure.is_measured
@@ -52,13 +49,7 @@ def draw_figures(wanted: str, scale: str, runs: Path | None, out: Path | None, n
 
 
 def make_tables(wanted: str, scale: str, runs: Path | None, note: Note) -> Iterator[tuple[PaperTable, pd.DataFrame]]:
-    """Make one table, or of `all` those that have rows; yields each with its texts.
-
-    Args:
-        wanted: a table's name, its place in the paper (`Table 3`), or `all`.
-        scale: whose experiments.
-        runs: their folder; None for the scale's.
-        note: told what is missing.
+    """Make tables that have rows; yields each with its texts.
 
     Raises:
         UserError: there is no such table, or the one that was asked for has no rows.
@@ -89,9 +80,9 @@ def write_table(table: PaperTable, texts: pd.DataFrame, folder: Path) -> Path:
 
 def _entries(wanted: str, catalogue: Mapping[str, Entry], kind: str, others: str = "") -> list[Entry]:
     """All entries of a catalogue, or that of a name or of a place in the paper."""
-    by_place = {entry.place.lower(): entry for entry in catalogue.values() if entry.place}
     if wanted == "all":
         return list(catalogue.values())
+    by_place = {entry.place.lower(): entry for entry in catalogue.values() if entry.place}
     entry = catalogue.get(wanted) or by_place.get(wanted.lower())
     if entry is None:
         known = ", ".join(filter(None, (others, "all, list", *catalogue)))
@@ -100,7 +91,6 @@ def _entries(wanted: str, catalogue: Mapping[str, Entry], kind: str, others: str
 
 
 def _made(chosen: list[Entry], make: Callable[[Entry], Made], kind: str, note: Note) -> Iterator[tuple[Entry, Made]]:
-    """What can be made of the chosen; the rest is noted, and an error where it is all that was chosen."""
     for entry in chosen:
         try:
             yield entry, make(entry)

@@ -21,13 +21,17 @@ from brx.runs.experiments import at_best_rates, main_origin, notes, tried_rates
 from brx.runs.frames import SEED, experiment_id, load
 
 MAIN = ("pipedream", "pipedream-lr", "nesterov", "basis-rotation")
-STRATEGY_NAMES = (
-    "basis-rotation",
-    "basis-rotation 2nd/unilateral",
-    "basis-rotation 1st/bilateral",
-    "basis-rotation 1st/unilateral",
-)
 PRECONDITIONED = ("soap", "muon", "scion")
+_ROTATION = {"optimizer.method": "basis-rotation"}
+VARIANTS: dict[str, Settings] = {
+    **{method: {"optimizer.method": method} for method in MAIN},
+    "basis-rotation 2nd/unilateral": _ROTATION | {"optimizer.geometry": "unilateral"},
+    "basis-rotation 1st/bilateral": _ROTATION | {"optimizer.source": "1st"},
+    "basis-rotation 1st/unilateral": _ROTATION | {"optimizer.source": "1st", "optimizer.geometry": "unilateral"},
+    **{method: {"optimizer.method": method} for method in (*PRECONDITIONED, "delay-compensation")},
+}
+"""By label, the settings of a method, or of a strategy of basis rotation: those that differ from 2nd/bilateral."""
+STRATEGY_NAMES = tuple(variant for variant in VARIANTS if variant.startswith("basis-rotation"))
 BASELINES_AND_STRATEGIES = (*MAIN[:3], *reversed(STRATEGY_NAMES))
 TARGET_METHODS = BASELINES_AND_STRATEGIES[1:]
 """Those that the paper compares by their slowdown in more than one place: without plain PipeDream."""
@@ -37,54 +41,39 @@ COMPENSATIONS = (0.04, 0.1, 0.5, 1.0)
 FREQUENCIES = (1, 10, 100)
 
 
-def _settings_of(variant: str) -> Settings:
-    """The settings of `METHOD` or `METHOD SOURCE/GEOMETRY`: those that differ from 2nd/bilateral."""
-    method, _, strategy = variant.partition(" ")
-    source, _, geometry = strategy.partition("/")
-    settings = {"optimizer.method": method}
-    settings |= {"optimizer.source": source} if source == "1st" else {}
-    return settings | ({"optimizer.geometry": geometry} if geometry == "unilateral" else {})
-
-
-VARIANTS: dict[str, Settings] = {
-    variant: _settings_of(variant) for variant in (*MAIN[:3], *STRATEGY_NAMES, *PRECONDITIONED, "delay-compensation")
-}
-
-
 class Model(NamedTuple):
     """A model of the paper's experiments at a scale."""
 
     preset: str
-    settings: Settings = MappingProxyType({})
-    """Over the preset."""
-    sweep: str = ""
-    """That trains it; empty: the sweep of each method."""
-    stages: int | None = None
-    """At which methods are compared; None: the largest number of the main comparison."""
+    settings: Settings = MappingProxyType({})  # over the preset
+    sweep: str = ""  # that trains it; empty: the sweep of each method
+    stages: int | None = None  # at which methods are compared; None: the largest number of the main comparison
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Where the runs of a scale are and what they are made of."""
+    """Where the runs of a scale are and what they are made of.
+
+    Attributes:
+        curvature: folder of the runs whose Hessians were measured.
+        depths: numbers of stages of the main comparison.
+        blocks: models of the block scaling, one block per stage.
+        lengths: of the trainings of the ladder, in iterations; none at the paper's scale.
+        further_seeds: by sweep, the first seed that another one adds to its runs, and which.
+        between_sweep: makes the main comparison's runs between its ends.
+        times: the benchmark's table of the time of an iteration at the main model's size, by method.
+    """
 
     name: str
     runs: Path
-    """Folder of its results."""
     curvature: Path
-    """Folder of the runs whose Hessians were measured."""
     models: Mapping[str, Model]
     depths: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
-    """Numbers of stages of the main comparison."""
     blocks: tuple[int, ...] = (4, 8, 16, 32)
-    """Models of the block scaling, one block per stage."""
     lengths: tuple[int, ...] = ()
-    """Of the trainings of the ladder, in iterations; none at the paper's scale."""
     further_seeds: Mapping[str, tuple[int, str]] = field(default_factory=dict)
-    """By sweep, the first seed that another one adds to its runs, and which."""
     between_sweep: str = "main"
-    """The sweep that makes the main comparison's runs between its ends."""
     times: Path | None = None
-    """The benchmark's table of the time of an iteration at the main model's size, by method."""
 
     @property
     def preset(self) -> str:
@@ -152,12 +141,9 @@ def _blocks(preset: str) -> int:
 class Experiments:
     """Finds a scale's experiments among its runs, and remembers what was asked for: what was there and what was not.
 
-    Args:
-        scale: which.
+    Attributes:
         runs: all of its runs, rows of `load`.
         folder: where they are, for messages.
-
-    Attributes:
         chosen: the runs at the best learning rate of each experiment.
         used: the runs of each experiment that was asked for, by its id.
         sweeps: the files that make these.
@@ -165,9 +151,7 @@ class Experiments:
     """
 
     def __init__(self, scale: Scale, runs: pd.DataFrame, folder: Path) -> None:
-        self.scale = scale
-        self.folder = folder
-        self.runs = runs
+        self.scale, self.runs, self.folder = scale, runs, folder
         self.chosen = at_best_rates(runs)
         self._origin = main_origin(self.chosen)
         self._by_experiment = dict(iter(self.chosen.groupby("experiment")))
@@ -204,23 +188,6 @@ class Experiments:
         outcome = self.runs[["name", "status", "iteration", "train_loss", "val_loss"]]
         return hashlib.sha256(outcome.to_csv(index=False).encode()).hexdigest()[:16]
 
-    def of_seed_0(self) -> Experiments:
-        """The same runs without those of further seeds."""
-        return Experiments(self.scale, self.runs[self.runs[SEED] == 0], self.folder)
-
-    def with_wider_rates(self) -> Experiments:
-        """Seed 0 of these runs and of those with learning rates beyond the paper's grid.
-
-        The latter lie in FOLDER-rates, and are mixed with these nowhere else (docs/protocol.md, 3).
-
-        Raises:
-            UserError: there are none.
-        """
-        wider = self.folder.with_name(f"{self.folder.name}-rates")
-        if not wider.is_dir():
-            raise UserError(f"{wider}: no such folder, for rates beyond the paper's (brx sweep laptop/rates)")
-        return Experiments(self.scale, load([self.folder, wider]), wider).of_seed_0()
-
     def fresh(self) -> Experiments:
         """The same runs, with nothing asked for yet."""
         again = copy.copy(self)
@@ -254,7 +221,10 @@ class Experiments:
         entry = self.scale.models[model]
         stages, settings = stages or entry.stages or self.scale.deepest, {**entry.settings, **(settings or {})}
         sweep = sweep or entry.sweep or self._sweep_of(method, settings)
-        experiment, seeds = self._look_up(method, stages, entry.preset, settings)
+        delays = delays_of(stages, settings.get("model.blocks") or _blocks(entry.preset))
+        wanted = preset_with(entry.preset, {**delays, **VARIANTS[method], **settings})
+        experiment = experiment_id(wanted, *self._origin)
+        seeds = self._by_experiment.get(experiment)
         is_between = sweep == "main" and stages not in self.scale.ends
         maker = self.scale.sweep(self.scale.between_sweep if is_between else sweep)
         if seeds is None:
@@ -282,17 +252,10 @@ class Experiments:
 
     def _sweep_of(self, method: str, settings: Settings) -> str:
         """The sweep with a method's runs; the preset's own depth is not repeated by that of the block scaling."""
-        if settings.get("model.blocks", _blocks(self.scale.preset)) != _blocks(self.scale.preset):
+        usual = _blocks(self.scale.preset)
+        if settings.get("model.blocks", usual) != usual:
             return "block-scaling"
-        if method in MAIN:
-            return "main"
-        return "strategies" if method in STRATEGY_NAMES else "preconditioned"
-
-    def _look_up(self, method: str, stages: int, preset: str, settings: Settings) -> tuple[str, pd.DataFrame | None]:
-        blocks = settings.get("model.blocks") or _blocks(preset)
-        wanted = preset_with(preset, {**delays_of(stages, blocks), **VARIANTS[method], **settings})
-        experiment = experiment_id(wanted, *self._origin)
-        return experiment, self._by_experiment.get(experiment)
+        return "main" if method in MAIN else "strategies" if method in STRATEGY_NAMES else "preconditioned"
 
     def slowdown_target(self) -> float | None:
         """The one target of all the paper's slowdowns at this scale; None while no method has both ends.

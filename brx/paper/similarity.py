@@ -55,9 +55,6 @@ def study(runs: pd.DataFrame) -> pd.DataFrame:
 
     Further columns: `setting`, `seeds` (the least on a side), `val_loss` and `reference_val_loss` (means over seeds),
     `saved` by basis rotation over the better baseline under delay, with `saved_low` and `saved_high`.
-
-    Args:
-        runs: rows of `load`.
     """
     preset = preset_with("laptop", {}).model_dump(mode="json")
     unchanged = {key: value_at(preset, key) for changed in SETTINGS.values() for key in changed}
@@ -82,20 +79,12 @@ def _rows(setting: str, chosen: pd.DataFrame) -> list[dict[str, Any]]:
     deepest = chosen[DEPTH].max()
     saved = reductions(chosen[chosen[DEPTH] == deepest])
     share = saved.iloc[0] if len(saved) else {"share": None, "low": None, "high": None}
+    common = {"setting": setting, "saved": share["share"], "saved_low": share["low"], "saved_high": share["high"]}
     rows = []
     for row in slowdowns(chosen, common_target(chosen)).to_dict("records"):
-        of_method = chosen[chosen["method"] == row["method"]]
-        losses = of_method.groupby(DEPTH)["val_loss"].mean()
-        extra = {
-            "setting": setting,
-            "seeds": int(of_method.groupby(DEPTH)[SEED].nunique().min()),
-            "val_loss": losses[deepest],
-            "reference_val_loss": losses[1],
-            "saved": share["share"],
-            "saved_low": share["low"],
-            "saved_high": share["high"],
-        }
-        rows.append({**row, **extra})
+        by_depth = chosen[chosen["method"] == row["method"]].groupby(DEPTH)
+        losses, seeds = by_depth["val_loss"].mean(), int(by_depth[SEED].nunique().min())
+        rows.append({**row, **common, "seeds": seeds, "val_loss": losses[deepest], "reference_val_loss": losses[1]})
     return rows
 
 

@@ -28,7 +28,7 @@ from brx.paper.similarity import load_study, study_table
 from brx.planning.memory_tables import overhead_texts
 from brx.planning.stage_count import stage_count_table
 from brx.runs.comparison import reductions, slowdowns
-from brx.runs.frames import find_runs
+from brx.runs.frames import SEED, find_runs, load
 from brx.runs.tables import (
     experiment_table,
     final_loss_text,
@@ -52,9 +52,7 @@ PRECONDITIONED_TABLE = ("pipedream-lr", "nesterov", "muon", "scion", "soap", "ba
 class PaperTable:
     """One table: its name on the command line, its place in the paper, if any, and what it shows.
 
-    Attributes:
-        make: makes it, a frame of texts; empty where none of its experiments are there.
-        legend: what a reader of the table has to know.
+    `make` makes it, a frame of texts, which is empty where none of its experiments are there.
     """
 
     name: str
@@ -73,16 +71,9 @@ def paper_slowdowns(experiments: Experiments, methods: Sequence[str]) -> pd.Data
         if target is None or ends is None:
             continue
         (slowdown,) = slowdowns(ends, target).to_dict("records")
-        rows.append(
-            {
-                "method": method,
-                f"slowdown at P = {deepest}": slowdown_text(slowdown),
-                "seeds": seeds_text(slowdown),
-                **_rates(slowdown, f"lr at P = {deepest}"),
-                "the paper's": number_text(SLOWDOWNS[method], "times"),
-                "target loss": f"{target:.3f}",
-            }
-        )
+        row = {"method": method, f"slowdown at P = {deepest}": slowdown_text(slowdown), "seeds": seeds_text(slowdown)}
+        row |= _rates(slowdown, f"lr at P = {deepest}")
+        rows.append(row | {"the paper's": number_text(SLOWDOWNS[method], "times"), "target loss": f"{target:.3f}"})
     return pd.DataFrame(rows)
 
 
@@ -118,15 +109,23 @@ def _plain_runs(experiments: Experiments) -> dict[str, dict[int, pd.DataFrame | 
 def wider_rates(experiments: Experiments) -> pd.DataFrame:
     """The main comparison's ends once with the paper's rates and once with higher ones, too; seed 0 in both.
 
+    The latter's runs lie in FOLDER-rates, and are mixed with the others nowhere else (docs/protocol.md, 3).
+
     Raises:
-        UserError: there are no runs with higher ones.
+        UserError: there are none.
     """
+    folder = experiments.folder
+    wider = folder.with_name(f"{folder.name}-rates")
+    if not wider.is_dir():
+        raise UserError(f"{wider}: no such folder, for rates beyond the paper's (brx sweep laptop/rates)")
     ends = [f"P = {P}" for P in experiments.scale.ends]
     tables = []
-    for grid, asked in (("the paper's", experiments.of_seed_0()), ("wider", experiments.with_wider_rates())):
+    grids = {"the paper's": (experiments.runs, folder), "wider": (load([folder, wider]), wider)}
+    for grid, (runs, place) in grids.items():
+        asked = Experiments(experiments.scale, runs[runs[SEED] == 0], place)
         table = paper_slowdowns(asked, MAIN)
         if table.empty:
-            raise UserError(f"{asked.folder}: no method has seed 0 both without delay and at the deepest pipeline")
+            raise UserError(f"{place}: no method has seed 0 both without delay and at the deepest pipeline")
         losses = final_losses(asked)[["method", *ends]]
         tables.append(losses.merge(table.drop(columns=["seeds", "the paper's"]), on="method").assign(rates=grid))
     return pd.concat(tables).rename(columns={end: f"final training loss at {end}" for end in ends})

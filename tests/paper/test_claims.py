@@ -5,7 +5,7 @@ import pytest
 from brx.cli.main import main
 from brx.paper.claim_list import CLAIMS
 from brx.paper.claims import Claim, Outcome, claim_table, judge, number_text
-from brx.paper.evidence.base import Evidence
+from brx.paper.evidence import Evidence
 from brx.paper.scales import MAIN, SCALES, VARIANTS, Experiments
 from tests.paper.helpers import LAPTOP, row, write_experiment
 

@@ -8,7 +8,7 @@ import pytest
 
 from brx.paper.claims import Claim, Outcome, in_groups, judge
 from brx.paper.claims_figure import WIDEST, fill_claims, our_text, paper_text, ratio_of
-from brx.paper.evidence.base import Evidence
+from brx.paper.evidence import Evidence
 from brx.plot.style import GROUP_COLORS, new_figure
 
 

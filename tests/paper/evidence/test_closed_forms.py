@@ -2,8 +2,8 @@
 
 import pytest
 
-from brx.paper.evidence import closed_forms
-from brx.paper.evidence.closed_forms import memory_of_strategies, memory_share, parameter_counts, stage_counts
+from brx.paper import measured_evidence as closed_forms
+from brx.paper.measured_evidence import memory_of_strategies, memory_share, parameter_counts, stage_counts
 from brx.paper.printed import DEVICES_GB, LLAMA_3_8B, LLAMAS, STAGE_COUNTS
 from brx.planning.optimizer_memory import STRATEGIES, overhead_elements
 from brx.planning.stage_count import GB, stage_count

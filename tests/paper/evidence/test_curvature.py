@@ -9,8 +9,8 @@ from brx.config.loading import preset_with
 from brx.curvature.norm_result import NormResult, result_path
 from brx.curvature.oscillation import Oscillation, Track
 from brx.errors import UserError
-from brx.paper.evidence.base import NotTriedError
-from brx.paper.evidence.curvature import norm_ratio, oscillates_less, stable_elsewhere, theorem_order
+from brx.paper.evidence import NotTriedError
+from brx.paper.measured_evidence import norm_ratio, oscillates_less, stable_elsewhere, theorem_order
 from brx.paper.scales import VARIANTS, Experiments
 from brx.sweep.spec import identity
 from tests.paper.helpers import LAPTOP, write_experiment
@@ -42,33 +42,33 @@ def measured(complete, tmp_path):
 
 def test_oscillation_is_judged_over_seeds_and_checkpoints(tmp_path, measured):
     with pytest.raises(UserError, match="no run with losses"):
-        oscillates_less(delayed=True)(measured)
+        oscillates_less(measured, delayed=True)
     for seed in (0, 1, 2):
         for iteration in (500, 1000):
             write_oscillation(tmp_path, "pipedream", seed, iteration, 4e-4 * (1 + seed), -3.0 if seed == 0 else 5.0)
             write_oscillation(tmp_path, "basis-rotation", seed, iteration, 1e-4)
     write_oscillation(tmp_path, "pipedream", 0, 750, 1e-9)  # without a partner
-    judged = oscillates_less(delayed=True)(measured)
+    judged = oscillates_less(measured, delayed=True)
     assert judged.holds
     assert judged.num_seeds == 3
     assert "(3 seeds, 6 checkpoints); at 2 of them PipeDream's dominant eigenvalue is negative" in judged.text
     with pytest.raises(NotTriedError, match="at P = 1 yet"):
-        oscillates_less(delayed=False)(measured)
+        oscillates_less(measured, delayed=False)
     for method, variance in (("pipedream", 1e-4), ("basis-rotation", 2e-4)):
         write_oscillation(tmp_path, method, 0, 500, variance, stages=1)
-    judged = oscillates_less(delayed=False)(measured)
+    judged = oscillates_less(measured, delayed=False)
     assert (judged.holds, judged.num_seeds) == (False, 1)
     for seed in (1, 2):  # one seed far on the other side: the interval holds 1
         for iteration in (500, 1000):
             write_oscillation(tmp_path, "basis-rotation", seed, iteration, 1e-4 if seed == 1 else 1e-2)
-    assert not oscillates_less(delayed=True)(measured).holds
+    assert not oscillates_less(measured, delayed=True).holds
 
 
 def test_of_several_rates_the_best_one_counts(tmp_path, measured):
     for method, variance in (("pipedream", 4e-4), ("basis-rotation", 1e-4)):
         for seed in (0, 1):
             write_oscillation(tmp_path, method, seed, 500, variance)
-    before = oscillates_less(delayed=True)(measured)
+    before = oscillates_less(measured, delayed=True)
     for val_loss, rate in ((9.0, 3e-4), (8.0, 3e-3)):
         settings = {"pipeline.stages": 8, **VARIANTS["basis-rotation"], "optimizer.lr": rate}
         write_experiment(tmp_path, "quick", settings, seeds=(0, 1), val_loss=val_loss)
@@ -76,12 +76,12 @@ def test_of_several_rates_the_best_one_counts(tmp_path, measured):
             run = tmp_path / identity(preset_with("quick", {**settings, "training.seed": seed}))
             path = run / "analysis" / "oscillation-00000500.json"
             oscillation(run, "basis-rotation", 8, 500, 1.0).write(path)
-    assert oscillates_less(delayed=True)(measured) == before
+    assert oscillates_less(measured, delayed=True) == before
 
 
 def test_other_directions_are_those_in_which_both_methods_move_less(tmp_path, measured):
     write_oscillation(tmp_path, "pipedream", 0, 500, 1e-4, stages=1)
-    for claim in (stable_elsewhere, oscillates_less(delayed=True)):
+    for claim in (stable_elsewhere, lambda runs: oscillates_less(runs, delayed=True)):
         with pytest.raises(NotTriedError):
             claim(measured)
     write_oscillation(tmp_path, "nesterov", 0, 500, 1e-7)  # of neither method
@@ -115,15 +115,15 @@ def norms(tmp_path):
 @pytest.mark.parametrize("source", ["1st", "2nd"])
 def test_the_theorems_order_holds_where_no_intervals_overlap(source, norms, measured):
     with pytest.raises(NotTriedError, match="norms by strategy have not been measured"):
-        theorem_order(source)(measured)
+        theorem_order(measured, source)
     sizes = {"original": 20.0, "1st-unilateral": 9.0, "1st-bilateral": 3.0, "2nd-unilateral": 5.0, "2nd-bilateral": 2.0}
     results = {space: norms(space, norm) for space, norm in sizes.items()}
-    judged = theorem_order(source)(measured)
+    judged = theorem_order(measured, source)
     assert (judged.holds, judged.num_seeds) == (True, 1)
     in_order = [results[space].normalized for space in ("original", f"{source}-unilateral", f"{source}-bilateral")]
     assert judged.text.endswith(", ".join(f"{norm:.3g}" for norm in in_order))
     norms(f"{source}-bilateral", sizes[f"{source}-bilateral"], spread=0.5)
-    assert not theorem_order(source)(measured).holds
+    assert not theorem_order(measured, source).holds
 
 
 def test_with_three_seeds_the_spread_between_them_decides(norms, measured):
@@ -131,16 +131,16 @@ def test_with_three_seeds_the_spread_between_them_decides(norms, measured):
     for seed in range(3):  # the norms differ more between seeds than between coordinates, and their ratio does not
         for space, norm in sizes.items():
             norms(space, norm * 3**seed, spread=0.5, seed=seed)
-    judged = theorem_order("2nd")(measured)
+    judged = theorem_order(measured, "2nd")
     assert (judged.holds, judged.num_seeds) == (True, 3)
     norms("2nd-bilateral", 6.0, seed=0)  # above the unilateral one
-    judged = theorem_order("2nd")(measured)
+    judged = theorem_order(measured, "2nd")
     assert not judged.holds
     assert judged.text.endswith("(2nd-bilateral: not by more than chance)")
-    assert theorem_order("1st")(measured).holds
+    assert theorem_order(measured, "1st").holds
     for space in sizes:  # which leaves two seeds here: their intervals decide, and are wide
         norms(space, sizes[space], seed=0, num_stages=1)
-    judged = theorem_order("1st")(measured)
+    judged = theorem_order(measured, "1st")
     assert (judged.holds, judged.num_seeds) == (False, 1)
 
 

@@ -5,11 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from brx.paper import evidence as iterations
 from brx.paper.claim_list import CLAIMS
 from brx.paper.claims import evidence_text, judge
-from brx.paper.evidence import iterations
-from brx.paper.evidence.base import Evidence, NotTriedError
-from brx.paper.evidence.iterations import slows_down_less
+from brx.paper.evidence import Evidence, NotTriedError, slows_down_less
 from brx.paper.scales import MAIN, VARIANTS, Experiments
 from brx.runs.comparison import BASELINES
 from tests.paper.helpers import LAPTOP, row, write_experiment

@@ -7,8 +7,7 @@ from scipy.stats import ttest_1samp
 
 from brx.config.loading import preset_with
 from brx.files import write_json
-from brx.paper.evidence.base import Margin, NotTriedError, runs_of, shared_seeds
-from brx.paper.evidence.losses import ends_below
+from brx.paper.evidence import Margin, NotTriedError, ends_below, runs_of, shared_seeds
 from brx.paper.scales import COMPENSATIONS, MAIN, VARIANTS, Experiments, delays_of
 from brx.runs.comparison import BASELINES
 from brx.sweep.spec import identity

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from brx.errors import UserError
-from brx.paper.evidence import toys
-from brx.paper.evidence.base import NotTriedError
+from brx.paper import measured_evidence as toys
+from brx.paper.evidence import NotTriedError
 
 
 @pytest.fixture

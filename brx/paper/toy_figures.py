@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,54 +11,58 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from brx.config import load_yaml_as
+from brx.config.loading import PRESETS
 from brx.files import write_json
-from brx.paper.toy.descent import Array
-from brx.paper.toy.quadratic import (
+from brx.paper.toy_problems import (
     COMPARISONS,
+    Array,
     Case,
     QuadraticConfig,
     QuadraticResult,
+    SpiralConfig,
+    SpiralResult,
     SweepConfig,
     SweepResult,
     Trajectory,
-    hessians,
+    angles_along,
+    distance_from_floor,
+    floor_points,
+    quadratic_hessians,
     run_quadratic,
+    run_spiral,
     run_sweep,
 )
-from brx.paper.toy.spiral import SpiralConfig, SpiralResult, angles_along, distance_from_floor, floor_points, run_spiral
 from brx.plot.style import line_style, new_figure, save, sequence_color
 
 COLORS = {"AdaSGD": "#0072B2", "Adam": "#E69F00"}  # blue and orange, as in the paper
-ALIGNED_COLOR, MISALIGNED_COLOR = "#009E73", "#D55E00"
+SPECIAL_COLORS = ("#009E73", "#D55E00")  # green: the eigenbasis is aligned, red: misaligned
 WIDTHS_MAGNIFIED = 1.3
 """Half the side of the spiral's inset, in the largest distances of the path from the floor."""
 
 
 def run_toy(
-    landscape: Literal["quadratic", "spiral", "sweep"], config: Path, figure: Path, numbers: Path
-) -> list[Path]:
+    landscape: Literal["quadratic", "spiral", "sweep"], figure: Path, config: Path | None = None,
+    numbers: Path | None = None,
+) -> list[Path]:  # fmt: skip
     """Run the descents of one landscape, draw them, and keep their numbers.
 
     Args:
         landscape: which one; `sweep` is the quadratic over angle and delay.
-        config: YAML file of its set-up.
-        figure: the figure's path without suffix.
-        numbers: the JSON file to write.
+        figure: its path without suffix.
+        config: YAML file of the set-up; by default the paper's.
+        numbers: the JSON file to write, if any.
 
     Returns:
-        The files written (PNG, PDF, caption, numbers).
+        The files written.
     """
-    result: QuadraticResult | SweepResult | SpiralResult
-    match landscape:
-        case "quadratic":
-            drawn = draw_quadratic(result := run_quadratic(load_yaml_as(config, QuadraticConfig)), figure)
-        case "sweep":
-            drawn = draw_sweep(result := run_sweep(load_yaml_as(config, SweepConfig)), figure)
-        case "spiral":
-            drawn = draw_spiral(result := run_spiral(load_yaml_as(config, SpiralConfig)), figure)
+    section, run, draw = TOYS[landscape]
+    result = run(load_yaml_as(config or PRESETS / "toy" / f"{landscape}.yaml", section))
+    written = draw(result, figure)
+    if numbers is None:
+        return written
     numbers.parent.mkdir(parents=True, exist_ok=True)
     write_json(numbers, result.numbers())
-    return [*drawn, numbers]
+    return [*written, numbers]
 
 
 def draw_quadratic(result: QuadraticResult, path: Path) -> list[Path]:
@@ -70,13 +75,11 @@ def draw_quadratic(result: QuadraticResult, path: Path) -> list[Path]:
             top.set_title("eigenbasis aligned with the axes" if aligned else "eigenbasis misaligned")
             _draw_landscape(top, result, aligned)
             for case, run in shown.items():
-                delay = f"delay {case.delay}" if case.delay else "no delay"
-                top.plot(
-                    *run.path.T, **_line(case), marker="o", markersize=2,
-                    label=f"{case.optimizer}, {delay}: {_count(run)}",
-                )  # fmt: skip
+                style = {"color": COLORS[case.optimizer], "linestyle": line_style(is_delayed=case.delay > 0)}
+                label = f"{case.optimizer}, {f'delay {case.delay}' if case.delay else 'no delay'}: {_count(run)}"
+                top.plot(*run.path.T, **style, linewidth=1.0, marker="o", markersize=2, label=label)
                 if case.optimizer == "Adam":
-                    bottom.plot(range(1, len(run.path)), run.along_dominant, **_line(case))
+                    bottom.plot(range(1, len(run.path)), run.along_dominant, **style, linewidth=1.0)
             top.plot(*run.path[0], marker="s", color="black", markersize=4)
             top.set(xlabel="$w_1$", ylabel="$w_2$" if aligned else None)
             top.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=2, fontsize=6)
@@ -85,10 +88,6 @@ def draw_quadratic(result: QuadraticResult, path: Path) -> list[Path]:
         panels[1, 0].sharey(panels[1, 1])
         panels[1, 0].sharex(panels[1, 1])
         return save(figure, path, _quadratic_caption(result))
-
-
-def _line(case: Case) -> dict[str, Any]:
-    return {"color": COLORS[case.optimizer], "linestyle": line_style(is_delayed=case.delay > 0), "linewidth": 1.0}
 
 
 def _count(run: Trajectory) -> str:
@@ -101,7 +100,7 @@ def _draw_landscape(axes: Axes, result: QuadraticResult, aligned: bool) -> None:
     points = np.concatenate([run.path for case, run in result.runs.items() if case.aligned == aligned])
     middle, half = (points.min(0) + points.max(0)) / 2, 0.55 * float(np.ptp(points, axis=0).max())
     x, y = (np.linspace(center - half, center + half, 200) for center in middle)
-    (curvature,) = hessians(config.eigenvalues, [config.degrees(aligned)])
+    (curvature,) = quadratic_hessians(config.eigenvalues, [config.degrees(aligned)])
     grid = np.stack(np.meshgrid(x, y), axis=-1)
     loss = 0.5 * np.einsum("abi,ij,abj->ab", grid, curvature, grid)
     levels = [config.target * 4.0**power for power in range(1, 7)]
@@ -135,17 +134,17 @@ def draw_spiral(result: SpiralResult, path: Path) -> list[Path]:
         (way, across), (along, against) = figure.subplots(2, 2)
         _draw_way(way, result)
         _draw_oscillation_across(across, result)
-        along.plot(result.angles, result.slowdowns, ".", color=COLORS["Adam"], markersize=3)
-        along.axhline(1.0, color="black", linewidth=0.5)
+        slowdowns = result.slowdowns
+        highest = max(1.1, 1.1 * float(np.nanmax(slowdowns, initial=1.0)))
+        for axes, places in ((along, result.angles), (against, result.misalignments)):
+            axes.plot(places, slowdowns, ".", color=COLORS["Adam"], markersize=3)
+            axes.axhline(1.0, color="black", linewidth=0.5)
+            axes.set_ylim(0.0, highest)
         _mark(along, result)
-        highest = max(1.1, 1.1 * float(np.nanmax(result.slowdowns, initial=1.0)))
-        along.set(ylabel="slowdown $T_{delay} / T_{no\\ delay}$", ylim=(0.0, highest))
-        against.plot(result.misalignments, result.slowdowns, ".", color=COLORS["Adam"], markersize=3)
-        against.axhline(1.0, color="black", linewidth=0.5)
-        correlation = result.correlation()
-        if correlation is not None:
+        along.set_ylabel("slowdown $T_{delay} / T_{no\\ delay}$")
+        if correlation := result.correlation():
             against.set_title(f"Spearman correlation {correlation[0]:.3f}")
-        against.set(xlabel="misalignment $\\Sigma |H_{ij}|$ / minimum", ylabel="slowdown", ylim=along.get_ylim())
+        against.set(xlabel="misalignment $\\Sigma |H_{ij}|$ / minimum", ylabel="slowdown")
         return save(figure, path, _spiral_caption(result))
 
 
@@ -158,7 +157,7 @@ def _draw_way(axes: Axes, result: SpiralResult) -> None:
     axes.plot(x, y, color=COLORS["Adam"], linewidth=0.8, zorder=2, rasterized=True)
     axes.plot(*result.path[0], marker="s", color="black", markersize=4)
     along = angles_along(result.path)
-    for angles, color in _special(result):
+    for angles, color in zip(result.special_angles, SPECIAL_COLORS, strict=True):
         radii = result.config.start_radius + np.radians(angles - along[0]) / 4.0
         points = np.stack([radii * np.cos(np.radians(angles)), radii * np.sin(np.radians(angles))])
         axes.plot(*points, "o", color=color, markersize=4, zorder=3)
@@ -174,9 +173,8 @@ def _magnify_oscillation(axes: Axes, result: SpiralResult, floor: Array) -> None
     inset = axes.inset_axes((1.0, 0.7, 0.28, 0.28), xlim=center[0] + [-half, half], ylim=center[1] + [-half, half])
     near = np.abs(result.path - center).max(axis=1) < 2 * half
     inset.plot(*floor.T, color="0.85", linewidth=3.0)
-    inset.plot(
-        *np.where(near[:, None], result.path, np.nan).T, color=COLORS["Adam"], marker=".", markersize=2, linewidth=0.6
-    )
+    path = np.where(near[:, None], result.path, np.nan)
+    inset.plot(*path.T, color=COLORS["Adam"], marker=".", markersize=2, linewidth=0.6)
     inset.set(xticks=[], yticks=[], aspect="equal")
     inset.grid(visible=False)
     for spine in inset.spines.values():
@@ -201,7 +199,7 @@ def _draw_oscillation_across(axes: Axes, result: SpiralResult) -> None:
 
 def _mark(axes: Axes, result: SpiralResult) -> None:
     """Green lines at aligned angles, red ones at misaligned; the way is from left to right."""
-    for angles, color in _special(result):
+    for angles, color in zip(result.special_angles, SPECIAL_COLORS, strict=True):
         for angle in angles:
             axes.axvline(float(angle), color=color, linestyle=":", linewidth=1.0)
     turned = angles_along(result.path)
@@ -210,14 +208,9 @@ def _mark(axes: Axes, result: SpiralResult) -> None:
     axes.set_xlabel("angle along the spiral (degrees)")
 
 
-def _special(result: SpiralResult) -> list[tuple[Array, str]]:
-    return [(result.aligned_angles, ALIGNED_COLOR), (result.misaligned_angles, MISALIGNED_COLOR)]
-
-
 def _spiral_caption(result: SpiralResult) -> str:
     config = result.config
     numbers = result.numbers()
-    correlation = result.correlation()
     lines = [
         f"Adam on r^2 + (20 sin(4 r - theta) + 1)^2, lr {config.lr:g}, beta1 {config.beta1:g}, beta2 {config.beta2:g};"
         f" delay {config.delay} introduced at {len(result.angles)} random iterations; slowdown: updates for"
@@ -234,10 +227,9 @@ def _spiral_caption(result: SpiralResult) -> str:
         median = result.median_slowdown(low, high)
         slowdown = "none measured" if median is None else f"median slowdown {median:.2f}"
         lines.append(f"misalignment {low:g} to {high:g}: {slowdown}")
-    if correlation is not None and math.isfinite(correlation[0]):
-        lines.append(
-            f"Spearman correlation of misalignment and slowdown: {correlation[0]:.3f} (p {correlation[1]:.2g})"
-        )
+    correlation, p_value = result.correlation() or (math.nan, math.nan)
+    if math.isfinite(correlation):
+        lines.append(f"Spearman correlation of misalignment and slowdown: {correlation:.3f} (p {p_value:.2g})")
     return "\n".join(lines)
 
 
@@ -257,8 +249,8 @@ def draw_sweep(result: SweepResult, path: Path) -> list[Path]:
             top.plot(angles, result.norms, color="black", linestyle=":", label="(1,1)-norm / its minimum")
             top.set(yscale="log", xlabel="angle of the eigenvectors to the coordinates (degrees)")
             bottom.set(xscale="log", yscale="log", xlabel="$\\tau \\times$ (1,1)-norm / its minimum")
-        panels[0, 0].set_ylabel("slowdown (median over starts)")
-        panels[1, 0].set_ylabel("slowdown (median over starts)")
+        for axes in panels[:, 0]:
+            axes.set_ylabel("slowdown (median over starts)")
         panels[0, 0].legend(fontsize=6)
         return save(figure, path, _sweep_caption(result))
 
@@ -280,3 +272,11 @@ def _sweep_caption(result: SweepResult) -> str:
         ]
         lines.append(f"beta1 {beta1:g}: {', '.join(correlations)}")
     return "\n".join(lines)
+
+
+TOYS: dict[str, tuple[type[Any], Callable[[Any], Any], Callable[[Any, Path], list[Path]]]] = {
+    "quadratic": (QuadraticConfig, run_quadratic, draw_quadratic),
+    "spiral": (SpiralConfig, run_spiral, draw_spiral),
+    "sweep": (SweepConfig, run_sweep, draw_sweep),
+}
+"""By landscape: the set-up, the descents, the figure."""

@@ -1,0 +1,468 @@
+"""What our runs say on the paper's claims, compared seed by seed: which method ends lower, and which needs longer.
+
+Every question is a function from a scale's `Experiments` to `Evidence`; the rules are in docs/protocol.md, 4 to 6.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations, product
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy.special import stdtrit
+
+from brx.config.loading import Settings, preset_with
+from brx.paper.ladder import PAPER_RELATIVE_DELAY, SLOWDOWN, complete_lengths, ladder_slowdowns
+from brx.paper.scales import COMPENSATIONS, MAIN, Experiments
+from brx.runs.comparison import BASELINES, EARLY, common_target, reached_by_seed, saved_ratio, slowdowns
+from brx.runs.frames import SEED
+from brx.runs.slowdown import CONFIDENCE
+
+SEEDS_FOR_AN_INTERVAL = 3
+LEAST_ACCURATE = "basis-rotation 1st/unilateral"
+FINER_THAN = (
+    ("basis-rotation", "basis-rotation 2nd/unilateral"),
+    ("basis-rotation 1st/bilateral", LEAST_ACCURATE),
+    ("basis-rotation", "basis-rotation 1st/bilateral"),
+    ("basis-rotation 2nd/unilateral", LEAST_ACCURATE),
+)
+"""Estimation strategies, each with one that is coarser in geometry or in source."""
+OVER_EACH_BASELINE = tuple(("basis-rotation", baseline) for baseline in BASELINES)
+OVER_MUON_AND_SCION = tuple(product(("soap", "basis-rotation"), ("muon", "scion")))
+MUON_AND_SCION_OVER_BASELINES = tuple(product(("muon", "scion"), BASELINES))
+DELAYS_OF_COMPENSATION = (8, 16, 32)
+
+
+class NotTriedError(Exception):
+    """What a claim needs is not there; says what."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What our runs say of a number, `value` with its interval, or of a direction, whether it `holds`.
+
+    Attributes:
+        is_bound: whether `value` is a bound: of a slowdown a lower one, of a share saved an upper one.
+        text: in words, for a direction.
+        num_seeds: of measurements that are kept beside the runs, or that both sides have; None: as many as the runs
+            that were asked for.
+    """
+
+    value: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    is_bound: bool = False
+    holds: bool | None = None
+    text: str = ""
+    num_seeds: int | None = None
+
+    def decisive(self, num_seeds: int | None) -> float:
+        """What decides: the lower end of the interval from three seeds on, else the value."""
+        has_interval = not math.isnan(self.low) and (num_seeds is None or num_seeds >= SEEDS_FOR_AN_INTERVAL)
+        return self.low if has_interval else self.value
+
+
+class Margin:
+    """By how much something is as the paper says, by seed; negative where it is not.
+
+    `by_seed` has the seeds that both sides of a comparison have. It is infinite where one side diverged; where both
+    did, a seed says nothing and is left out.
+
+    Raises:
+        NotTriedError: no seed is left.
+    """
+
+    def __init__(self, by_seed: pd.Series) -> None:
+        self.by_seed = by_seed.dropna()
+        if self.by_seed.empty:
+            raise NotTriedError("no seed in common that did not diverge on both sides")
+        self.mean = float(self.by_seed.mean())
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Student's, of the mean, 95 %; None with fewer than three seeds, or where one diverged."""
+        count = len(self.by_seed)
+        if count < SEEDS_FOR_AN_INTERVAL or not math.isfinite(self.mean):
+            return None
+        half = float(stdtrit(count - 1, (1 + CONFIDENCE) / 2) * self.by_seed.sem())  # quantile of Student's t
+        return self.mean - half, self.mean + half
+
+    @property
+    def least(self) -> float:
+        """What decides: the lower end of the interval; without one, the mean, or where a seed diverged, every seed."""
+        if self.interval:
+            return self.interval[0]
+        return self.mean if math.isfinite(self.mean) else float(self.by_seed.min())
+
+    @property
+    def holds(self) -> bool:
+        """Whether it is as the paper says: by more than chance, as far as the seeds can say."""
+        return self.least > 0
+
+    def __sub__(self, other: Margin) -> Margin:
+        """How much larger than another; over the seeds that both have."""
+        return Margin(self.by_seed - other.by_seed)
+
+
+def runs_of(
+    experiments: Experiments, method: str, stages: int | None = None, sweep: str = "", **options: Any
+) -> pd.DataFrame:
+    """The runs that `Experiments.find` finds; of a seed that diverged a row with infinite losses: it ended above all.
+
+    Raises:
+        NotTriedError: there are none; `experiments.missing` names the sweep that makes them.
+    """
+    seeds = experiments.find(method, stages, sweep, **options)
+    if seeds is None:
+        what, _, why = experiments.missing[-1].partition(": ")
+        raise NotTriedError(f"every run of {what} diverged" if "diverged" in why else f"no runs of {what} yet")
+    lost = {"status": "diverged", "train_loss": math.inf, "val_loss": math.inf}
+    rows = [seeds.iloc[[0]].assign(**lost, **{SEED: seed}) for seed in seeds["diverged_seeds"].iloc[0]]
+    return pd.concat([seeds, *rows]) if rows else seeds
+
+
+def shared_seeds(*experiments: pd.DataFrame) -> list[pd.DataFrame]:
+    """The runs of each experiment with a seed that all have: it decides weights and order, so that they make pairs.
+
+    Other seeds that diverged are forgotten, as others that finished are.
+
+    Raises:
+        NotTriedError: they have none in common.
+    """
+    shared = set[int].intersection(*(set(runs[SEED]) for runs in experiments))
+    if not shared:
+        raise NotTriedError(f"no seed in common among {', '.join(str(runs.index[0]) for runs in experiments)}")
+    pairs = []
+    for runs in experiments:
+        kept = runs[runs[SEED].isin(shared)]
+        lost = [[seed for seed in diverged if seed in shared] for diverged in kept["diverged_seeds"]]
+        pairs.append(kept.assign(diverged_seeds=pd.Series(lost, kept.index, dtype=object)))
+    return pairs
+
+
+def _paired(experiments: Experiments, methods: Iterable[str], stages: int | None = None, **options: Any) -> list[Any]:
+    """The runs of methods with a seed that all have."""
+    return shared_seeds(*(runs_of(experiments, method, stages, **options) for method in methods))
+
+
+# Which method ends lower: final validation losses, unless said otherwise.
+
+
+def final_loss(seeds: pd.DataFrame, loss: str = "val_loss") -> float:
+    """In nats, the mean over seeds."""
+    return float(seeds[loss].mean())
+
+
+def margin(ours: pd.DataFrame, theirs: pd.DataFrame, loss: str = "val_loss") -> Margin:
+    """How many nats ours ends below theirs."""
+    losses, their_losses = (seeds.set_index(SEED)[loss] for seeds in shared_seeds(ours, theirs))
+    return Margin(their_losses - losses)
+
+
+def ends_below(name: str, ours: pd.DataFrame, others: Mapping[str, pd.DataFrame]) -> Evidence:
+    """Whether ours ends below every other; the text is about the one that decides."""
+    ours, *rest = shared_seeds(ours, *others.values())
+    by_name = dict(zip(others, rest, strict=True))
+    margins = {other: margin(ours, runs) for other, runs in by_name.items()}
+    closest = min(margins, key=lambda other: margins[other].least)
+    text = f"{name} {final_loss(ours):.3f}, {closest} {final_loss(by_name[closest]):.3f} nats"
+    if interval := margins[closest].interval:
+        text += f", difference [{-interval[1]:+.3f}, {-interval[0]:+.3f}]"
+    return Evidence(holds=margins[closest].holds, text=text)
+
+
+def _lead(experiments: Experiments, method: str, others: Sequence[str], stages: int) -> Margin:
+    """How far a method ends below the lowest of some others at P stages."""
+    ours, *theirs = _paired(experiments, (method, *others), stages)
+    return margin(ours, min(theirs, key=final_loss))
+
+
+def ends_below_at_every_depth(
+    experiments: Experiments, pairs: Iterable[tuple[str, str | Sequence[str]]], from_stages: int
+) -> Evidence:
+    """In every pair the first method ends below the other, or the lowest of the others, from a number of stages on.
+
+    The text has the smallest lead at each, and the intervals of those that are within chance.
+    """
+    named = [(method, (others,) if isinstance(others, str) else others) for method, others in pairs]
+    depths = [P for P in experiments.scale.depths if from_stages <= P]
+    leads = {P: [_lead(experiments, method, others, P) for method, others in named] for P in depths}
+    text = "nats below: " + ", ".join(f"P = {P}: {min(lead.mean for lead in of_P):.3f}" for P, of_P in leads.items())
+    for P, of_P in leads.items():
+        open_ones = [lead.interval for lead in of_P if lead.interval and not lead.holds]
+        text += "".join("; at P = {} one is [{:+.3f}, {:+.3f}]".format(P, *interval) for interval in open_ones)
+    return Evidence(holds=all(lead.holds for of_P in leads.values() for lead in of_P), text=text)
+
+
+def lead_grows(experiments: Experiments, method: str, others: Sequence[str], from_stages: int) -> Evidence:
+    """A method ends below the lowest of others at the deepest pipeline, and by more than at a number of stages."""
+    deepest = experiments.scale.deepest
+    small, large = (_lead(experiments, method, others, P) for P in (from_stages, deepest))
+    difference = large - small
+    means = [side.by_seed[difference.by_seed.index].mean() for side in (small, large)]
+    text = f"lead {means[0]:.3f} nats at P = {from_stages}, {means[1]:.3f} at P = {deepest}"
+    if difference.interval:
+        text += ", difference [{:+.3f}, {:+.3f}]".format(*difference.interval)
+    return Evidence(holds=difference.holds and large.holds, text=text)
+
+
+def beats_baselines(
+    experiments: Experiments,
+    sweep: str = "",
+    shared: Settings | None = None,
+    own: Settings | None = None,
+    model: str = "main",
+) -> Evidence:
+    """Basis rotation ends below all baselines at the deepest pipeline.
+
+    `shared` are settings of all methods, `own` of basis rotation alone, of which `sweep` has no baselines.
+    """
+    settings = {**(shared or {}), **(own or {})}
+    ours = runs_of(experiments, "basis-rotation", sweep=sweep, model=model, settings=settings)
+    of_baselines = sweep if shared else ""
+    theirs = {name: runs_of(experiments, name, sweep=of_baselines, model=model, settings=shared) for name in BASELINES}
+    return ends_below("basis-rotation", ours, theirs)
+
+
+def few_refreshes_cost_little(experiments: Experiments) -> Evidence:
+    """Refreshes every 100 iterations lose less than a tenth of the lead over the best baseline.
+
+    The paper says "little", we say a tenth (docs/protocol.md, 6).
+    """
+    usual, *baselines = (runs_of(experiments, name) for name in ("basis-rotation", *BASELINES))
+    few = runs_of(experiments, "basis-rotation", sweep="frequency", settings={"optimizer.frequency": 100})
+    usual, few, *baselines = shared_seeds(usual, few, *baselines)
+    cost, lead = margin(usual, few), margin(usual, min(baselines, key=final_loss))
+    text = f"{cost.mean:.3f} of a lead of {lead.mean:.3f} nats over the best baseline"
+    return Evidence(holds=Margin(lead.by_seed / 10 - cost.by_seed).holds, text=text)
+
+
+def _with_schedule(experiments: Experiments, schedule: str) -> pd.DataFrame:
+    """The runs of basis rotation with a refresh schedule."""
+    settings = {"optimizer.refresh_schedule": schedule}
+    return runs_of(experiments, "basis-rotation", sweep="stage-aware", settings=settings)
+
+
+def reversed_is_worse(experiments: Experiments) -> Evidence:
+    reversed_ = _with_schedule(experiments, "reversed")
+    return ends_below("equal intervals", runs_of(experiments, "basis-rotation"), {"reversed": reversed_})
+
+
+def deeper_ends_lower(experiments: Experiments, method: str, holds: bool) -> Evidence:
+    """From the shallowest to the deepest model, one block per stage, the final loss falls; or not `holds`: it rises."""
+    blocks = experiments.scale.blocks
+    runs = shared_seeds(*(runs_of(experiments, method, count, settings={"model.blocks": count}) for count in blocks))
+    text = ", ".join(f"{count} blocks: {final_loss(seeds):.3f}" for count, seeds in zip(blocks, runs, strict=True))
+    lower, higher = (runs[-1], runs[0]) if holds else (runs[0], runs[-1])
+    return Evidence(holds=margin(lower, higher).holds, text=text)
+
+
+def loses_less_without_stashing(experiments: Experiments) -> Evidence:
+    """Basis rotation's final loss rises less than that of any baseline when weights are not stashed."""
+    rises = {}
+    for method in ("basis-rotation", *BASELINES):
+        without = runs_of(experiments, method, sweep="stashing", settings={"pipeline.stash": "none"})
+        rises[method] = margin(runs_of(experiments, method), without)
+    ours, *theirs = rises.values()
+    text = "rise: " + ", ".join(f"{method} {rise.mean:+.3f}" for method, rise in rises.items()) + " nats"
+    return Evidence(holds=all((rise - ours).holds for rise in theirs), text=text)
+
+
+def _compensated(experiments: Experiments) -> Iterator[tuple[int, pd.DataFrame, dict[str, pd.DataFrame], str]]:
+    """At each delay: P, basis rotation's runs, delay compensation's by strength, the strength that ends lowest."""
+    name = "delay-compensation"
+    for P in DELAYS_OF_COMPENSATION:
+        by_strength = {
+            f"{strength:g}": runs_of(experiments, name, P, name, settings={"optimizer.compensation": strength})
+            for strength in COMPENSATIONS
+        }
+        best = min(by_strength, key=lambda strength: final_loss(by_strength[strength]))
+        yield P, runs_of(experiments, "basis-rotation", P), by_strength, best
+
+
+def beats_delay_compensation(experiments: Experiments) -> Evidence:
+    """Basis rotation ends below delay compensation in every strength; the text has the strength that ends lowest."""
+    leads, holds = [], True
+    for P, ours, by_strength, best in _compensated(experiments):
+        holds = holds and bool(ends_below("", ours, by_strength).holds)
+        leads.append(f"P = {P}: {margin(ours, by_strength[best]).mean:.3f} (strength {best})")
+    return Evidence(holds=holds, text="nats below the best strength: " + ", ".join(leads))
+
+
+def delay_compensation_is_like_pipedream(experiments: Experiments) -> Evidence:
+    """The best strength ends nearer to PipeDream than to basis rotation (docs/protocol.md, 6)."""
+    lines, holds = [], True
+    for P, ours, by_strength, best in _compensated(experiments):
+        below_pipedream = margin(by_strength[best], runs_of(experiments, "pipedream", P))
+        above_ours = margin(ours, by_strength[best])
+        holds = holds and (above_ours - Margin(below_pipedream.by_seed.abs())).holds
+        lines.append(f"P = {P}: {below_pipedream.mean:.3f} below PipeDream, {above_ours.mean:.3f} above basis rotation")
+    return Evidence(holds=holds, text="; ".join(lines) + " nats")
+
+
+def validation_follows_training(experiments: Experiments) -> Evidence:
+    """The main methods are in the same order by validation as by training loss, at the deepest pipeline.
+
+    Of each pair whose training losses differ by more than chance, the validation losses differ alike, and so, too.
+    """
+    runs = dict(zip(MAIN, _paired(experiments, MAIN), strict=True))
+    training = {method: final_loss(seeds, "train_loss") for method, seeds in runs.items()}
+    by_training = sorted(runs, key=training.__getitem__)
+    ordered = [
+        margin(runs[lower], runs[higher]).holds
+        for lower, higher in combinations(by_training, 2)
+        if margin(runs[lower], runs[higher], "train_loss").holds
+    ]
+    finals = [f"{method} {training[method]:.3f} / {final_loss(runs[method]):.3f}" for method in by_training]
+    text = f"training / validation: {', '.join(finals)} nats; by both {sum(ordered)} of {len(ordered)} sure pairs"
+    return Evidence(holds=bool(ordered) and all(ordered), text=text)
+
+
+# How many iterations methods need: slowdowns, iterations saved, and the time that these are.
+
+
+def slowdown_of(experiments: Experiments, method: str) -> Evidence:
+    """To the one target of the scale; PipeDream's to its own, since it sets none for the others."""
+    ends = pd.concat([runs_of(experiments, method, P) for P in experiments.scale.ends])
+    target = common_target(ends) if method == "pipedream" else _target(experiments)
+    (row,) = slowdowns(ends, target).to_dict("records")
+    if pd.isna(row["ratio"]):
+        why = "the target loss is on a plateau" if row["is_plateau"] else "the runs without delay never reach it"
+        raise NotTriedError(f"target loss {target:.2f}: {why}")
+    early = f"early: without delay in the first {EARLY:.0%} of training" if row["is_early"] else ""
+    return Evidence(row["ratio"], row["low"], row["high"], is_bound=row["is_censored"], text=early)
+
+
+def extrapolated_slowdown(experiments: Experiments, method: str) -> Evidence:
+    """What the ladder's power law says of the paper's length of training."""
+    rows = ladder_slowdowns(complete_lengths(experiments))
+    law = None if rows.empty else SLOWDOWN.law(rows[rows["method"] == method])
+    if law is None:
+        raise NotTriedError(f"{method} was not trained for several lengths")
+    return Evidence(*SLOWDOWN.predicted(law, PAPER_RELATIVE_DELAY))
+
+
+def _target(experiments: Experiments) -> float:
+    target = experiments.slowdown_target()
+    if target is None:
+        raise NotTriedError("no method has runs both without delay and at the deepest pipeline yet")
+    return target
+
+
+def slows_down_less(experiments: Experiments, pairs: Sequence[tuple[str, str]]) -> Evidence:
+    """In every pair, the first method slows down less than the second, all to the one target, seed by seed."""
+    methods = list(dict.fromkeys(method for pair in pairs for method in pair))
+    logs, bounds = _log_slowdowns(experiments, methods)
+    text = ", ".join(f"{name} {'> ' if name in bounds else ''}{np.exp(logs[name].mean()):.2f}" for name in methods)
+    margins = {(better, worse): Margin(logs[worse] - logs[better]) for better, worse in pairs}
+    (better, worse), closest = min(margins.items(), key=lambda item: item[1].least)
+    if closest.interval:
+        low, high = np.exp(closest.interval)
+        text += f"; {worse} over {better} [{low:.2f}, {high:.2f}]"
+    # A method that never got there may be slower than its bound, but not faster.
+    return Evidence(holds=closest.holds and not bounds & {better for better, _ in pairs}, text=text)
+
+
+def _log_slowdowns(experiments: Experiments, methods: Sequence[str]) -> tuple[pd.DataFrame, set[str]]:
+    """A row per seed that all have, a column per method; and the methods of which some are lower bounds."""
+    target = _target(experiments)
+    columns, bounds = {}, set()
+    for method in methods:
+        ends = experiments.scale.ends
+        reference, delayed = (reached_by_seed(runs_of(experiments, method, P), target) for P in ends)
+        shared = sorted(reference.keys() & delayed.keys())
+        if not all(reference[seed].is_reached for seed in shared):
+            raise NotTriedError(f"{method} without delay never reaches the target loss")
+        ratios = {seed: delayed[seed].iterations / reference[seed].iterations for seed in shared}
+        columns[method] = np.log(pd.Series(ratios, dtype=float))
+        if not all(delayed[seed].is_reached for seed in shared):
+            bounds.add(method)
+    return pd.DataFrame(columns).dropna(), bounds
+
+
+def soap_is_close(experiments: Experiments) -> Evidence:
+    """SOAP's slowdown is nearer to basis rotation's, as a factor, than Muon's and Scion's (docs/protocol.md, 6)."""
+    logs, bounds = _log_slowdowns(experiments, ("basis-rotation", "soap", "muon", "scion"))
+    distances = logs.drop(columns="basis-rotation").sub(logs["basis-rotation"], axis="index").abs()
+    text = ", ".join(f"{method} {np.exp(distances[method].mean()):.2f}" for method in distances)
+    nearer = [Margin(distances[method] - distances["soap"]) for method in ("muon", "scion")]
+    holds = all(margin.holds for margin in nearer) and not bounds & {"soap", "basis-rotation"}
+    return Evidence(holds=holds, text=f"a factor from basis rotation's slowdown: {text}")
+
+
+def _saved(ours: pd.DataFrame, other: pd.DataFrame) -> Evidence:
+    """The share of another experiment's iterations that ours saves to its final loss, over the seeds that both have."""
+    ours, other = shared_seeds(ours, other)
+    ratio = saved_ratio(ours, other)
+    name, num_seeds = other["variant"].iloc[0], other[SEED].nunique()
+    if ratio is None:
+        raise NotTriedError(f"{name} ends above the loss that it has in the mean of its last quarter")
+    if ratio.is_lower_bound:
+        text = f"over {name}, whose final loss is never reached"
+        return Evidence(1 - ratio.ratio, is_bound=True, text=text, num_seeds=num_seeds)
+    low, high = (math.nan if end is None else 1 - end for end in (ratio.high, ratio.low))
+    return Evidence(1 - ratio.ratio, low, high, text=f"over {name}", num_seeds=num_seeds)
+
+
+def _with_best_baseline(
+    experiments: Experiments, method: str, baselines: Sequence[str], model: str = "main"
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """A method's runs, and those of the baseline with the lowest training loss: iterations are saved to that."""
+    ours, *others = _paired(experiments, (method, *baselines), model=model)
+    return ours, min(others, key=lambda seeds: final_loss(seeds, "train_loss"))
+
+
+def saved_over_baselines(
+    experiments: Experiments,
+    method: str = "basis-rotation",
+    baselines: Sequence[str] = BASELINES,
+    model: str = "main",
+) -> Evidence:
+    """The share of the iterations of the best of `baselines` that a method saves to its final loss."""
+    return _saved(*_with_best_baseline(experiments, method, baselines, model))
+
+
+def saved_by_stage_aware(experiments: Experiments) -> Evidence:
+    return _saved(_with_schedule(experiments, "stage-aware"), runs_of(experiments, "basis-rotation"))
+
+
+def saves_more(experiments: Experiments, larger: str, smaller: str) -> Evidence:
+    """One model saves more than another; by their means, since the models have no seed in common but in name."""
+    ours, theirs = (saved_over_baselines(experiments, model=model) for model in (larger, smaller))
+    text = f"smaller {theirs.value:.1%}, larger {ours.value:.1%}"
+    return Evidence(holds=ours.value > theirs.value and not ours.is_bound, text=text)
+
+
+def hours_saved(experiments: Experiments) -> Evidence:
+    """The share of the best baseline's time that basis rotation saves to its final loss.
+
+    Iterations times the measured time of one, not the clocks of runs that shared a machine.
+    """
+    ours, baseline = _with_best_baseline(experiments, "basis-rotation", BASELINES)
+    saved = _saved(ours, baseline)
+    best = baseline["method"].iloc[0]
+    our_time, their_time = (_relative_time(experiments, method) for method in ("basis-rotation", best))
+    value, low, high = (1 - (1 - share) * our_time / their_time for share in (saved.value, saved.low, saved.high))
+    interval = "" if np.isnan(low) else f" [{low:.1%}, {high:.1%}]"
+    bound = "< " if saved.is_bound else ""
+    text = f"{bound}{value:.1%}{interval} over {best}; iterations of {our_time:.2f} and {their_time:.2f} x AdamW's"
+    hours = replace(saved, value=value, low=low, high=high, text=text)
+    return replace(hours, holds=not hours.is_bound and hours.decisive(hours.num_seeds) > 0)
+
+
+def _relative_time(experiments: Experiments, method: str) -> float:
+    """An iteration of the scale's main model over AdamW's, from the benchmark's table."""
+    path, blocks = experiments.scale.times, preset_with(experiments.scale.preset, {}).model.blocks
+    if path is None or not path.is_file():
+        raise NotTriedError("the time of an iteration has not been measured at this scale yet")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        table = pd.DataFrame(content["rows"], columns=content["columns"]).set_index(["blocks", "stages", "method"])
+        return float(table.loc[(str(blocks), str(blocks), method), "ratio to AdamW"])
+    except (KeyError, TypeError, ValueError):
+        raise NotTriedError(f"{path} has no single row of {method} at {blocks} blocks, one per stage") from None

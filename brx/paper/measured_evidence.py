@@ -1,0 +1,283 @@
+"""What else says something on the paper's claims: measurements at checkpoints, the toy problems' files, formulas."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from brx.config.loading import preset_with
+from brx.curvature.bases import Source
+from brx.curvature.norm_result import (
+    SPACES,
+    STRATEGY_SPACES,
+    NormResult,
+    Space,
+    by_method_and_depth,
+    results_of,
+    strategy_of,
+)
+from brx.curvature.oscillation import measured_oscillations
+from brx.curvature.strategies import complete_measurements
+from brx.errors import UserError
+from brx.model.sizes import num_elements, stage_shapes
+from brx.paper.evidence import Evidence, Margin, NotTriedError
+from brx.paper.printed import DEVICES_GB, LLAMA_3_8B, LLAMAS, MEMORY_GIB, PARAMETERS, STAGE_COUNTS
+from brx.paper.scales import Experiments
+from brx.planning.memory_tables import overhead_texts
+from brx.planning.optimizer_memory import overhead_elements
+from brx.planning.stage_count import stage_count_table
+from brx.runs.experiments import at_best_rates
+from brx.runs.frames import load
+from brx.runs.reading import Run
+from brx.runs.slowdown import geometric_mean
+
+TOYS = Path("results/toy")
+MOST_CHANCE = 0.05
+HARDLY = 1.1
+"""The slowdown below which delay hardly slows: by less than a tenth (docs/protocol.md, 6)."""
+APPROXIMATELY = 0.01
+
+
+def _folders(experiments: Experiments) -> list[Path]:
+    """The runs among which the measured ones are: of each experiment those at its best rate."""
+    return [Path(run) for run in at_best_rates(load([experiments.scale.curvature])).index]
+
+
+def _norms(experiments: Experiments, spaces: Sequence[Space]) -> Iterator[NormResult]:
+    """What was measured, with the folder in which it lies as its run: exported ones name where they were made."""
+    for folder in _folders(experiments):
+        for norm in results_of(folder, spaces).values():
+            yield norm.model_copy(update={"run": str(folder)})
+
+
+def _seed(run: str | Path) -> int:
+    return Run.load(Path(run)).config.training.seed
+
+
+def norm_ratio(experiments: Experiments) -> Evidence:
+    """The rotated norm over the original one, at the checkpoints of basis rotation with the largest delay.
+
+    The interval also holds the ratio extrapolated to an infinite sample, where half of it was measured.
+    """
+    by_checkpoint: dict[tuple[str, int], dict[Space, NormResult]] = {}
+    for norm in _norms(experiments, SPACES):
+        if norm.method == "basis-rotation":
+            by_checkpoint.setdefault((norm.run, norm.iteration), {})[norm.space] = norm
+    pairs = [norms for norms in by_checkpoint.values() if norms.keys() >= set(SPACES)]
+    if not pairs:
+        raise NotTriedError("not measured in both coordinates at one checkpoint yet")
+    depth = max(norms["original"].num_stages for norms in pairs)
+    original, rotated = ([norms[space] for norms in pairs if norms[space].num_stages == depth] for space in SPACES)
+    rise = _log_ratios(rotated, original)
+    sampled = [_log_interval(below, above) for below, above in zip(rotated, original, strict=True)]
+    low, high = rise.interval or (min(low for low, _ in sampled), max(high for _, high in sampled))
+    text = f"{_mean(original):.3g} to {_mean(rotated):.3g}, P = {depth}; "
+    if all(min(norm.norms) > 0 and norm.norm_of_half is not None for norm in (*original, *rotated)):
+        half, extrapolated = (_log_ratios(rotated, original, which) for which in (1, 2))
+        ends = extrapolated.interval or (extrapolated.mean,)
+        low, high = min(low, *ends), max(high, *ends)
+        text += f"{math.exp(half.mean):.3g} from half the sample, {math.exp(extrapolated.mean):.3g} extrapolated"
+    else:
+        text += "raised by the noise of the batches, by how much is not known"
+    return Evidence(math.exp(rise.mean), math.exp(low), math.exp(high), text=text, num_seeds=len(rise.by_seed))
+
+
+def theorem_order(experiments: Experiments, source: Source) -> Evidence:
+    """Wherever all coordinates were measured, bilateral is below unilateral, and that below original.
+
+    With three seeds or more by the interval over them, else by more than the intervals of every measurement.
+    """
+    measured = complete_measurements(list(_norms(experiments, STRATEGY_SPACES)))
+    if not measured:
+        raise NotTriedError("norms by strategy have not been measured on one checkpoint yet")
+    falling = [space for space in STRATEGY_SPACES if space == "original" or strategy_of(space)[0] == source]
+    lines, holds, num_seeds = [], True, []
+    of_all = [norm for of_run in measured.values() for norm in of_run]
+    for (method, P), of_seeds in sorted(by_method_and_depth(of_all).items()):
+        norms = [[norm for norm in of_seeds if norm.space == space] for space in falling]
+        unsure = [lower[0].space for higher, lower in pairwise(norms) if not _surely_above(higher, lower)]
+        holds = holds and not unsure
+        means = ", ".join(f"{_mean(of_space):.3g}" for of_space in norms)
+        by_chance = "".join(f" ({space}: not by more than chance)" for space in unsure)
+        lines.append(f"{method}, P = {P}: {means}{by_chance}")
+        num_seeds.append(len({_seed(norm.run) for norm in norms[0]}))
+    return Evidence(holds=holds, text="; ".join(lines), num_seeds=min(num_seeds))
+
+
+def _mean(norms: Sequence[NormResult]) -> float:
+    """Geometric, over seeds, per parameter."""
+    return geometric_mean([norm.normalized for norm in norms])
+
+
+def _log_ratios(norms: Sequence[NormResult], others: Sequence[NormResult], which: int = 0) -> Margin:
+    """The logarithm of the ratio of two norms of one run, by its seed; `which` of `NormResult.norms`."""
+    pairs = zip(norms, others, strict=True)
+    return Margin(pd.Series({_seed(a.run): math.log(a.norms[which] / b.norms[which]) for a, b in pairs}))
+
+
+def _log_interval(norm: NormResult, other: NormResult) -> tuple[float, float]:
+    """Of the logarithm of the ratio of two norms of one run, from the intervals of both estimates."""
+    (low, high), (other_low, other_high) = norm.interval, other.interval
+    return math.log(max(low, 1e-300) / other_high), math.log(high / max(other_low, 1e-300))
+
+
+def _surely_above(norms: Sequence[NormResult], others: Sequence[NormResult]) -> bool:
+    ratios = _log_ratios(norms, others)
+    if ratios.interval:
+        return ratios.holds
+    return all(_log_interval(norm, other)[0] > 0 for norm, other in zip(norms, others, strict=True))
+
+
+def _variances(experiments: Experiments) -> pd.DataFrame:
+    """Variances of the updates of both methods along two directions, as logarithms.
+
+    Columns: P, method, seed, iteration, dominant, random, and `eigenvalue`, the dominant one's.
+
+    Raises:
+        NotTriedError: none was measured.
+    """
+    rows = [
+        {
+            "P": measured.num_stages,
+            "method": measured.method,
+            "seed": _seed(folder),
+            "iteration": measured.iteration,
+            "dominant": np.log(measured.dominant.variance),
+            "random": np.log(measured.random.variance),
+            "eigenvalue": measured.eigenvalue,
+        }
+        for folder in _folders(experiments)
+        for measured in measured_oscillations(folder)
+        if measured.method in ("basis-rotation", "pipedream")
+    ]
+    if not rows:
+        raise NotTriedError("not measured yet")
+    return pd.DataFrame(rows)
+
+
+def oscillates_less(experiments: Experiments, *, delayed: bool) -> Evidence:
+    """Variances of basis rotation and PipeDream at the same checkpoints: at P = 1, or at the largest P measured."""
+    table = _variances(experiments)
+    P = table["P"].max() if delayed else 1
+    if delayed and P == 1:
+        raise NotTriedError("not measured under delay yet")
+    ours, theirs = (
+        table[(table["P"] == P) & (table["method"] == method)].set_index(["seed", "iteration"])
+        for method in ("basis-rotation", "pipedream")
+    )
+    both = ours.merge(theirs, left_index=True, right_index=True, suffixes=("", "_of_pipedream"))
+    if both.empty:
+        raise NotTriedError(f"not measured with both methods at P = {P} yet")
+    less = Margin((both["dominant_of_pipedream"] - both["dominant"]).groupby("seed").mean())
+    variances = [np.exp(both[column].mean()) for column in ("dominant", "dominant_of_pipedream")]
+    text = f"variance along the dominant eigenvector at P = {P}: basis rotation {variances[0]:.2g},"
+    text += f" PipeDream {variances[1]:.2g}"
+    if less.interval:
+        text += ", basis rotation over PipeDream [{:.2g}, {:.2g}]".format(*np.exp(-np.array(less.interval[::-1])))
+    text += f" ({_plural(len(less.by_seed), 'seed')}, {_plural(len(both), 'checkpoint')})"
+    if plateaus := int((both["eigenvalue_of_pipedream"] < 0).sum()):
+        text += f"; at {plateaus} of them PipeDream's dominant eigenvalue is negative, as on a plateau"
+    return Evidence(holds=less.holds, text=text, num_seeds=len(less.by_seed))
+
+
+def stable_elsewhere(experiments: Experiments) -> Evidence:
+    """Along a random direction the updates of both methods vary less than along the dominant one, at every P."""
+    table = _variances(experiments)
+    if table["method"].nunique() < 2:
+        raise NotTriedError("not measured with both methods yet")
+    table = table.assign(less=table["dominant"] - table["random"])
+    margins = {key: Margin(rows.groupby("seed")["less"].mean()) for key, rows in table.groupby(["method", "P"])}
+    ratios = ", ".join(f"{method} at P = {P} {np.exp(-less.mean):.2g}" for (method, P), less in margins.items())
+    return Evidence(
+        holds=all(less.holds for less in margins.values()),
+        text=f"variance along a random direction over that along the dominant one: {ratios}",
+        num_seeds=min(len(less.by_seed) for less in margins.values()),
+    )
+
+
+def _plural(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count > 1)}"
+
+
+def _toy(name: str, *keys: str) -> list[Any]:
+    """Values from a file that `brx toy` keeps."""
+    path = TOYS / f"{name}.json"
+    if not path.is_file():
+        raise NotTriedError(f"{path} is not there yet")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return [content[key] for key in keys]
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path}: not readable: {error}; brx toy writes it anew") from None
+
+
+def delay_hurts_where_misaligned(_: Experiments) -> Evidence:
+    """On the quadratic, delay slows Adam with the eigenvectors between the axes, and hardly along them."""
+    (cases,) = _toy("quadratic", "slowdowns")
+    of_adam = {case["aligned"]: case["slowdown"] for case in cases if case["optimizer"] == "Adam"}
+    aligned, misaligned = (math.inf if of_adam[key] is None else of_adam[key] for key in (True, False))
+    text = f"slowdown of Adam: aligned {aligned:.2f}, misaligned {misaligned:.2f}"
+    return Evidence(holds=misaligned > aligned and aligned < HARDLY, text=text)
+
+
+def misalignment_slows_on_the_spiral(_: Experiments) -> Evidence:
+    """As the paper sets the spiral up, misalignment and slowdown rise together, on a trajectory that arrives."""
+    (arrived, correlation, p_value), (small_arrived, with_small_steps, _p) = (
+        # None stands for a number that is not finite.
+        [math.nan if value is None else value for value in _toy(name, "arrived", "spearman", "p_value")]
+        for name in ("spiral", "spiral-small-steps")
+    )
+    text = f"rank correlation of misalignment and slowdown {correlation:.2f}"
+    text += "" if arrived else ", but Adam stops on the way"
+    text += f"; with smaller steps it {'arrives' if small_arrived else 'stops'}: {with_small_steps:.2f}"
+    return Evidence(holds=bool(arrived and correlation > 0 and p_value < MOST_CHANCE), text=text)
+
+
+def memory_share(_: Experiments) -> Evidence:
+    """1st/unilateral of an MLP matrix of Llama-3-8B, over what the paper counts for Adam, 4 m n.
+
+    Adam's two moments are 2 m n elements, so that the share of what Adam really keeps is twice as large; our table of
+    memory has one attention and one MLP matrix together (n^2 + n^2 over 2 (n^2 + m n)): 22.2 %.
+    """
+    m, n = LLAMA_3_8B["MLP"]
+    overhead = overhead_elements((m, n), "1st", "unilateral")
+    of_moments = overhead / (2 * m * n)
+    text = f"of 4mn as the paper counts, {1 / 16:.2%} with its m = 4n; {of_moments:.1%} of Adam's two moments"
+    return Evidence(overhead / (4 * m * n), text=text)
+
+
+def memory_of_strategies(_: Experiments) -> Evidence:
+    names = {shape: name for name, shape in LLAMA_3_8B.items()}
+    table = overhead_texts(dict.fromkeys(names, 1), names)[1]
+    sizes = table.iloc[:, 4:6].to_numpy().tolist()
+    strategies = table["source"] + "/" + table["geometry"]
+    text = ", ".join(f"{name} {' and '.join(both)}" for name, both in zip(strategies, sizes, strict=True))
+    return Evidence(holds=sizes == MEMORY_GIB, text=f"attention and MLP: {text} GiB")
+
+
+def parameter_counts(_: Experiments) -> Evidence:
+    counts = {}
+    for preset in PARAMETERS:
+        config = preset_with(preset, {})
+        shapes = stage_shapes(config.model, config.data.vocabulary_size, range(config.model.blocks))
+        counts[preset] = num_elements(shapes)
+    text = ", ".join(f"{preset} {count / 1e6:,.1f} M" for preset, count in counts.items())
+    holds = all(abs(count / PARAMETERS[preset] - 1) < APPROXIMATELY for preset, count in counts.items())
+    return Evidence(holds=holds, text=text)
+
+
+def stage_counts(_: Experiments) -> Evidence:
+    table = stage_count_table(LLAMAS, DEVICES_GB).set_index("model").filter(like=" GB")
+    ours = {model: row.tolist() for model, row in table.iterrows()}
+    differing = [model for model, counts in STAGE_COUNTS.items() if ours[model] != counts]
+    text = f"{len(ours) - len(differing)} of {len(ours)} models as printed"
+    if differing:
+        text += f"; not {', '.join(differing)}: the paper's formula, P >= 2 L, gives {ours[differing[0]][0]}"
+    return Evidence(holds=not differing, text=text)

@@ -1,0 +1,562 @@
+"""The paper's two toy landscapes, where the effect of basis alignment on delay can be seen in two dimensions.
+
+A quadratic whose eigenvectors stand at an angle to the coordinates ("Impact of basis alignment"), and a spiral valley
+whose Hessian's eigenbasis turns along the way ("spiral"). The sweep goes over angles and delays on the quadratic,
+beside the Hessian's (1,1)-norm: theorem 2.3 bounds the cost of delay by tau times that norm, and a rotation changes
+nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NamedTuple, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+from scipy.stats import spearmanr
+from torch import Tensor
+from torch.func import hessian, vmap
+
+from brx.config.schema import Section
+
+Array = NDArray[np.float64]
+OptimizerName = Literal["AdaSGD", "Adam"]
+
+EPS = 1e-8  # torch's
+COMPARISONS: list[tuple[OptimizerName, bool]] = [
+    ("AdaSGD", True), ("Adam", True), ("AdaSGD", False), ("Adam", False)
+]  # fmt: skip
+"""Of the quadratic: optimizer, and whether the eigenvectors are the axes; each is run with delay and without."""
+PHASE_OF_FLOOR = -math.asin(1.0 / 20.0)
+"""4 r - theta where the second term of the spiral vanishes."""
+
+
+class ToySection(Section):
+    """What every set-up has."""
+
+    lr: float = Field(gt=0)
+    """Learning rate."""
+    beta2: float = Field(ge=0, lt=1)
+    """Decay of the second moment."""
+    most_updates: int = Field(ge=1)
+    """A run that has not arrived by then never does."""
+    seed: int = Field(ge=0)
+    """Of what is drawn at random."""
+
+
+class _QuadraticSection(ToySection):
+    """What both set-ups of the quadratic have."""
+
+    target: float = Field(gt=0)
+    """The loss at which a run has converged."""
+    eigenvalues: list[Annotated[float, Field(gt=0)]] = Field(min_length=2, max_length=2)
+    """Of the Hessian, the dominant one first."""
+
+
+class QuadraticConfig(_QuadraticSection):
+    """The set-up; configs/toy/quadratic.yaml says which values are the paper's, and why the others are as they are."""
+
+    beta1: float = Field(ge=0, lt=1)
+    """Decay of the first moment."""
+    delay: int = Field(ge=1)
+    """tau of the delayed runs."""
+    start: list[float] = Field(min_length=2, max_length=2)
+    """The start, in coordinates of the eigenvectors."""
+    rotation_degrees: float
+    """Angle between eigenvectors and coordinates in the misaligned case."""
+    other_starts: int = Field(ge=1)
+    """Starts at the same distance from the optimum, in random directions."""
+
+    @model_validator(mode="after")
+    def _start_is_above_the_target(self) -> Self:
+        loss = 0.5 * sum(value * place**2 for value, place in zip(self.eigenvalues, self.start, strict=True))
+        if loss <= self.target:
+            raise ValueError(f"start: has a loss of {loss:g}; must be above the target, {self.target:g}")
+        return self
+
+    def degrees(self, aligned: bool) -> float:
+        """The angle of the eigenvectors to the axes."""
+        return 0.0 if aligned else self.rotation_degrees
+
+
+class SweepConfig(_QuadraticSection):
+    """The set-up; configs/toy/sweep.yaml says why the values are what they are."""
+
+    momenta: list[Annotated[float, Field(ge=0, lt=1)]] = Field(min_length=1)
+    """Decays of the first moment, beta1: one sweep for each."""
+    angles_degrees: list[float] = Field(min_length=2)
+    """Angles between eigenvectors and coordinates."""
+    delays: list[Annotated[int, Field(ge=1)]] = Field(min_length=1)
+    """tau, in updates."""
+    distance: float = Field(gt=0)
+    """Distance of the starts from the optimum, in random directions."""
+    starts: int = Field(ge=1)
+    """Number of starts."""
+
+    @model_validator(mode="after")
+    def _starts_are_above_the_target(self) -> Self:
+        least = 0.5 * min(self.eigenvalues) * self.distance**2
+        if least <= self.target:
+            raise ValueError(f"distance: starts have losses from {least:g}; must be above the target, {self.target:g}")
+        return self
+
+
+class SpiralConfig(ToySection):
+    """The set-up; configs/toy/spiral.yaml says which values are the paper's, and why the others are as they are."""
+
+    beta1: float = Field(ge=0, lt=1)
+    """Decay of the first moment."""
+    delay: int = Field(ge=1)
+    """tau, introduced at a chosen iteration."""
+    interval_degrees: float = Field(gt=0)
+    """The angle to be travelled with and without delay."""
+    start_radius: float = Field(gt=0)
+    """The trajectory starts on the valley's floor at this radius,"""
+    end_radius: float = Field(gt=0)
+    """and ends at this one, or after `most_updates`."""
+    measurements: int = Field(ge=2)
+    """At how many iterations of the trajectory, drawn at random, the delay is introduced."""
+    most_measured: int = Field(ge=1)
+    """Updates after which a measurement gives up."""
+
+    @property
+    def first_measured(self) -> int:
+        """The first iteration to measure at: by then the second moment has forgotten its start."""
+        return round(2.0 / (1.0 - self.beta2))
+
+    @model_validator(mode="after")
+    def _there_is_a_way(self) -> Self:
+        if self.end_radius >= self.start_radius:
+            raise ValueError(f"end_radius must be less than start_radius ({self.start_radius}), got {self.end_radius}")
+        if self.most_updates < self.first_measured:
+            raise ValueError(
+                f"most_updates: must be at least {self.first_measured} (2 / (1 - beta2)), got {self.most_updates}"
+            )
+        return self
+
+
+class State(NamedTuple):
+    """Points with their optimizer's moments, each (..., 2)."""
+
+    point: Array
+    exp_avg: Array
+    exp_avg_sq: Array
+
+
+@dataclass
+class DelayedAdam:
+    """Adam on many points (..., 2) at once, each by itself: w(t) = w(t-1) - update(gradient(w(t-1-tau))).
+
+    Attributes:
+        recent: the last tau + 1 points, the newest last; at first all are the start.
+        step: updates behind the points: one number, or one per point (..., 1).
+        one_size: AdaSGD (Wang & Wiens 2020, arXiv:2006.16541): the second moment is of the mean squared gradient, so
+            that all coordinates have one step size.
+        trace: a list to which every update adds its state; None where nobody asks.
+    """
+
+    gradient: Callable[[Array], Array]
+    lr: float
+    beta1: float
+    beta2: float
+    recent: list[Array]
+    exp_avg: Array | float = 0.0
+    exp_avg_sq: Array | float = 0.0
+    step: Array | int = 0
+    one_size: bool = False
+    trace: list[State] | None = None
+
+    def update(self) -> Array:
+        """Make one update; returns the new points."""
+        slope = self.gradient(self.recent[0])
+        square = (slope**2).mean(-1, keepdims=True) if self.one_size else slope**2
+        self.step = self.step + 1
+        self.exp_avg = self.beta1 * self.exp_avg + (1.0 - self.beta1) * slope
+        self.exp_avg_sq = self.beta2 * self.exp_avg_sq + (1.0 - self.beta2) * square
+        mean = self.exp_avg / (1.0 - self.beta1**self.step)
+        root = np.sqrt(self.exp_avg_sq / (1.0 - self.beta2**self.step)) + EPS
+        self.recent = [*self.recent[1:], self.recent[-1] - self.lr * mean / root]
+        if self.trace is not None:
+            self.trace.append(State(self.recent[-1], self.exp_avg, self.exp_avg_sq))
+        return self.recent[-1]
+
+    def updates_until(self, has_arrived: Callable[[Array], NDArray[np.bool_]], most: int) -> Array:
+        """How many updates each point makes before it first arrives (...); infinite if it has not by `most`."""
+        needed = np.full(self.recent[-1].shape[:-1], np.inf)
+        for count in range(1, most + 1):
+            needed[np.isinf(needed) & has_arrived(self.update())] = count
+            if np.isfinite(needed).all():
+                break
+        return needed
+
+
+def _counts(updates: Array) -> list[int | None]:
+    """Numbers of updates as a file keeps them: None for never."""
+    return [int(count) if np.isfinite(count) else None for count in updates]
+
+
+def _finite(value: float | None, digits: int = 17) -> float | None:
+    """A number as a file keeps it, rounded; None for one that is not finite."""
+    return None if value is None or not math.isfinite(value) else round(float(value), digits)
+
+
+def _ratios(plain: Array, delayed: Array) -> Array:
+    """Updates with delay over those without; NaN where the run without never arrives."""
+    arrives = np.isfinite(plain)
+    return np.where(arrives, delayed / np.where(arrives, plain, 1.0), np.nan)
+
+
+class Case(NamedTuple):
+    """What a run on the quadratic is of; `aligned`: whether the eigenvectors are the axes."""
+
+    optimizer: OptimizerName
+    aligned: bool
+    delay: int
+
+
+class Trajectory(NamedTuple):
+    """A run from the configured start, and how long other starts took."""
+
+    path: Array  # the points (T + 1, 2), in the coordinates in which the optimizer works
+    along_dominant: Array  # each update's component along the dominant eigenvector (T,)
+    updates: Array  # to the target loss, from the start and from the others (1 + N,); infinite for never
+
+
+class QuadraticResult(NamedTuple):
+    """What was measured."""
+
+    config: QuadraticConfig
+    runs: dict[Case, Trajectory]
+
+    def slowdowns(self, optimizer: OptimizerName, aligned: bool) -> tuple[float, float]:
+        """Updates with delay over updates without: from the configured start, and the median over the others.
+
+        A run that never arrives is infinitely slow; starts from which that without delay does not are left out.
+        """
+        plain, delayed = (self.runs[Case(optimizer, aligned, delay)].updates for delay in (0, self.config.delay))
+        ratios = _ratios(plain, delayed)
+        others = ratios[1:][~np.isnan(ratios[1:])]
+        return float(ratios[0]), float(np.median(others)) if len(others) else math.inf
+
+    def numbers(self) -> dict[str, Any]:
+        """What is kept in a file; a slowdown of None: never. `sign_changes`: the share of updates that turn back."""
+        runs = []
+        for case, run in self.runs.items():
+            signs = np.sign(run.along_dominant)
+            first, *others = _counts(run.updates)
+            sign_changes = round(float((signs[1:] != signs[:-1]).mean()), 4)
+            counted = {"updates": first, "sign_changes": sign_changes, "updates_from_other_starts": others}
+            runs.append(case._asdict() | counted)
+        slowdowns = []
+        for optimizer, aligned in COMPARISONS:
+            slowdown, median = map(_finite, self.slowdowns(optimizer, aligned))
+            ratios = {"slowdown": slowdown, "median_slowdown_from_other_starts": median}
+            slowdowns.append({"optimizer": optimizer, "aligned": aligned, **ratios})
+        return {"config": self.config.model_dump(), "runs": runs, "slowdowns": slowdowns}
+
+
+class SweepResult(NamedTuple):
+    """What was measured."""
+
+    config: SweepConfig
+    norms: Array  # sum |H_ij| over the sum of the eigenvalues, its minimum over rotations, at each angle (A,)
+    updates: Array  # to the target (momenta, 1 + delays, angles, starts), first without delay; infinite for never
+
+    @property
+    def slowdowns(self) -> Array:
+        """Median over the starts of updates with delay over updates without (momenta, delays, angles).
+
+        Infinite where more than half of the starts never arrive; those that do not even without delay do not count.
+        """
+        ratios = _ratios(self.updates[:, :1], self.updates[:, 1:])
+        # Of an even number, the upper of the two in the middle: a mean with infinity says nothing.
+        medians: Array = np.nanquantile(ratios, 0.5, axis=-1, method="higher")
+        return medians
+
+    def correlation(self, momentum: int, delay: int) -> float | None:
+        """Spearman's, of norm and slowdown over the angles, by index; None where all slowdowns are equal."""
+        slowdowns = self.slowdowns[momentum, delay]
+        return None if np.all(slowdowns == slowdowns[0]) else float(spearmanr(self.norms, slowdowns).statistic)
+
+    def numbers(self) -> dict[str, Any]:
+        """What is kept in a file; a slowdown of None: never."""
+        sweeps = [
+            {
+                "beta1": beta1,
+                "delay": delay,
+                "slowdowns": [_finite(value, 4) for value in self.slowdowns[row, column]],
+                "spearman_with_norm": _finite(self.correlation(row, column), 4),
+            }
+            for row, beta1 in enumerate(self.config.momenta)
+            for column, delay in enumerate(self.config.delays)
+        ]
+        return {
+            "config": self.config.model_dump(),
+            "norms": [_finite(norm, 4) for norm in self.norms],
+            "sweeps": sweeps,
+        }
+
+
+def run_quadratic(config: QuadraticConfig) -> QuadraticResult:
+    """All eight cases: optimizer, alignment, and delay or none."""
+    angles = np.random.default_rng(config.seed).uniform(0.0, 2.0 * math.pi, config.other_starts)
+    distance = math.hypot(*config.start)
+    others = [(distance * math.cos(angle), distance * math.sin(angle)) for angle in angles]
+    runs = {}
+    for optimizer, aligned in COMPARISONS:
+        basis = rotation(config.degrees(aligned))
+        curvature = quadratic_hessians(config.eigenvalues, [config.degrees(aligned)])
+        starts = np.array([config.start, *others]) @ basis.T
+        for delay in (0, config.delay):
+            trace: list[State] = []
+            updates = descend(config, curvature, starts[None], config.beta1, delay, optimizer == "AdaSGD", trace)[0]
+            last = int(min(updates[0], config.most_updates))
+            path = np.stack([starts[0], *(state.point[0, 0] for state in trace[:last])])
+            runs[Case(optimizer, aligned, delay)] = Trajectory(path, np.diff(path, axis=0) @ basis[:, 0], updates)
+    return QuadraticResult(config, runs)
+
+
+def run_sweep(config: SweepConfig) -> SweepResult:
+    """Adam from every start, at every angle, with every delay and momentum."""
+    directions = np.random.default_rng(config.seed).uniform(0.0, 2.0 * math.pi, config.starts)
+    starts = config.distance * np.stack([np.cos(directions), np.sin(directions)], axis=-1)
+    curvatures = quadratic_hessians(config.eigenvalues, config.angles_degrees)
+    bases = np.stack([rotation(angle) for angle in config.angles_degrees])
+    # The starts lie alike to the eigenvectors at every angle, so that the landscape alone turns under the optimizer.
+    points = np.einsum("aij,sj->asi", bases, starts)
+    updates = [
+        [descend(config, curvatures, points, beta1, delay) for delay in (0, *config.delays)] for beta1 in config.momenta
+    ]
+    return SweepResult(config, np.abs(curvatures).sum((-2, -1)) / sum(config.eigenvalues), np.array(updates))
+
+
+def rotation(degrees: float) -> Array:
+    """The eigenvectors (2, 2), as columns, at this angle to the coordinates."""
+    cosine, sine = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+    return np.array([[cosine, -sine], [sine, cosine]])
+
+
+def quadratic_hessians(eigenvalues: Sequence[float], angles_degrees: Sequence[float]) -> Array:
+    """Q diag(eigenvalues) Q^T at each angle (A, 2, 2)."""
+    bases = np.stack([rotation(angle) for angle in angles_degrees])
+    hessians: Array = np.einsum("aij,j,akj->aik", bases, np.array(eigenvalues), bases)
+    return hessians
+
+
+def descend(
+    config: QuadraticConfig | SweepConfig,
+    curvatures: Array,  # (A, 2, 2)
+    starts: Array,  # (A, S, 2)
+    beta1: float,
+    delay: int,
+    one_size: bool = False,
+    trace: list[State] | None = None,
+) -> Array:
+    """How many updates each start needs to the target loss of its quadratic (A, S); infinite for never."""
+
+    def gradient(points: Array) -> Array:
+        slopes: Array = np.einsum("aij,asj->asi", curvatures, points)
+        return slopes
+
+    def has_arrived(points: Array) -> NDArray[np.bool_]:
+        losses: Array = 0.5 * np.einsum("asi,aij,asj->as", points, curvatures, points)
+        return losses <= config.target
+
+    recent = [starts] * (delay + 1)
+    adam = DelayedAdam(gradient, config.lr, beta1, config.beta2, recent, one_size=one_size, trace=trace)
+    return adam.updates_until(has_arrived, config.most_updates)
+
+
+class SpiralResult(NamedTuple):
+    """What was measured at N iterations; angles in degrees along the way (unwrapped), falling towards the centre."""
+
+    config: SpiralConfig
+    path: Array  # the trajectory without delay (T + 1, 2)
+    angles: Array  # where the delay was introduced (N,)
+    plain: Array  # updates for the interval without delay (N,); infinite where it was not travelled
+    delayed: Array  # the same with delay
+    misalignments: Array  # there (N,)
+    special_angles: tuple[Array, Array]
+    """Where the dominant eigenvector on the valley's floor lies along an axis, and where half-way between axes."""
+
+    @property
+    def slowdowns(self) -> Array:
+        """Updates with delay over updates without; NaN where either did not travel the interval."""
+        ratios = _ratios(self.plain, self.delayed)
+        return np.where(np.isfinite(ratios), ratios, np.nan)
+
+    @property
+    def arrived(self) -> bool:
+        """Whether the trajectory came to its end before its updates did."""
+        return bool(np.hypot(*self.path[-1]) <= self.config.end_radius)
+
+    def correlation(self) -> tuple[float, float] | None:
+        """Spearman's, of misalignment and slowdown, with its p-value; None if there are not two finished pairs."""
+        finished = np.isfinite(self.slowdowns)
+        if finished.sum() < 2:
+            return None
+        correlation = spearmanr(self.misalignments[finished], self.slowdowns[finished])
+        return float(correlation.statistic), float(correlation.pvalue)
+
+    def median_slowdown(self, low: float, high: float) -> float | None:
+        """Over the measurements at misalignments from `low` to `high`."""
+        chosen = self.slowdowns[(self.misalignments >= low) & (self.misalignments <= high)]
+        return None if np.isnan(chosen).all() else float(np.nanmedian(chosen))
+
+    def numbers(self) -> dict[str, Any]:
+        """What is kept in a file."""
+        correlation, p_value = self.correlation() or (None, None)
+        way = angles_along(self.path)
+
+        def rounded(values: Array, digits: int) -> list[float]:
+            return [round(float(value), digits) for value in values]
+
+        return {
+            "config": self.config.model_dump(),
+            "updates": len(self.path) - 1,
+            "arrived": self.arrived,
+            "turned_degrees": round(float(way[-1] - way[0]), 2),
+            "spearman": _finite(correlation, 4),
+            "p_value": None if p_value is None else float(f"{p_value:.2g}"),
+            "not_travelled_without_delay": int(np.isinf(self.plain).sum()),
+            "not_travelled_with_delay": int(np.isinf(self.delayed).sum()),
+            "aligned_angles": rounded(self.special_angles[0], 2),
+            "misaligned_angles": rounded(self.special_angles[1], 2),
+            "angles": rounded(self.angles, 3),
+            "misalignments": rounded(self.misalignments, 4),
+            "updates_without_delay": _counts(self.plain),
+            "updates_with_delay": _counts(self.delayed),
+        }
+
+
+def spiral(point: Tensor) -> Tensor:
+    """f = r^2 + (20 sin(4 r - theta) + 1)^2 at a point (x, y)."""
+    radius = torch.linalg.vector_norm(point)
+    angle = torch.atan2(point[1], point[0])
+    value: Tensor = radius**2 + (20.0 * torch.sin(4.0 * radius - angle) + 1.0) ** 2
+    return value
+
+
+def _radius_and_phase(points: Array) -> tuple[Array, Array]:
+    """r and 4 r - theta at points (N, 2)."""
+    x, y = points.T
+    radius = np.hypot(x, y)
+    return radius, 4.0 * radius - np.arctan2(y, x)
+
+
+def spiral_gradient(points: Array) -> Array:
+    """Of the spiral, at points (N, 2): by hand, since a descent takes a hundred thousand of them."""
+    x, y = points.T
+    radius, phase = _radius_and_phase(points)
+    by_phase = 2.0 * (20.0 * np.sin(phase) + 1.0) * 20.0 * np.cos(phase)
+    by_radius, by_angle = 2.0 * radius + 4.0 * by_phase, -by_phase
+    return np.stack(
+        [by_radius * x / radius - by_angle * y / radius**2, by_radius * y / radius + by_angle * x / radius**2], axis=1
+    )
+
+
+def spiral_hessians(points: Array) -> Tensor:
+    """Second derivatives (N, 2, 2) of the spiral at points (N, 2)."""
+    hessians: Tensor = vmap(hessian(spiral))(torch.from_numpy(points))
+    return hessians
+
+
+def misalignment(hessians: Tensor) -> Array:
+    """sum |H_ij| of matrices (N, 2, 2) over its minimum over rotations, the sum of |eigenvalues|: from 1 to 2."""
+    ratio: Array = (hessians.abs().sum((-2, -1)) / torch.linalg.eigvalsh(hessians).abs().sum(-1)).numpy()
+    return ratio
+
+
+def floor_points(radii: Array) -> Array:
+    """The points (N, 2) of the valley's floor at these radii."""
+    angles = 4.0 * radii - PHASE_OF_FLOOR
+    return np.stack([radii * np.cos(angles), radii * np.sin(angles)], axis=1)
+
+
+def distance_from_floor(points: Array) -> Array:
+    """Signed and to first order, for points (N, 2) in the valley."""
+    radius, phase = _radius_and_phase(points)
+    distance: Array = _wrapped(phase - PHASE_OF_FLOOR) / np.sqrt(16.0 + 1.0 / radius**2)
+    return distance
+
+
+def _wrapped(angle: Array) -> Array:
+    """The same angle from -pi to pi."""
+    return (angle + math.pi) % (2.0 * math.pi) - math.pi
+
+
+def angles_along(path: Array) -> Array:
+    """Angles in degrees of consecutive points (T, 2), unwrapped."""
+    unwrapped: Array = np.degrees(np.unwrap(np.arctan2(path[:, 1], path[:, 0])))
+    return unwrapped
+
+
+def adam_at(config: SpiralConfig, states: State, iterations: NDArray[np.int64], delay: int) -> DelayedAdam:
+    """Adam at N iterations of a trajectory without delay (T + 1, 2), to go on from there with a delay."""
+    recent = [states.point[np.maximum(0, iterations - age)] for age in range(delay, -1, -1)]
+    moments = states.exp_avg[iterations], states.exp_avg_sq[iterations]
+    step = iterations[:, None].astype(np.float64)
+    return DelayedAdam(spiral_gradient, config.lr, config.beta1, config.beta2, recent, *moments, step)
+
+
+def run_spiral(config: SpiralConfig) -> SpiralResult:
+    """Descend without delay, and measure at random iterations what a delay introduced there would cost."""
+    states = spiral_trajectory(config)
+    path = states.point
+    candidates = np.arange(min(len(path) - 1, config.first_measured), len(path))
+    count = min(config.measurements, len(candidates))
+    chosen = np.sort(np.random.default_rng(config.seed).choice(candidates, size=count, replace=False))
+    plain, delayed = (
+        updates_for_interval(config, adam_at(config, states, chosen, delay)) for delay in (0, config.delay)
+    )
+    angles = angles_along(path)
+    misalignments = misalignment(spiral_hessians(path[chosen]))
+    return SpiralResult(config, path, angles[chosen], plain, delayed, misalignments, special_angles(config, angles))
+
+
+def spiral_trajectory(config: SpiralConfig) -> State:
+    """The trajectory without delay, with the optimizer's state at each iteration t = 0 .. T; arrays (T + 1, 2)."""
+    start = State(floor_points(np.array([config.start_radius])), np.zeros((1, 2)), np.zeros((1, 2)))
+    adam = adam_at(config, start, np.array([0]), delay=0)
+    adam.trace = trace = [start]
+    adam.updates_until(lambda points: np.hypot(*points.T) <= config.end_radius, config.most_updates)
+    return State(*(np.concatenate(values) for values in zip(*trace, strict=True)))
+
+
+def updates_for_interval(config: SpiralConfig, adam: DelayedAdam) -> Array:
+    """Updates until each point's angle has fallen by the interval (N,); infinite where it has not in time."""
+    angle = np.arctan2(*adam.recent[-1].T[::-1])
+    turned = np.zeros(len(angle))
+
+    def has_arrived(points: Array) -> NDArray[np.bool_]:
+        nonlocal angle
+        before, angle = angle, np.arctan2(*points.T[::-1])
+        turned[:] += _wrapped(angle - before)
+        return turned <= -math.radians(config.interval_degrees)
+
+    return adam.updates_until(has_arrived, config.most_measured)
+
+
+def special_angles(config: SpiralConfig, angles: Array) -> tuple[Array, Array]:
+    """Where on the valley's floor the dominant eigenvector of the Hessian lies on an axis, and half-way between axes.
+
+    Only within the range of `angles`, a trajectory's, whose first one is the floor's at the start.
+    """
+    points = floor_points(np.linspace(config.start_radius, config.end_radius, 4000))
+    along_floor = angles_along(points)
+    along_floor += angles[0] - along_floor[0]
+    dominant = torch.linalg.eigh(spiral_hessians(points)).eigenvectors[:, :, -1].numpy()
+    # Four times the eigenvector's direction makes one turn from axis to axis, and does not see its sign.
+    turns = np.unwrap(4.0 * np.arctan2(dominant[:, 1], dominant[:, 0])) / (2.0 * math.pi)
+    inside = (along_floor >= angles.min()) & (along_floor <= angles.max())
+
+    def crossings(offset: float) -> Array:
+        crossed = np.diff(np.floor(turns - offset)) != 0
+        angles: Array = along_floor[1:][crossed & inside[1:]]
+        return angles
+
+    return crossings(0.0), crossings(0.5)
