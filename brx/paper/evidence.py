@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, product
 from typing import Any
@@ -273,22 +273,22 @@ def loses_less_without_stashing(experiments: Experiments) -> Evidence:
     return Evidence(holds=all((rise - ours).holds for rise in theirs), text=text)
 
 
-def _compensated(experiments: Experiments) -> Iterator[tuple[int, pd.DataFrame, dict[str, pd.DataFrame], str]]:
-    """At each delay: P, basis rotation's runs, delay compensation's by strength, the strength that ends lowest."""
+def _compensated(experiments: Experiments, stages: int) -> tuple[dict[str, pd.DataFrame], str]:
+    """Delay compensation by its strength, and the strength that ends lowest."""
     name = "delay-compensation"
-    for P in DELAYS_OF_COMPENSATION:
-        by_strength = {
-            f"{strength:g}": runs_of(experiments, name, P, name, settings={"optimizer.compensation": strength})
-            for strength in COMPENSATIONS
-        }
-        best = min(by_strength, key=lambda strength: final_loss(by_strength[strength]))
-        yield P, runs_of(experiments, "basis-rotation", P), by_strength, best
+    by_strength = {
+        f"{strength:g}": runs_of(experiments, name, stages, name, settings={"optimizer.compensation": strength})
+        for strength in COMPENSATIONS
+    }
+    return by_strength, min(by_strength, key=lambda strength: final_loss(by_strength[strength]))
 
 
 def beats_delay_compensation(experiments: Experiments) -> Evidence:
     """Basis rotation ends below delay compensation in every strength; the text has the strength that ends lowest."""
     leads, holds = [], True
-    for P, ours, by_strength, best in _compensated(experiments):
+    for P in DELAYS_OF_COMPENSATION:
+        ours = runs_of(experiments, "basis-rotation", P)
+        by_strength, best = _compensated(experiments, P)
         holds = holds and bool(ends_below("", ours, by_strength).holds)
         leads.append(f"P = {P}: {margin(ours, by_strength[best]).mean:.3f} (strength {best})")
     return Evidence(holds=holds, text="nats below the best strength: " + ", ".join(leads))
@@ -297,9 +297,10 @@ def beats_delay_compensation(experiments: Experiments) -> Evidence:
 def delay_compensation_is_like_pipedream(experiments: Experiments) -> Evidence:
     """The best strength ends nearer to PipeDream than to basis rotation (docs/protocol.md, 6)."""
     lines, holds = [], True
-    for P, ours, by_strength, best in _compensated(experiments):
+    for P in DELAYS_OF_COMPENSATION:
+        by_strength, best = _compensated(experiments, P)
         below_pipedream = margin(by_strength[best], runs_of(experiments, "pipedream", P))
-        above_ours = margin(ours, by_strength[best])
+        above_ours = margin(runs_of(experiments, "basis-rotation", P), by_strength[best])
         holds = holds and (above_ours - Margin(below_pipedream.by_seed.abs())).holds
         lines.append(f"P = {P}: {below_pipedream.mean:.3f} below PipeDream, {above_ours.mean:.3f} above basis rotation")
     return Evidence(holds=holds, text="; ".join(lines) + " nats")
