@@ -1,7 +1,8 @@
 """The catalogue of the paper's figures: what each shows, as panels over the runs of a scale.
 
 A figure is an entry of `FIGURES`: its name, place, caption and panels. What a panel draws is in `brx.paper.panels`.
-Figures that need no sweep (timelines, toys, what was measured of the Hessian) name the function that draws them.
+Figures that need no sweep (timelines, toys, what was measured of the Hessian) have a function that draws them, as a
+command of their own does (`brx schedule`, `brx toy`, ...), at the paper's settings.
 """
 
 from __future__ import annotations
@@ -9,17 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from brx.curvature.effective_delay import effective_delay, slowdown_points, usual_stages
+from brx.curvature.norm_result import STRATEGY_SPACES, measured_norms, results_of
+from brx.curvature.oscillation import measured_oscillations
+from brx.curvature.strategies import VARIANT_OF_SPACE, StrategySlowdowns, complete_measurements
 from brx.errors import UserError
-from brx.paper import measured_figures
 from brx.paper.claim_list import CLAIMS
 from brx.paper.claims import judge
 from brx.paper.claims_figure import fill_claims
-from brx.paper.ladder import complete_lengths
-from brx.paper.ladder_figure import fill_ladder
+from brx.paper.ladder import complete_lengths, fill_ladder
 from brx.paper.panels import (
     Panel,
     beside_the_last,
@@ -29,14 +34,15 @@ from brx.paper.panels import (
     change,
     curves,
     deeper_models,
+    draw_against_time,
+    draw_validation,
     final_losses,
+    lines,
     rates,
     refresh_schedules,
     say_not_run,
     share_legend,
     slowdown,
-    with_and_without_stashing,
-    without_delay,
 )
 from brx.paper.scales import (
     BASELINES_AND_STRATEGIES,
@@ -49,10 +55,12 @@ from brx.paper.scales import (
 )
 from brx.paper.similarity import draw_study
 from brx.paper.tables import PRECONDITIONED_TABLE
-from brx.plot.panels import draw_against_time, draw_validation, row_of_axes
+from brx.paper.toy_figures import run_toy
+from brx.plot.curvature import draw_effective_delay, draw_norms, draw_oscillation, draw_strategy_norms
+from brx.plot.schedule import draw_schedules
 from brx.plot.style import COLUMN_WIDTH_IN, look_of, new_figure, save
 from brx.runs.comparison import BASELINES
-from brx.runs.frames import DEPTH, RATE
+from brx.runs.frames import DEPTH, RATE, find_runs, load
 from brx.runs.reading import SMOOTHING
 from brx.runs.tables import rate_text
 
@@ -68,44 +76,33 @@ DEPTHS = (1, 2, 4, 8, 16, 32)
 
 @dataclass(frozen=True)
 class PaperFigure:
-    """One figure: from runs, its `panels` or `fill` for the whole; or drawn by `draw_to` from no runs of a sweep.
-
-    Attributes:
-        name: on the command line and of the files.
-        place: in the paper, such as `Figure 5`; empty where it has no such figure.
-        panels: row by row; in the place of a None is the legend.
-        fill: draws the whole figure, where it is no grid of panels.
-        draw_to: draws it at a path without suffix, from what was measured at a scale; the files written.
-        is_measured: whether `draw_to` draws what was measured, and not the same at all scales.
-        across: panels in a row.
-        height: in inches; by default HEIGHT_IN per row.
-        shares_y: from which panel on panels have one vertical axis; None: each has its own.
-        legend: one under all panels, instead of one under each.
-        reading: the caption's second sentence: how to read it.
-        sweep: without runs of this one the figure would show other experiments alone; empty where any run will do.
-    """
+    """One figure: from runs, its `panels` or `fill` for the whole; or drawn by `draw_to` from no runs of a sweep."""
 
     name: str
+    """On the command line and of the files."""
     place: str
+    """In the paper, such as `Figure 5`; empty where it has no such figure."""
     caption: str
     panels: Sequence[Panel | None] = ()
+    """Row by row; in the place of a None is the legend."""
     fill: Callable[[Experiments, Figure], None] | None = None
+    """Draws the whole figure, where it is no grid of panels."""
     draw_to: Callable[[Path, Scale], list[Path]] | None = None
+    """Draws it at a path without suffix, from what was measured at a scale; the files written."""
     is_measured: bool = False
+    """Whether `draw_to` draws what was measured, and not the same at all scales."""
     across: int = 1
+    """Panels in a row."""
     height: float | None = None
+    """In inches; by default HEIGHT_IN per row."""
     shares_y: int | None = 0
+    """From which panel on panels have one vertical axis; None: each has its own."""
     legend: bool = True
-    sweep: str = ""
+    """One under all panels, instead of one under each."""
     reading: str = READING
-
-    @property
-    def size(self) -> tuple[float, float]:
-        """In inches."""
-        if len(self.panels) == 1:
-            return ALONE_IN
-        down = -(-len(self.panels) // self.across) or 1
-        return PANEL_IN * self.across, self.height or HEIGHT_IN * down
+    """The caption's second sentence: how to read it."""
+    sweep: str = ""
+    """Without runs of this one the figure would show other experiments alone; empty where any run will do."""
 
 
 def draw_paper_figure(figure: PaperFigure, experiments: Experiments, folder: Path) -> tuple[list[Path], Experiments]:
@@ -118,12 +115,13 @@ def draw_paper_figure(figure: PaperFigure, experiments: Experiments, folder: Pat
         UserError: none of its runs exist.
     """
     asked = experiments.fresh()
-    width, height = figure.size
-    with new_figure(width=width, height=height) as drawn:
+    down = -(-len(figure.panels) // figure.across) or 1
+    size = ALONE_IN if len(figure.panels) == 1 else (PANEL_IN * figure.across, figure.height or HEIGHT_IN * down)
+    with new_figure(*size) as drawn:
         if figure.fill is not None:
             figure.fill(asked, drawn)
         else:
-            _fill_panels(figure, asked, drawn)
+            _fill_panels(figure, asked, drawn, down)
         if not asked.used or (figure.sweep and asked.scale.sweep(figure.sweep) not in asked.sweeps):
             raise UserError(f"none of its runs are in {asked.folder}; make them with {asked.what_to_run}")
         caption = f"{figure.caption} (The paper's {figure.place}.)" if figure.place else figure.caption
@@ -143,8 +141,7 @@ def _details(asked: Experiments) -> dict[str, object]:
     return {"fingerprint": asked.fingerprint, "runs": runs, "not there": asked.missing}
 
 
-def _fill_panels(figure: PaperFigure, experiments: Experiments, drawn: Figure) -> None:
-    down = len(figure.panels) // figure.across
+def _fill_panels(figure: PaperFigure, experiments: Experiments, drawn: Figure, down: int) -> None:
     grid = drawn.subplots(down, figure.across, squeeze=False, sharey=figure.shares_y == 0).ravel()
     used: list[Axes] = []
     free = None
@@ -155,10 +152,9 @@ def _fill_panels(figure: PaperFigure, experiments: Experiments, drawn: Figure) -
         if figure.shares_y and len(used) > figure.shares_y:
             axes.sharey(used[figure.shares_y])
         used.append(axes)
-    for axes, panel in zip(used, filter(None, figure.panels), strict=True):
         panel(experiments, axes)
     if figure.legend:
-        share_legend(drawn, used, free)
+        share_legend(drawn, used, figure.across, free)
 
 
 def _ladder(experiments: Experiments, figure: Figure) -> None:
@@ -166,12 +162,47 @@ def _ladder(experiments: Experiments, figure: Figure) -> None:
     if ladder:
         fill_ladder(figure, ladder)
     else:
-        for axes in row_of_axes(figure, 2):
+        for axes in figure.subplots(1, 2):
             say_not_run(axes, "")
 
 
-def _claims(experiments: Experiments, figure: Figure) -> None:
-    fill_claims(figure, judge(experiments, CLAIMS))
+def _oscillation(path: Path, scale: Scale) -> list[Path]:
+    """Of the least and the largest P alone."""
+    measured = [one for folder in find_runs([scale.curvature]) for one in measured_oscillations(folder)]
+    if not measured:
+        raise UserError(f"{scale.curvature}: no run of which oscillation was measured; run `brx oscillation RUN...`")
+    depths = [result.num_stages for result in measured]
+    return draw_oscillation([result for result in measured if result.num_stages in (min(depths), max(depths))], path)
+
+
+def _hessian_norm(path: Path, scale: Scale) -> list[Path]:
+    return draw_norms(measured_norms(find_runs([scale.curvature])), path)
+
+
+def _strategy_norms(path: Path, scale: Scale) -> list[Path]:
+    """Beside the slowdowns of the scale's runs to its target, as far as there are any."""
+    norms = [norm for run in find_runs([scale.curvature]) for norm in results_of(run, STRATEGY_SPACES).values()]
+    results = [norm for of_run in complete_measurements(norms).values() for norm in of_run]
+    if not results:
+        raise UserError(
+            f"{scale.curvature}: no checkpoint was measured in all coordinates; run `brx hessian-norm RUN --strategies`"
+        )
+    delays = None
+    if scale.runs.is_dir():
+        experiments = Experiments.load(scale)
+        present = experiments.find_all(*((name, P) for name in VARIANT_OF_SPACE.values() for P in scale.ends))
+        target = experiments.slowdown_target()
+        if present and target is not None:
+            delays = StrategySlowdowns.at_ends(pd.concat(present), target)
+    return draw_strategy_norms(results, delays, path)
+
+
+def _effective_delays(path: Path, scale: Scale) -> list[Path]:
+    folders = find_runs([scale.curvature])
+    measured = measured_norms(folders)
+    stages = usual_stages(measured)
+    of_each = [(result, [effective_delay(result, count) for count in stages]) for result in measured]
+    return draw_effective_delay(of_each, slowdown_points(load(folders)), path)
 
 
 def every_iterations(frequency: float) -> str:
@@ -180,30 +211,31 @@ def every_iterations(frequency: float) -> str:
 
 
 REFRESHES = refresh_schedules("uniform", "stage-aware", "reversed")
-WITHOUT = {"pipeline.stash": "none"}
+UNSTASHED: dict[str, Any] = {"sweep": "stashing", "settings": {"pipeline.stash": "none"}}
+WITHOUT_DELAY = lines([{"method": "pipedream", "stages": 1}], "AdamW without delay", color="black", linestyle=":")
 STRATEGIES = ("pipedream-lr", *STRATEGY_NAMES)
 
 # Name, place in the paper, caption; then what is in it.
 FIGURES = {figure.name: figure for figure in (
     PaperFigure("schedule", "Figure 1", "Synchronous and asynchronous pipelines, and the delay.",
-                draw_to=measured_figures.schedule),
+                draw_to=lambda path, _: draw_schedules(4, 4, path)),
     PaperFigure("toy-quadratic", "Figure 3", "Delay on a quadratic, aligned or not.",
-                draw_to=measured_figures.toy_quadratic),
-    PaperFigure("toy-spiral", "Figure 4", "Delay in a valley that turns.", draw_to=measured_figures.toy_spiral),
+                draw_to=lambda path, _: run_toy("quadratic", path)),
+    PaperFigure("toy-spiral", "Figure 4", "Delay in a valley that turns.", draw_to=lambda path, _: run_toy("spiral", path)),
     PaperFigure("oscillation", "Figure 11", "Updates along the Hessian's dominant eigenvector.",
-                draw_to=measured_figures.oscillation, is_measured=True),
+                draw_to=_oscillation, is_measured=True),
     PaperFigure("hessian-norm", "", "Norm of the Hessian in original and rotated coordinates.",
-                draw_to=measured_figures.hessian_norm, is_measured=True),
+                draw_to=_hessian_norm, is_measured=True),
     PaperFigure("strategy-norms", "Theorem 3.1",
                 "Norm of the Hessian in each strategy's coordinates, and its slowdown.",
-                draw_to=measured_figures.strategy_norms, is_measured=True),
+                draw_to=_strategy_norms, is_measured=True),
     PaperFigure("effective-delay", "", "The effective delay, and the slowdown.",
-                draw_to=measured_figures.effective_delays, is_measured=True),
+                draw_to=_effective_delays, is_measured=True),
     PaperFigure("similarity", "", "Which dimensionless numbers decide what delay costs.",
                 draw_to=draw_study, is_measured=True),
     PaperFigure("teaser", "Figure 2", "Delay slows training down; basis rotation takes most of that back.",
                 [curves("(a) PipeDream", by_depth("pipedream"), says=change),
-                 curves("(b) P = {P}", by_method(("pipedream", "basis-rotation")), without_delay,
+                 curves("(b) P = {P}", by_method(("pipedream", "basis-rotation")), WITHOUT_DELAY,
                         says=beside_the_last)],
                 across=2, height=3.1, legend=False),
     PaperFigure("main", "Figure 5",
@@ -213,9 +245,7 @@ FIGURES = {figure.name: figure for figure in (
                  *(slowdown(method, f"({letter}) ") for method, letter in zip(MAIN[1:], "cde", strict=True))],
                 across=3, shares_y=1),
     PaperFigure("block-scaling", "Figure 6", "Deeper models, one block per stage: (a) final loss, (b-d) by method.",
-                [final_losses(MAIN, per_block=True),
-                 *map(deeper_models, MAIN[1:])],
-                across=2, shares_y=1),
+                [final_losses(MAIN, per_block=True), *map(deeper_models, MAIN[1:])], across=2, shares_y=1),
     PaperFigure("width", "Figure 7", "P = 24, (a) the smaller and (b) the larger model.",
                 [curves("(a) smaller model", by_method(MAIN, model="smaller")),
                  curves("(b) larger model", by_method(MAIN, model="larger"))],
@@ -236,8 +266,9 @@ FIGURES = {figure.name: figure for figure in (
                  curves("(c) P = {P}", refresh_schedules("uniform", "stage-aware"))],
                 across=3, height=3.1, legend=False),
     PaperFigure("weight-stashing", "Figure 10", "Without weight stashing: (a) all methods, (b, c) with and without.",
-                [curves("(a) no stashing, P = {P}", by_method(MAIN, sweep="stashing", settings=WITHOUT)),
-                 *(curves(f"({letter}) {look_of(method).label}", with_and_without_stashing(method, WITHOUT))
+                [curves("(a) no stashing, P = {P}", by_method(MAIN, **UNSTASHED)),
+                 *(curves(f"({letter}) {look_of(method).label}", lines([{"method": method}], "stashing"),
+                          lines([{"method": method, **UNSTASHED}], "no stashing", linestyle="--"))
                    for method, letter in (("pipedream-lr", "b"), ("basis-rotation", "c")))],
                 across=3, height=3.1, legend=False, sweep="stashing"),
     PaperFigure("all-stages", "Figure 12", "All methods at every number of stages.",
@@ -245,8 +276,7 @@ FIGURES = {figure.name: figure for figure in (
     PaperFigure("slowdown-all", "Figure 13", "Slowdown of seven methods, to the loss that all but PipeDream reach.",
                 [*map(slowdown, BASELINES_AND_STRATEGIES), None], across=4),
     PaperFigure("block-scaling-all", "Figure 14", "Deeper models, one block per stage, seven methods.",
-                [*map(deeper_models, BASELINES_AND_STRATEGIES), None],
-                across=4),
+                [*map(deeper_models, BASELINES_AND_STRATEGIES), None], across=4),
     PaperFigure("weight-prediction", "Figure 15", "With PipeMare's weight prediction.",
                 [curves("P = {P}", by_method(MAIN, sweep="prediction", settings={"pipeline.stash": "predict"}))]),
     PaperFigure("strategies-all-stages", "Figure 16", "Estimation strategies at every number of stages.",
@@ -284,5 +314,5 @@ FIGURES = {figure.name: figure for figure in (
                 "What the paper states beside what our runs say (brx claims).",
                 reading="Points: ours over the paper's number, where there is one, on a grey band within which it"
                 " counts as reproduced; bars: 95 %; hollow: one seed; arrow: a bound, or beyond the axis.",
-                fill=_claims, across=3),
+                fill=lambda experiments, figure: fill_claims(figure, judge(experiments, CLAIMS)), across=3),
 )}  # fmt: skip

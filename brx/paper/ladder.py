@@ -7,16 +7,21 @@ law in the relative delay, fitted to slowdown - 1 and to the share of the best b
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, PercentFormatter, StrMethodFormatter
+from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from brx.errors import UserError
+from brx.paper.printed import SAVED, SLOWDOWNS
 from brx.paper.scales import LADDER_METHODS, PRECONDITIONED, STRATEGY_NAMES, Experiments
+from brx.plot.style import Look, draw_points, look_of
 from brx.runs.comparison import common_target, reductions, slowdowns
 from brx.runs.frames import DEPTH, SEED
 from brx.runs.slowdown import CONFIDENCE
@@ -26,24 +31,19 @@ PAPER_RELATIVE_DELAY = 31 / 244_000
 LEAST_LENGTHS = 3
 MOST = 100
 """Ends of intervals above it are not worth their digits."""
+SIDEWAYS = 1.03
+"""Neighbouring methods' points, as a factor of the relative delay: their intervals must not cover each other."""
+TICKS = [digit * 10.0**power for power in range(-5, 0) for digit in (1, 2, 5)]
+"""Relative delays that are marked."""
 
 
-@dataclass(frozen=True)
-class Length:
-    """The runs of one length of training, in iterations: of every method of the ladder at P = 1 and at `num_stages`.
-
-    `others` are those of other methods that were trained as long at both.
-    """
+class Length(NamedTuple):
+    """The runs of one length of training: of every method of the ladder at P = 1 and at `num_stages`."""
 
     iterations: int
     num_stages: int
     runs: pd.DataFrame
-    others: pd.DataFrame = field(default_factory=pd.DataFrame)
-
-    @property
-    def relative_delay(self) -> float:
-        """tau / T."""
-        return (self.num_stages - 1) / self.iterations
+    others: pd.DataFrame  # of other methods that were trained as long at both
 
     def seeds(self, method: str, num_stages: int) -> pd.DataFrame:
         """The runs of a method at one number of stages."""
@@ -51,10 +51,11 @@ class Length:
         return runs[(runs["variant"] == method) & (runs[DEPTH] == num_stages)]
 
     def labelled(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """Rows about these runs with `iterations_of_training`, `relative_delay` and `num_seeds`, the least of any."""
-        num_seeds = int(self.runs.groupby("experiment")[SEED].nunique().min())
+        """Rows about these runs with `iterations_of_training`, `relative_delay` (tau / T) and the least `num_seeds`."""
         return frame.assign(
-            iterations_of_training=self.iterations, relative_delay=self.relative_delay, num_seeds=num_seeds
+            iterations_of_training=self.iterations,
+            relative_delay=(self.num_stages - 1) / self.iterations,
+            num_seeds=int(self.runs.groupby("experiment")[SEED].nunique().min()),
         )
 
 
@@ -95,38 +96,21 @@ def ladder_savings(ladder: Sequence[Length]) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
 
-class Prediction(NamedTuple):
-    """What a power law says of a new length, with its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
-class PowerLaw:
-    """log y = intercept + slope log x, by least squares through `num_points`.
-
-    Attributes:
-        deviation: of the points from it, with n - 2 degrees of freedom.
-        centre: mean of log x.
-        spread: sum of squared deviations of log x from it.
-    """
+class PowerLaw(NamedTuple):
+    """log y = intercept + slope log x, by least squares."""
 
     intercept: float
     slope: float
-    deviation: float
-    num_points: int
-    centre: float
-    spread: float
+    deviation: float  # of the points from it, with n - 2 degrees of freedom
+    log_x: NDArray[np.float64]  # (n,)
 
-    def at(self, x: float) -> Prediction:
-        """The 95 % prediction interval is that of one more point at x."""
-        log_x = math.log(x)
-        value = self.intercept + self.slope * log_x
-        leverage = 1 + 1 / self.num_points + (log_x - self.centre) ** 2 / self.spread
-        width = float(stdtrit(self.num_points - 2, (1 + CONFIDENCE) / 2)) * self.deviation * math.sqrt(leverage)
-        return Prediction(math.exp(value), math.exp(value - width), math.exp(value + width))
+    def at(self, x: float) -> tuple[float, float, float]:
+        """y at x, and the ends of the 95 % prediction interval of one more point there."""
+        n, from_centre = len(self.log_x), math.log(x) - float(self.log_x.mean())
+        value = self.intercept + self.slope * math.log(x)
+        leverage = 1 + 1 / n + from_centre**2 / float(((self.log_x - self.log_x.mean()) ** 2).sum())
+        width = float(stdtrit(n - 2, (1 + CONFIDENCE) / 2)) * self.deviation * math.sqrt(leverage)
+        return math.exp(value), math.exp(value - width), math.exp(value + width)
 
 
 def fit_power_law(x: Sequence[float], y: Sequence[float]) -> PowerLaw | None:
@@ -135,12 +119,10 @@ def fit_power_law(x: Sequence[float], y: Sequence[float]) -> PowerLaw | None:
         return None
     log_x, log_y = np.log(x), np.log(y)
     centred = log_x - log_x.mean()
-    spread = float((centred**2).sum())
-    slope = float((centred * log_y).sum() / spread)
+    slope = float((centred * log_y).sum() / float((centred**2).sum()))
     intercept = float(log_y.mean() - slope * log_x.mean())
     residuals = log_y - intercept - slope * log_x
-    deviation = math.sqrt(float((residuals**2).sum()) / (len(x) - 2))
-    return PowerLaw(intercept, slope, deviation, len(x), float(log_x.mean()), spread)
+    return PowerLaw(intercept, slope, math.sqrt(float((residuals**2).sum()) / (len(x) - 2)), log_x)
 
 
 class Quantity(NamedTuple):
@@ -149,8 +131,7 @@ class Quantity(NamedTuple):
     column: str
     shift: float
     factor: float
-    form: str
-    """Of its texts."""
+    form: str  # of its texts
 
     def law(self, rows: pd.DataFrame) -> PowerLaw | None:
         """Through the lengths of one method at which it is known and no bound."""
@@ -159,9 +140,10 @@ class Quantity(NamedTuple):
         y = (known[self.column] - self.shift) / self.factor
         return fit_power_law(known["relative_delay"].tolist(), y.tolist())
 
-    def predicted(self, law: PowerLaw, relative_delay: float) -> Prediction:
+    def predicted(self, law: PowerLaw, relative_delay: float) -> tuple[float, float, float]:
         """Its value and the ends of its interval at a relative delay."""
-        return Prediction(*(self.shift + self.factor * each for each in law.at(relative_delay)))
+        value, low, high = (self.shift + self.factor * each for each in law.at(relative_delay))
+        return value, low, high
 
     def at_the_papers_delay(self, law: PowerLaw | None) -> str:
         """Its value and interval at the paper's relative delay."""
@@ -176,3 +158,80 @@ class Quantity(NamedTuple):
 
 SLOWDOWN = Quantity("ratio", 1, 1, ".2f")
 SAVING = Quantity("share", 1, -1, ".0%")
+
+
+def fill_ladder(figure: Figure, ladder: Sequence[Length]) -> None:
+    """Slowdown and iterations saved against the relative delay; the legends say what is extrapolated."""
+    figure.set_size_inches(7.0, 3.4)
+    left, right = figure.subplots(1, 2)
+    slowed, saved = ladder_slowdowns(ladder), ladder_savings(ladder)
+    highest = 1.3 * max(_fill(left, slowed, SLOWDOWN, SLOWDOWNS, ".2f"))
+    left.set(yscale="log", ylim=(0.93, highest), ylabel=f"slowdown at P = {ladder[0].num_stages}")
+    left.axhline(1.0, color="black", linewidth=0.5)
+    left.set_yticks([tick for tick in (1, 1.5, 2, 3, 5, 10, 20, 50) if tick < highest])
+    left.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    _finish(left, _by_length(slowed, SLOWDOWN, "slowdown"))
+    lowest = min(_fill(right, saved, SAVING, {"basis-rotation": SAVED["main"]}, ".1%"))
+    right.set(ylim=(min(0.0, lowest - 0.05), 1.0), ylabel="iterations saved over best baseline")
+    right.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    _finish(right, _by_length(saved, SAVING, "saves"))
+
+
+def _by_length(rows: pd.DataFrame, quantity: Quantity, what: str) -> str:
+    """Basis rotation's number after the shortest training and after the longest."""
+    of_ours = rows[(rows["method"] == "basis-rotation") & rows[quantity.column].notna()]
+    ends = of_ours.sort_values("iterations_of_training").iloc[[0, -1]].to_dict("records")
+    short, long = (
+        f"{'> ' if row.get('is_censored') else ''}{row[quantity.column]:{quantity.form}}"
+        f" at {row['iterations_of_training']:,}"
+        for row in ends
+    )
+    return f"Basis rotation: {what} {short}\niterations, {long}"
+
+
+def _fill(axes: Axes, rows: pd.DataFrame, quantity: Quantity, printed: Mapping[str, float], form: str) -> list[float]:
+    """Each method's points, its law down to the paper's delay, and the paper's number there; all values drawn."""
+    methods = list(dict.fromkeys(rows["method"]))
+    values = []
+    for index, method in enumerate(methods):
+        points, look = rows[(rows["method"] == method) & rows[quantity.column].notna()], look_of(method)
+        values += [printed[method], *points[quantity.column]]
+        law = quantity.law(points)
+        label = f"{look.label}: {quantity.at_the_papers_delay(law)} / {printed[method]:{form}}"
+        offset = SIDEWAYS ** (index - (len(methods) - 1) / 2)
+        for point in points.to_dict("records"):
+            x, y, ends = point["relative_delay"] * offset, point[quantity.column], (point["low"], point["high"])
+            # Hollow: one seed; an arrow: a lower bound.
+            marker = r"$\uparrow$" if point.get("is_censored") else look.marker
+            face = "white" if point["num_seeds"] == 1 else look.color
+            draw_points(axes, x, y, ends, look, marker=marker, markerfacecolor=face, markersize=5, label=label)
+            label = ""  # one entry in the legend
+        if law is not None:
+            _draw_law(axes, quantity, law, points["relative_delay"].max(), look)
+        axes.plot(PAPER_RELATIVE_DELAY, printed[method], "*", color=look.color, markersize=10,
+                  markeredgecolor="black", markeredgewidth=0.6)  # fmt: skip
+    return values
+
+
+def _draw_law(axes: Axes, quantity: Quantity, law: PowerLaw, end: float, look: Look) -> None:
+    """A law from the paper's relative delay to another, with its interval."""
+    delays = np.geomspace(PAPER_RELATIVE_DELAY, end, 60)
+    values, lows, highs = np.array([quantity.predicted(law, float(delay)) for delay in delays]).T
+    axes.plot(delays, values, color=look.color, linewidth=1.0, linestyle=(0, (4, 1.5)))
+    axes.fill_between(delays, lows, highs, color=look.color, alpha=0.12, linewidth=0)
+
+
+def _finish(axes: Axes, title: str) -> None:
+    """Scale, labels, legend, and a line where the paper is."""
+    axes.set(xscale="log", xlabel="relative delay $\\tau / T$", title=title)
+    low, high = axes.get_xlim()
+    axes.set_xticks([tick for tick in TICKS if low <= tick <= high])
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:g}%"))
+    axes.minorticks_off()
+    axes.axvline(PAPER_RELATIVE_DELAY, color="black", linewidth=0.6, linestyle=":")
+    axes.annotate(
+        "the paper:\n31 / 244,000", (PAPER_RELATIVE_DELAY, 0.98), xycoords=("data", "axes fraction"), xytext=(3, 0),
+        textcoords="offset points", va="top", fontsize=7,
+    )  # fmt: skip
+    axes.legend(title="at the paper's delay: extrapolated [95 %] / paper", title_fontsize=7, fontsize=7,
+                loc="upper center", bbox_to_anchor=(0.5, -0.2))  # fmt: skip

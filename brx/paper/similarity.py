@@ -18,7 +18,6 @@ from brx.config.loading import preset_with
 from brx.errors import UserError
 from brx.paper.printed import SAVED, SLOWDOWNS
 from brx.paper.scales import LADDER_METHODS, Scale
-from brx.plot.panels import row_of_axes
 from brx.plot.style import look_of, new_figure, save
 from brx.runs.comparison import common_target, reductions, slowdowns
 from brx.runs.experiments import at_best_rates
@@ -132,7 +131,7 @@ def draw_study(path: Path, scale: Scale) -> list[Path]:
 
 
 def _fill_study(figure: Figure, rows: pd.DataFrame, settings: list[str]) -> None:
-    left, right = row_of_axes(figure, 2)
+    left, right = figure.subplots(1, 2)
     heights = {setting: -index for index, setting in enumerate(settings)}
     for index, method in enumerate(reversed(LADDER_METHODS)):
         look, points = look_of(method), rows[rows["method"] == method]

@@ -12,8 +12,16 @@ from numpy.typing import NDArray
 
 from brx.errors import UserError
 from brx.pipeline.delay import depth, stage_delays
-from brx.plot.panels import factor_axis, finish_panel
-from brx.plot.style import legend_below, line_style, look_of, new_figure, save, sequence_color
+from brx.plot.style import (
+    factor_axis,
+    finish_panel,
+    legend_below,
+    line_style,
+    look_of,
+    new_figure,
+    save,
+    sequence_color,
+)
 from brx.runs.comparison import common_target, is_reference, slowdowns, with_reference
 from brx.runs.curves_file import read_staleness
 from brx.runs.experiments import by_experiment

@@ -27,8 +27,16 @@ from brx.curvature.norm_result import (
 )
 from brx.curvature.oscillation import DIRECTIONS, Oscillation, representative
 from brx.curvature.strategies import VARIANT_OF_SPACE, StrategySlowdowns, strategy_table
-from brx.plot.panels import draw_points, factor_axis
-from brx.plot.style import COLUMN_WIDTH_IN, legend_below, line_style, look_of, new_figure, save
+from brx.plot.style import (
+    COLUMN_WIDTH_IN,
+    draw_points,
+    factor_axis,
+    legend_below,
+    line_style,
+    look_of,
+    new_figure,
+    save,
+)
 from brx.runs.formats import format_table
 from brx.runs.slowdown import geometric_mean
 

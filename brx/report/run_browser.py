@@ -14,8 +14,7 @@ import yaml
 from matplotlib.colors import to_hex
 
 from brx.config.loading import load_config
-from brx.plot.panels import thin
-from brx.plot.style import METHOD_LOOKS, look_of, sequence_color
+from brx.plot.style import METHOD_LOOKS, look_of, sequence_color, thin
 from brx.runs.folder import trajectory_of
 from brx.runs.frames import DEPTH, RATE, SEED, curves, smoothed_loss
 
