@@ -31,7 +31,7 @@ def effective_delay(
 ) -> None:
     """Print the table, and draw; at least one of the runs must have been measured."""
     from brx.curvature import effective_delay as delays
-    from brx.curvature.measured import runs_in_place
+    from brx.curvature.checkpoints import runs_in_place
     from brx.curvature.norm_result import results_of
     from brx.plot.curvature import draw_effective_delay
     from brx.runs.formats import format_table

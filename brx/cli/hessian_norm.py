@@ -87,10 +87,10 @@ def hessian_norm(
     out: FigurePath = None,
 ) -> None:
     """Measure and print; exit code 130 when stopped on the way."""
-    from brx.curvature.measured import refuse_two_checkpoints, runs_in_place
+    from brx.curvature.checkpoints import refuse_two_checkpoints, runs_in_place
+    from brx.curvature.effective_delay import StrategySlowdowns, strategy_table
     from brx.curvature.norm_measurement import Stopped, measure_runs
     from brx.curvature.norm_result import NORM_TITLE, SPACES, STRATEGY_SPACES, NormSettings, measured_norms, norm_table
-    from brx.curvature.strategies import StrategySlowdowns, strategy_table
     from brx.plot.curvature import draw_norms, draw_strategy_norms
     from brx.runs.checkpoint import run_and_iteration
     from brx.runs.formats import format_table
@@ -150,7 +150,7 @@ def _refuse(*mistakes: tuple[object, str]) -> None:
 
 def _show_details(results: Sequence[NormResult], by: Breakdown, *, with_paths: bool) -> None:
     """Print each norm's breakdown, a warning, and where a new one is kept."""
-    from brx.curvature.norm_result import breakdown_table, resolution_warning, result_path
+    from brx.curvature.norm_result import breakdown_table, resolution_warning
     from brx.runs.formats import format_table
 
     for result in results:
@@ -160,4 +160,4 @@ def _show_details(results: Sequence[NormResult], by: Breakdown, *, with_paths: b
         if warning := resolution_warning(result):
             print(f"brx: warning: {Path(result.run).name}, {warning}", file=sys.stderr)
         if with_paths:
-            print(result_path(Path(result.run), result.space, result.iteration))
+            print(result.path_in(Path(result.run)))

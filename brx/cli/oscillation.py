@@ -40,7 +40,7 @@ def oscillation(
     """Measure from each checkpoint; print, and draw."""
     from rich.console import Console
 
-    from brx.curvature.measured import refuse_two_checkpoints
+    from brx.curvature.checkpoints import refuse_two_checkpoints
     from brx.curvature.oscillation import measure_oscillation, oscillation_table, oscillations_in
     from brx.plot.curvature import draw_oscillation
     from brx.runs.checkpoint import run_and_iteration

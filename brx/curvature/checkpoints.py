@@ -1,28 +1,94 @@
-"""A run's checkpoint as the analyses need it: the whole model's newest weights, its bases, and numbered batches."""
+"""A run's checkpoint as the analyses need it, and what they leave beside the run: RUN/analysis/NAME-ITERATION.json."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal, Self
 
 import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
 
-from brx.curvature.bases import Bases, Geometry, Source, estimate_bases, read_basis
-from brx.curvature.hessian import Vectors, gradient
+from brx.curvature.hessian import Bases, Basis, Geometry, Source, Vectors, estimate_bases, gradient
 from brx.data.batches import Batches
 from brx.data.prepare import prepare
 from brx.errors import UserError
+from brx.files import write_text
 from brx.model.stage import Stage, whole_model
 from brx.pipeline.engine import MicroBatch
-from brx.runs.checkpoint import checkpoint_folder, list_checkpoints, read_manifest, read_stage
+from brx.runs.checkpoint import checkpoint_folder, list_checkpoints, read_manifest, read_stage, run_and_iteration
+from brx.runs.frames import find_runs
 from brx.runs.reading import Run
 from brx.train.build import training_batches
+from brx.train.device import choose_device
 
-CPU = torch.device("cpu")
 MIDWAY = 0.1
 """How far from the middle, as a share of the iterations, a checkpoint still counts as midway."""
+
+
+class Measured(BaseModel):
+    """A measurement at one checkpoint."""
+
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+    command: ClassVar[str]
+    """That makes it."""
+
+    run: str
+    """The run's folder, where it was made."""
+    method: str
+    num_stages: int
+    """P (`brx.pipeline.delay.depth`)."""
+    iteration: int
+    """Of the checkpoint."""
+
+    @property
+    def name(self) -> str:
+        """NAME of its file."""
+        return self.command
+
+    def path_in(self, run: Path) -> Path:
+        """Its file beside a run."""
+        return run / "analysis" / f"{self.name}-{self.iteration:08d}.json"
+
+    def write(self, run: Path) -> None:
+        """Keep it beside a run, one line for each field."""
+        lines = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in self.model_dump().items()]
+        self.path_in(run).parent.mkdir(parents=True, exist_ok=True)
+        write_text(self.path_in(run), "{\n" + ",\n".join(lines) + "\n}\n")
+
+    @classmethod
+    def all_of(cls, run: Path, name: str, iteration: int | None = None) -> list[Self]:
+        """Those of a run by their NAME, in the order of the checkpoints, or at one; UserError for a damaged file."""
+        at = "*" if iteration is None else f"{iteration:08d}"
+        return [cls.read(path) for path in sorted((run / "analysis").glob(f"{name}-{at}.json"))]
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        try:
+            return cls.model_validate(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError) as error:
+            first = error.errors()[0] if isinstance(error, ValidationError) else None
+            what = f"{'.'.join(map(str, first['loc']))}: {first['msg'].lower()}" if first else error
+            raise UserError(f"{path}: not a result of {cls.command} ({what}); remove it and measure again") from None
+
+
+def refuse_two_checkpoints(paths: Iterable[Path], checkpoint: int | None) -> None:
+    """Refuse an iteration beside paths that name one already, with a UserError."""
+    for path in paths:
+        if checkpoint is not None and run_and_iteration(path)[1] is not None:
+            raise UserError(f"--checkpoint {checkpoint}: {path} is a checkpoint already; give one of the two")
+
+
+def runs_in_place(paths: Iterable[Path]) -> list[Path]:
+    """The paths, of runs or checkpoints; in place of a folder that is neither, the runs in it (or a UserError)."""
+    places: list[Path] = []
+    for path in paths:
+        run, iteration = run_and_iteration(path)
+        is_folder_of_runs = iteration is None and run.is_dir() and not (run / "config.yaml").is_file()
+        places += find_runs([path]) if is_folder_of_runs else [path]
+    return places
 
 
 @dataclass(frozen=True)
@@ -41,7 +107,7 @@ class Checkpoint:
         """Batches by number: 1 would have followed the run's last one, so it has not trained on those from 1 on."""
         device = next(iter(self.parameters.values())).device
         for number in numbers:
-            inputs, targets = self._batches.batch(_num_trained_on(self.run) + number)
+            inputs, targets = self._batches.batch(num_trained_on(self.run) + number)
             yield number, (inputs.to(device), targets.to(device))
 
     @property
@@ -50,11 +116,15 @@ class Checkpoint:
         return sum(parameter.numel() for parameter in self.parameters.values())
 
 
+def num_trained_on(run: Run) -> int:
+    """Micro-batches of the whole training."""
+    return run.config.training.last_iteration * run.config.pipeline.accumulation
+
+
 def find_checkpoint(run: Run, iteration: int | None, default: Literal["newest", "midway"]) -> Path:
     """The folder of the checkpoint to analyse: of an iteration, else the newest or the one nearest to the middle.
 
-    Raises:
-        UserError: there is none, none near the middle, or the run is not finished and no checkpoint was named.
+    UserError where there is none, none near the middle, or the run is not finished and no checkpoint was named.
     """
     available = {int(path.name): path for path in list_checkpoints(run.path)}
     if not available:
@@ -84,14 +154,14 @@ def load_checkpoint(
     *,
     default: Literal["newest", "midway"] = "newest",
     dtype: torch.dtype = torch.float32,
-    device: torch.device = CPU,
+    device: torch.device | None = None,
 ) -> Checkpoint:
-    """Read a checkpoint of a run, as `find_checkpoint` finds it; weights and bases get this dtype and device.
+    """Read a checkpoint of a run, as `find_checkpoint` finds it, by default to the run's device.
 
-    Raises:
-        UserError: there is none, it is damaged, it is another model's, or the run's token files have changed.
+    UserError where there is none, it is damaged or another model's, or the run's token files have changed.
     """
     run = Run.load(run_path)
+    device = device or choose_device(run.config.runtime.device)[0]
     path = find_checkpoint(run, iteration, default)
     manifest = read_manifest(path)
     weights: Vectors = {}
@@ -99,12 +169,13 @@ def load_checkpoint(
     for stage in range(manifest["num_stages"]):
         state = read_stage(path, stage, device)
         weights |= {name: tensor.to(dtype) for name, tensor in state["versions"]["weights"].items()}
-        for entry in state["optimizer"]:
-            of_all = {name: read_basis(parameter_state, dtype) for name, parameter_state in entry["state"].items()}
-            bases |= {name: basis for name, basis in of_all.items() if basis is not None}
+        for name, kept in (item for entry in state["optimizer"] for item in entry["state"].items()):
+            left, right = kept.get("left_basis"), kept.get("right_basis")
+            if left is not None or right is not None:
+                bases[name] = Basis(*(None if side is None else side.to(dtype) for side in (left, right)))
     with torch.device("meta"):
         model = whole_model(run.config.model, run.config.data.vocabulary_size)
-    check_same_model({name: tuple(tensor.shape) for name, tensor in weights.items()}, model, path)
+    _check_same_model(weights, model, path)
     data = prepare(run.config.data)
     if data.fingerprint != manifest["fingerprint"]:
         raise UserError(
@@ -116,15 +187,11 @@ def load_checkpoint(
     return Checkpoint(run, path, manifest["iteration"], model, parameters, bases, batches)
 
 
-def check_same_model(shapes: dict[str, tuple[int, ...]], model: Stage, where: Path) -> None:
-    """Refuse weights whose names or shapes are not the model's.
-
-    Raises:
-        UserError: names the first difference.
-    """
-    expected = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    for name in sorted(expected.keys() | shapes.keys()):
-        found, wanted = shapes.get(name, "missing"), expected.get(name, "missing")
+def _check_same_model(weights: Vectors, model: Stage, where: Path) -> None:
+    """Refuse weights whose names or shapes are not the model's: a UserError names the first difference."""
+    expected = dict(model.named_parameters())
+    for name in sorted(expected.keys() | weights.keys()):
+        found, wanted = (tuple(of[name].shape) if name in of else "missing" for of in (weights, expected))
         if found != wanted:
             raise UserError(
                 f"{where}: is a checkpoint of another model: {name} is {found} in it and {wanted} in config.yaml"
@@ -132,42 +199,20 @@ def check_same_model(shapes: dict[str, tuple[int, ...]], model: Stage, where: Pa
 
 
 def borrow_bases(checkpoint: Checkpoint, other: Path) -> Bases:
-    """The bases that another run of the same model has in its newest checkpoint.
-
-    Raises:
-        UserError: it has none, or is of another model.
-    """
+    """The bases that another run of the same model has in its newest checkpoint, or a UserError."""
     parameter = next(iter(checkpoint.parameters.values()))
     lender = load_checkpoint(other, dtype=parameter.dtype, device=parameter.device)
     if not lender.bases:
         raise UserError(f"{lender.path}: has no basis (method {lender.run.method}); name a basis-rotation run")
-    shapes = {name: tuple(tensor.shape) for name, tensor in lender.parameters.items()}
-    check_same_model(shapes, checkpoint.model, lender.path)
+    _check_same_model(lender.parameters, checkpoint.model, lender.path)
     return lender.bases
 
 
 def fit_bases(
     checkpoint: Checkpoint, num_batches: int, source: Source = "2nd", geometry: Geometry = "bilateral"
 ) -> Bases:
-    """A strategy's bases, estimated on the spot from fresh gradients at the checkpoint's weights.
-
-    Raises:
-        UserError: the run's data have fewer batches.
-    """
-    check_basis_batches(checkpoint.run, num_batches)
+    """A strategy's bases, estimated on the spot from fresh gradients at the checkpoint's weights."""
     # Numbers below 1 are batches of the training itself: those that measurements take from 1 on stay unseen.
     numbers = range(1 - num_batches, 1)
     gradients = (gradient(checkpoint.model, checkpoint.parameters, batch) for _, batch in checkpoint.batches(numbers))
     return estimate_bases(checkpoint.parameters, gradients, source, geometry)
-
-
-def check_basis_batches(run: Run, num_batches: int) -> None:
-    """Refuse to estimate bases from more batches than the run has trained on, with a UserError."""
-    trained_on = _num_trained_on(run)
-    if num_batches > trained_on:
-        raise UserError(f"--basis-batches {num_batches}: {run.path} has trained on {trained_on} batches only")
-
-
-def _num_trained_on(run: Run) -> int:
-    """Micro-batches of the whole training."""
-    return run.config.training.last_iteration * run.config.pipeline.accumulation

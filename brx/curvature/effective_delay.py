@@ -1,4 +1,4 @@
-"""The effective delay tau' of a pipeline (equation "effective delay"), beside measured slowdowns.
+"""Slowdowns beside curvature: the effective delay tau' of pipelines and profiles, the norms of strategies.
 
 tau'^2 = sum_k tau_k^2 S_k / sum_k S_k, where tau_k is the delay of stage k in updates: P - 1 - k, k = 0 .. P - 1, in a
 pipeline (the paper counts stages from 1 and writes K - k), or what `pipeline.delay` says. S_k is the sum of the
@@ -6,13 +6,15 @@ squared row norms C_i^2 of its parameters. The C_i of the theorem bound the rows
 here they are the rows at one checkpoint.
 
 Theorem 2.3 bounds convergence by the delay times the norm in the coordinates in which Adam steps, and its stage form
-replaces the delay by tau'. In a pipeline both grow with P alone; delay profiles of one mean part them.
+replaces the delay by tau' (equation "effective delay"). In a pipeline both grow with P alone; profiles of one mean
+delay tell them apart. Theorem 3.1 orders the norms: bilateral below unilateral below original.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +24,15 @@ import pandas as pd
 
 from brx.config.loading import load_config
 from brx.config.schema import DelayCode
-from brx.curvature.norm_result import NORMAL_95, NormResult, Space, results_of, stage_of_block
+from brx.curvature.norm_result import (
+    NORMAL_95,
+    STRATEGY_SPACES,
+    NormResult,
+    Space,
+    norm_table,
+    results_of,
+    stage_of_block,
+)
 from brx.errors import UserError
 from brx.pipeline.delay import StageDelay, pipeline_delays, stage_delays
 from brx.runs.comparison import common_target, passage, slowdowns, with_reference
@@ -53,11 +63,7 @@ def usual_stages(results: Sequence[NormResult]) -> list[int]:
 
 
 def effective_delay(result: NormResult, num_stages: int, delays: Sequence[StageDelay] | None = None) -> EffectiveDelay:
-    """tau' of the measured model, cut into P stages as the trainer cuts it, with a pipeline's delays or other ones.
-
-    Raises:
-        UserError: there are more stages than blocks.
-    """
+    """tau' of the measured model, cut into P stages as the trainer cuts it, with a pipeline's delays or other ones."""
     if not 1 <= num_stages <= result.num_blocks:
         raise UserError(f"--stages {num_stages}: must be from 1 to the model's {result.num_blocks} blocks")
     stages = stage_of_block(result.num_blocks, num_stages)
@@ -125,12 +131,7 @@ def slowdown_points(runs: pd.DataFrame) -> list[SlowdownPoint]:
 
 
 def delay_table(names: Sequence[str], curves: Sequence[tuple[NormResult, Sequence[EffectiveDelay]]]) -> pd.DataFrame:
-    """A row per measurement, a column per number of stages; at last what equal stages would have. Texts.
-
-    Args:
-        names: of the runs, one per measurement.
-        curves: the measurements, each with its tau' at the same numbers of stages.
-    """
+    """A row per run's measurement with its tau' by number of stages; at last what equal stages would have. Texts."""
     rows = [
         {"tau'": f"{name}, {result.space}"}
         | {f"P = {one.num_stages}": f"{one.delay:.3g}±{one.standard_error:.1g}" for one in delays}
@@ -177,20 +178,16 @@ class ProfilePoint(NamedTuple):
 def profile_points(runs: pd.DataFrame) -> list[ProfilePoint]:
     """A point per method and profile, at each one's best learning rate and to one loss for all.
 
-    Args:
-        runs: rows of `brx.runs.load`: per method runs without delay, one of them with measured norms, and with it.
-
-    Raises:
-        UserError: there is no method with both, or a run without delay is not measured.
+    `runs` are rows of `brx.runs.load`. UserError where no method has runs with delay and without, or where none of a
+    method's runs without delay has measured norms.
     """
     chosen = at_best_rates(runs, with_diverged=True)
     compared = with_reference(comparable(chosen)[0]) if len(chosen) else chosen
     delayed = compared[compared["largest_delay"] > 0] if len(chosen) else chosen
     if delayed.empty:
         raise UserError("RUN: no method has a run without delay and one with, at the same settings")
-    by_variant = {
-        (row["method"], row["stages"]): row for row in slowdowns(compared, common_target(compared)).to_dict("records")
-    }
+    rows = slowdowns(compared, common_target(compared)).to_dict("records")
+    by_variant = {(row["method"], row["stages"]): row for row in rows}
     points = []
     for seeds in by_experiment(delayed):
         first = seeds.iloc[0]
@@ -198,10 +195,9 @@ def profile_points(runs: pd.DataFrame) -> list[ProfilePoint]:
         delays = stage_delays(pipeline)
         norm = _undelayed_norm(first["method"], compared, runs)
         tau = effective_delay(norm, pipeline.stages, delays)
-        slowdown = by_variant[first["variant"], first[DEPTH]]
         of_code = isinstance(pipeline.delay, DelayCode)
         profile = pipeline.delay_text if of_code else profile_text([one.tau for one in delays])
-        points.append(ProfilePoint(first["method"], profile, tau, norm, slowdown))
+        points.append(ProfilePoint(first["method"], profile, tau, norm, by_variant[first["variant"], first[DEPTH]]))
     return sorted(points, key=lambda point: (point.method, point.effective.delay))
 
 
@@ -246,3 +242,62 @@ def _undelayed_norm(method: str, compared: pd.DataFrame, runs: pd.DataFrame) -> 
             return found
     best = undelayed[0].index[0]
     raise UserError(f"{best}: has no norm in {space} coordinates; run `brx hessian-norm {best}` first")
+
+
+VARIANT_OF_SPACE: dict[Space, str] = {
+    "original": "pipedream-lr",
+    "1st-unilateral": "basis-rotation 1st/unilateral",
+    "1st-bilateral": "basis-rotation 1st/bilateral",
+    "2nd-unilateral": "basis-rotation 2nd/unilateral",
+    "2nd-bilateral": "basis-rotation",
+}
+"""The method that steps in these coordinates; in the original ones the baseline that the paper has beside them."""
+
+
+@dataclass(frozen=True)
+class StrategySlowdowns:
+    """What delay costs each strategy, at one number of stages and to one loss."""
+
+    num_stages: int  # P, the largest that any of them has
+    by_space: dict[Space, dict[str, Any]]  # rows of `comparison.slowdowns`, as far as their methods have such runs
+
+    @classmethod
+    def of(cls, runs: pd.DataFrame) -> StrategySlowdowns:
+        """From rows of `brx.runs.load`: those of the model and length that most of them have."""
+        chosen = at_best_rates(runs, with_diverged=True)
+        chosen = chosen[chosen["variant"].isin(VARIANT_OF_SPACE.values())]
+        for alike in comparable(chosen):
+            compared = with_reference(alike)
+            ends = compared[compared[DEPTH].isin((1, compared[DEPTH].max()))]
+            if ends[DEPTH].nunique() > 1 and (ends["status"] == "finished").any():
+                return cls.at_ends(ends, common_target(with_reference(ends)))
+        raise UserError("--runs: no strategy has runs there at P = 1 and at another P")
+
+    @classmethod
+    def at_ends(cls, ends: pd.DataFrame, target: float) -> StrategySlowdowns:
+        """From the runs at P = 1 and at one other P, rows of `at_best_rates`, to a training loss in nats."""
+        by_variant = {row["method"]: row for row in slowdowns(ends, target).to_dict("records")}
+        by_space = {space: by_variant[variant] for space, variant in VARIANT_OF_SPACE.items() if variant in by_variant}
+        return cls(int(ends[DEPTH].max()), by_space)
+
+
+def strategy_table(results: Sequence[NormResult], delays: StrategySlowdowns | None) -> pd.DataFrame:
+    """`norm_table` with, if given, the slowdowns; texts."""
+    table = norm_table(results)
+    if delays is not None:
+        known = {space: slowdown_text(row) for space, row in delays.by_space.items()}
+        texts = [f"{known.get(one.space, 'not run')} ({VARIANT_OF_SPACE[one.space]})" for one in results]
+        table[f"slowdown at P = {delays.num_stages}"] = texts
+    return table
+
+
+def complete_measurements(results: Sequence[NormResult]) -> dict[str, list[NormResult]]:
+    """By run, the norms at one checkpoint in all of `STRATEGY_SPACES`, in their order; without runs that lack one."""
+    by_run: dict[str, dict[Space, NormResult]] = {}
+    for result in results:
+        by_run.setdefault(result.run, {})[result.space] = result
+    return {
+        Path(run).name: [of_run[space] for space in STRATEGY_SPACES]
+        for run, of_run in by_run.items()
+        if of_run.keys() >= set(STRATEGY_SPACES) and len({result.iteration for result in of_run.values()}) == 1
+    }

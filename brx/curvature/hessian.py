@@ -1,8 +1,11 @@
-"""Products of the training loss's Hessian with vectors, without the Hessian.
+"""Products of the training loss's Hessian with vectors, without the Hessian, in the weights' or rotated coordinates.
 
 H z is the gradient of g . z, where g is the gradient: reverse mode over reverse mode. Forward over reverse, that is
 `torch.func.jvp` of `torch.func.grad`, gives the same numbers but takes longer and more memory here, because the
 forward-mode rules of layer norm and GELU are not fused (benchmarks/hessian.py measures both).
+
+Basis rotation's coordinates are W = U W~ V^T for each rotated matrix, the identity for all else. With w = Q w~, the
+Hessian there is Q^T H Q: multiply by Q, then by H, then by Q^T.
 """
 
 from __future__ import annotations
@@ -10,6 +13,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -17,9 +22,13 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from brx.errors import RunError
-from brx.model.stage import Stage
+from brx.model.stage import Stage, is_block_matrix
 from brx.model.transformer import Mixture
+from brx.optim.eigenbasis import exact_eigenbasis, exact_factor_eigenbasis
 from brx.pipeline.engine import MicroBatch
+
+Source = Literal["2nd", "1st"]
+Geometry = Literal["bilateral", "unilateral"]
 
 Vectors = dict[str, Tensor]
 """One tensor for each parameter, by its name and in its shape."""
@@ -38,15 +47,28 @@ def training_loss(model: Stage, parameters: Vectors, batch: MicroBatch) -> Tenso
     return total
 
 
+def _leaves(parameters: Vectors) -> Vectors:
+    return {name: parameter.detach().requires_grad_() for name, parameter in parameters.items()}
+
+
 def gradient(model: Stage, parameters: Vectors, batch: MicroBatch) -> Vectors:
     """The gradient of the training loss at `parameters`."""
-    leaves = {name: parameter.detach().requires_grad_() for name, parameter in parameters.items()}
+    leaves = _leaves(parameters)
     gradients = torch.autograd.grad(training_loss(model, leaves, batch), list(leaves.values()))
     return dict(zip(leaves, gradients, strict=True))
 
 
+def hessian_vector_product(model: Stage, parameters: Vectors, batch: MicroBatch, vector: Vectors) -> Vectors:
+    """H z for the training loss on one batch, token ids and next tokens, each (B, S); in the parameters' dtype."""
+    total = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
+    for part in _parts(model, batch):
+        product = _product(model, parameters, part, vector)
+        torch._foreach_add_(list(total.values()), product, alpha=len(part[0]) / len(batch[0]))
+    return total
+
+
 def _product(model: Stage, parameters: Vectors, batch: MicroBatch, vector: Vectors) -> list[Tensor]:
-    leaves = {name: parameter.detach().requires_grad_() for name, parameter in parameters.items()}
+    leaves = _leaves(parameters)
     with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no second derivative
         loss = training_loss(model, leaves, batch)
         gradients = torch.autograd.grad(loss, list(leaves.values()), create_graph=True)
@@ -54,23 +76,12 @@ def _product(model: Stage, parameters: Vectors, batch: MicroBatch, vector: Vecto
         return list(torch.autograd.grad(gradients, list(leaves.values()), cotangents, materialize_grads=True))
 
 
-def hessian_vector_product(model: Stage, parameters: Vectors, batch: MicroBatch, vector: Vectors) -> Vectors:
-    """H z for the training loss on one batch, token ids and next tokens, each (B, S); in the parameters' dtype."""
-    num_examples = len(batch[0])
-    total = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
-    for part in _parts(model, batch):
-        product = _product(model, parameters, part, vector)
-        torch._foreach_add_(list(total.values()), product, alpha=len(part[0]) / num_examples)
-    return total
-
-
 def mean_product(
     model: Stage, parameters: Vectors, batches: Iterable[tuple[int, MicroBatch]], vector: Vectors, where: str
 ) -> Vectors:
     """H z for the mean of the training loss over batches of one size, each with its number.
 
-    Raises:
-        RunError: a product is not finite; names the checkpoint (`where`) and the batch.
+    RunError where a product is not finite; it names the checkpoint (`where`) and the batch.
     """
     total = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
     num_batches = 0
@@ -86,10 +97,10 @@ def mean_product(
 
 
 def _joined(model: Stage, batches: Iterable[tuple[int, MicroBatch]]) -> Iterator[tuple[list[int], MicroBatch]]:
-    """The batches with their numbers, as many as make a pass worth it in one: its loss is the mean of theirs."""
+    """Batches with their numbers, small ones joined to make a pass worth it: its loss is the mean of theirs."""
     numbered = iter(batches)
     for number, first in numbered:
-        count = 1 if _has_mixture(model) else max(1, _examples_worth_a_pass(model, first) // len(first[0]))
+        count = 1 if _has_mixture(model) else max(1, _examples_per_pass(model, first)[0] // len(first[0]))
         group = [(number, first), *itertools.islice(numbered, count - 1)]
         inputs, targets = (torch.cat([batch[side] for _, batch in group]) for side in (0, 1))
         yield [number for number, _ in group], (inputs, targets)
@@ -103,9 +114,9 @@ def _parts(model: Stage, batch: MicroBatch) -> list[MicroBatch]:
     """
     if _has_mixture(model):
         return [batch]
-    inputs, targets = batch
-    examples = min(_fitting_examples(batch), max(_examples_worth_a_pass(model, batch), math.ceil(len(inputs) / 2)))
-    return list(zip(torch.split(inputs, examples), torch.split(targets, examples), strict=True))
+    least, most = _examples_per_pass(model, batch)
+    examples = min(most, max(least, math.ceil(len(batch[0]) / 2)))
+    return list(zip(*(torch.split(side, examples) for side in batch), strict=True))
 
 
 def _has_mixture(model: Stage) -> bool:
@@ -113,11 +124,72 @@ def _has_mixture(model: Stage) -> bool:
     return any(isinstance(module, Mixture) for module in model.modules())
 
 
-def _fitting_examples(batch: MicroBatch) -> int:
-    return max(1, TOKENS_PER_PASS.get(batch[0].device.type, 512) // batch[0].shape[1])
-
-
-def _examples_worth_a_pass(model: Stage, batch: MicroBatch) -> int:
+def _examples_per_pass(model: Stage, batch: MicroBatch) -> tuple[int, int]:
+    """Fewer examples than the first number are not worth a pass, more than the second do not fit."""
     assert model.embedding is not None, "products are of the whole model"
-    elements = batch[0].shape[1] * model.embedding.tokens.embedding_dim
-    return min(_fitting_examples(batch), math.ceil(WORTH_A_PASS / elements))
+    tokens = batch[0]  # (B, S)
+    most = max(1, TOKENS_PER_PASS.get(tokens.device.type, 512) // tokens.shape[1])
+    elements = tokens.shape[1] * model.embedding.tokens.embedding_dim  # of an example's residual stream
+    return min(most, math.ceil(WORTH_A_PASS / elements)), most
+
+
+@dataclass(frozen=True)
+class Basis:
+    """Orthogonal bases of a matrix (m, n), or of each matrix of a stack (*, m, n); None for the identity."""
+
+    left: Tensor | None  # U (*, m, m)
+    right: Tensor | None  # V (*, n, n)
+
+    def to_weights(self, rotated: Tensor) -> Tensor:
+        """From rotated coordinates (m, n) to those of the weights: U A V^T."""
+        product = rotated if self.left is None else self.left @ rotated
+        return product if self.right is None else product @ self.right.mT
+
+    def from_weights(self, matrix: Tensor) -> Tensor:
+        """From the weights' coordinates (m, n) to rotated ones: U^T A V."""
+        product = matrix if self.left is None else self.left.mT @ matrix
+        return product if self.right is None else product @ self.right
+
+
+Bases = dict[str, Basis]
+"""By parameter name; a parameter that is absent is not rotated."""
+
+
+def to_weights(bases: Bases, vectors: Vectors) -> Vectors:
+    """Rotated vectors in the weights' coordinates: Q z, parameter by parameter."""
+    return {name: bases[name].to_weights(value) if name in bases else value for name, value in vectors.items()}
+
+
+def from_weights(bases: Bases, vectors: Vectors) -> Vectors:
+    """Vectors in rotated coordinates: Q^T z, parameter by parameter."""
+    return {name: bases[name].from_weights(value) if name in bases else value for name, value in vectors.items()}
+
+
+def estimate_bases(
+    parameters: Vectors, gradients: Iterable[Vectors], source: Source = "2nd", geometry: Geometry = "bilateral"
+) -> Bases:
+    """A strategy's exact bases at fixed weights: eigenvectors of what theorem 3.1 has, with means for expectations.
+
+    From gradients G, each of another batch: `2nd` takes E[G G^T] and E[G^T G], `1st` the products of E[G] with its
+    transpose; `unilateral` rotates the smaller side alone, as the optimizer does.
+    """
+    sums: dict[str, list[Tensor]] = {}
+    for gradient in gradients:
+        for name in filter(is_block_matrix, parameters):
+            G = gradient[name]  # (*, m, n)
+            terms = [G, G.mT] if source == "1st" else [G @ G.mT, G.mT @ G]
+            known = sums.setdefault(name, [torch.zeros_like(term) for term in terms])
+            for total, term in zip(known, terms, strict=True):
+                total += term
+    # Eigenvectors do not see that these are sums in place of means.
+    exact = exact_factor_eigenbasis if source == "1st" else exact_eigenbasis
+    bases = {}
+    for name, totals in sums.items():
+        m, n = parameters[name].shape[-2:]
+        sides: list[Tensor | None] = []
+        for total, size, is_smaller in zip(totals, (m, n), (m < n, m >= n), strict=True):
+            stack = total.reshape(-1, *total.shape[-2:])  # (k, size, size); of `1st` E[G] or its transpose
+            is_rotated = geometry == "bilateral" or is_smaller
+            sides.append(exact(stack).basis.to(total).view(*total.shape[:-2], size, size) if is_rotated else None)
+        bases[name] = Basis(*sides)
+    return bases

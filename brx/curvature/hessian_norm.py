@@ -34,9 +34,8 @@ MEDIAN_CHUNK_BYTES = 2**26
 
 def cauchy_vector(like: Vectors, seed: int, number: int) -> Vectors:
     """Standard Cauchy vector `number`: a function of (seed, number) alone, on the tensors' device, in their dtype."""
-    generator = torch.Generator().manual_seed(
-        int(np.random.SeedSequence((seed, number)).generate_state(1, np.uint64)[0]) >> 1
-    )
+    state = np.random.SeedSequence((seed, number)).generate_state(1, np.uint64)
+    generator = torch.Generator().manual_seed(int(state[0]) >> 1)
     return {
         # In float64 also for fp32, so that the tails are not cut short and both precisions see the same vector.
         name: torch.empty(tensor.shape, dtype=torch.float64).cauchy_(generator=generator).to(tensor)
@@ -50,6 +49,12 @@ def below_resolution(product: Tensor) -> float:
     return float(((product != 0) & (product.abs() < unit)).double().mean())
 
 
+def membership(group_of: Sequence[str]) -> tuple[list[str], Array]:
+    """The groups in order, and which of them each entry belongs to, ones and zeros (entries, groups)."""
+    names = list(dict.fromkeys(group_of))
+    return names, np.array([[group == name for name in names] for group in group_of], dtype=np.float64)
+
+
 @dataclass(frozen=True)
 class Sums:
     """Sums over rows by group (tensor, block, ...), with what their errors need."""
@@ -61,9 +66,7 @@ class Sums:
 
     def grouped(self, group_of: Callable[[str], str]) -> Sums:
         """The sums of larger groups."""
-        of = [group_of(name) for name in self.names]
-        names = list(dict.fromkeys(of))
-        member = np.array([[old == name for name in names] for old in of], dtype=np.float64)  # (groups, new groups)
+        names, member = membership([group_of(name) for name in self.names])
         num_rows = (np.array(self.num_rows) @ member).astype(int).tolist()
         return Sums(names, num_rows, self.sums @ member, self.deviations @ member)
 
@@ -77,12 +80,8 @@ class Sums:
 class GeometricEstimate:
     """Corrected geometric means, kept up to date product by product in memory for two numbers per row.
 
-    A row that is exactly zero in some products has that scale, zero, in those: its estimate is the others' times their
-    share.
-
-    Args:
-        num_rows: of each tensor; together d.
-        dtype: of the products.
+    `num_rows` is of each tensor, together d. A row that is exactly zero in some products has that scale, zero, in
+    those: its estimate is the others' times their share.
     """
 
     def __init__(self, num_rows: Sequence[int], dtype: torch.dtype) -> None:
@@ -137,13 +136,7 @@ class GeometricEstimate:
 
 
 def median_sums(samples: Callable[[slice], NDArray[Any]], names: Sequence[str], num_rows: Sequence[int]) -> Sums:
-    """Sums of medians, by tensor.
-
-    Args:
-        samples: gives |H z| of all vectors for a slice of the rows (n, rows).
-        names: of the tensors.
-        num_rows: of each tensor; together d.
-    """
+    """Sums of medians, by tensor; `samples` gives |H z| of all n vectors for a slice of the d rows (n, rows)."""
     first = samples(slice(0, 1))
     num_vectors, columns = len(first), max(1, MEDIAN_CHUNK_BYTES // first.nbytes)
     sums = np.zeros((len(POWERS), len(names)))

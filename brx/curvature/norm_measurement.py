@@ -16,11 +16,11 @@ import multiprocessing
 import shutil
 import signal
 import time
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -31,35 +31,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from brx.config.schema import BasisRotationConfig
-from brx.curvature.bases import Bases, from_weights, to_weights
 from brx.curvature.checkpoints import (
     Checkpoint,
     borrow_bases,
-    check_basis_batches,
     find_checkpoint,
     fit_bases,
     load_checkpoint,
+    num_trained_on,
 )
-from brx.curvature.hessian import mean_product
+from brx.curvature.hessian import from_weights, mean_product, to_weights
 from brx.curvature.hessian_norm import GeometricEstimate, Sums, below_resolution, cauchy_vector, median_sums
-from brx.curvature.norm_result import (
-    SPACES,
-    Groups,
-    NormResult,
-    NormSettings,
-    Space,
-    block_of,
-    kind_of,
-    result_path,
-    strategy_of,
-)
+from brx.curvature.norm_result import SPACES, Groups, NormResult, NormSettings, Space, block_of, kind_of, strategy_of
 from brx.errors import RunError, UserError
 from brx.files import replacing
 from brx.pipeline.delay import depth
 from brx.progress import ProgressBar
 from brx.runs.checkpoint import run_and_iteration
 from brx.runs.reading import Run
-from brx.train.device import choose_device
 from brx.train.interrupt import StopSignal
 
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
@@ -83,13 +71,9 @@ def measure_runs(
 ) -> list[NormResult]:
     """One measurement per run (or checkpoint) and space, made now or read again if it has been.
 
-    Args:
-        runs: their folders, or those of checkpoints.
-        spaces: the coordinates; None for the original ones, and the rotated ones of runs that have a basis.
-        settings: those of the basis count for the rotated coordinates alone.
-        iteration: of the checkpoints of runs; None for each one's newest.
-        jobs: processes that share the vectors.
-        or_geometric: take the geometric estimate where the median's samples do not fit on the disk.
+    Without `spaces` of the original coordinates, and of the rotated ones where a run has a basis. Without `iteration`
+    at each run's newest checkpoint. `jobs` processes share the vectors. `or_geometric` takes the geometric estimate
+    where the median's samples do not fit on the disk.
 
     Raises:
         UserError: the request cannot be carried out as written; mostly before anything is measured.
@@ -99,9 +83,7 @@ def measure_runs(
     if settings.vectors < 3:
         raise UserError(f"--vectors {settings.vectors}: must be at least 3: fewer have no estimate of squares")
     if settings.batches_per_vector % 2:
-        raise UserError(
-            f"--batches-per-vector {settings.batches_per_vector}: must be even: the halves of the sample show its bias"
-        )
+        raise UserError(f"--batches-per-vector {settings.batches_per_vector}: must be even, to be halved")
     original = settings.model_copy(update={"basis_from": None, "basis_batches": None})
     tasks = []
     for path in runs:
@@ -111,41 +93,11 @@ def measure_runs(
         has_basis = settings != original or isinstance(run.config.optimizer, BasisRotationConfig)
         for space in spaces or (SPACES if has_basis else SPACES[:1]):
             tasks.append(_Task(folder, at, space, original if space == "original" else settings))
-            if tasks[-1].settings.basis_batches is not None:
-                check_basis_batches(run, tasks[-1].settings.basis_batches)
+            if (tasks[-1].settings.basis_batches or 0) > (most := num_trained_on(run)):
+                raise UserError(
+                    f"--basis-batches {settings.basis_batches}: {folder} has trained on {most} batches only"
+                )
     return [_measure(task, jobs, or_geometric) for task in tasks]
-
-
-def _measure(task: _Task, jobs: int, or_geometric: bool) -> NormResult:
-    checkpoint = task.load()
-    task = replace(task, settings=_fit_to_disk(task, checkpoint.num_parameters, or_geometric))
-    path = result_path(task.run, task.space, task.iteration)
-    if path.is_file() and (known := NormResult.read(path)).is_of(task.settings):
-        return known
-    task.folder.mkdir(parents=True, exist_ok=True)
-    state, total = _State.load(task, checkpoint), task.settings.vectors
-    label = f"{task.run.name} {task.iteration} {task.space}"
-    saved_at = time.monotonic()
-    with (
-        StopSignal() as stop,
-        ProgressBar(label, "vectors", total, state.num_vectors) as progress,
-        closing(_products(task, checkpoint, range(state.num_vectors, total), jobs)) as products,
-    ):
-        while state.num_vectors < total and not stop.requested:
-            state.add(next(products))
-            if state.num_vectors > 1:  # one vector has no estimate: its correction cos(pi / 2) is zero
-                norm = float(state.whole.scales(1).sum()) / checkpoint.num_parameters
-                progress.update(state.num_vectors, f"so far {norm:.4g} per parameter")
-            if time.monotonic() - saved_at > SAVE_EVERY_S:
-                state.save()
-                saved_at = time.monotonic()
-    state.save()
-    if state.num_vectors < total:
-        raise Stopped(f"{label}: stopped after {state.num_vectors} of {total} vectors; the same command continues")
-    result = state.result(checkpoint)
-    result.write(path)
-    shutil.rmtree(task.folder)
-    return result
 
 
 @dataclass(frozen=True)
@@ -165,42 +117,67 @@ class _Task:
 
     def load(self) -> Checkpoint:
         """The checkpoint, with the bases of these coordinates (none for the original ones)."""
-        settings = self.settings
-        device, _ = choose_device(Run.load(self.run).config.runtime.device)
-        checkpoint = load_checkpoint(self.run, self.iteration, dtype=DTYPES[settings.precision], device=device)
-        bases: Bases = {}
-        if self.space not in SPACES:
-            assert settings.basis_batches is not None, "a strategy's bases are estimated at the checkpoint"
-            bases = fit_bases(checkpoint, settings.basis_batches, *strategy_of(self.space))
-        elif self.space == "rotated":
-            if settings.basis_from is not None:
-                bases = borrow_bases(checkpoint, Path(settings.basis_from))
-            elif settings.basis_batches is not None:
-                bases = fit_bases(checkpoint, settings.basis_batches)
-            else:
-                bases = checkpoint.bases
-            if not bases:
-                raise UserError(
-                    f"{checkpoint.path}: has no basis (method {checkpoint.run.method}) for --rotated; give --basis-from"
-                    " RUN or --basis-batches N"
-                )
+        lender, num_batches = self.settings.basis_from, self.settings.basis_batches
+        checkpoint = load_checkpoint(self.run, self.iteration, dtype=DTYPES[self.settings.precision])
+        bases = checkpoint.bases
+        if self.space == "original":
+            bases = {}
+        elif lender is not None:
+            bases = borrow_bases(checkpoint, Path(lender))
+        elif num_batches is not None:
+            strategy = () if self.space == "rotated" else strategy_of(self.space)
+            bases = fit_bases(checkpoint, num_batches, *strategy)
+        elif not bases:
+            raise UserError(
+                f"{checkpoint.path}: has no basis (method {checkpoint.run.method}) for --rotated; give --basis-from"
+                " RUN or --basis-batches N"
+            )
         return replace(checkpoint, bases=bases)
+
+
+def _measure(task: _Task, jobs: int, or_geometric: bool) -> NormResult:
+    checkpoint = task.load()
+    task = replace(task, settings=_fit_to_disk(task, checkpoint.num_parameters, or_geometric))
+    for known in NormResult.all_of(task.run, f"hessian-norm-{task.space}", task.iteration):
+        if known.is_of(task.settings):
+            return known
+    task.folder.mkdir(parents=True, exist_ok=True)
+    state, total = _State(task, checkpoint), task.settings.vectors
+    label = f"{task.run.name} {task.iteration} {task.space}"
+    saved_at = time.monotonic()
+    with (
+        StopSignal() as stop,
+        ProgressBar(label, "vectors", total, state.num_vectors) as progress,
+        closing(_products(task, checkpoint, range(state.num_vectors, total), jobs)) as products,
+    ):
+        while state.num_vectors < total and not stop.requested:
+            state.add(next(products))
+            if state.num_vectors > 1:  # one vector has no estimate: its correction cos(pi / 2) is zero
+                norm = float(state.estimates[0].scales(1).sum()) / checkpoint.num_parameters
+                progress.update(state.num_vectors, f"so far {norm:.4g} per parameter")
+            if time.monotonic() - saved_at > SAVE_EVERY_S:
+                state.save()
+                saved_at = time.monotonic()
+    state.save()
+    if state.num_vectors < total:
+        raise Stopped(f"{label}: stopped after {state.num_vectors} of {total} vectors; the same command continues")
+    result = _result(task, checkpoint, state.sums(), state.lost)
+    result.write(task.run)
+    shutil.rmtree(task.folder)
+    return result
 
 
 def _fit_to_disk(task: _Task, num_parameters: int, or_geometric: bool) -> NormSettings:
     """Settings whose samples, 2 x d numbers per vector, fit on the disk; else a UserError, if no switch is allowed."""
     settings = task.settings
-    if settings.estimator == "geometric" or task.folder.is_dir():
-        return settings
     row_bytes = 2 * num_parameters * DTYPES[settings.precision].itemsize
     free = shutil.disk_usage(task.run).free * USABLE_SHARE
-    if settings.vectors * row_bytes <= free:
+    if settings.estimator == "geometric" or task.folder.is_dir() or settings.vectors * row_bytes <= free:
         return settings
     if or_geometric:
         return settings.model_copy(update={"estimator": "geometric"})
     raise UserError(
-        f"--vectors {settings.vectors}: the median needs every product at once: {settings.vectors} x 2 halves x"
-        f" {num_parameters:,} parameters in {settings.precision} are {settings.vectors * row_bytes / 1e9:.3g} GB,"
+        f"--vectors {settings.vectors}: the median keeps every product, {settings.vectors * row_bytes / 1e9:.3g} GB;"
         f" {task.run} has room for {free / 1e9:.3g} GB, that is {int(free // row_bytes)} vectors; lower --vectors, use"
         " --estimator geometric, or allow the switch with --or-geometric"
     )
@@ -218,7 +195,7 @@ def vector_product(checkpoint: Checkpoint, settings: NormSettings, number: int) 
     return torch.stack(products).cpu()
 
 
-def _products(task: _Task, checkpoint: Checkpoint, numbers: Iterable[int], jobs: int) -> Generator[Tensor]:
+def _products(task: _Task, checkpoint: Checkpoint, numbers: Sequence[int], jobs: int) -> Generator[Tensor]:
     """`vector_product` of each number, in their order, by so many processes."""
     if jobs == 1:
         yield from (vector_product(checkpoint, task.settings, number) for number in numbers)
@@ -226,8 +203,7 @@ def _products(task: _Task, checkpoint: Checkpoint, numbers: Iterable[int], jobs:
     spawn, threads = multiprocessing.get_context("spawn"), max(1, torch.get_num_threads() // jobs)
     pool = ProcessPoolExecutor(jobs, spawn, _begin_worker, (threads,))
     try:
-        for product in pool.map(partial(_worker_product, task), numbers):
-            yield torch.from_numpy(product)
+        yield from map(torch.from_numpy, pool.map(partial(_worker_product, task), numbers))
     except BrokenProcessPool:
         raise RunError("a process was lost (killed?); the same command continues what is saved") from None
     finally:
@@ -239,56 +215,39 @@ def _begin_worker(num_threads: int) -> None:
     torch.set_num_threads(num_threads)
 
 
-def _worker_product(task: _Task, number: int) -> NDArray[Any]:
-    product: NDArray[Any] = vector_product(_load_once(task), task.settings, number).numpy()
-    return product
+def _worker_product(task: _Task, number: int) -> Any:
+    return vector_product(_load_once(task), task.settings, number).numpy()
 
 
-@lru_cache(maxsize=1)
-def _load_once(task: _Task) -> Checkpoint:
-    return task.load()
+_load_once = lru_cache(maxsize=1)(_Task.load)
 
 
-@dataclass
 class _State:
     """What is done, kept in the task's folder: of the first `num_vectors` vectors."""
 
-    task: _Task
-    names: list[str]
-    estimates: list[GeometricEstimate]  # of the whole sample and of its halves (for the median too, to show it)
-    lost: list[float] = field(default_factory=list)  # `below_resolution` of each product
-
-    @classmethod
-    def load(cls, task: _Task, checkpoint: Checkpoint) -> _State:
-        """What was saved before, or an empty one."""
+    def __init__(self, task: _Task, checkpoint: Checkpoint) -> None:
         num_rows = [parameter.numel() for parameter in checkpoint.parameters.values()]
-        estimates = [GeometricEstimate(num_rows, DTYPES[task.settings.precision]) for _ in range(3)]
-        state = cls(task, list(checkpoint.parameters), estimates)
-        if state._path.exists():
-            content = torch.load(state._path, weights_only=True)
-            state.lost = content["lost"]
-            for estimate, known in zip(estimates, content["estimates"], strict=True):
+        self.names = list(checkpoint.parameters)
+        # Of the whole sample and of its halves; for the median too, to show it on the way.
+        self.estimates = [GeometricEstimate(num_rows, DTYPES[task.settings.precision]) for _ in range(3)]
+        self.lost: list[float] = []  # `below_resolution` of each product
+        self._folder, self._keeps_products = task.folder, task.settings.estimator == "median"
+        self._path = self._folder / "state.pt"
+        if self._path.exists():
+            content = torch.load(self._path, weights_only=True)
+            self.lost = content["lost"]
+            for estimate, known in zip(self.estimates, content["estimates"], strict=True):
                 vars(estimate).update(known)
-        return state
-
-    @property
-    def whole(self) -> GeometricEstimate:
-        """The estimate from the whole sample."""
-        return self.estimates[0]
 
     @property
     def num_vectors(self) -> int:
         """How many are done."""
-        return self.whole.num_vectors
-
-    @property
-    def _path(self) -> Path:
-        return self.task.folder / "state.pt"
+        return len(self.lost)
 
     def add(self, product: Tensor) -> None:
         """Take in the next vector's product (2, d)."""
-        if self.task.settings.estimator == "median":
-            np.save(self.task.folder / f"{self.num_vectors:06d}.npy", product.numpy())
+        if self._keeps_products:
+            np.save(self._folder / f"{self.num_vectors:06d}.npy", product.numpy())
         self.lost.append(below_resolution(product.mean(0)))
         for estimate, part in zip(self.estimates, (product.mean(0), *product), strict=True):
             estimate.add(part)
@@ -298,38 +257,37 @@ class _State:
         with replacing(self._path) as file:
             torch.save({"lost": self.lost, "estimates": [vars(estimate) for estimate in self.estimates]}, file)
 
-    def result(self, checkpoint: Checkpoint) -> NormResult:
-        """The measurement, when all is done."""
-        whole, *halves = self._medians() if self.task.settings.estimator == "median" else self._geometric_means()
-        run = checkpoint.run
-        inputs, _ = next(checkpoint.batches([1]))[1]
-        return NormResult(
-            run=str(self.task.run),
-            method=run.method,
-            num_stages=depth(run.config.pipeline),
-            num_own_stages=run.stages,
-            iteration=checkpoint.iteration,
-            space=self.task.space,
-            settings=self.task.settings,
-            tokens=self.task.settings.batches_per_vector * inputs.numel(),
-            num_parameters=checkpoint.num_parameters,
-            norm=float(whole.sums[0].sum()),
-            norm_of_half=float(np.mean([half.sums[0].sum() for half in halves])),
-            standard_error=math.sqrt(whole.grouped(lambda name: "all").covariance(1)[0, 0]),
-            below_resolution=float(np.mean(self.lost)),
-            blocks=Groups.of(whole.grouped(block_of)),
-            kinds=Groups.of(whole.grouped(kind_of)),
-        )
+    def sums(self) -> list[Sums]:
+        """Of the whole sample and of its halves."""
+        if not self._keeps_products:
+            return [estimate.sums(self.names) for estimate in self.estimates]
+        files = [np.load(path, mmap_mode="r") for path in sorted(self._folder.glob("*.npy"))]  # n of (2, d)
 
-    def _geometric_means(self) -> list[Sums]:
-        return [estimate.sums(self.names) for estimate in self.estimates]
-
-    def _medians(self) -> list[Sums]:
-        files = [np.load(path, mmap_mode="r") for path in sorted(self.task.folder.glob("*.npy"))]
-        means = [[1, 1], [2, 0], [0, 2]]  # of |H z| over the whole sample and over either half, from the halves
-
-        def samples(weights: list[int], rows: slice) -> Any:
+        def samples(weights: list[int], rows: slice) -> NDArray[Any]:
             parts = np.stack([file[:, rows] for file in files])  # (n, 2, rows)
             return np.abs(np.average(parts, axis=1, weights=weights))
 
-        return [median_sums(partial(samples, weights), self.names, self.whole.num_rows) for weights in means]
+        num_rows = self.estimates[0].num_rows
+        return [median_sums(partial(samples, weights), self.names, num_rows) for weights in ([1, 1], [2, 0], [0, 2])]
+
+
+def _result(task: _Task, checkpoint: Checkpoint, sums: list[Sums], lost: list[float]) -> NormResult:
+    whole, *halves = sums
+    inputs, _ = next(checkpoint.batches([1]))[1]
+    return NormResult(
+        run=str(task.run),
+        method=checkpoint.run.method,
+        num_stages=depth(checkpoint.run.config.pipeline),
+        num_own_stages=checkpoint.run.stages,
+        iteration=checkpoint.iteration,
+        space=task.space,
+        settings=task.settings,
+        tokens=task.settings.batches_per_vector * inputs.numel(),
+        num_parameters=checkpoint.num_parameters,
+        norm=float(whole.sums[0].sum()),
+        norm_of_half=float(np.mean([half.sums[0].sum() for half in halves])),
+        standard_error=math.sqrt(whole.grouped(lambda name: "all").covariance(1)[0, 0]),
+        below_resolution=float(np.mean(lost)),
+        blocks=Groups.of(whole.grouped(block_of)),
+        kinds=Groups.of(whole.grouped(kind_of)),
+    )

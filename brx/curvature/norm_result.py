@@ -9,16 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar, Literal, cast
+from typing import Annotated, ClassVar, Literal, cast
 
 import numpy as np
 import pandas as pd
-from pydantic import BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict
 
-from brx.config.loading import load_config
-from brx.curvature.bases import Geometry, Source
-from brx.curvature.hessian_norm import POWERS, Sums
-from brx.curvature.measured import Measured, analysis_path
+from brx.curvature.checkpoints import Measured
+from brx.curvature.hessian import Geometry, Source
+from brx.curvature.hessian_norm import POWERS, Sums, membership
 from brx.errors import UserError
 from brx.model.stage import partition
 from brx.runs.checkpoint import run_and_iteration
@@ -35,7 +34,9 @@ NORM_TITLE = (
 )
 NOTABLE_SHARE = 0.01
 """More rows than this below the resolution of their vector's largest entry are worth a second look in fp64."""
-USUAL = ("geometric", "fp32")
+
+Short = Annotated[float, AfterValidator(lambda value: float(f"{value:.6g}"))]
+"""Six digits are more than an estimate has."""
 
 
 class NormSettings(BaseModel):
@@ -64,18 +65,14 @@ class Groups(BaseModel):
 
     names: list[str]
     num_rows: list[int]
-    sums: list[list[float]]  # for powers 1 and 2 of s_i: one sum per group
-    covariances: list[list[list[float]]]  # for the same powers: (groups, groups)
+    sums: list[list[Short]]  # for powers 1 and 2 of s_i: one sum per group
+    covariances: list[list[list[Short]]]  # for the same powers: (groups, groups)
 
     @classmethod
     def of(cls, sums: Sums) -> Groups:
-        """As kept in a file: six digits are more than an estimate has."""
-        return cls(
-            names=sums.names,
-            num_rows=sums.num_rows,
-            sums=[[_short(value) for value in row] for row in sums.sums],
-            covariances=[[[_short(value) for value in row] for row in sums.covariance(power)] for power in POWERS],
-        )
+        """As kept in a file."""
+        covariances = [sums.covariance(power).tolist() for power in POWERS]
+        return cls(names=sums.names, num_rows=sums.num_rows, sums=sums.sums.tolist(), covariances=covariances)
 
 
 class NormResult(Measured):
@@ -85,7 +82,7 @@ class NormResult(Measured):
 
     space: Space
     """The coordinates."""
-    settings: NormSettings = NormSettings()
+    settings: NormSettings
     num_parameters: int
     """d."""
     norm: float
@@ -94,7 +91,7 @@ class NormResult(Measured):
     """The same from a sample of half the size: the mean of both halves. None where each vector had its own batches."""
     standard_error: float
     """Of `norm`, from the chance of the vectors."""
-    tokens: int | None = None
+    tokens: int
     """Of the sample."""
     below_resolution: float
     """Mean share of rows that rounding may have drowned."""
@@ -102,8 +99,12 @@ class NormResult(Measured):
     """By `block_of`."""
     kinds: Groups
     """By `kind_of`."""
-    num_own_stages: int | None = None
-    """That the model is cut into; None for P of them."""
+    num_own_stages: int
+    """That the model is cut into."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.command}-{self.space}"
 
     @property
     def normalized(self) -> float:
@@ -125,9 +126,9 @@ class NormResult(Measured):
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95 % interval of the population's norm per parameter: from the extrapolated to the sampled norm, and more.
+        """95 % interval of the population's norm per parameter: from the extrapolated to the sampled norm, widened.
 
-        More by the chance of the vectors, on the logarithm, since the estimate is positive.
+        The chance of the vectors widens it, on the logarithm, since the estimate is positive.
         """
         factor = math.exp(NORMAL_95 * self.standard_error / self.norm) if self.norm else 1.0
         return min(self.norms) / self.num_parameters / factor, self.normalized * factor
@@ -138,7 +139,6 @@ class NormResult(Measured):
 
     @property
     def num_blocks(self) -> int:
-        """Transformer blocks of the model."""
         return sum(name.isdigit() for name in self.blocks.names)
 
 
@@ -148,24 +148,10 @@ def strategy_of(space: Space) -> tuple[Source, Geometry]:
     return cast(Source, source), cast(Geometry, geometry)
 
 
-def result_path(run: Path, space: Space, iteration: int) -> Path:
-    """Where a measurement is kept."""
-    return analysis_path(run, f"hessian-norm-{space}", iteration)
-
-
 def results_of(run: Path, spaces: Sequence[Space] = SPACES, iteration: int | None = None) -> dict[Space, NormResult]:
     """A run's measurements, of each space the one at a checkpoint, by default at the latest."""
     of_all = {space: NormResult.all_of(run, f"hessian-norm-{space}", iteration) for space in spaces}
-    return {space: _with_tokens(results[-1], run) for space, results in of_all.items() if results}
-
-
-def _with_tokens(result: NormResult, run: Path) -> NormResult:
-    """Files of vectors with batches of their own do not say the tokens of each."""
-    if result.tokens is not None:
-        return result
-    config = load_config(run)
-    per_batch = config.training.batch_size * config.model.sequence_length
-    return result.model_copy(update={"tokens": result.settings.batches_per_vector * per_batch})
+    return {space: results[-1] for space, results in of_all.items() if results}
 
 
 def measured_norms(
@@ -213,26 +199,20 @@ def stage_of_block(num_blocks: int, num_stages: int) -> dict[str, int]:
 
 def norm_table(results: Sequence[NormResult]) -> pd.DataFrame:
     """A row per measurement, texts; under `NORM_TITLE`."""
-    rows = []
-    for result in results:
-        settings = result.settings
-        tokens = "" if result.tokens is None else f"{result.tokens:,} tokens"
-        own = " each" if result.norm_of_half is None else ""
-        unusual = [value for value in (settings.estimator, settings.precision) if value not in USUAL]
-        rows.append(
-            {
-                "run": Path(result.run).name,
-                "P": str(result.num_stages),
-                "at": str(result.iteration),
-                "coordinates": _coordinates(result),
-                "norm": _with_others([norm / result.num_parameters for norm in result.norms], ".4g"),
-                "95 % low": f"{result.interval[0]:.4g}",
-                "95 % high": f"{result.interval[1]:.4g}",
-                "of original": _with_others(shares_of_original(result, results), ".3f"),
-                "sample": ", ".join([f"{settings.vectors} x {tokens}{own}", *unusual]),
-            }
-        )
-    return pd.DataFrame(rows)
+    return pd.DataFrame(
+        {
+            "run": Path(result.run).name,
+            "P": str(result.num_stages),
+            "at": str(result.iteration),
+            "coordinates": _coordinates(result),
+            "norm": _with_others([norm / result.num_parameters for norm in result.norms], ".4g"),
+            "95 % low": f"{result.interval[0]:.4g}",
+            "95 % high": f"{result.interval[1]:.4g}",
+            "of original": _with_others(shares_of_original(result, results), ".3f"),
+            "sample": _sample(result),
+        }
+        for result in results
+    )
 
 
 def shares_of_original(result: NormResult, results: Sequence[NormResult]) -> list[float]:
@@ -246,32 +226,34 @@ def shares_of_original(result: NormResult, results: Sequence[NormResult]) -> lis
 
 def _with_others(values: Sequence[float], form: str) -> str:
     """The first number, the others in brackets."""
-    texts = [f"{value:{form}}" for value in values]
-    return "".join(texts[:1]) + (f" ({', '.join(texts[1:])})" if texts[1:] else "")
+    first, *others = [f"{value:{form}}" for value in values] or [""]
+    return f"{first} ({', '.join(others)})" if others else first
 
 
 def _coordinates(result: NormResult) -> str:
     """Which, and whose basis they are rotated with."""
+    settings = result.settings
     if result.space == "original":
         return "original"
-    if result.space == "rotated" and result.settings.basis_from is not None:
-        return f"rotated, {Path(result.settings.basis_from).name}"
-    if result.space == "rotated" and result.settings.basis_batches is None:
-        return "rotated, own basis"
-    name = "rotated" if result.space == "rotated" else "/".join(strategy_of(result.space))
-    return f"{name}, {result.settings.basis_batches} batches"
+    if settings.basis_from is not None:
+        return f"rotated, {Path(settings.basis_from).name}"
+    whose = "own basis" if settings.basis_batches is None else f"{settings.basis_batches} batches"
+    return f"{result.space.replace('-', '/')}, {whose}"
+
+
+def _sample(result: NormResult) -> str:
+    """Vectors and tokens, and what is not as usual."""
+    settings = result.settings
+    own = " each" if result.norm_of_half is None else ""
+    unusual = [value for value in (settings.estimator, settings.precision) if value not in ("geometric", "fp32")]
+    return ", ".join([f"{settings.vectors} x {result.tokens:,} tokens{own}", *unusual])
 
 
 def breakdown_table(result: NormResult, by: Literal["stage", "kind"]) -> pd.DataFrame:
     """A row per stage of the run, or per kind of parameter; texts."""
     groups = result.kinds if by == "kind" else result.blocks
-    if by == "kind":
-        names, of_group = groups.names, list(range(len(groups.names)))
-    else:
-        num_stages = result.num_own_stages or result.num_stages
-        stages = stage_of_block(result.num_blocks, num_stages)
-        names, of_group = [f"stage {k}" for k in range(num_stages)], [stages[name] for name in groups.names]
-    member = np.array([[one == index for index in range(len(names))] for one in of_group])  # (groups, rows)
+    stages = stage_of_block(result.num_blocks, result.num_own_stages)
+    names, member = membership([name if by == "kind" else f"stage {stages[name]}" for name in groups.names])
     num_rows = np.array(groups.num_rows) @ member
     totals = np.array(groups.sums[0]) @ member
     errors = np.sqrt(np.diag(member.T @ np.array(groups.covariances[0]) @ member))
@@ -279,7 +261,7 @@ def breakdown_table(result: NormResult, by: Literal["stage", "kind"]) -> pd.Data
     return pd.DataFrame(
         {
             by: names,
-            "parameters": [f"{count:,}" for count in num_rows],
+            "parameters": [f"{count:,.0f}" for count in num_rows],
             "share": [f"{share:.1%}" for share in shares],
             "norm / parameter": [f"{norm:.4g}" for norm in totals / num_rows],
             "std. error": [f"{error:.2g}" for error in errors / num_rows],
@@ -295,7 +277,3 @@ def resolution_warning(result: NormResult) -> str | None:
         f"{result.space}: {result.below_resolution:.1%} of the rows lie below the resolution of"
         f" {result.settings.precision} beside their vector's largest entry; compare with --precision fp64"
     )
-
-
-def _short(value: float) -> float:
-    return float(f"{value:.6g}")

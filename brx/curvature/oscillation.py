@@ -7,33 +7,28 @@ each update w(t) - w(t - 1) on the two directions, which stay fixed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import pandas as pd
 import torch
-from pydantic import BaseModel, ConfigDict, computed_field
+from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-from brx.curvature.checkpoints import Checkpoint, load_checkpoint
+from brx.curvature.checkpoints import Checkpoint, Measured, load_checkpoint, runs_in_place
 from brx.curvature.hessian import Vectors, mean_product
-from brx.curvature.measured import Measured, analysis_path, runs_in_place
 from brx.data.prepare import prepare
 from brx.errors import RunError, UserError
 from brx.pipeline.delay import depth
 from brx.pipeline.engine import MicroBatch
-from brx.runs.checkpoint import checkpoint_folder, run_and_iteration
-from brx.runs.reading import Run
+from brx.runs.checkpoint import run_and_iteration
 from brx.train.build import assemble, training_batches
-from brx.train.device import choose_device
 
 DIRECTIONS = ("dominant", "random")
 
 
-@dataclass(frozen=True)
-class Eigenpair:
+class Eigenpair(NamedTuple):
     """An approximate eigenvector v, of norm 1."""
 
     value: float  # v . H v
@@ -52,18 +47,21 @@ class Track(BaseModel):
     """The mean square of the projections over that of the updates' norms: how much of the motion is along the
     direction, whatever the methods' step sizes."""
 
-    @computed_field  # type: ignore[prop-decorator]
-    @property
-    def sign_changes(self) -> float:
-        """The share of updates that go the other way than the one before."""
-        signs = np.sign(self.projections)
-        return float((signs[1:] != signs[:-1]).mean())
+    sign_changes: float
+    """The share of updates that go the other way than the one before."""
+    variance: float
+    """Of the projections."""
 
-    @computed_field  # type: ignore[prop-decorator]
-    @property
-    def variance(self) -> float:
-        """Of the projections."""
-        return float(np.var(self.projections))
+    @classmethod
+    def of(cls, projections: list[float], total: float) -> Track:
+        """From the projections of updates, whose squared norms have a sum."""
+        signs = np.sign(projections)
+        return cls(
+            projections=projections,
+            share=float(np.square(projections).sum() / total),
+            sign_changes=float((signs[1:] != signs[:-1]).mean()),
+            variance=float(np.var(projections)),
+        )
 
 
 class Oscillation(Measured):
@@ -92,29 +90,19 @@ def measure_oscillation(
 ) -> Oscillation:
     """Find the directions at a checkpoint, train on from it, and project; the run's folder gets the result.
 
-    Args:
-        run_path: the run's folder.
-        iteration: of the checkpoint; None for the one nearest to the middle of the run.
-        num_iterations: training iterations to follow.
-        num_batches: batches whose mean loss the Hessian is of.
-        tolerance, max_power_iterations: the power iteration stops at this residual, or after so many.
-        seed: of the start vector and the random direction.
-        report: is told how good the eigenvector is.
+    The Hessian is that of the mean loss over `num_batches` at the checkpoint of `iteration` (None: the one nearest to
+    the middle). The power iteration stops at the residual `tolerance`; `report` is told how good the eigenvector is.
 
-    Raises:
-        UserError: there is no such checkpoint, or the run's schedule ends before the iterations do.
-        RunError: a product or a loss is not finite.
+    UserError where there is no such checkpoint, or the run's schedule ends before the iterations do.
     """
-    device, _ = choose_device(Run.load(run_path).config.runtime.device)
-    checkpoint = load_checkpoint(run_path, iteration, default="midway", device=device)
+    checkpoint = load_checkpoint(run_path, iteration, default="midway")
     last = checkpoint.run.config.training.last_iteration
     if checkpoint.iteration + num_iterations > last:
         raise UserError(
             f"{checkpoint.path}: {num_iterations} iterations from here pass the run's last one, {last}; name an earlier"
             " checkpoint with --checkpoint, or fewer --iterations"
         )
-    kept = analysis_path(run_path, "oscillation", checkpoint.iteration)
-    kept.parent.mkdir(exist_ok=True)  # a folder that cannot be written to is found out before the work
+    (run_path / "analysis").mkdir(exist_ok=True)  # a folder that cannot be written to is found out before the work
     batches = list(checkpoint.batches(range(1, num_batches + 1)))
 
     def product(vector: Vectors) -> Vectors:
@@ -134,33 +122,24 @@ def measure_oscillation(
         iteration=checkpoint.iteration, eigenvalue=pair.value, residual=pair.residual,
         num_power_iterations=pair.num_iterations, dominant=dominant, random=random,
     )  # fmt: skip
-    oscillation.write(kept)
+    oscillation.write(run_path)
     return oscillation
 
 
 def measured_oscillations(run: Path, iteration: int | None = None) -> list[Oscillation]:
-    """What has been measured of a run before, in the order of the checkpoints; at all or at one."""
+    """What has been measured of a run, in the order of the checkpoints; at all or at one."""
     return Oscillation.all_of(run, "oscillation", iteration)
 
 
 def oscillations_in(paths: Iterable[Path], iteration: int | None = None) -> list[Oscillation]:
-    """What has been measured of runs or at checkpoints; in a folder of runs, of those of which anything has been.
-
-    Raises:
-        UserError: nothing has of one of them.
-    """
+    """What has been measured of runs, at checkpoints, and of the runs in folders; UserError where nothing has been."""
     results = []
     for path in paths:
-        places = runs_in_place([path])
-        found = []
-        for place in places:
-            run, at = run_and_iteration(place)
-            found += measured_oscillations(run, at or iteration)
-        if not found and places != [path]:
-            raise UserError(f"{path}: of no run in it has oscillation been measured")
+        places = [run_and_iteration(place) for place in runs_in_place([path])]
+        found = [one for run, at in places for one in measured_oscillations(run, at or iteration)]
         if not found:
-            named = path if iteration is None else checkpoint_folder(path, iteration)
-            raise UserError(f"{named}: has no measured oscillation; run `brx oscillation {named}` first")
+            at_iteration = "" if iteration is None else f" at iteration {iteration}"
+            raise UserError(f"{path}: has no measured oscillation{at_iteration}; run `brx oscillation` first")
         results += found
     return results
 
@@ -174,13 +153,9 @@ def representative(results: Sequence[Oscillation]) -> Oscillation:
 def dominant_eigenvector(
     product: Callable[[Vectors], Vectors], start: Vectors, tolerance: float, max_iterations: int
 ) -> Eigenpair:
-    """The eigenvector of the largest |eigenvalue| of a symmetric H, by power iteration.
+    """The eigenvector of the largest |eigenvalue| of a symmetric H, by power iteration with `product`, z to H z.
 
-    `product` is z to H z; `start` must not be orthogonal to that eigenvector. It stops at the relative residual
-    `tolerance`, or after `max_iterations` products.
-
-    Raises:
-        RunError: H times the vector is zero.
+    It stops at the relative residual `tolerance`, or after `max_iterations` products. RunError where H z is zero.
     """
     vector = _scaled(start, 1 / _dot(start, start) ** 0.5)
     for number in range(1, max_iterations + 1):
@@ -221,14 +196,13 @@ def track_updates(checkpoint: Checkpoint, directions: list[Vectors], num_iterati
     squared_norms = []
     last = checkpoint.iteration + num_iterations
     for _ in assembly.engine.run(checkpoint.iteration + 1, lambda: last):
-        update = {name: weight.detach() - before[name] for name, weight in newest.items()}
+        now = {name: weight.detach().clone() for name, weight in newest.items()}
+        update = {name: weight - before[name] for name, weight in now.items()}
         squared_norms.append(_dot(update, update))
         for direction, series in zip(directions, projections, strict=True):
             series.append(_dot(direction, update))
-        for name, weight in newest.items():
-            before[name].copy_(weight.detach())
-    total = sum(squared_norms)
-    return [Track(projections=series, share=float(np.square(series).sum() / total)) for series in projections]
+        before = now
+    return [Track.of(series, sum(squared_norms)) for series in projections]
 
 
 def _random_like(parameters: Vectors, generator: torch.Generator) -> Vectors:
@@ -247,7 +221,7 @@ def _dot(left: Vectors, right: Vectors) -> float:
 
 def oscillation_table(results: Sequence[Oscillation]) -> pd.DataFrame:
     """Two rows per checkpoint: along the dominant eigenvector, and along a random direction; texts."""
-    rows = [
+    return pd.DataFrame(
         {
             "run": Path(result.run).name,
             "at": str(result.iteration),
@@ -259,5 +233,4 @@ def oscillation_table(results: Sequence[Oscillation]) -> pd.DataFrame:
         }
         for result in results
         for direction, track in zip(DIRECTIONS, (result.dominant, result.random), strict=True)
-    ]
-    return pd.DataFrame(rows)
+    )

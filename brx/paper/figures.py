@@ -16,10 +16,16 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from brx.curvature.effective_delay import effective_delay, slowdown_points, usual_stages
+from brx.curvature.effective_delay import (
+    VARIANT_OF_SPACE,
+    StrategySlowdowns,
+    complete_measurements,
+    effective_delay,
+    slowdown_points,
+    usual_stages,
+)
 from brx.curvature.norm_result import STRATEGY_SPACES, measured_norms, results_of
 from brx.curvature.oscillation import measured_oscillations
-from brx.curvature.strategies import VARIANT_OF_SPACE, StrategySlowdowns, complete_measurements
 from brx.errors import UserError
 from brx.paper.claim_list import CLAIMS
 from brx.paper.claims import judge

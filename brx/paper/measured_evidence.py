@@ -13,7 +13,8 @@ import numpy as np
 import pandas as pd
 
 from brx.config.loading import preset_with
-from brx.curvature.bases import Source
+from brx.curvature.effective_delay import complete_measurements
+from brx.curvature.hessian import Source
 from brx.curvature.norm_result import (
     SPACES,
     STRATEGY_SPACES,
@@ -24,7 +25,6 @@ from brx.curvature.norm_result import (
     strategy_of,
 )
 from brx.curvature.oscillation import measured_oscillations
-from brx.curvature.strategies import complete_measurements
 from brx.errors import UserError
 from brx.model.sizes import num_elements, stage_shapes
 from brx.paper.evidence import Evidence, Margin, NotTriedError

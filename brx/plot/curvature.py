@@ -9,11 +9,14 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from brx.curvature.effective_delay import (
+    VARIANT_OF_SPACE,
     EffectiveDelay,
     ProfilePoint,
     SlowdownPoint,
+    StrategySlowdowns,
     profile_table,
     rank_correlation,
+    strategy_table,
     uniform_effective_delay,
 )
 from brx.curvature.norm_result import (
@@ -26,7 +29,6 @@ from brx.curvature.norm_result import (
     shares_of_original,
 )
 from brx.curvature.oscillation import DIRECTIONS, Oscillation, representative
-from brx.curvature.strategies import VARIANT_OF_SPACE, StrategySlowdowns, strategy_table
 from brx.plot.style import (
     COLUMN_WIDTH_IN,
     draw_points,

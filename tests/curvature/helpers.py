@@ -39,20 +39,15 @@ def unflat(vector, like):
     return {name: part.view_as(value) for part, (name, value) in zip(parts, like.items(), strict=True)}
 
 
-def skip_where_transforms_hide_numbers(model):
-    """For oracles that use torch.func: torch 2.9 cannot count a mixture's tokens by expert there, torch 2.13 can."""
-    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
-    if version < (2, 13) and any(isinstance(module, Mixture) for module in model.modules()):
-        pytest.skip("torch.func's transforms of this torch hide the numbers of tokens by expert")
-
-
 def full_hessian(model, parameters, batch):
     """The Hessian (d, d), in forward mode over reverse mode.
 
     Not `torch.func.hessian`: its `jacrev` runs the backward pass under `vmap`, where torch (2.13) differentiates layer
     norm's weight gradient wrongly. That Hessian is not even symmetric.
     """
-    skip_where_transforms_hide_numbers(model)
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    if version < (2, 13) and any(isinstance(module, Mixture) for module in model.modules()):
+        pytest.skip("torch.func's transforms of this torch hide the numbers of tokens by expert")
 
     def loss(vector):
         _, loss, auxiliary = functional_call(model, unflat(vector, parameters), batch)
@@ -84,8 +79,8 @@ def norm_result(run, method, stages, iteration, space, num_parameters, norm, squ
     sums = [[1.0] * count, list(squares)]
     groups = Groups(names=names, num_rows=[1] * count, sums=sums, covariances=[zero, covariance or zero])
     settings = {"vectors": 5, "batches_per_vector": 2, "basis_batches": 7}
-    content = {"standard_error": 0.0, "below_resolution": 0.0, "settings": settings} | others
+    content = {"standard_error": 0.0, "below_resolution": 0.0, "settings": settings, "tokens": 64} | others
     return NormResult(
         run=str(run), method=method, num_stages=stages, iteration=iteration, space=space, norm=norm,
-        num_parameters=num_parameters, blocks=groups, kinds=groups, **content,
+        num_parameters=num_parameters, blocks=groups, kinds=groups, num_own_stages=stages, **content,
     )  # fmt: skip

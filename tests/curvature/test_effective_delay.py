@@ -1,21 +1,33 @@
-"""The effective delay in closed form, its error by simulation, and the command."""
+"""The effective delay in closed form, its error by simulation, slowdowns beside it, delay profiles, the commands."""
 
 import json
 import math
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from brx.cli.main import main
-from brx.curvature.effective_delay import effective_delay, slowdown_points, uniform_effective_delay
+from brx.config.loading import PRESETS
+from brx.curvature.effective_delay import (
+    effective_delay,
+    profile_points,
+    profile_table,
+    profile_text,
+    rank_correlation,
+    slowdown_points,
+    uniform_effective_delay,
+)
 from brx.curvature.norm_measurement import measure_runs
 from brx.curvature.norm_result import NormSettings
 from brx.errors import UserError
 from brx.pipeline.delay import StageDelay
 from brx.runs.frames import load
 from brx.runs.metrics import read_metrics
+from brx.sweep.spec import Sweep
 from tests.curvature.helpers import finished_run, norm_result
+from tests.paper.helpers import write_experiment
 
 
 def result_with(squares, covariance=None):
@@ -29,7 +41,6 @@ def result_with(squares, covariance=None):
         # One stage of four with all of the curvature: tau' is its delay.
         ([0, 5, 0, 0, 0, 0], 4, 3),
         ([7, 0, 0, 0, 0, 0], 4, 3),
-        ([0, 0, 5, 0, 0, 0], 4, 2),
         ([0, 0, 0, 0, 2, 3], 4, 0),
         # sqrt((9 (1 + 2) + 4 3 + 1 4 + 0) / 21)
         ([1, 2, 3, 4, 5, 6], 4, math.sqrt(43 / 21)),
@@ -38,21 +49,18 @@ def result_with(squares, covariance=None):
         ([1, 2, 3, 4, 5, 6], 1, 0),
         # Three stages of one, one and two blocks.
         ([1, 2, 3, 4, 5, 6], 3, math.sqrt((4 * 3 + 3) / 21)),
+        ([0, 1, 1, 1, 1, 0], 4, math.sqrt((9 + 4 + 1) / 4)),
     ],
 )
 def test_closed_form(squares, stages, expected):
     assert effective_delay(result_with(squares), stages).delay == pytest.approx(expected)
+    assert uniform_effective_delay(4) == pytest.approx(math.sqrt((9 + 4 + 1) / 4))
 
 
 def test_profiles_and_accumulation_count_in_updates():
     delays = [StageDelay(tau, 2) for tau in (0, 6, 0, 2)]  # 0, 3, 0 and 1 updates
     # sqrt((9 3 + 1 (5 + 6)) / 21)
     assert effective_delay(result_with([1, 2, 3, 4, 5, 6]), 4, delays).delay == pytest.approx(math.sqrt(38 / 21))
-
-
-def test_equal_stages_give_the_uniform_delay():
-    assert effective_delay(result_with([0, 1, 1, 1, 1, 0]), 4).delay == pytest.approx(uniform_effective_delay(4))
-    assert uniform_effective_delay(4) == pytest.approx(math.sqrt((9 + 4 + 1) / 4))
 
 
 def test_standard_error_is_that_of_noisy_sums():
@@ -88,13 +96,22 @@ def test_slowdown_is_against_the_run_without_delay(delayed_and_not, tmp_path):
         records = [record for record in read_metrics(path / "metrics.jsonl") if "train_loss" in record]
         lines = [json.dumps({**record, "train_loss": loss}) for record, loss in zip(records, losses, strict=True)]
         (copies[-1] / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    points = slowdown_points(load(copies[::-1]))
-    assert [point.label for point in points] == ["P = 1", "P = 4"]
-    assert points[0].slowdown == 1.0
-    assert points[1].slowdown == pytest.approx(2.0, rel=0.1)
-    assert points[0].delay.delay == 0.0
-    assert 0 < points[1].delay.delay < 3
+    undelayed, delayed = slowdown_points(load(copies[::-1]))
+    assert (undelayed.label, undelayed.slowdown, undelayed.delay.delay) == ("P = 1", 1.0, 0.0)
+    assert delayed.label == "P = 4"
+    assert delayed.slowdown == pytest.approx(2.0, rel=0.1)
+    assert 0 < delayed.delay.delay < 3
     assert slowdown_points(load(copies[1:])) == []  # no run without delay
+
+    def end(run, status):
+        summary = json.loads((run / "summary.json").read_text())
+        (run / "summary.json").write_text(json.dumps({**summary, "status": status}))
+
+    end(copies[0], "interrupted")
+    assert slowdown_points(load(copies)) == []
+    end(copies[0], "finished")
+    end(copies[1], "diverged")
+    assert [point.slowdown for point in slowdown_points(load(copies))] == [1.0, None]
 
 
 def test_command(delayed_and_not, tmp_path, capsys):
@@ -117,11 +134,104 @@ def test_run_without_a_measurement(runs, tmp_path, capsys):
     assert "nowhere: no such folder" in capsys.readouterr().err
 
 
-def test_runs_under_way_have_no_slowdown(delayed_and_not, tmp_path):
-    copies = [shutil.copytree(path, tmp_path / path.name) for path in delayed_and_not]
-    summary = json.loads((copies[0] / "summary.json").read_text())
-    (copies[0] / "summary.json").write_text(json.dumps({**summary, "status": "interrupted"}))
-    assert slowdown_points(load(copies)) == []  # the one without delay is not finished
-    (copies[0] / "summary.json").write_text(json.dumps(summary))
-    (copies[1] / "summary.json").write_text(json.dumps({**summary, "status": "diverged"}))
-    assert [point.slowdown for point in slowdown_points(load(copies))] == [1.0, None]
+PROFILES = {
+    "4 x 8": 4,
+    "8 x 4, 0 x 4": [8, 8, 8, 8, 0, 0, 0, 0],
+    "0 x 4, 8 x 4": [0, 0, 0, 0, 8, 8, 8, 8],
+    "32, 0 x 7": [32, 0, 0, 0, 0, 0, 0, 0],
+}
+SLOWNESS = {"4 x 8": 4.0, "8 x 4, 0 x 4": 6.0, "0 x 4, 8 x 4": 4.5, "32, 0 x 7": 12.0}
+SQUARES = [4.0, 3.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0]
+"""Sums of the squared row norms of the eight blocks, one per stage; embedding and head have none."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """AdamW, twice as slow as basis rotation under every profile, at two rates; the higher one is better."""
+    folder = tmp_path_factory.mktemp("profiles")
+    for method, factor in (("pipedream", 2.0), ("basis-rotation", 1.0)):
+        for lr, val_loss in ((0.001, 2.0), (0.003, 1.0)):
+            common = {"optimizer.method": method, "optimizer.lr": lr}
+            write_experiment(folder, "compare", {"pipeline.stages": 1, **common}, slowness=1.0, val_loss=val_loss)
+            for profile, delay in PROFILES.items():
+                settings = {"pipeline.stages": 8, "pipeline.delay": delay, **common}
+                slowness = factor * SLOWNESS[profile] if lr == 0.003 else 1.0
+                write_experiment(folder, "compare", settings, slowness=slowness, val_loss=val_loss)
+    runs = load(folder)
+    best = runs[(runs["pipeline.stages"] == 1) & (runs["optimizer.lr"] == 0.003)]
+    for name, method in zip(best["name"], best["method"], strict=True):
+        space, norm = ("rotated", 10.0) if method == "basis-rotation" else ("original", 40.0)
+        squares = [0.0, *SQUARES, 0.0]
+        norm_result(folder / name, method, 1, 4000, space, 100, norm, squares).write(folder / name)
+    return folder
+
+
+def test_points_are_the_profiles_at_their_best_rates(folder):
+    points = profile_points(load(folder))
+    assert {(point.method, point.profile) for point in points} == {
+        (method, profile) for method in ("pipedream", "basis-rotation") for profile in PROFILES
+    }
+    total = sum(SQUARES)
+    taus = {
+        "4 x 8": 4.0,
+        "8 x 4, 0 x 4": math.sqrt(64 * (4 + 3 + 2 + 1) / total),
+        "0 x 4, 8 x 4": math.sqrt(64 * 4 / total),
+        "32, 0 x 7": math.sqrt(32**2 * 4 / total),
+    }
+    for point in points:
+        factor, norm = (2.0, 0.4) if point.method == "pipedream" else (1.0, 0.1)
+        assert point.slowdown["lr"] == 0.003
+        assert point.effective.delay == pytest.approx(taus[point.profile])
+        assert point.product == pytest.approx(norm * taus[point.profile])
+        # 3 / (1 + t / (100 slowness)) reaches every loss after iterations in proportion to the slowness.
+        assert point.ratio == pytest.approx(factor * SLOWNESS[point.profile], rel=0.01)
+
+
+def test_correlations_tell_the_predictors_apart(folder):
+    points = profile_points(load(folder))
+    by_delay = [point.effective.delay for point in points]
+    by_product = [point.product for point in points]
+    for method in ("pipedream", "basis-rotation"):
+        own = [place for place, point in enumerate(points) if point.method == method]
+        assert rank_correlation([points[i] for i in own], [by_delay[i] for i in own]) == pytest.approx(1.0)
+    assert rank_correlation(points, by_product) > rank_correlation(points, by_delay)
+    assert np.isnan(rank_correlation(points[:2], by_delay[:2]))
+
+
+def test_figure_of_exported_runs_names_those_that_do_not_compare(folder, tmp_path, capsys):
+    assert main(["export", str(folder), "--to", str(tmp_path / "kept")]) == 0
+    tables = [profile_table(profile_points(load(where))) for where in (folder, tmp_path / "kept")]
+    assert len(tables[0]) == 8
+    assert tables[0].equals(tables[1])
+    write_experiment(tmp_path / "other", "compare", {"training.iterations": 2000, "pipeline.stages": 1})
+    (other,) = (tmp_path / "other").iterdir()
+    capsys.readouterr()
+    assert main(["plot", "profiles", str(tmp_path / "kept"), str(other), "--out", str(tmp_path / "profiles")]) == 0
+    shown = capsys.readouterr()
+    assert f"differ from the rest in iterations: {other.name}" in shown.err.replace("\n", " ")
+    assert [Path(line).suffix for line in shown.out.splitlines()] == [".png", ".pdf", ".svg", ".txt"]
+    caption = (tmp_path / "profiles.txt").read_text()
+    assert caption.count("Spearman correlation with") == 2
+    assert "| pipedream | 32, 0 x 7 |" in caption
+
+
+def test_what_is_missing_is_one_line(tmp_path, capsys):
+    write_experiment(tmp_path, "compare", {"pipeline.stages": 1})
+    assert main(["plot", "profiles", str(tmp_path)]) == 2
+    assert "no method has a run without delay and one with" in capsys.readouterr().err
+    write_experiment(tmp_path, "compare", {"pipeline.stages": 8, "pipeline.delay": 4}, slowness=2.0)
+    with pytest.raises(UserError, match=r"has no norm in original coordinates; run `brx hessian-norm .*` first"):
+        profile_points(load(tmp_path))
+    assert main(["plot", "profiles"]) == 2
+    assert "RUN: name at least one run's folder" in capsys.readouterr().err
+
+
+def test_equal_neighbours_are_written_together():
+    assert profile_text([4] * 8) == "4 x 8"
+    assert profile_text([0, 0, 0, 32, 0]) == "0 x 3, 32, 0"
+
+
+def test_the_sweep_of_profiles_has_one_mean_delay():
+    cells = Sweep.load(PRESETS / "sweeps" / "lab" / "profiles.yaml").cells
+    delays = [cell.config.pipeline.delay for cell in cells if cell.config.pipeline.stages > 1]
+    assert {np.mean(delay) for delay in delays} == {4.0}

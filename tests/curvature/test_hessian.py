@@ -10,15 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from brx.curvature import hessian
 from brx.curvature.hessian import gradient, hessian_vector_product, mean_product, training_loss
 from brx.errors import RunError
-from tests.curvature.helpers import (
-    KINDS,
-    flat,
-    full_hessian,
-    random_like,
-    skip_where_transforms_hide_numbers,
-    tiny_model,
-    unflat,
-)
+from tests.curvature.helpers import KINDS, flat, full_hessian, random_like, tiny_model, unflat
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -32,27 +24,16 @@ def test_product_is_the_whole_hessian_times_the_vector(kind):
     torch.testing.assert_close(product, expected, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_product_is_forward_over_reverse(kind):
-    model, parameters, batch = tiny_model(kind)
-    skip_where_transforms_hide_numbers(model)
-    vector = random_like(parameters)
-    with sdpa_kernel(SDPBackend.MATH):
-        _, expected = jvp(grad(lambda at: training_loss(model, at, batch)), (parameters,), (vector,))
-    found = hessian_vector_product(model, parameters, batch, vector)
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
-
-
-def test_product_is_the_finite_difference_of_the_gradient():
-    model, parameters, batch = tiny_model("dense")
+def test_gradient_and_product_are_finite_differences():
+    model, parameters, batch = tiny_model("mixture")
     vector = random_like(parameters)
     step = 1e-6
-    after, before = (
-        flat(gradient(model, {name: value + sign * step * vector[name] for name, value in parameters.items()}, batch))
-        for sign in (1, -1)
-    )
+    at = [{name: value + sign * step * vector[name] for name, value in parameters.items()} for sign in (1, -1)]
+    slope = (training_loss(model, at[0], batch) - training_loss(model, at[1], batch)) / (2 * step)
+    assert (flat(gradient(model, parameters, batch)) @ flat(vector)).item() == pytest.approx(slope.item(), rel=1e-6)
+    after, before = (flat(gradient(model, one, batch)) for one in at)
     found = flat(hessian_vector_product(model, parameters, batch, vector))
-    torch.testing.assert_close(found, (after - before) / (2 * step), rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(found, (after - before) / (2 * step), rtol=1e-6, atol=1e-7)
 
 
 def test_product_is_that_of_curvlinops():
@@ -63,8 +44,8 @@ def test_product_is_that_of_curvlinops():
             super().__init__()
             self.model = model.double()
 
-        def forward(self, x):
-            x = self.model.embedding(x)
+        def forward(self, inputs):
+            x = self.model.embedding(inputs)
             for block in self.model.blocks.values():
                 x, _ = block(x)
             return self.model.head(x).flatten(0, 1)
@@ -84,16 +65,6 @@ def test_product_is_that_of_curvlinops():
             torch.testing.assert_close(found[name], expected[name], rtol=1e-9, atol=1e-12)
 
 
-def test_gradient_is_the_finite_difference_of_the_loss():
-    model, parameters, batch = tiny_model("mixture")
-    vector = random_like(parameters)
-    step = 1e-6
-    at = [{n: p + sign * step * vector[n] for n, p in parameters.items()} for sign in (1, -1)]
-    difference = (training_loss(model, at[0], batch) - training_loss(model, at[1], batch)) / (2 * step)
-    found = flat(gradient(model, parameters, batch)) @ flat(vector)
-    assert found.item() == pytest.approx(difference.item(), rel=1e-6)
-
-
 @pytest.mark.parametrize(
     ("tokens", "worth", "expected"),
     [(5, 1, [1, 1, 1]), (10, 1, [2, 1]), (1000, 1, [2, 1]), (1000, 2**14, [3])],  # of 3 examples of 5 tokens
@@ -107,14 +78,6 @@ def test_a_dense_batch_in_parts_gives_the_same_product(tokens, worth, expected, 
     monkeypatch.setitem(hessian.TOKENS_PER_PASS, "cpu", tokens)
     assert [len(inputs) for inputs, _ in hessian._parts(model, batch)] == expected
     torch.testing.assert_close(hessian_vector_product(model, parameters, batch, vector), whole, rtol=1e-9, atol=1e-12)
-
-
-def test_a_mixtures_batch_is_never_split(monkeypatch):
-    model, parameters, batch = tiny_model("mixture")
-    vector = random_like(parameters)
-    whole = hessian_vector_product(model, parameters, batch, vector)
-    monkeypatch.setitem(hessian.TOKENS_PER_PASS, "cpu", 5)
-    torch.testing.assert_close(hessian_vector_product(model, parameters, batch, vector), whole, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(("at_a_time", "expected"), [(1, [[7], [8], [9]]), (2, [[7, 8], [9]]), (100, [[7, 8, 9]])])
@@ -136,14 +99,14 @@ def test_mean_over_batches_is_the_product_of_the_mean_loss(at_a_time, expected, 
     )
 
 
-def test_a_mixtures_batches_stay_apart():
+def test_a_mixtures_batches_are_neither_split_nor_joined(monkeypatch):
     model, parameters, batch = tiny_model("mixture")
     vector = random_like(parameters)
+    whole = hessian_vector_product(model, parameters, batch, vector)
     assert [numbers for numbers, _ in hessian._joined(model, [(1, batch), (2, batch)])] == [[1], [2]]
-    torch.testing.assert_close(
-        mean_product(model, parameters, [(1, batch), (2, batch)], vector, "here"),
-        hessian_vector_product(model, parameters, batch, vector),
-    )
+    monkeypatch.setitem(hessian.TOKENS_PER_PASS, "cpu", 5)
+    assert len(hessian._parts(model, batch)) == 1
+    torch.testing.assert_close(mean_product(model, parameters, [(1, batch), (2, batch)], vector, "here"), whole)
 
 
 def test_a_product_that_is_not_finite_names_the_batch():

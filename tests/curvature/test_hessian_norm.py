@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from brx.curvature.bases import Basis, from_weights, to_weights
-from brx.curvature.hessian import hessian_vector_product
+from brx.curvature.hessian import Basis, from_weights, hessian_vector_product, to_weights
 from brx.curvature.hessian_norm import GeometricEstimate, below_resolution, cauchy_vector, median_sums
 from brx.curvature.norm_measurement import vector_product
 from brx.curvature.norm_result import NormSettings
@@ -45,7 +44,7 @@ def total(sums, power=1):
     return grouped.sums[power - 1, 0], grouped.covariance(power)[0, 0] ** 0.5
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_random_symmetric_matrix(seed):
     matrix, products = random_products(60, 500, seed)
     scales = matrix.abs().sum(dim=1)
@@ -105,7 +104,7 @@ def random_basis(shape, generator):
     return Basis(orthogonal(shape[-2]), orthogonal(shape[-1]))
 
 
-@pytest.mark.parametrize(("kind", "space"), [("dense", "original"), ("dense", "rotated"), ("mixture", "rotated")])
+@pytest.mark.parametrize(("kind", "space"), [("dense", "original"), ("mixture", "rotated")])
 def test_whole_hessian_of_a_tiny_model(kind, space):
     model, parameters, batch = tiny_model(kind)
     generator = torch.Generator().manual_seed(5)
@@ -115,11 +114,11 @@ def test_whole_hessian_of_a_tiny_model(kind, space):
     # Q as an explicit matrix: kron(U, V) for each matrix in row-major order, the identity for all else.
     blocks = []
     for name, parameter in parameters.items():
-        stack = [torch.eye(parameter.numel(), dtype=torch.float64)]
         if name in bases:
             left, right = (side.reshape(-1, *side.shape[-2:]) for side in (bases[name].left, bases[name].right))
-            stack = [torch.kron(u.contiguous(), v.contiguous()) for u, v in zip(left, right, strict=True)]
-        blocks += stack
+            blocks += [torch.kron(u.contiguous(), v.contiguous()) for u, v in zip(left, right, strict=True)]
+        else:
+            blocks.append(torch.eye(parameter.numel(), dtype=torch.float64))
     rotation = torch.block_diag(*blocks)
     matrix = rotation.T @ full_hessian(model, parameters, batch) @ rotation
 
@@ -150,7 +149,7 @@ def test_sampled_norm_and_the_extrapolated_one_enclose_the_norm_of_the_whole_cor
     of_corpus = total(whole)[0]
 
     norms = []
-    for sample in range(3):
+    for sample in range(2):
         generator = torch.Generator().manual_seed(sample)
         drawn = torch.randint(len(windows), (1 + 64, 1), generator=generator)
         checkpoint = SimpleNamespace(
@@ -167,32 +166,6 @@ def test_sampled_norm_and_the_extrapolated_one_enclose_the_norm_of_the_whole_cor
         assert half > 1.1 * norm
         assert norm > 1.15  # what 64 batches per vector alone would be taken for
         assert 0.3 < extrapolated < 1
-
-
-def test_kronecker_factored_hessian_bilateral_below_unilateral_below_original():
-    # H vec(W) = vec(L W R): with U, V the eigenvectors of L and R, the theorem "covariance Hessian approximation".
-    generator = torch.Generator().manual_seed(0)
-    left, right = (
-        factor @ factor.T
-        for factor in (torch.randn(size, size + 2, generator=generator, dtype=torch.float64) for size in (5, 7))
-    )
-    like = {"w": torch.zeros(5, 7, dtype=torch.float64)}
-    u, v = torch.linalg.eigh(left).eigenvectors, torch.linalg.eigh(right).eigenvectors
-
-    def product(basis, matrix):
-        return flat(from_weights({"w": basis}, {"w": left @ to_weights({"w": basis}, {"w": matrix})["w"] @ right}))
-
-    norms = []
-    for basis in (Basis(u, v), Basis(u, None), Basis(None, None)):
-        units = torch.eye(35, dtype=torch.float64).view(35, 5, 7)
-        exact = torch.stack([product(basis, unit) for unit in units]).abs().sum().item()
-        products = [product(basis, cauchy_vector(like, 1, number)["w"]) for number in range(300)]
-        found, error = total(estimates(products, [35])["geometric"])
-        assert abs(found - exact) < 3 * error
-        norms.append(exact)
-    assert norms[0] < 0.95 * norms[1] < 0.9 * norms[2]
-    hessian = torch.kron(left, right)
-    assert norms[0] == pytest.approx(torch.linalg.eigvalsh(hessian).abs().sum().item(), rel=1e-9)
 
 
 def test_median_does_not_depend_on_the_chunks(monkeypatch):

@@ -13,12 +13,11 @@ import torch
 
 from brx.cli.main import main
 from brx.curvature import norm_measurement
-from brx.curvature.bases import from_weights, to_weights
-from brx.curvature.checkpoints import load_checkpoint
-from brx.curvature.hessian import mean_product
+from brx.curvature.checkpoints import load_checkpoint, runs_in_place
+from brx.curvature.hessian import from_weights, mean_product, to_weights
 from brx.curvature.hessian_norm import cauchy_vector
-from brx.curvature.norm_measurement import measure_runs
-from brx.curvature.norm_result import NormResult, NormSettings, breakdown_table, result_path, results_of
+from brx.curvature.norm_measurement import fit_bases, measure_runs
+from brx.curvature.norm_result import NormResult, NormSettings, breakdown_table, results_of
 from brx.curvature.oscillation import measure_oscillation
 from brx.errors import RunError, UserError
 from brx.runs.checkpoint import list_checkpoints
@@ -26,7 +25,8 @@ from brx.train.loop import train
 from tests.curvature.helpers import flat
 from tests.train.helpers import tiny_config
 
-SETTINGS = NormSettings(vectors=6, batches_per_vector=2)
+SETTINGS = NormSettings(vectors=5, batches_per_vector=2)
+QUICK = ["--vectors", "5", "--batches-per-vector", "2"]
 
 
 def settings(**changes):
@@ -43,19 +43,28 @@ def run(runs, tmp_path):
     return Path(shutil.copytree(runs["basis-rotation"], tmp_path / "run"))
 
 
+@pytest.fixture
+def original(run):
+    return measure(run, "original")
+
+
+@pytest.fixture
+def fresh(run, tmp_path):
+    """The same run, without what was measured."""
+    return Path(shutil.copytree(run, tmp_path / "fresh", ignore=shutil.ignore_patterns("analysis")))
+
+
 def same(one, other):
     return one.model_copy(update={"run": ""}) == other.model_copy(update={"run": ""})
 
 
 def test_depth_is_that_of_the_pipeline_whose_delays_a_run_has(tmp_path):
     train(tiny_config(tmp_path, "pipeline.delay={like: 32}"), tmp_path / "run")
-    result = measure(tmp_path / "run", "original", NormSettings(vectors=3, batches_per_vector=2))
+    result = measure(tmp_path / "run", "original")
     assert (result.num_stages, result.num_own_stages) == (32, 4)
     assert list(breakdown_table(result, "stage")["stage"]) == ["stage 0", "stage 1", "stage 2", "stage 3"]
-    traced = measure_oscillation(
-        tmp_path / "run", iteration=28, num_iterations=2, num_batches=1, max_power_iterations=2
-    )
-    assert traced.num_stages == 32
+    quick = {"num_iterations": 2, "num_batches": 1, "max_power_iterations": 2}
+    assert measure_oscillation(tmp_path / "run", iteration=28, **quick).num_stages == 32
 
 
 def norms_of(products, estimator):
@@ -77,7 +86,7 @@ def test_result_is_the_estimate_over_the_products_of_one_sample_and_of_its_halve
     def products(numbers):
         """With the Hessian of these batches, the same for all vectors."""
         batches, rows = list(checkpoint.batches(numbers)), []
-        for number in range(6):
+        for number in range(5):
             vector = to_weights(bases, cauchy_vector(checkpoint.parameters, 0, number))
             product = mean_product(checkpoint.model, checkpoint.parameters, batches, vector, "")
             rows.append(flat(from_weights(bases, product)).double().abs())
@@ -91,118 +100,101 @@ def test_result_is_the_estimate_over_the_products_of_one_sample_and_of_its_halve
     assert sum(result.blocks.sums[0]) == pytest.approx(result.norm, rel=1e-5)
     assert sum(result.kinds.num_rows) == checkpoint.num_parameters == result.num_parameters
     assert result.blocks.names == ["embedding", "0", "1", "2", "3", "head"]
-    assert NormResult.read(result_path(run, space, 30)) == result
     assert results_of(run) == {space: result}
     assert [path.name for path in (run / "analysis").iterdir()] == [f"hessian-norm-{space}-00000030.json"]
 
 
 @pytest.mark.parametrize("estimator", ["geometric", "median"])
-def test_stopped_and_continued_gives_the_same_numbers(run, tmp_path, monkeypatch, estimator):
+def test_stopped_and_continued_gives_the_same_numbers(run, fresh, monkeypatch, estimator):
     chosen = settings(estimator=estimator)
-    expected = measure(Path(shutil.copytree(run, tmp_path / "straight")), "original", chosen)
-    calls = []
-    monkeypatch.setattr(norm_measurement, "vector_product", failing(norm_measurement.vector_product, calls, at=4))
+    expected = measure(fresh, "original", chosen)
+    usual, calls = norm_measurement.vector_product, []
+
+    def product(checkpoint, settings, number):
+        calls.append(number)
+        if calls == [0, 1, 2, 3]:
+            raise RunError("stopped here")
+        return usual(checkpoint, settings, number)
+
+    monkeypatch.setattr(norm_measurement, "vector_product", product)
     monkeypatch.setattr(norm_measurement, "SAVE_EVERY_S", 0.0)
     with pytest.raises(RunError, match="stopped here"):
         measure(run, "original", chosen)
-    monkeypatch.undo()
-    monkeypatch.setattr(norm_measurement, "vector_product", failing(norm_measurement.vector_product, calls, at=None))
     assert same(measure(run, "original", chosen), expected)
-    assert calls == [0, 1, 2, 3, 4, 4, 5]  # what was saved is not done again
+    assert calls == [0, 1, 2, 3, 3, 4]  # what was saved is not done again
 
 
-def test_ctrl_c_saves_and_the_same_command_continues(run, tmp_path, monkeypatch, capsys):
-    expected = measure(Path(shutil.copytree(run, tmp_path / "straight")), "original")
-    original = norm_measurement.vector_product
+def test_ctrl_c_saves_and_the_same_command_continues(run, fresh, monkeypatch, capsys):
+    usual = norm_measurement.vector_product
 
     def interrupted(checkpoint, settings, number):
         if number == 2:
             os.kill(os.getpid(), signal.SIGINT)
-        return original(checkpoint, settings, number)
+        return usual(checkpoint, settings, number)
 
     monkeypatch.setattr(norm_measurement, "vector_product", interrupted)
-    arguments = ["hessian-norm", str(run), "--original", "--vectors", "6", "--batches-per-vector", "2"]
+    arguments = ["hessian-norm", str(run), "--original", *QUICK]
     assert main(arguments) == 130
-    assert "stopped after 3 of 6 vectors; the same command continues" in capsys.readouterr().err
-    assert not result_path(run, "original", 30).exists()
+    assert "stopped after 3 of 5 vectors; the same command continues" in capsys.readouterr().err
+    assert results_of(run) == {}
     monkeypatch.undo()
     assert main(arguments) == 0
-    assert same(NormResult.read(result_path(run, "original", 30)), expected)
-
-
-def failing(original, calls, at):
-    def product(checkpoint, settings, number):
-        calls.append(number)
-        if number == at:
-            raise RunError("stopped here")
-        return original(checkpoint, settings, number)
-
-    return product
+    assert same(results_of(run)["original"], measure(fresh, "original"))
 
 
 @pytest.mark.slow
-def test_several_processes_give_the_same_numbers(run, tmp_path):
-    one = measure(Path(shutil.copytree(run, tmp_path / "one")), "original")
-    assert same(measure(run, "original", SETTINGS, jobs=2), one)
+def test_several_processes_give_the_same_numbers(original, fresh):
+    assert same(measure(fresh, "original", jobs=2), original)
 
 
 def test_a_basis_may_be_borrowed_or_estimated(runs, tmp_path):
     run = Path(shutil.copytree(runs["pipedream"], tmp_path / "run"))
-    original = measure(run, "original")
     borrowed = measure(run, "rotated", settings(basis_from=str(runs["basis-rotation"])))
     estimated = measure(run, "rotated", settings(basis_batches=4))
-    assert len({original.norm, borrowed.norm, estimated.norm}) == 3
-    # Embeddings and head are not rotated, but their rows cross the rotated columns.
-    checkpoint = load_checkpoint(run)
-    for bases in (norm_measurement.fit_bases(checkpoint, 4), load_checkpoint(runs["basis-rotation"]).bases):
+    assert len({measure(run, "original").norm, borrowed.norm, estimated.norm}) == 3
+    checkpoint, lender = load_checkpoint(run), load_checkpoint(runs["basis-rotation"], 14)
+    assert checkpoint.bases == {}
+    assert lender.path == list_checkpoints(runs["basis-rotation"])[1]
+    for bases in (fit_bases(checkpoint, 4), lender.bases):
         assert len(bases) == 6 * 4
-        for basis in bases.values():
+        for name, basis in bases.items():
+            assert (len(basis.left), len(basis.right)) == checkpoint.parameters[name].shape
             for side in (basis.left, basis.right):
                 torch.testing.assert_close(side.T @ side, torch.eye(len(side)), atol=1e-5, rtol=0)
 
 
-def test_precisions_agree_on_the_same_vectors(run):
-    fp32, fp64 = (measure(run, "original", settings(precision=precision)) for precision in ("fp32", "fp64"))
-    assert fp32.norm == pytest.approx(fp64.norm, rel=1e-2)
-    assert fp64.below_resolution <= fp32.below_resolution
+def test_precisions_agree_on_the_same_vectors(run, original):
+    fp64 = measure(run, "original", settings(precision="fp64"))
+    assert original.norm == pytest.approx(fp64.norm, rel=1e-2)
+    assert fp64.below_resolution <= original.below_resolution
 
 
-def test_command_of_several_runs(run, runs, tmp_path, capsys):
+def test_command_of_several_runs_measures_once_and_shows_it_without_checkpoints(run, runs, tmp_path, capsys):
     other = shutil.copytree(runs["pipedream"], tmp_path / "other")
-    arguments = ["hessian-norm", str(run), str(other), "--vectors", "3", "--batches-per-vector", "2"]
-    assert main([*arguments, "--format", "markdown", "--by", "kind"]) == 0
-    shown = capsys.readouterr().out
-    rows = [line.split(" | ") for line in shown.splitlines()[2:5]]
-    assert [(row[0].strip("| "), row[3]) for row in rows] == [
-        ("run", "original"),
-        ("run", "rotated, own basis"),
-        ("other", "original"),
-    ]
-    assert shown.count("attention.query") == 3
-    before = {path: path.stat().st_mtime_ns for path in (run / "analysis").iterdir()}
-    assert len(before) == 2
-    assert main([*arguments, "--original", "--by", "stage"]) == 0  # read again, not measured again
-    assert "stage 3" in capsys.readouterr().out
-    assert {path: path.stat().st_mtime_ns for path in (run / "analysis").iterdir()} == before
 
+    def shown(*arguments):
+        assert main(["hessian-norm", *map(str, arguments)]) == 0
+        return capsys.readouterr().out
 
-def test_what_was_measured_is_shown_without_checkpoints(run, tmp_path, capsys):
-    arguments = ["hessian-norm", str(run)]
-    assert main([*arguments, "--measured"]) == 2
+    assert main(["hessian-norm", str(run), "--measured"]) == 2
     assert f"has no measured norms; run `brx hessian-norm {run}` first" in capsys.readouterr().err
-    assert main([*arguments, "--vectors", "4", "--batches-per-vector", "2"]) == 0
+    text = shown(run, other, *QUICK, "--format", "markdown", "--by", "kind")
+    rows = [line.split(" | ") for line in text.splitlines()[2:5]]
+    expected = [("run", "original"), ("run", "rotated, own basis"), ("other", "original")]
+    assert [(row[0].strip("| "), row[3]) for row in rows] == expected
+    assert text.count("attention.query") == 3
+    before = {path: path.stat().st_mtime_ns for path in (run / "analysis").iterdir()}
+    assert "stage 3" in shown(run, other, *QUICK, "--original", "--by", "stage")
+    assert {path: path.stat().st_mtime_ns for path in (run / "analysis").iterdir()} == before
     shutil.rmtree(run / "checkpoints")
-    capsys.readouterr()
-    assert main([*arguments, "--measured", "--format", "csv", "--out", str(tmp_path / "figure")]) == 0
-    header, original, rotated = csv.reader(capsys.readouterr().out.splitlines())
+    text = shown(run, "--measured", "--format", "csv", "--out", tmp_path / "figure")
+    header, original, rotated = csv.reader(text.splitlines())
     assert header[3:7] == ["coordinates", "norm", "95 % low", "95 % high"]
     assert (original[3], rotated[3]) == ("original", "rotated, own basis")
-    result = results_of(run)["rotated"]
-    assert float(rotated[4].split()[0]) == pytest.approx(result.normalized, rel=1e-3)
-    assert "| 4 x 64 tokens |" in (tmp_path / "figure.txt").read_text()
+    assert float(rotated[4].split()[0]) == pytest.approx(results_of(run)["rotated"].normalized, rel=1e-3)
+    assert "| 5 x 64 tokens |" in (tmp_path / "figure.txt").read_text()
     assert (tmp_path / "figure.png").stat().st_size > 0
-    assert main([*arguments, "--measured", "--rotated", "--format", "csv"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 2
+    assert len(shown(run, "--measured", "--rotated", "--format", "csv").splitlines()) == 2
 
 
 def test_checkpoints_that_are_not_there_or_not_the_last(run):
@@ -218,22 +210,17 @@ def test_checkpoints_that_are_not_there_or_not_the_last(run):
         measure(run, "original")
 
 
-def test_checkpoint_of_another_model(run, runs):
+def test_checkpoint_of_another_model_or_without_a_basis(run, runs):
+    with pytest.raises(UserError, match=r"has no basis .* give --basis-from RUN or --basis-batches N"):
+        measure(runs["pipedream"], "rotated")
+    with pytest.raises(UserError, match=r"has no basis .* name a basis-rotation run"):
+        measure(run, "rotated", settings(basis_from=str(runs["pipedream"])))
     config = run / "config.yaml"
     config.write_text(config.read_text().replace("width: 8", "width: 16"))
-    with pytest.raises(
-        UserError, match=r"another model: blocks.0.attention.key.weight is \(8, 8\) in it and \(16, 16\)"
-    ):
+    with pytest.raises(UserError, match=r"model: blocks.0.attention.key.weight is \(8, 8\) in it and \(16, 16\)"):
         measure(run, "original")
     with pytest.raises(UserError, match="another model"):
         measure(runs["pipedream"], "rotated", settings(basis_from=str(run)))
-
-
-def test_run_without_a_basis(runs):
-    with pytest.raises(UserError, match=r"has no basis .* give --basis-from RUN or --basis-batches N"):
-        measure(runs["pipedream"], "rotated", SETTINGS)
-    with pytest.raises(UserError, match=r"has no basis .* name a basis-rotation run"):
-        measure(runs["basis-rotation"], "rotated", settings(basis_from=str(runs["pipedream"])))
 
 
 def test_median_that_does_not_fit(run, monkeypatch):
@@ -255,27 +242,22 @@ def test_product_that_is_not_finite_names_checkpoint_vector_and_batches(run, mon
         measure(run, "original")
 
 
-def test_too_few_vectors(run):
+def test_what_cannot_be_measured_or_read(run, original):
     with pytest.raises(UserError, match="at least 3"):
         measure(run, "original", settings(vectors=2))
     with pytest.raises(UserError, match="--batches-per-vector 3: must be even"):
         measure(run, "original", settings(batches_per_vector=3))
     assert main(["hessian-norm", str(run), "--batches-per-vector", "0"]) == 2
-
-
-def test_damaged_result_says_so(run):
-    path = result_path(run, "original", 30)
-    measure(run, "original")
-    path.write_text(path.read_text()[:100])
+    original.path_in(run).write_text(original.path_in(run).read_text()[:100])
     with pytest.raises(UserError, match="not a result of hessian-norm"):
         measure(run, "original")
+    assert NormResult.all_of(run, "hessian-norm-rotated") == []
 
 
-def test_bases_are_read_for_every_rotated_matrix(runs):
-    assert load_checkpoint(runs["pipedream"]).bases == {}
-    checkpoint = load_checkpoint(runs["basis-rotation"], 14)
-    assert checkpoint.path == list_checkpoints(runs["basis-rotation"])[1]
-    for name, basis in checkpoint.bases.items():
-        rows, columns = checkpoint.parameters[name].shape
-        assert basis.left.shape == (rows, rows)
-        assert basis.right.shape == (columns, columns)
+def test_a_folder_of_runs_stands_for_the_runs_in_it(run, fresh, tmp_path):
+    (tmp_path / "notes.md").write_text("no run")
+    checkpoint = next((run / "checkpoints").iterdir())
+    assert runs_in_place([tmp_path, checkpoint, run]) == [fresh, run, checkpoint, run]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="no run with losses"):
+        runs_in_place([tmp_path / "empty"])

@@ -52,19 +52,16 @@ def test_power_iteration_stops_at_its_limit_and_refuses_a_zero_hessian():
         dominant_eigenvector(product_with(torch.zeros(3, 3)), {"x": torch.ones(3)}, 1e-3, 10)
 
 
-def test_orthogonal_to():
-    one = {"a": torch.tensor([0.6, 0.8]), "b": torch.zeros(1)}
-    other = orthogonal_to(one, {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([3.0])})
-    assert (flat(one) @ flat(other)).item() == pytest.approx(0, abs=1e-6)
-    assert flat(other).norm().item() == pytest.approx(1)
-
-
 @pytest.mark.parametrize("method", ["pipedream", "basis-rotation"])
 def test_tracked_updates_are_those_of_the_run(runs, method):
     before, after = (load_checkpoint(runs[method], iteration) for iteration in (14, 21))
-    directions = [random_like(before.parameters, seed) for seed in (1, 2)]
-    tracks = track_updates(before, directions, 7)
-    for track, direction in zip(tracks, directions, strict=True):
+    one = unflat(flat(random_like(before.parameters, 1)), before.parameters)
+    one = {name: value / flat(one).norm() for name, value in one.items()}
+    other = orthogonal_to(one, random_like(before.parameters, 2))
+    assert (flat(one) @ flat(other)).item() == pytest.approx(0, abs=1e-6)
+    assert flat(other).norm().item() == pytest.approx(1)
+    tracks = track_updates(before, [one, other], 7)
+    for track, direction in zip(tracks, (one, other), strict=True):
         moved = flat(after.parameters) - flat(before.parameters)
         assert len(track.projections) == 7
         assert sum(track.projections) == pytest.approx((moved @ flat(direction)).item(), rel=1e-3)
@@ -79,9 +76,8 @@ def test_share_of_the_motion_along_its_own_direction_is_all_of_it(runs):
 
 
 def test_numbers_of_a_track():
-    track = Track(projections=[1.0, -1.0, -2.0, 2.0], share=0.5)
-    assert track.sign_changes == pytest.approx(2 / 3)
-    assert track.variance == pytest.approx(2.5)
+    track = Track.of([1.0, -1.0, -2.0, 2.0], 20.0)
+    assert (track.share, track.sign_changes, track.variance) == pytest.approx((0.5, 2 / 3, 2.5))
 
 
 @pytest.fixture
@@ -89,58 +85,43 @@ def run(runs, tmp_path):
     return Path(shutil.copytree(runs["pipedream"], tmp_path / "run"))
 
 
-def test_what_was_measured_is_drawn_without_checkpoints(run, tmp_path, capsys):
-    assert main(["oscillation", str(run), "--measured"]) == 2
-    assert f"has no measured oscillation; run `brx oscillation {run}` first" in capsys.readouterr().err
-    found = measure_oscillation(run, num_iterations=9, num_batches=1, max_power_iterations=3)
-    shutil.rmtree(run / "checkpoints")
-    (run.parent / "notes.md").write_text("beside the runs\n")
-    assert main(["oscillation", str(run.parent), "--measured"]) == 0  # the folder of runs
-    shutil.move(run / "analysis", tmp_path / "analysis")
-    assert main(["oscillation", str(run.parent), "--measured"]) == 2
-    assert f"{run.parent}: of no run in it has oscillation been measured" in capsys.readouterr().err
-    shutil.move(tmp_path / "analysis", run / "analysis")
-    assert measured_oscillations(run) == [found]
-    assert found.iteration == 14  # the checkpoint nearest to the middle
-    assert len(found.dominant.projections) == 9
-    assert main(["oscillation", str(run), "--measured", "--out", str(tmp_path / "figure")]) == 0
-    assert (tmp_path / "figure.png").stat().st_size > 0
-    (run / "analysis" / "oscillation-00000014.json").write_text("{}")
-    with pytest.raises(UserError, match=r"not a result of oscillation \(run: field required\)"):
-        measured_oscillations(run)
+def test_measured_and_drawn_and_shown_again_without_checkpoints(run, tmp_path, capsys):
+    def shown(*arguments, expected=0):
+        assert main(["oscillation", *map(str, arguments)]) == expected
+        streams = capsys.readouterr()
+        return " ".join((streams.err if expected else streams.out).split())
 
-
-def test_several_checkpoints_are_measured_and_drawn_together(run, tmp_path, capsys):
-    paths = [str(run / "checkpoints" / name) for name in ("00000007", "00000014")]
+    assert "has no measured oscillation; run `brx oscillation` first" in shown(run, "--measured", expected=2)
+    paths = [run / "checkpoints" / name for name in ("00000007", "00000014", "00000021")]
     quick = ["--iterations", "9", "--batches", "1", "--power-iterations", "3"]
-    assert main(["oscillation", *paths, *quick, "--out", str(tmp_path / "figure")]) == 0
-    assert "after 3 power iterations" in " ".join(capsys.readouterr().err.split())
+    assert shown(*paths[:2], *quick, "--out", tmp_path / "figure").count("dominant") == 2
+    assert (tmp_path / "figure.png").stat().st_size > 0
     results = measured_oscillations(run)
-    content = json.loads((run / "analysis" / "oscillation-00000014.json").read_text())
-    assert content["dominant"]["variance"] == results[1].dominant.variance > 0
     assert [result.iteration for result in results] == [7, 14]
     assert measured_oscillations(run, 7) == results[:1]
     assert representative(results) == results[1]
+    assert len(results[1].dominant.projections) == 9
+    content = json.loads((run / "analysis" / "oscillation-00000014.json").read_text())
+    assert content["dominant"]["variance"] == results[1].dominant.variance > 0
     caption = (tmp_path / "figure.txt").read_text()
     for result in results:
         assert f"iteration {result.iteration}: eigenvalue {result.eigenvalue:.4g}" in caption
         assert f"variance {result.dominant.variance:.3g}" in caption
     shutil.rmtree(run / "checkpoints")
-    capsys.readouterr()
-    assert main(["oscillation", str(run), "--measured"]) == 0
-    assert capsys.readouterr().out.count("dominant") == 2
-    assert main(["oscillation", paths[0], "--measured"]) == 0
-    assert capsys.readouterr().out.count("dominant") == 1
-    assert main(["oscillation", str(run / "checkpoints" / "00000021"), "--measured"]) == 2
-    assert "00000021: has no measured oscillation" in capsys.readouterr().err
-    assert main(["oscillation", paths[0], "--checkpoint", "14"]) == 2
-    assert "is a checkpoint already" in capsys.readouterr().err
-    assert main(["oscillation", str(run), "--iterations", "1"]) == 2
+    (run.parent / "notes.md").write_text("beside the runs\n")
+    for place, count in ((run, 2), (run.parent, 2), (paths[0], 1)):
+        assert shown(place, "--measured").count("dominant") == count
+    assert "00000021: has no measured oscillation" in shown(paths[2], "--measured", expected=2)
+    assert "is a checkpoint already" in shown(paths[0], "--checkpoint", "14", expected=2)
+    shown(run, "--iterations", "1", expected=2)
+    (run / "analysis" / "oscillation-00000014.json").write_text("{}")
+    with pytest.raises(UserError, match=r"not a result of oscillation \(run: field required\)"):
+        measured_oscillations(run)
 
 
 def test_checkpoints_too_late_or_not_midway(run):
-    with pytest.raises(UserError, match="100 iterations from here pass the run's last one, 30"):
-        measure_oscillation(run)
+    with pytest.raises(UserError, match="14: 100 iterations from here pass the run's last one, 30"):
+        measure_oscillation(run)  # at the checkpoint nearest to the middle
     for path in (run / "checkpoints").iterdir():
         if int(path.name) < 28:
             shutil.rmtree(path)

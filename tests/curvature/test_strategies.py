@@ -1,4 +1,4 @@
-"""Every strategy's bases and norms against naive ones in float64, and what the command puts beside them."""
+"""Every strategy's bases and products against naive ones in float64, and what the command puts beside them."""
 
 import csv
 import shutil
@@ -8,16 +8,16 @@ import pytest
 import torch
 
 from brx.cli.main import main
-from brx.curvature.bases import estimate_bases, from_weights, to_weights
-from brx.curvature.hessian import gradient, hessian_vector_product
-from brx.curvature.hessian_norm import GeometricEstimate, cauchy_vector
+from brx.curvature.effective_delay import VARIANT_OF_SPACE, StrategySlowdowns, complete_measurements, strategy_table
+from brx.curvature.hessian import estimate_bases, from_weights, gradient, hessian_vector_product, to_weights
+from brx.curvature.hessian_norm import cauchy_vector
 from brx.curvature.norm_measurement import measure_runs
-from brx.curvature.norm_result import STRATEGY_SPACES, NormSettings, result_path, strategy_of
-from brx.curvature.strategies import VARIANT_OF_SPACE, StrategySlowdowns, complete_measurements, strategy_table
+from brx.curvature.norm_result import STRATEGY_SPACES, NormSettings, strategy_of
 from brx.errors import UserError
 from brx.model.stage import is_block_matrix
 from brx.paper.scales import VARIANTS
 from brx.runs.frames import load
+from brx.runs.tables import slowdown_text
 from tests.curvature.helpers import flat, full_hessian, norm_result, random_like, tiny_model
 from tests.paper.helpers import write_experiment
 
@@ -41,42 +41,25 @@ def naive_basis(gradients, source, geometry):
 
 
 @pytest.mark.parametrize("space", ["1st-unilateral", "2nd-bilateral"])
-def test_norm_in_a_strategys_coordinates_is_that_of_the_whole_hessian(space):
+def test_products_in_a_strategys_coordinates_are_those_of_the_whole_hessian(space):
     model, parameters, batch = tiny_model("dense")
     inputs, targets = batch
-    gradients = [
-        gradient(model, parameters, (inputs[index : index + 1], targets[index : index + 1])) for index in range(3)
-    ]
+    gradients = [gradient(model, parameters, (inputs[[i]], targets[[i]])) for i in range(3)]
     # Gradients in general position, so that the naive eigenvectors are unique up to sign.
     gradients += [random_like(parameters, seed) for seed in range(20, 30)]
     bases = estimate_bases(parameters, gradients, *strategy_of(space))
-
     blocks = []
     for name, parameter in parameters.items():
         blocks.append(torch.eye(parameter.numel(), dtype=torch.float64))
         if is_block_matrix(name):
             naive = naive_basis([one[name] for one in gradients], *strategy_of(space))
-            sides = [
-                same_directions(mine, *theirs)
-                for mine, theirs in zip((bases[name].left, bases[name].right), naive, strict=True)
-            ]
-            blocks[-1] = torch.kron(*sides)
+            found = (bases[name].left, bases[name].right)
+            blocks[-1] = torch.kron(*(same_directions(mine, *side) for mine, side in zip(found, naive, strict=True)))
     rotation = torch.block_diag(*blocks)
     matrix = rotation.T @ full_hessian(model, parameters, batch) @ rotation
-
-    num_rows = [parameter.numel() for parameter in parameters.values()]
-    estimate = GeometricEstimate(num_rows, torch.float64)
-    for number in range(100):
-        vector = cauchy_vector(parameters, 4, number)
-        product = from_weights(bases, hessian_vector_product(model, parameters, batch, to_weights(bases, vector)))
-        if number < 3:
-            torch.testing.assert_close(flat(product), matrix @ flat(vector))
-        estimate.add(flat(product))
-    total = estimate.sums(list(parameters)).grouped(lambda name: "all")
-    error = total.covariance(1)[0, 0] ** 0.5
-    exact = matrix.abs().sum().item()
-    assert error < 0.3 * exact
-    assert abs(total.sums[0, 0] - exact) < 3 * error
+    vector = cauchy_vector(parameters, 4, 0)
+    product = from_weights(bases, hessian_vector_product(model, parameters, batch, to_weights(bases, vector)))
+    torch.testing.assert_close(flat(product), matrix @ flat(vector))
 
 
 def same_directions(mine, vectors, rank):
@@ -128,30 +111,25 @@ def test_command_measures_all_coordinates_at_one_checkpoint(run, tmp_path, capsy
     assert [row["coordinates"] for row in rows] == names
     assert {row["at"] for row in rows} == {"14"}
     for row in rows:
-        norm, half, extrapolated = numbers_of(row["norm"])
-        assert float(row["95 % low"]) < min(norm, half, extrapolated) <= norm < float(row["95 % high"])
-        expected = [
-            own / other for own, other in zip((norm, half, extrapolated), numbers_of(rows[0]["norm"]), strict=True)
-        ]
+        norms = numbers_of(row["norm"])
+        assert float(row["95 % low"]) < min(norms) <= norms[0] < float(row["95 % high"])
+        expected = [own / other for own, other in zip(norms, numbers_of(rows[0]["norm"]), strict=True)]
         assert numbers_of(row["of original"]) == pytest.approx(expected, abs=2e-3)
         assert row["sample"] == "5 x 64 tokens"
     assert (tmp_path / "figure.png").stat().st_size > 0
     assert "2nd/bilateral, 4 batches" in (tmp_path / "figure.txt").read_text()
     assert len({row["norm"] for row in rows}) == 5
     named = ["hessian-norm", str(run / "checkpoints" / "00000014"), *arguments[2:]]
-    assert main([*named, *sample]) == 0  # read again, not measured again
-    assert list(csv.DictReader(capsys.readouterr().out.splitlines())) == rows
-    shutil.rmtree(run / "checkpoints")
-    assert main([*named, "--measured"]) == 0
-    assert list(csv.DictReader(capsys.readouterr().out.splitlines())) == rows
-    assert main([*arguments, "--measured"]) == 0
-    assert list(csv.DictReader(capsys.readouterr().out.splitlines())) == rows
+    for again in ([*named, *sample], [*named, "--measured"], [*arguments, "--measured"]):
+        assert main(again) == 0  # read again, not measured again
+        assert list(csv.DictReader(capsys.readouterr().out.splitlines())) == rows
+        shutil.rmtree(run / "checkpoints", ignore_errors=True)
 
 
 def test_slowdowns_stand_beside_the_norms_as_far_as_there_are_runs(run, tmp_path, capsys):
     results = [made_up(run, space, 14) for space in STRATEGY_SPACES]
     for result in results:
-        result.write(result_path(run, result.space, 14))
+        result.write(run)
     runs = tmp_path / "runs"
     present = ("pipedream-lr", "nesterov", "basis-rotation", "basis-rotation 1st/unilateral")
     for method in present:
@@ -167,7 +145,7 @@ def test_slowdowns_stand_beside_the_norms_as_far_as_there_are_runs(run, tmp_path
     assert ratios == sorted(ratios)
     assert ratios[0] == pytest.approx(2, rel=0.05)
     column = strategy_table(results, delays)["slowdown at P = 32"]
-    assert column[0] == f"{delays.text('original')} (pipedream-lr)"
+    assert column[0] == f"{slowdown_text(delays.by_space['original'])} (pipedream-lr)"
     assert column[2] == "not run (basis-rotation 1st/bilateral)"
     arguments = ["hessian-norm", str(run), "--strategies", "--measured", "--runs", str(runs)]
     assert main([*arguments, "--out", str(tmp_path / "both")]) == 0

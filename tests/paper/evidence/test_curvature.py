@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from brx.config.loading import preset_with
-from brx.curvature.norm_result import NormResult, result_path
+from brx.curvature.norm_result import NormResult
 from brx.curvature.oscillation import Oscillation, Track
 from brx.errors import UserError
 from brx.paper.evidence import NotTriedError
@@ -17,7 +17,7 @@ from tests.paper.helpers import LAPTOP, write_experiment
 
 
 def oscillation(run, method, stages, iteration, size, eigenvalue=5.0):
-    dominant, random = (Track(projections=[one, -one, one, -one], share=0.1) for one in (size, 1e-3))
+    dominant, random = (Track.of([one, -one, one, -one], total=1.0) for one in (size, 1e-3))
     return Oscillation(
         run=str(run), method=method, num_stages=stages, iteration=iteration, eigenvalue=eigenvalue, residual=0.01,
         num_power_iterations=20, dominant=dominant, random=random,
@@ -29,9 +29,7 @@ def write_oscillation(folder, method, seed, iteration, variance, eigenvalue=5.0,
     settings = {"pipeline.stages": stages, **VARIANTS[method]}
     write_experiment(folder, "quick", settings, seeds=(seed,))
     run = folder / identity(preset_with("quick", {**settings, "training.seed": seed}))
-    oscillation(run, method, stages, iteration, variance**0.5, eigenvalue).write(
-        run / "analysis" / f"oscillation-{iteration:08d}.json"
-    )
+    oscillation(run, method, stages, iteration, variance**0.5, eigenvalue).write(run)
 
 
 @pytest.fixture
@@ -74,8 +72,7 @@ def test_of_several_rates_the_best_one_counts(tmp_path, measured):
         write_experiment(tmp_path, "quick", settings, seeds=(0, 1), val_loss=val_loss)
         for seed in (0, 1):
             run = tmp_path / identity(preset_with("quick", {**settings, "training.seed": seed}))
-            path = run / "analysis" / "oscillation-00000500.json"
-            oscillation(run, "basis-rotation", 8, 500, 1.0).write(path)
+            oscillation(run, "basis-rotation", 8, 500, 1.0).write(run)
     assert oscillates_less(measured, delayed=True) == before
 
 
@@ -106,7 +103,7 @@ def norms(tmp_path):
         run = runs[seed]
         changes |= {"run": f"runs/elsewhere/{run.name}", "space": space, "norm": norm, "standard_error": spread * norm}
         result = source.model_copy(update=changes)
-        result.write(result_path(run, space, result.iteration))
+        result.write(run)
         return result
 
     return write
