@@ -41,7 +41,7 @@ import yaml
 from brx.cli.main import COMMANDS as COMMANDS_OF_BRX
 from brx.cli.main import main as brx
 from brx.config.loading import apply_overrides, dump_config
-from brx.runs.lock import LOCK
+from brx.runs.folder import LOCK
 from brx.train.loop import train
 
 RESULTS = Path(__file__).parent / "results"

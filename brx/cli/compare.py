@@ -66,7 +66,7 @@ def compare(
     from brx.data.prepare import prepare
     from brx.methods.table import CUSTOM, METHODS
     from brx.runs.formats import format_table
-    from brx.runs.leaderboard import leaderboard_table
+    from brx.runs.tables import leaderboard_table
     from brx.sweep.command import check_own_methods, list_cells, make_launcher, run_and_print
     from brx.sweep.compare import DELAYS, board_legend, parse_settings, protocol, protocols, read_board, take_committed
 

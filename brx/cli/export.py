@@ -28,7 +28,7 @@ def export(
     ] = False,
 ) -> None:
     """Copy, and say how many."""
-    from brx.runs.export import export_runs
+    from brx.runs.metrics import export_runs
 
     num_exported, num_left_out = export_runs(runs, to, unfinished=unfinished)
     print(f"{to}: {num_exported} runs")

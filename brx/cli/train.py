@@ -55,8 +55,7 @@ def train(
     from brx.distributed.processes import DistributedWorld
     from brx.pipeline.world import World
     from brx.runs.checkpoint import check_request
-    from brx.runs.folder import RunFolder, default_folder
-    from brx.runs.lock import hand_down, hold
+    from brx.runs.folder import RunFolder, default_folder, hand_down, hold
     from brx.train.device import choose_device
     from brx.train.loop import train
 

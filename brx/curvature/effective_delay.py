@@ -37,8 +37,8 @@ from brx.errors import UserError
 from brx.pipeline.delay import StageDelay, pipeline_delays, stage_delays
 from brx.runs.comparison import common_target, passage, slowdowns, with_reference
 from brx.runs.experiments import at_best_rates, by_experiment
+from brx.runs.folder import ENDED
 from brx.runs.frames import DEPTH, RATE, SEED, comparable
-from brx.runs.reading import ENDED
 from brx.runs.tables import slowdown_text
 
 

@@ -278,7 +278,7 @@ def _result(task: _Task, checkpoint: Checkpoint, sums: list[Sums], lost: list[fl
         run=str(task.run),
         method=checkpoint.run.method,
         num_stages=depth(checkpoint.run.config.pipeline),
-        num_own_stages=checkpoint.run.stages,
+        num_own_stages=checkpoint.run.config.pipeline.stages,
         iteration=checkpoint.iteration,
         space=task.space,
         settings=task.settings,

@@ -66,7 +66,8 @@ from brx.plot.curvature import draw_effective_delay, draw_norms, draw_oscillatio
 from brx.plot.schedule import draw_schedules
 from brx.plot.style import COLUMN_WIDTH_IN, look_of, new_figure, save
 from brx.runs.comparison import BASELINES
-from brx.runs.frames import DEPTH, RATE, find_runs, load
+from brx.runs.folder import find_runs
+from brx.runs.frames import DEPTH, RATE, load
 from brx.runs.reading import SMOOTHING
 from brx.runs.tables import rate_text
 

@@ -28,7 +28,8 @@ from brx.paper.similarity import load_study, study_table
 from brx.planning.memory_tables import overhead_texts
 from brx.planning.stage_count import stage_count_table
 from brx.runs.comparison import reductions, slowdowns
-from brx.runs.frames import SEED, find_runs, load
+from brx.runs.folder import find_runs
+from brx.runs.frames import SEED, load
 from brx.runs.tables import (
     experiment_table,
     final_loss_text,

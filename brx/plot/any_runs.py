@@ -23,9 +23,9 @@ from brx.plot.style import (
     sequence_color,
 )
 from brx.runs.comparison import common_target, is_reference, slowdowns, with_reference
-from brx.runs.curves_file import read_staleness
 from brx.runs.experiments import by_experiment
 from brx.runs.frames import DEPTH, curves, side_by_side
+from brx.runs.metrics import read_staleness
 from brx.runs.reading import SMOOTHING, Run
 
 NUM_TARGETS = 40
@@ -118,20 +118,21 @@ def draw_all_targets(
 
 def draw_leaderboard(board: pd.DataFrame, delays: Sequence[str], path: Path) -> list[Path]:
     """A line per method, the best under the longest delay at the top; a point per delay. Returns the files written."""
-    shown = [delay for delay in delays if f"loss {delay}" in board]
-    losses = board[[f"loss {delay}" for delay in shown]]
-    heights = range(len(board), 0, -1)
-    with new_figure(width=5.0, height=1.3 + 0.24 * len(board)) as figure:
+    shown = [delay for delay in delays if delay in set(board["delay"])]
+    losses = board.pivot(index=["rank", "method"], columns="delay", values="loss")[shown]
+    methods = losses.index.get_level_values("method")
+    heights = range(len(losses), 0, -1)
+    with new_figure(width=5.0, height=1.3 + 0.24 * len(losses)) as figure:
         axes = figure.add_subplot()
         axes.hlines(heights, losses.min(axis=1), losses.max(axis=1), color="lightgrey", linewidth=2, zorder=1)
         for index, delay in enumerate(shown):
             color = sequence_color(index, len(shown))
-            axes.scatter(losses[f"loss {delay}"], heights, color=color, s=18, label=f"delay: {delay}", zorder=2)
-        axes.set_yticks(list(heights), [look_of(method).label for method in board["method"]])
+            axes.scatter(losses[delay], heights, color=color, s=18, label=f"delay: {delay}", zorder=2)
+        axes.set_yticks(list(heights), [look_of(method).label for method in methods])
         axes.set_xlabel("final training loss (nats)")
         legend_below(axes, columns=3)
         under_longest = losses.iloc[:, -1]
-        label = look_of(board.loc[under_longest.idxmin(), "method"]).label
+        label = look_of(methods[under_longest.argmin()]).label
         axes.set_title(f"{label} ends lowest under the longest delay, at {under_longest.min():.2f} nats")
         caption = (
             "Final training loss of each method without delay and under the delays of deeper pipelines, at the best"

@@ -23,10 +23,9 @@ from brx.report.drawings import further_drawings, paper_drawings
 from brx.report.run_browser import comparable_selection, facets_of, run_entries
 from brx.runs.comparison import compare
 from brx.runs.frames import DEPTH
-from brx.runs.leaderboard import leaderboard_table
-from brx.runs.tables import rate_table, slowdown_table
+from brx.runs.tables import leaderboard_table, rate_table, slowdown_table
 from brx.sweep.compare import DELAYS, read_board
-from brx.sweep.display import duration
+from brx.sweep.run import duration
 from brx.train.summary import git_commit
 
 KEPT_COMPARISON = Path("results") / "compare"

@@ -3,7 +3,7 @@
     checkpoints/00000500/stage-000.pt ... stage-007.pt, manifest.json
 
 Stages are files of their own so that a run may resume on another number of devices. What a run may continue from is
-decided before any data are prepared (`check_request`, `choose_checkpoint`).
+decided before any data are prepared (`check_request`).
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from brx.runs.folder import RunFolder, first_difference, trajectory_of
 from brx.runs.metrics import MetricsFile
 
 MANIFEST = "manifest.json"
+Content = dict[str, Any]
 
 
 class _Stage(TypedDict):
@@ -47,7 +48,7 @@ class _Manifest(TypedDict):
 
 
 def checkpoint_folder(run: Path, iteration: int) -> Path:
-    """Where the checkpoint after `iteration` updates is."""
+    """Of the checkpoint after `iteration` updates."""
     return run / "checkpoints" / f"{iteration:08d}"
 
 
@@ -58,7 +59,7 @@ def list_checkpoints(run: Path) -> list[Path]:
 
 
 def iteration_of(checkpoint: Path) -> int:
-    """The number of updates behind a checkpoint, as its folder says."""
+    """The number of updates behind a checkpoint, as its folder is named."""
     return int(checkpoint.name)
 
 
@@ -80,7 +81,7 @@ def begin(run: Path, iteration: int) -> Path:
     return temporary
 
 
-def write_stage(run: Path, iteration: int, stage: int, state: dict[str, Any]) -> dict[str, Any]:
+def write_stage(run: Path, iteration: int, stage: int, state: Content) -> Content:
     """Write one stage into the temporary folder; gives its entry for the manifest. RunError where the disk is full."""
     path = _temporary(run, iteration) / _stage_file(stage)
     with replacing(path) as file:
@@ -89,17 +90,12 @@ def write_stage(run: Path, iteration: int, stage: int, state: dict[str, Any]) ->
 
 
 def finish(
-    run: Path,
-    iteration: int,
-    content: dict[str, Any],
-    stages: list[dict[str, Any]],
-    keep: int,
-    keep_at: Collection[int] = (),
+    run: Path, iteration: int, content: Content, stages: list[Content], keep: int, keep_at: Collection[int] = ()
 ) -> Path:
-    """Complete the checkpoint (all stages are written), put it in place, and remove older ones.
+    """Complete the checkpoint, put it in place, and remove older ones.
 
-    `content` is what the manifest says beside the entries of `write_stage`. Of the newest checkpoints `keep` stay, this
-    one among them, and those at the iterations `keep_at` besides.
+    `content` is what the manifest says beside `stages`, the entries of `write_stage`. The newest `keep` checkpoints
+    stay, this one among them, and those at the iterations `keep_at`.
     """
     temporary, final = _temporary(run, iteration), checkpoint_folder(run, iteration)
     content = content | {"iteration": iteration, "stages": stages}
@@ -129,7 +125,7 @@ def remove_after(run: Path, iteration: int) -> None:
             _remove(checkpoint)
 
 
-def read_manifest(checkpoint: Path) -> dict[str, Any]:
+def read_manifest(checkpoint: Path) -> Content:
     """The manifest of a checkpoint; UserError where it is not there, or not what its checksum and folder's name say."""
     path = checkpoint / MANIFEST
     remedy = f"remove {checkpoint} to resume before it"
@@ -144,15 +140,12 @@ def read_manifest(checkpoint: Path) -> dict[str, Any]:
     except ValidationError as error:
         key = ".".join(map(str, error.errors()[0]["loc"]))
         raise UserError(f"{path}: was written by another version of brx: {key}; {remedy}") from None
-    if manifest["iteration"] != iteration_of(checkpoint):
-        raise UserError(
-            f"{path}: is that of iteration {manifest['iteration']}, which its folder's name is not; rename the folder,"
-            f" or {remedy}"
-        )
+    if (iteration := manifest["iteration"]) != iteration_of(checkpoint):
+        raise UserError(f"{path}: is that of iteration {iteration}, which its folder's name is not; {remedy}")
     return manifest
 
 
-def read_stage(checkpoint: Path, stage: int, device: torch.device) -> dict[str, Any]:
+def read_stage(checkpoint: Path, stage: int, device: torch.device) -> Content:
     """One stage's state; UserError where the file is not there, or not what the manifest says."""
     entry = next((item for item in read_manifest(checkpoint)["stages"] if item["stage"] == stage), None)
     path = checkpoint / _stage_file(stage)
@@ -161,7 +154,7 @@ def read_stage(checkpoint: Path, stage: int, device: torch.device) -> dict[str, 
     if path.stat().st_size != entry["bytes"] or _sha256(path) != entry["sha256"]:
         raise UserError(f"{path}: damaged (its SHA-256 is not the manifest's); remove {checkpoint} to resume before it")
     try:
-        state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+        state: Content = torch.load(path, map_location=device, weights_only=True)
     except (RuntimeError, ValueError, pickle.UnpicklingError, EOFError) as error:
         first_line = str(error).strip().split("\n", 1)[0]
         raise UserError(f"{path}: torch {torch.__version__} cannot read it: {first_line}") from None
@@ -169,12 +162,7 @@ def read_stage(checkpoint: Path, stage: int, device: torch.device) -> dict[str, 
 
 
 def check_request(folder: RunFolder, config: RunConfig, *, resume: bool) -> None:
-    """Refuse a run that its folder has no room for, or that cannot be continued; writes nothing.
-
-    Raises:
-        UserError: the folder holds a run and `resume` is off, another run, a damaged one, or more iterations of this
-            one than it is to have.
-    """
+    """Refuse a run that its folder has no room for, or that cannot be continued: a UserError; writes nothing."""
     folder.check(config, resume=resume)
     checkpoint, _ = choose_checkpoint(folder, config)
     if checkpoint is None:
@@ -187,35 +175,27 @@ def check_request(folder: RunFolder, config: RunConfig, *, resume: bool) -> None
         raise UserError(f"{checkpoint}: {difference}: it is not a checkpoint of this run; restore config.yaml")
     last = config.training.last_iteration
     if iteration_of(checkpoint) > last:
-        raise UserError(
-            f"training.stop_after: {last}: the run in {folder.path} has made {iteration_of(checkpoint)} iterations"
-            " already; give at least that many"
-        )
+        done = f"the run in {folder.path} has made {iteration_of(checkpoint)} iterations already"
+        raise UserError(f"training.stop_after: {last}: {done}; give at least that many")
 
 
 def choose_checkpoint(folder: RunFolder, config: RunConfig) -> tuple[Path | None, str]:
     """The newest checkpoint up to which the metrics lack no record, and what there is to tell about the choice.
 
     Where lines of the metrics were garbled before the first checkpoint, what they said cannot be written again: then
-    the newest checkpoint it is, and the metrics go on without them. None if there is no checkpoint at all.
-
-    Raises:
-        UserError: the metrics end before the first checkpoint, or two processes have written them.
+    the newest checkpoint it is, and the metrics go on without them. None if there is no checkpoint at all. UserError
+    where the metrics end before the first checkpoint, or two processes have written them.
     """
     checkpoints = list_checkpoints(folder.path)
     if not checkpoints:
         return None, ""
-    training = config.training
+    every, last, newest = config.training.validation_every, config.training.iterations, checkpoints[-1]
     metrics = MetricsFile.read(folder.metrics)
-    newest = checkpoints[-1]
-    missing = metrics.missing(
-        iteration_of(newest), lambda t: t % training.validation_every == 0 or t == training.iterations
-    )
+    missing = metrics.missing(iteration_of(newest), lambda t: t % every == 0 or t == last)
     if not missing:
         return newest, ""
-    complete = missing[0] - 1
-    usable = [path for path in checkpoints if iteration_of(path) <= complete]
-    lacking = f"{folder.metrics}: lacks records after iteration {complete}"
+    usable = [path for path in checkpoints if iteration_of(path) < missing[0]]
+    lacking = f"{folder.metrics}: lacks records after iteration {missing[0] - 1}"
     if usable:
         return usable[-1], f"{lacking}; continuing from {usable[-1]} instead of {newest.name}"
     # A garbled line is one record, or two where the line break between them went.
@@ -225,13 +205,11 @@ def choose_checkpoint(folder: RunFolder, config: RunConfig) -> tuple[Path | None
     raise UserError(f"{lacking}, before the first checkpoint ({checkpoints[0].name}); restore it or start a new run")
 
 
-def check_data(manifest: dict[str, Any], checkpoint: Path, fingerprint: str) -> None:
-    """Refuse a checkpoint that was trained on other data: a UserError with both fingerprints."""
+def check_data(manifest: Content, checkpoint: Path, fingerprint: str) -> None:
+    """Refuse a checkpoint that was trained on other data."""
     if manifest["fingerprint"] != fingerprint:
-        raise UserError(
-            f"{checkpoint}: was trained on other data (fingerprint {manifest['fingerprint'][:12]}, now"
-            f" {fingerprint[:12]}); restore the token files or start a new run"
-        )
+        both = f"fingerprint {manifest['fingerprint'][:12]}, now {fingerprint[:12]}"
+        raise UserError(f"{checkpoint}: was trained on other data ({both}); restore the token files or start a new run")
 
 
 def what_is_saved(run: Path, iteration: int) -> str:
@@ -258,7 +236,7 @@ def _stage_file(stage: int) -> str:
     return f"stage-{stage:03d}.pt"
 
 
-def _sha256_of_content(manifest: dict[str, Any]) -> str:
+def _sha256_of_content(manifest: Content) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 

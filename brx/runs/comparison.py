@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,6 +22,7 @@ from brx.runs.slowdown import (
     passage_error,
 )
 
+CODE = "optimizer.code_sha256"
 BASELINES = ("pipedream", "pipedream-lr", "nesterov")
 EARLY = 0.05
 """The share of the iterations before which training has not settled."""
@@ -32,9 +35,7 @@ class Comparison:
     sets: list[pd.DataFrame]
     """The experiments, sorted by what makes losses comparable; most runs first."""
     slowdowns: pd.DataFrame
-    """See `slowdowns`."""
     reductions: pd.DataFrame
-    """See `reductions`."""
     alone: list[str]
     """A run of each experiment that has none at the reference number of stages, and so no slowdown."""
     notes: list[str]
@@ -42,14 +43,11 @@ class Comparison:
 
 
 def compare(chosen: pd.DataFrame, target: float | None = None, reference_stages: int = 1) -> Comparison:
-    """Slowdowns and reductions of all experiments.
+    """Slowdowns, relative to P = `reference_stages`, and reductions of all experiments.
 
-    Args:
-        chosen: rows of `at_best_rates`; those of diverged runs take part in slowdowns, as bounds.
-        target: training loss to reach, in nats; by default, in each set, its `common_target`.
-        reference_stages: P that slowdowns are relative to.
+    `chosen` are rows of `at_best_rates`; those of diverged runs take part in slowdowns, as bounds. `target` is the
+    training loss to reach, in nats: by default, in each set, its `common_target`.
     """
-    sets = comparable(chosen[chosen["status"] == "finished"])
     delays, savings, alone = [], [], []
     for alike in comparable(chosen):
         if (alike["status"] == "diverged").all():
@@ -59,12 +57,12 @@ def compare(chosen: pd.DataFrame, target: float | None = None, reference_stages:
             delays.append(slowdowns(compared, common_target(compared) if target is None else target, reference_stages))
         savings.append(reductions(alike[alike["status"] == "finished"]))
         alone += [str(seeds.index[0]) for seeds in by_experiment(alike.drop(compared.index))]
-    notes = []
-    if len(sets) > 1:
-        notes.append(f"{len(sets)} sets of runs that differ in data, trajectory version, model or budget, each alone")
-    notes += _alone_note(alone, f"no run of the same settings at P = {reference_stages}")
+    sets = comparable(chosen[chosen["status"] == "finished"])
+    several = f"{len(sets)} sets of runs that differ in data, trajectory version, model or budget, each alone"
+    notes = [several] if len(sets) > 1 else []
     delay_frame = _concat(delays)
-    return Comparison(sets, delay_frame, _concat(savings), alone, notes + _early_note(delay_frame))
+    notes += _notes(delay_frame, alone, f"no run of the same settings at P = {reference_stages}")
+    return Comparison(sets, delay_frame, _concat(savings), alone, notes)
 
 
 def at_same_rates(runs: pd.DataFrame, target: float | None = None, reference_stages: int = 1) -> Comparison:
@@ -74,22 +72,20 @@ def at_same_rates(runs: pd.DataFrame, target: float | None = None, reference_sta
     delay_frame = _concat([comparison.slowdowns for comparison in comparisons])
     if len(delay_frame):
         delay_frame = delay_frame.sort_values(["model", "method", "stages", "lr"], ignore_index=True)
-    notes = _alone_note(alone, f"no run of the same settings and learning rate at P = {reference_stages}")
-    return Comparison([], delay_frame, pd.DataFrame(), alone, notes + _early_note(delay_frame))
+    notes = _notes(delay_frame, alone, f"no run of the same settings and learning rate at P = {reference_stages}")
+    return Comparison([], delay_frame, pd.DataFrame(), alone, notes)
 
 
-def _alone_note(alone: list[str], why: str) -> list[str]:
-    """One line for all experiments without a reference, which are many in a folder of a whole reproduction."""
-    return [f"no slowdown for want of a reference ({why}): {first_names(alone)}"] if alone else []
-
-
-def _early_note(delay_frame: pd.DataFrame) -> list[str]:
-    if delay_frame.empty or not delay_frame["is_early"].any():
-        return []
-    return [
-        f"a reference reaches the target in its first {EARLY:.0%} of iterations: such a ratio is about the start of"
-        " training, and a lower target says more"
-    ]
+def _notes(delay_frame: pd.DataFrame, alone: list[str], why_alone: str) -> list[str]:
+    notes = []
+    if alone:  # one line for all of them, which are many in a folder of a whole reproduction
+        notes.append(f"no slowdown for want of a reference ({why_alone}): {first_names(alone)}")
+    if len(delay_frame) and delay_frame["is_early"].any():
+        notes.append(
+            f"a reference reaches the target in its first {EARLY:.0%} of iterations: such a ratio is about the start of"
+            " training, and a lower target says more"
+        )
+    return notes
 
 
 def _frame(rows: list[dict[str, object]], *numbers: str, by: list[str]) -> pd.DataFrame:
@@ -176,8 +172,7 @@ def _slowdown(delayed: pd.DataFrame, references: pd.DataFrame, target: float) ->
     )
     errors, steps = zip(*(_passage_quality(seeds, target) for seeds in sides), strict=True)
     is_plateau = max(errors) > PLATEAU
-    if is_plateau:
-        estimate = None
+    estimate = None if is_plateau else estimate
     first, reference = delayed.iloc[0], references.iloc[0]
     return {
         "model": first["architecture"],
@@ -246,14 +241,14 @@ def reductions(chosen: pd.DataFrame) -> pd.DataFrame:
         finals = alike[is_baseline].groupby("experiment", sort=False)["train_loss"].mean()
         best = alike[alike["experiment"] == finals.idxmin()]
         for seeds in by_experiment(alike[~is_baseline]):
-            ratio = saved_ratio(seeds, best)
+            ratio, first = saved_ratio(seeds, best), seeds.iloc[0]
             is_reached = ratio is not None and not ratio.is_lower_bound
             rows.append(
                 {
-                    "model": seeds["architecture"].iloc[0],
-                    "method": seeds["variant"].iloc[0],
-                    "experiment": seeds["experiment"].iloc[0],
-                    "stages": seeds[DEPTH].iloc[0],
+                    "model": first["architecture"],
+                    "method": first["variant"],
+                    "experiment": first["experiment"],
+                    "stages": first[DEPTH],
                     "baseline": best["variant"].iloc[0],
                     "baseline_final_loss": common_target(best),
                     "share": 1 - ratio.ratio if ratio and is_reached else None,
@@ -266,3 +261,57 @@ def reductions(chosen: pd.DataFrame) -> pd.DataFrame:
 
 def _but_for_delay(chosen: pd.DataFrame) -> pd.Series:
     return same_but_for(chosen, RATE, SEED, "pipeline.stages", "pipeline.delay", "pipeline.delay.like")
+
+
+def leaderboard(
+    chosen: pd.DataFrame, delay_of: Callable[[pd.Series], str], reference: str, target_method: str
+) -> pd.DataFrame:
+    """A row per method and delay, the method that is best under the longest delay first.
+
+    Columns: `method`, `rank` (equal for a method's rows), `num_seeds` (the fewest of a delay), `milliseconds` per
+    iteration (of the fastest run while nothing else used the machine), `target` in nats, `delay`, `loss` (the final
+    training loss, mean over seeds), `lr`, `lr_at_edge`; beside the reference `ratio`, `low`, `high`, `is_censored` (the
+    slowdown against the same method's reference); and `saved`, the row of `reductions`, None for the baselines.
+
+    `chosen` are rows of `at_best_rates` of comparable runs, `delay_of` names a run's delay, `reference` is the name of
+    none; slowdowns are at the loss that `target_method` reaches under every delay.
+    """
+    chosen = chosen.assign(delay=[delay_of(run) for _, run in chosen.iterrows()], label=_labels(chosen))
+    of_target = chosen[chosen["variant"] == target_method]
+    target = common_target(of_target) if len(of_target) else math.nan
+    reduced = [row for _, alike in chosen.groupby("delay") for row in reductions(alike).to_dict("records")]
+    saved = {row["experiment"]: row for row in reduced}
+    rows: list[dict[str, Any]] = []
+    for rank, alike in chosen.groupby(same_but_for(chosen, RATE, SEED, "pipeline"), sort=False):
+        by_delay = {seeds["delay"].iloc[0]: seeds for seeds in by_experiment(alike)}
+        of_method = {
+            "method": alike["label"].iloc[0],
+            "rank": rank,
+            "num_seeds": min(len(seeds) for seeds in by_delay.values()),
+            "milliseconds": 1e3 * alike["seconds_per_iteration"].min(),
+            "target": target,
+        }
+        for delay, seeds in by_delay.items():
+            first = seeds.iloc[0]
+            row = {"delay": delay, "loss": seeds["train_loss"].mean(), "lr": first[RATE]}
+            row |= {"lr_at_edge": first["lr_at_edge"], "saved": saved.get(first["experiment"])}
+            if delay != reference and reference in by_delay and not math.isnan(target):
+                reached = reached_by_seed(seeds, target)
+                ratio = iteration_ratio(reached, reached_by_seed(by_delay[reference], target))
+                row |= {key: ratio and getattr(ratio, key) for key in ("ratio", "low", "high")}
+                row["is_censored"] = not all(run.is_reached for run in reached.values())
+            rows.append(of_method | row)
+    board = pd.DataFrame(rows)
+    losses = board.pivot(index="rank", columns="delay", values="loss")
+    delayed = losses.drop(columns=reference, errors="ignore")
+    hardest = delayed.mean().idxmax() if len(delayed.columns) else reference
+    places = losses[hardest].rank(method="first").fillna(len(losses) + 1)
+    return board.assign(rank=board["rank"].map(places)).sort_values("rank", kind="stable", ignore_index=True)
+
+
+def _labels(runs: pd.DataFrame) -> pd.Series:
+    """The variants; where a user's file made several of one name, with the beginning of its SHA-256."""
+    if CODE not in runs:
+        return runs["variant"]
+    is_ambiguous = runs.groupby("variant")[CODE].transform("nunique") > 1
+    return runs["variant"].where(~is_ambiguous, runs["variant"] + " (" + runs[CODE].str[:6] + ")")

@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 
 from brx.errors import UserError
+from brx.runs.folder import ENDED
 from brx.runs.frames import RATE, SEED
-from brx.runs.reading import ENDED
 
 
 def tried_rates(runs: pd.DataFrame) -> pd.DataFrame:
@@ -19,9 +19,8 @@ def tried_rates(runs: pd.DataFrame) -> pd.DataFrame:
     Runs that diverged count as tried, with an infinite loss; those under way or failed otherwise are left out.
     UserError where two of `runs` (rows of `load`) have the same settings and seed.
     """
-    ended = runs[runs["status"].isin(ENDED)]
+    ended = _ended(runs)
     losses = ended["val_loss"].where(ended["status"] == "finished").fillna(np.inf)
-    _refuse_repeated(ended)
     return score_values(ended.assign(score=losses), group="experiment", over=RATE)
 
 
@@ -50,9 +49,8 @@ def _score(alike: pd.DataFrame, group: str, over: str) -> pd.DataFrame:
     shared = scores.dropna(axis="columns")
     scores = (scores.iloc[:, :1] if shared.empty else shared).mean(axis="columns").dropna()
     is_best = scores.index == scores.index[int(np.argmin(scores))]
-    at_edge = bool(is_best[0] or is_best[-1])
-    values = {over: scores.index, "score": scores.to_numpy(), "is_best": is_best, "at_edge": at_edge}
-    return pd.DataFrame({group: alike[group].iloc[0], **values})
+    values = {over: scores.index, "score": scores.to_numpy(), "is_best": is_best}
+    return pd.DataFrame({group: alike[group].iloc[0], **values, "at_edge": bool(is_best[0] or is_best[-1])})
 
 
 def at_best_rates(runs: pd.DataFrame, *, with_diverged: bool = False) -> pd.DataFrame:
@@ -69,7 +67,6 @@ def at_best_rates(runs: pd.DataFrame, *, with_diverged: bool = False) -> pd.Data
 
 def at_each_rate(runs: pd.DataFrame) -> list[pd.DataFrame]:
     """The runs of every experiment, a frame per learning rate as `at_best_rates` with diverged ones; none is chosen."""
-    _refuse_repeated(runs[runs["status"].isin(ENDED)])
     rates = runs[["experiment", RATE]].drop_duplicates().assign(lr_at_edge=False, num_rates=1)
     return [_runs_at(runs, alike, with_diverged=True) for _, alike in rates.groupby(RATE)]
 
@@ -83,9 +80,17 @@ def of_rates(runs: pd.DataFrame, rates: Sequence[float]) -> pd.DataFrame:
     return runs[runs[RATE].isin(rates)]
 
 
+def _ended(runs: pd.DataFrame) -> pd.DataFrame:
+    """Those that say what their settings come to; UserError where two of them have the same settings and seed."""
+    ended, keys = runs[runs["status"].isin(ENDED)], ["experiment", RATE, SEED]
+    for _, alike in ended[ended.duplicated(keys, keep=False)].groupby(keys):
+        raise UserError(f"{alike.index[1]}: the same run as {alike.index[0]}: leave one of them out")
+    return ended
+
+
 def _runs_at(runs: pd.DataFrame, rates: pd.DataFrame, *, with_diverged: bool) -> pd.DataFrame:
     """The runs at some learning rates of some experiments, and which seeds diverged there."""
-    at_rates = runs[runs["status"].isin(ENDED)].reset_index()
+    at_rates = _ended(runs).reset_index()
     at_rates = at_rates.merge(rates[["experiment", RATE, "lr_at_edge", "num_rates"]], on=["experiment", RATE])
     is_finished = at_rates["status"] == "finished"
     diverged = at_rates[~is_finished].groupby("experiment")[SEED].agg(list).to_dict()
@@ -138,9 +143,3 @@ def notes(runs: pd.DataFrame, chosen: pd.DataFrame) -> list[str]:
 
 def _origin_labels(runs: pd.DataFrame) -> pd.Series:
     return runs["data_fingerprint"].astype(str) + " " + runs["trajectory_version"].astype(str)
-
-
-def _refuse_repeated(runs: pd.DataFrame) -> None:
-    keys = ["experiment", RATE, SEED]
-    for _, alike in runs[runs.duplicated(keys, keep=False)].groupby(keys):
-        raise UserError(f"{alike.index[1]}: the same run as {alike.index[0]}: leave one of them out")

@@ -1,18 +1,36 @@
-"""A run's folder: config.yaml, metrics.jsonl, summary.json, checkpoints/."""
+"""A run's folder: config.yaml, metrics.jsonl, summary.json, checkpoints/, and the lock of who trains in it.
+
+The lock on `.lock` is the operating system's (flock): it ends with the last process that holds it, however that process
+ends, so nothing has to be cleaned up after a crash. A sweep that starts a run, and a launcher that starts ranks, hand
+the lock down: the child goes on holding it when its parent is killed. (filelock's own objects would unlock it for the
+child, too; its function for a descriptor leaves that to the system.)
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import functools
 import json
-from collections.abc import Iterable, Mapping
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from filelock import lock_descriptor
 
 from brx.config.loading import dump_config, load_config
 from brx.config.schema import DelayCode, RunConfig
 from brx.config.user_code import name_without_folder
 from brx.errors import UserError
 from brx.files import cannot_write, write_text
+
+ENDED = ("finished", "diverged")
+"""The statuses of runs that say what their settings come to; one that failed for another reason does not."""
 
 # What may differ between a run and its continuation, because no number of the trajectory depends on it.
 _MAY_CHANGE = {
@@ -22,6 +40,13 @@ _MAY_CHANGE = {
     "runtime": {"device", "threads", "compile", "deterministic"},
     "logging": {"tensorboard", "wandb", "trackio", "update_norms", "staleness_every"},
 }
+
+LOCK = ".lock"
+HANDED_DOWN = "BRX_RUN_LOCK"
+"""Environment variable: the descriptor of a lock that the parent process holds and this one goes on holding."""
+PATIENCE_S, POLL_S = 0.5, 0.02
+"""Whoever asks whether a folder is locked holds its lock for an instant: no reason to refuse a run."""
+_NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK}
 
 
 @dataclass(frozen=True)
@@ -58,21 +83,15 @@ class RunFolder:
         return self.read_summary().get("status") == "diverged"
 
     def check(self, config: RunConfig, *, resume: bool) -> None:
-        """Check that the folder is free for a new run, or holds the run to be continued.
-
-        Raises:
-            UserError: it holds a run already and `resume` is off, or holds a run of another configuration.
-        """
+        """Refuse a folder that holds a run already, unless it is this one and to be continued: a UserError."""
         if not resume and any(path.exists() for path in (self.config, self.metrics, self.path / "checkpoints")):
             raise UserError(f"{self.path}: holds a run already; continue it with --resume, or choose another --out")
         if not self.config.exists():
             return
         difference = first_difference(trajectory_of(load_config(self.config)), trajectory_of(config))
         if difference is not None:
-            raise UserError(
-                f"{self.config}: {difference}: a run resumes with its own configuration; choose another --out for a"
-                " new run"
-            )
+            remedy = "a run resumes with its own configuration; choose another --out for a new run"
+            raise UserError(f"{self.config}: {difference}: {remedy}")
 
     def create(self, config: RunConfig, *, resume: bool) -> None:
         """Make the folder for a new run, or note the settings with which the run in it continues; see `check`."""
@@ -96,8 +115,29 @@ def parse_summary(text: str) -> dict[str, Any]:
     return content
 
 
+def find_runs(folders: Iterable[str | os.PathLike[str]]) -> list[Path]:
+    """The run folders among `folders` and directly below them, that have losses or failed.
+
+    UserError where one of them is no folder, or there is no run in any.
+    """
+    runs: list[Path] = []
+    for folder in (paths := list(map(Path, folders))):
+        if not folder.is_dir():
+            raise UserError(f"{folder}: no such folder")
+        candidates = [folder] if (folder / "config.yaml").is_file() else sorted(folder.iterdir())
+        runs += [path for path in candidates if _is_run(path)]
+    if not runs:
+        raise UserError(f"{', '.join(map(str, paths))}: no run with losses there")
+    return runs
+
+
+def _is_run(path: Path) -> bool:
+    losses = [path / "metrics.jsonl", path / "curves.npz"]
+    has_losses = any(file.is_file() and file.stat().st_size > 0 for file in losses)
+    return (path / "config.yaml").is_file() and (has_losses or RunFolder(path).has_diverged)
+
+
 SettingsBySection = Mapping[str, Mapping[str, Any]]
-"""Values by section and key."""
 
 
 def first_difference(old: SettingsBySection, new: SettingsBySection, *, ignore_new: bool = False) -> str | None:
@@ -133,10 +173,9 @@ def trajectory_of(config: RunConfig, *, with_defaults: bool = True) -> dict[str,
 
 
 def settings_key(config: RunConfig, *, without: Iterable[str] = ()) -> str:
-    """A text that is equal for runs whose trajectories are decided by the same settings.
+    """A text that is equal for runs whose trajectories are decided by the same settings, dotted keys `without` aside.
 
-    Defaults are left out, so that a setting that is added to brx later leaves the keys of older runs as they are; so
-    are the dotted keys of `without`.
+    Defaults are left out, so that a setting that is added to brx later leaves the keys of older runs as they are.
     """
     content = trajectory_of(config, with_defaults=False)
     for dotted in without:
@@ -149,3 +188,110 @@ def default_folder(config: RunConfig, name: str) -> Path:
     """runs/<preset>-<method>-p<stages>-s<seed>; of a file's method, without the file's folder."""
     method = name_without_folder(config.optimizer.method).replace(".py:", ".").replace(":", ".")
     return Path("runs") / f"{name}-{method}-p{config.pipeline.stages}-s{config.training.seed}"
+
+
+@contextlib.contextmanager
+def hold(folder: Path) -> Iterator[int]:
+    """Hold a run's folder while it is trained in; gives the lock's descriptor.
+
+    The folder is made if there is none. One that holds nothing but the lock at the end, because the run was refused,
+    is removed again. UserError where another process holds it, RunError where it cannot be written to.
+    """
+    handed_down = _handed_down(folder)
+    if handed_down is not None:
+        _sign(handed_down)
+        yield handed_down
+        return
+    with lock(folder, patience_s=PATIENCE_S) as descriptor:
+        if descriptor is None:
+            holder = "another process"
+            with contextlib.suppress(OSError, UnicodeDecodeError):
+                holder = (folder / LOCK).read_text(encoding="utf-8") or holder
+            remedy = "wait until it has ended, or choose another --out"
+            raise UserError(f"{folder}: {holder} trains in this folder; {remedy}")
+        try:
+            yield descriptor
+        finally:
+            with contextlib.suppress(OSError):
+                if [path.name for path in folder.iterdir()] == [LOCK]:
+                    (folder / LOCK).unlink()
+                    folder.rmdir()
+
+
+@contextlib.contextmanager
+def lock(folder: Path, *, patience_s: float = 0.0) -> Iterator[int | None]:
+    """Take the lock of a run's folder, which is made if there is none, trying for some time.
+
+    Gives its descriptor, or None when another process holds it. RunError where the folder cannot be written to.
+    """
+    deadline = time.monotonic() + patience_s
+    while (descriptor := _take(folder)) is None and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    try:
+        yield descriptor
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a process trains in the folder, or a sweep is about to."""
+    try:
+        descriptor = os.open(folder / LOCK, os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        return not _try(descriptor, folder)
+    finally:
+        os.close(descriptor)
+
+
+def hand_down(descriptor: int) -> dict[str, str]:
+    """The environment that tells a child process, which inherits `descriptor`, that it holds the lock."""
+    return {HANDED_DOWN: str(descriptor)}
+
+
+def _handed_down(folder: Path) -> int | None:
+    """The descriptor of this folder's lock, if the parent process has handed it down."""
+    text = os.environ.get(HANDED_DOWN, "")
+    with contextlib.suppress(OSError):
+        if text.isdecimal() and os.path.samestat(os.fstat(int(text)), (folder / LOCK).stat()):
+            return int(text)
+    return None
+
+
+def _take(folder: Path) -> int | None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise cannot_write(folder / LOCK, error) from None
+    # A file without a name is one that `hold` has removed between the two calls.
+    if _try(descriptor, folder) and os.fstat(descriptor).st_nlink > 0:
+        _sign(descriptor)
+        return descriptor
+    os.close(descriptor)
+    return None
+
+
+def _try(descriptor: int, folder: Path) -> bool:
+    try:
+        return lock_descriptor(descriptor, blocking=False)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        _tell_no_locks(folder.parent)
+        return True
+
+
+@functools.cache
+def _tell_no_locks(folder: Path) -> None:
+    note = f"brx: note: {folder}: this file system has no locks; let no two processes train in one folder"
+    print(note, file=sys.stderr, flush=True)
+
+
+def _sign(descriptor: int) -> None:
+    """Leave a note of who holds the lock, for messages."""
+    with contextlib.suppress(OSError):  # a full disk
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)

@@ -14,9 +14,9 @@ from typing import Any
 import pandas as pd
 
 from brx.config.schema import RunConfig
-from brx.errors import UserError
+from brx.methods.trajectory_version import recorded_version
 from brx.pipeline.delay import depth
-from brx.runs.folder import RunFolder, decides_trajectory, settings_key
+from brx.runs.folder import decides_trajectory, find_runs, settings_key
 from brx.runs.reading import Run
 from brx.runs.slowdown import last_quarter_loss
 
@@ -49,8 +49,7 @@ def load(folders: Folders) -> pd.DataFrame:
     - `seconds`: spent training, without validations and checkpoints.
     - `seconds_per_iteration`: the pace while nothing else used the machine (see `Run.undisturbed_pace`).
 
-    Raises:
-        UserError: one of them is no folder, a run in it is not readable, or there is no run in any.
+    UserError where one of them is no folder, a run in it is not readable, or there is no run in any.
     """
     paths = find_runs([folders] if isinstance(folders, str | os.PathLike) else folders)
     runs = pd.json_normalize([_row(_read(path)) for path in paths])
@@ -69,19 +68,19 @@ def curves(runs: pd.DataFrame | Folders) -> pd.DataFrame:
 
 
 def training_loss(run: str) -> pd.Series:
-    """The training loss of a run in nats, indexed by iteration."""
+    """The training loss in nats of a run (of the index of `load`), indexed by iteration."""
     read = _read(Path(run))
     return pd.Series(read.train_loss, read.iterations)
 
 
 def smoothed_loss(run: str) -> pd.Series:
-    """The smoothed training loss of a run (of the index of `load`), indexed by iteration."""
+    """As `training_loss`, smoothed."""
     read = _read(Path(run))
     return pd.Series(read.smoothed, read.iterations[read.centres])
 
 
 def validation_loss(run: str) -> pd.Series:
-    """The validation loss of a run, indexed by iteration."""
+    """As `training_loss`, of the validations."""
     read = _read(Path(run))
     return pd.Series(read.val_loss, read.val_iterations)
 
@@ -94,8 +93,7 @@ def side_by_side(runs: pd.DataFrame, loss: Callable[[str], pd.Series] = smoothed
 def same_but_for(runs: pd.DataFrame, *settings: str) -> pd.Series:
     """A label per run, equal for runs of one origin whose settings are equal but for the named ones.
 
-    Named are dotted keys (`training.seed`) or whole sections (`optimizer`). Settings on which no number depends (where
-    the data lie, how often a run is saved) may differ, too.
+    Named are dotted keys (`training.seed`) or whole sections (`optimizer`); settings that decide no number may differ.
     """
     left_out = {key for key in runs.columns if key in settings or key.partition(".")[0] in settings}
     deciding = [key for key in runs.columns if decides_trajectory(key) and key not in left_out]
@@ -146,9 +144,7 @@ def differing_aspects(runs: pd.DataFrame, *, any_split: bool = False) -> dict[st
     }
 
 
-def left_out(
-    shown: pd.DataFrame, others: Sequence[pd.DataFrame], *, any_split: bool = False
-) -> dict[str, pd.DataFrame]:
+def left_out(shown: pd.DataFrame, others: list[pd.DataFrame], *, any_split: bool = False) -> dict[str, pd.DataFrame]:
     """The runs of other sets of `comparable` by what makes them incomparable with those shown, in words."""
     parts: dict[str, list[pd.DataFrame]] = {}
     for other in others:
@@ -177,33 +173,10 @@ def _aspects(runs: pd.DataFrame, *, any_split: bool) -> dict[str, list[str]]:
     }
 
 
-def find_runs(folders: Iterable[str | os.PathLike[str]]) -> list[Path]:
-    """The run folders among `folders` and directly below them, that have losses or failed.
-
-    Raises:
-        UserError: one of them is no folder, or there is no run in any.
-    """
-    runs: list[Path] = []
-    for folder in (paths := list(map(Path, folders))):
-        if not folder.is_dir():
-            raise UserError(f"{folder}: no such folder")
-        candidates = [folder] if (folder / "config.yaml").is_file() else sorted(folder.iterdir())
-        runs += [path for path in candidates if _is_run(path)]
-    if not runs:
-        raise UserError(f"{', '.join(map(str, paths))}: no run with losses there")
-    return runs
-
-
-def _is_run(path: Path) -> bool:
-    has_losses = any(size for size, _ in _state(path)[:2])
-    return (path / "config.yaml").is_file() and (has_losses or RunFolder(path).has_diverged)
-
-
 def _state(path: Path) -> tuple[tuple[int, int], ...]:
     """Size and time of change of the files that a run's row is made of; zeros for those that are not there."""
     files = [path / name for name in ("metrics.jsonl", "curves.npz", "summary.json", "config.yaml")]
-    states = (file.stat() if file.is_file() else None for file in files)
-    return tuple((0, 0) if state is None else (state.st_size, state.st_mtime_ns) for state in states)
+    return tuple((file.stat().st_size, file.stat().st_mtime_ns) if file.is_file() else (0, 0) for file in files)
 
 
 def _read(path: Path) -> Run:
@@ -219,9 +192,11 @@ def _read_once(path: Path, _unchanged: tuple[tuple[int, int], ...]) -> Run:
 def _row(run: Run) -> dict[str, Any]:
     """Nested as the files are: `json_normalize` makes dotted keys of it."""
     has_losses = len(run.train_loss) > 0
+    fingerprint = run.summary.get("data_fingerprint")
+    version = recorded_version(run.summary) if run.summary else None
     return {
         "name": run.path.name,
-        "experiment": experiment_id(run.config, run.fingerprint, run.trajectory_version),
+        "experiment": experiment_id(run.config, fingerprint, version),
         "architecture": run.architecture,
         "method": run.method,
         "variant": run.variant,
@@ -231,14 +206,14 @@ def _row(run: Run) -> dict[str, Any]:
         "examples_per_update": run.config.training.batch_size * run.config.pipeline.accumulation,
         "train_loss": float(run.smoothed[-1]) if has_losses else math.nan,
         "last_quarter_loss": last_quarter_loss(run.train_loss) if has_losses else math.nan,
-        "val_loss": run.final_val_loss,
+        "val_loss": float(run.val_loss[-1]) if len(run.val_loss) else math.inf,
         "seconds": float(run.seconds[-1]) if has_losses else math.nan,
         "seconds_per_iteration": run.undisturbed_pace if has_losses else math.nan,
         **run.summary,
         "iteration": int(run.iterations[-1]) if has_losses else 0,
         "status": run.status,
-        "data_fingerprint": run.fingerprint,
-        "trajectory_version": run.trajectory_version,
+        "data_fingerprint": fingerprint,
+        "trajectory_version": version,
         "last_iteration": run.config.training.last_iteration,
         **run.config.model_dump(mode="json"),
     }

@@ -1,17 +1,28 @@
-"""metrics.jsonl: one JSON object per line, in order of iteration, flushed as it is written."""
+"""A run's series on disk: metrics.jsonl while it trains, and curves.npz in its place where results are kept or shared.
+
+metrics.jsonl has one JSON object per line, in order of iteration, flushed as it is written. curves.npz holds its losses
+in a hundredth of the space, and staleness.jsonl its measures of staleness.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+import shutil
+import sys
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
-from brx.errors import UserError
-from brx.files import cannot_write, sync_folder, write_text
+import numpy as np
+from numpy.typing import NDArray
+
+from brx.errors import RunError, UserError
+from brx.files import cannot_write, replace_folder, replacing, sync_folder, write_text
+from brx.runs.folder import ENDED, RunFolder, find_runs
 
 Record = dict[str, Any]
 """`iteration`, then either a training step (`train_loss` in nats, `lr`, `grad_norm`, `tokens`, `seconds`) or a
@@ -20,6 +31,20 @@ validation (`val_loss` in nats). A step at a log point has more: `stage_grad_nor
 
 MEASURED = frozenset({"seconds", "tokens_per_second", "mfu", "update_seconds", "refresh_seconds", "peak_memory_bytes"})
 """Keys whose values are times, rates and memory: the only ones that differ between two runs of one configuration."""
+
+COMPACT, STALENESS = "curves.npz", "staleness.jsonl"
+STALENESS_MEASURES = (
+    "stage_gradient_cosine",
+    "stage_update_cosine",
+    "stage_weight_distance",
+    "stage_sign_changes",
+    "stage_rotated_sign_changes",
+    "stage_basis_angle",
+)
+MOST_LACKING = 0.01
+"""The share of the iterations that may be missing from a damaged file without changing what is read off it."""
+SECONDS_EVERY = 20
+"""Training time is kept at every so many iterations and interpolated between them."""
 
 
 class MetricsWriter:
@@ -66,30 +91,19 @@ class MetricsFile:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read a metrics file; one that is not there holds nothing.
-
-        Raises:
-            UserError: it cannot be read, or its records are not in order: two processes have written it.
-        """
+        """Read a metrics file; one that is not there holds nothing. UserError where two processes have written it."""
         return cls(list(_lines(path)))
-
-    @property
-    def records(self) -> list[Record]:
-        """The readable records, in the order of their lines."""
-        return [record for _, record in self.lines if record is not None]
 
     @property
     def garbled(self) -> list[int]:
         """Numbers of the lines, from 1, that are no records but are followed by some."""
-        numbers = {True: [0], False: []}
-        for number, (_, record) in enumerate(self.lines, start=1):
-            numbers[record is not None].append(number)
-        return [number for number in numbers[False] if number < numbers[True][-1]]
+        are_records = [record is not None for _, record in self.lines]
+        return [n for n, is_record in enumerate(are_records, start=1) if not is_record and any(are_records[n:])]
 
     def missing(self, iteration: int, is_validated: Callable[[int], bool]) -> list[int]:
         """The iterations up to this one that lack a record (of their step, or of their validation): an entry each."""
-        trained = {record["iteration"] for record in self.records if "train_loss" in record}
-        validated = {record["iteration"] for record in self.records if "val_loss" in record}
+        records = [record for _, record in self.lines if record is not None]
+        trained, validated = ({r["iteration"] for r in records if key in r} for key in ("train_loss", "val_loss"))
         lacking = [t for t in range(1, iteration + 1) if t not in trained]
         lacking += [t for t in range(1, iteration + 1) if is_validated(t) and t not in validated]
         return sorted(lacking)
@@ -131,10 +145,8 @@ def _lines(path: Path) -> Iterator[tuple[str, Record | None]]:
 
 
 def _parse(line: str) -> Record | None:
-    if not line.endswith("\n"):
-        return None
     try:
-        record = json.loads(line)
+        record = json.loads(line) if line.endswith("\n") else None
     except (ValueError, RecursionError):
         return None
     if not isinstance(record, dict) or type(record.get("iteration")) is not int:
@@ -146,3 +158,141 @@ def _parse(line: str) -> Record | None:
 def exact(value: float) -> float:
     """A float32 as the shortest decimal that reads back to it."""
     return float(f"{value:.9g}")
+
+
+class Curves(NamedTuple):
+    """A run's series, float64: `iterations` from 1, `train_loss` and `val_loss` in nats, `seconds` of training."""
+
+    iterations: NDArray[np.float64]
+    train_loss: NDArray[np.float64]
+    seconds: NDArray[np.float64]
+    val_iterations: NDArray[np.float64]
+    val_loss: NDArray[np.float64]
+
+
+def read_curves(folder: Path) -> Curves:
+    """The series of a run's folder, from metrics.jsonl, or from curves.npz where there is none.
+
+    Of a file with a few garbled lines, what is left; a line on stderr says so. Of a run that diverged, maybe none.
+
+    Raises:
+        UserError: neither holds a training loss, they lack more than 1 % of them, or two processes have written them.
+    """
+    path, read = folder / "metrics.jsonl", _from_metrics
+    if (folder / COMPACT).is_file() and not path.is_file():
+        path, read = folder / COMPACT, _from_compact
+    curves = read(path)
+    if len(curves.iterations) == 0:
+        if RunFolder(folder).has_diverged:
+            return curves
+        raise UserError(f"{path}: holds no training loss yet")
+    summary, num_iterations = RunFolder(folder).read_summary(), int(curves.iterations[-1])
+    if summary.get("status") == "finished":
+        num_iterations = summary.get("iteration", num_iterations)
+    num_lacking = num_iterations - len(curves.iterations)
+    if num_lacking > 0:
+        problem = f"{path}: damaged: lacks {num_lacking} of the {num_iterations} iterations that the run has made"
+        if num_lacking > MOST_LACKING * num_iterations:
+            raise UserError(f"{problem}; restore it, or train it again")
+        print(f"brx: note: {problem}", file=sys.stderr)
+    return curves
+
+
+def read_staleness(folder: Path) -> list[Record]:
+    """The records of the iterations at which staleness was measured: of the measures, a number per stage each."""
+    metrics = folder / "metrics.jsonl"
+    kept = ("iteration", "train_loss", "seconds", *STALENESS_MEASURES)
+    return [
+        {name: record[name] for name in kept if name in record}
+        for record in read_metrics(metrics if metrics.is_file() else folder / STALENESS)
+        if any(name in record for name in STALENESS_MEASURES)
+    ]
+
+
+def _from_metrics(path: Path) -> Curves:
+    steps, validations = [], []
+    for record in read_metrics(path):
+        if "train_loss" in record:
+            steps.append((record["iteration"], record["train_loss"], record["seconds"]))
+        if "val_loss" in record:
+            validations.append((record["iteration"], record["val_loss"]))
+    iterations, train_loss, seconds = np.array(steps, dtype=np.float64).reshape(-1, 3).T
+    val_iterations, val_loss = np.array(validations, dtype=np.float64).reshape(-1, 2).T
+    return Curves(iterations, train_loss, seconds, val_iterations, val_loss)
+
+
+def _from_compact(path: Path) -> Curves:
+    pairs = (("iterations", "train_loss"), ("second_places", "seconds"), ("val_iterations", "val_loss"))
+    try:
+        with np.load(path) as file:
+            arrays = {name: file[name].astype(np.float64) for name in file.files}
+        for places, values in pairs:  # curves that are functions of the iteration
+            if not arrays[places].ndim == arrays[values].ndim == 1 or len(arrays[places]) != len(arrays[values]):
+                raise ValueError(f"{places} and {values} must be two lists of one length")
+            if (np.diff(arrays[places]) <= 0).any():
+                raise ValueError(f"{places} must rise")
+        indices = np.arange(len(arrays["iterations"]), dtype=np.float64)
+        seconds = np.interp(indices, arrays["second_places"], arrays["seconds"]) if len(indices) else indices
+        return Curves(arrays["iterations"], arrays["train_loss"], seconds, arrays["val_iterations"], arrays["val_loss"])
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise UserError(f"{path}: not readable: {error}") from None
+
+
+def export_runs(folders: Sequence[Path], target: Path, *, unfinished: bool = False) -> tuple[int, int]:
+    """Export runs that have ended, each to a folder of its name below `target`; how many were, and how many left out.
+
+    Those that diverged are among them: they count where learning rates are chosen and slowdowns bounded. UserError
+    where two runs have the same name, or `target` is where a run lies already.
+    """
+    paths = find_runs(folders)
+    chosen = [path for path in paths if unfinished or RunFolder(path).read_summary().get("status") in ENDED]
+    sources: dict[str, Path] = {}
+    for path in chosen:
+        if (other := sources.setdefault(path.resolve().name, path)) != path:
+            raise UserError(f"RUNS: {other} and {path} would both become {target / path.resolve().name}; export one")
+        if path.resolve().parent == target.resolve():
+            raise UserError(f"--to {target}: is where {path} lies already; name another folder")
+    for name, path in sources.items():
+        export(path, target / name)
+    return len(chosen), len(paths) - len(chosen)
+
+
+def export(folder: Path, target: Path) -> Path:
+    """Copy a run into the folder `target` in compact form: config.yaml, summary.json, curves.npz, log left behind.
+
+    Losses keep their float32 values. What was measured at its checkpoints (analysis/*.json) and of staleness
+    comes along. A folder that is there already is replaced as a whole.
+    """
+    curves = read_curves(folder)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        temporary.mkdir(parents=True, exist_ok=True)
+        for file in [folder / "config.yaml", folder / "summary.json", *(folder / "analysis").glob("*.json")]:
+            if file.is_file():
+                copy = temporary / file.relative_to(folder)
+                copy.parent.mkdir(exist_ok=True)
+                shutil.copyfile(file, copy)
+        if lines := [json.dumps(record) + "\n" for record in read_staleness(folder)]:
+            write_text(temporary / STALENESS, "".join(lines))
+        _write_compact(temporary / COMPACT, curves)
+        replace_folder(temporary, target)
+    except OSError as error:
+        raise RunError(f"{target}: cannot be written: {error.strerror}") from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return target
+
+
+def _write_compact(path: Path, curves: Curves) -> None:
+    every = range(len(curves.seconds))
+    kept = sorted({*every[::SECONDS_EVERY], *every[-1:]})
+    with replacing(path) as file:
+        np.savez_compressed(
+            file,
+            iterations=curves.iterations.astype(np.int32),
+            train_loss=curves.train_loss.astype(np.float32),
+            second_places=np.array(kept, dtype=np.int32),
+            seconds=curves.seconds[kept].astype(np.float32),
+            val_iterations=curves.val_iterations.astype(np.int32),
+            val_loss=curves.val_loss,
+        )

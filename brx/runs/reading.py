@@ -15,10 +15,9 @@ from brx.config.loading import load_config
 from brx.config.schema import BasisRotationConfig, DelayCompensationConfig, DelayLike, RunConfig
 from brx.config.user_code import name_without_folder
 from brx.errors import UserError
-from brx.methods.trajectory_version import recorded_version
 from brx.pipeline.delay import stage_delays
-from brx.runs.curves_file import read_curves
 from brx.runs.folder import parse_summary
+from brx.runs.metrics import read_curves
 
 Series = NDArray[np.float64]
 
@@ -27,9 +26,6 @@ SMOOTHING = 0.02
 
 RECORDED = "recorded:"
 """Before the method's name of a run that `brx.record` wrote."""
-
-ENDED = ("finished", "diverged")
-"""The statuses of runs that say what their settings come to; one that failed for another reason does not."""
 
 NAMED = {"method", "lr", "code_sha256", "source", "geometry", "refresh_schedule", "compensation"}
 """Settings of optimizers that `Run.unusual_settings` leaves out."""
@@ -62,11 +58,6 @@ class Run:
         return cls(path, config, summary, *read_curves(path))
 
     @property
-    def stages(self) -> int:
-        """P, the number of virtual stages."""
-        return self.config.pipeline.stages
-
-    @property
     def largest_delay(self) -> float:
         """Of a stage, in updates; 0 without delay, NaN where a delay function is no longer there."""
         try:
@@ -86,10 +77,7 @@ class Run:
 
     @property
     def method(self) -> str:
-        """The method with what tells its variants apart, for example `basis-rotation 1st/unilateral`.
-
-        Of a user's own one the file's name, without its folder.
-        """
+        """The method with what tells its variants apart, for example `basis-rotation 1st/unilateral`."""
         optimizer = self.config.optimizer
         if optimizer.method.startswith(RECORDED):
             return optimizer.method.removeprefix(RECORDED).replace("_", "-")
@@ -103,8 +91,7 @@ class Run:
 
     @property
     def unusual_settings(self) -> list[str]:
-        """The optimizer's settings that are not its defaults, as `key value`; not those that `method` or `variant` name
-        otherwise."""
+        """As `key value` the optimizer's settings that are no defaults and that `method` and `variant` do not name."""
         optimizer = self.config.optimizer
         unusual = {key: getattr(optimizer, key) for key in optimizer.model_dump(exclude_defaults=True)}
         unusual |= unusual.pop("arguments", {})
@@ -133,16 +120,6 @@ class Run:
         return ", ".join(parts)
 
     @property
-    def fingerprint(self) -> str | None:
-        """The fingerprint of the token files."""
-        return self.summary.get("data_fingerprint")
-
-    @property
-    def trajectory_version(self) -> int | None:
-        """The version of brx's numbers that made it; None while it is under way."""
-        return recorded_version(self.summary) if self.summary else None
-
-    @property
     def status(self) -> str:
         """What the summary says; unfinished while there is none of the whole run.
 
@@ -152,19 +129,15 @@ class Run:
         is_old = self.summary.get("status") == "finished" and self.summary.get("last_iteration", last) < last
         return "unfinished" if is_old else str(self.summary.get("status", "unfinished"))
 
-    @property
-    def final_val_loss(self) -> float:
-        """The newest validation loss; infinite before the first."""
-        return float(self.val_loss[-1]) if len(self.val_loss) else math.inf
-
     @cached_property
     def smoothed(self) -> Series:
         """The training loss averaged over windows of 2 % of the schedule; the last one is the final training loss.
 
         A mean belongs to the middle of its window (`centres`): dated at the end, it would come late by half a window.
         """
+        window = self._window
         sums = np.cumsum(np.concatenate([[0.0], self.train_loss]))
-        means: Series = (sums[self._window :] - sums[: -self._window]) / self._window
+        means: Series = (sums[window:] - sums[:-window]) / window
         return means
 
     @property

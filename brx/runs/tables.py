@@ -101,12 +101,7 @@ def experiment_table(chosen: pd.DataFrame) -> pd.DataFrame:
 
 
 def rate_table(runs: pd.DataFrame, chosen: pd.DataFrame) -> pd.DataFrame:
-    """A row per experiment: its best learning rate, and the final validation loss of each that was tried.
-
-    Args:
-        runs: all rows of `load`, or more than the experiments' own.
-        chosen: those at the best rates of the experiments to show.
-    """
+    """A row per experiment of `chosen`: its best learning rate, and the final validation loss of each among `runs`."""
     tried = tried_rates(runs).groupby("experiment")
     return pd.DataFrame(
         {
@@ -156,3 +151,33 @@ def seeds_text(slowdown: Mapping[str, Any]) -> str:
 
 def _iterations_text(iterations: list[float], *, is_censored: bool) -> str:
     return f"{'> ' if is_censored else ''}{geometric_mean(iterations):.0f}"
+
+
+def leaderboard_table(board: pd.DataFrame, delays: list[str]) -> pd.DataFrame:
+    """A row per method, from those of `comparison.leaderboard`; the first of the delays is the reference."""
+    reference, *others = [delay for delay in delays if delay in set(board["delay"])]
+    rows = []
+    for _, alike in board.groupby("rank"):
+        first, under = alike.iloc[0], {row["delay"]: row for row in alike.to_dict("records")}
+        losses = {delay: f"{row['loss']:.3f}" for delay, row in under.items()}
+        slowdowns = {
+            delay: slowdown_text(row) for delay, row in under.items() if isinstance(row.get("is_censored"), bool)
+        }
+        saved = under[others[-1]]["saved"] if others and others[-1] in under else None
+        rates = [
+            rate_text(under[delay]["lr"], at_edge=under[delay]["lr_at_edge"]) if delay in under else ""
+            for delay in (reference, *others)
+        ]
+        rows.append(
+            {
+                "method": first["method"],
+                "final loss": losses.get(reference, ""),
+                **{f"with {delay}": losses.get(delay, "") for delay in others},
+                **{f"slowdown, {delay}": slowdowns.get(delay, "") for delay in others},
+                "saved": saved_text(saved) if saved else "",
+                "ms": f"{first['milliseconds']:.1f}",
+                "lr": "/".join(rates),
+                "seeds": str(first["num_seeds"]),
+            }
+        )
+    return pd.DataFrame(rows)

@@ -12,8 +12,7 @@ from brx.config.loading import dump_config, load_config
 from brx.errors import UserError
 from brx.files import write_text
 from brx.methods.trajectory_version import check_trajectory_version
-from brx.runs.folder import RunFolder, trajectory_of
-from brx.runs.lock import is_locked
+from brx.runs.folder import RunFolder, is_locked, trajectory_of
 from brx.sweep.spec import Cell
 
 LOG, FAILURE = "log.txt", "failed.txt"
@@ -30,11 +29,7 @@ class State(Enum):
 
 
 def state_of(cell: Cell) -> State:
-    """The cell's state.
-
-    Raises:
-        UserError: the folder holds another run (a default of brx or the trajectory version has changed since).
-    """
+    """The cell's state; UserError where a default of brx or the trajectory version has changed since it was done."""
     summary = RunFolder(cell.folder).read_summary()
     # A run that finished at an earlier training.stop_after is the same run, cut short: there is more of it to do.
     if summary.get("status") == "finished" and summary["iteration"] >= cell.config.training.last_iteration:
@@ -65,8 +60,7 @@ def iterations_done(folder: Path) -> int:
 def prepare_folder(cell: Cell) -> None:
     """Write the cell's configuration, from which `brx train FOLDER --resume` starts or continues it.
 
-    Raises:
-        UserError: the folder holds another run (a default of brx has changed since).
+    UserError where the folder holds another run (a default of brx has changed since).
     """
     cell.folder.mkdir(parents=True, exist_ok=True)
     (cell.folder / FAILURE).unlink(missing_ok=True)

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from rich.table import Table
 
+from brx.files import write_text
 from brx.runs.experiments import score_values
 from brx.runs.folder import RunFolder, settings_key
+from brx.runs.formats import format_table
 from brx.runs.frames import SEED
 from brx.sweep.cell_state import State, state_of
 from brx.sweep.spec import Cell, Choice, Sweep, cell_name, value_at
+
+EDGE = "at the edge: widen the grid"
 
 
 def choose(cells: Sequence[Cell], rule: Choice) -> pd.DataFrame:
@@ -20,20 +26,15 @@ def choose(cells: Sequence[Cell], rule: Choice) -> pd.DataFrame:
 
     As `score_values` gives them; `cells` names the group by what varies beside the two.
     """
-    rows = [
-        {
-            "group": _group(cell, rule),
-            rule.over: _value(cell, rule),
-            SEED: cell.config.training.seed,
-            "score": score(cell, rule.by),
-        }
-        for cell in cells
-    ]
-    scored = score_values(pd.DataFrame(rows), "group", rule.over)
+    rows = []
     names: dict[str, str] = {}
-    for row, cell in zip(rows, cells, strict=True):
+    for cell in cells:
+        group = _group(cell, rule)
+        seed, value = cell.config.training.seed, _value(cell, rule)
+        rows.append({"group": group, rule.over: value, SEED: seed, "score": score(cell, rule.by)})
         others = {key: value for key, value in cell.varied.items() if key not in (rule.over, SEED)}
-        names.setdefault(row["group"], cell_name(others))
+        names.setdefault(group, cell_name(others))
+    scored = score_values(pd.DataFrame(rows), "group", rule.over)
     return scored.assign(cells=scored["group"].map(names))
 
 
@@ -90,3 +91,45 @@ def score(cell: Cell, key: str) -> float:
     summary = RunFolder(cell.folder).read_summary()
     value = summary.get(key) if summary.get("status") == "finished" else None
     return value if isinstance(value, float) and math.isfinite(value) else math.inf
+
+
+def choices_and_repetitions(sweep: Sweep, tried: Sequence[Cell]) -> tuple[pd.DataFrame | None, list[Cell]]:
+    """The choices among the cells tried, if the sweep makes any, and the repetitions that they ask for.
+
+    Before all cells of the grid are done, both are those that the finished ones would lead to.
+    """
+    if sweep.spec.choose is None:
+        return None, sweep.repetitions(tried)
+    choices = choose(tried, sweep.spec.choose)
+    return choices, sweep.repetitions(chosen_cells(tried, choices, sweep.spec.choose))
+
+
+def choice_table(choices: pd.DataFrame, rule: Choice) -> Table:
+    """A row per group of `choose`: the best value and what every value scored."""
+    table = Table("cells", rule.over, "remark", f"{rule.by} of each", title=f"chosen by the lowest {rule.by}")
+    for _, alike in choices.groupby("group", sort=False):
+        scores = [f"{value:g}: {_shown(score)}" for value, score in alike.set_index(rule.over)["score"].items()]
+        best = alike[alike["is_best"]].iloc[0]
+        has_one = math.isfinite(best["score"])
+        chosen = f"{best[rule.over]:g}" if has_one else "none"
+        table.add_row(best["cells"], chosen, EDGE if best["at_edge"] and has_one else "", ", ".join(scores))
+    return table
+
+
+def write_choices(choices: pd.DataFrame, rule: Choice, path: Path) -> None:
+    """Write the same as CSV, a line per value."""
+    is_chosen = choices["is_best"] & choices["score"].map(math.isfinite)
+    texts = pd.DataFrame(
+        {
+            "cells": choices["cells"],
+            rule.over: choices[rule.over].map("{:g}".format),
+            rule.by: choices["score"].map(_shown),
+            "chosen": is_chosen.map({True: "yes", False: ""}),
+            "remark": (is_chosen & choices["at_edge"]).map({True: EDGE, False: ""}),
+        }
+    )
+    write_text(path, format_table(texts, "csv") + "\n")
+
+
+def _shown(score: float) -> str:
+    return f"{score:.4f}" if math.isfinite(score) else "failed"

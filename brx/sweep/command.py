@@ -8,22 +8,21 @@ import statistics
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import closing
 from typing import Literal
 
 import torch
 from rich.console import Console
+from rich.table import Table
 
 from brx.config.schema import CustomConfig, RunConfig
 from brx.errors import UserError
 from brx.model.stage import Stage, count_parameters
 from brx.runs.folder import RunFolder
 from brx.sweep.cell_state import State, iterations_done, state_of
-from brx.sweep.choice import tried_cells
-from brx.sweep.display import SweepDisplay, choice_table, duration, failure_table, write_choices
-from brx.sweep.local import LocalLauncher
-from brx.sweep.ray_cluster import RayLauncher
-from brx.sweep.run import Launcher, choices_and_repetitions, run_sweep
+from brx.sweep.choice import choice_table, choices_and_repetitions, tried_cells, write_choices
+from brx.sweep.launchers import Launcher, LocalLauncher, RayLauncher
+from brx.sweep.run import duration, run_sweep
 from brx.sweep.spec import Cell, Sweep
 from brx.train.build import assemble
 from brx.train.device import choose_device, set_up
@@ -35,11 +34,7 @@ LARGEST_ON_CPU = 20_000_000
 
 
 def check_own_methods(sweeps: Sequence[Sweep]) -> None:
-    """Refuse a user's own method that cannot train, before anything is paid for any run of any sweep.
-
-    Raises:
-        UserError: see `brx.train.method_check.check_method`.
-    """
+    """Refuse a user's own method that cannot train (`check_method`), before anything is paid for any run."""
     checked = []
     for cell in (cell for sweep in sweeps for cell in sweep.cells):
         optimizer = cell.config.optimizer
@@ -66,50 +61,45 @@ def list_cells(sweep: Sweep, jobs: int | None, *, retry_failed: bool) -> None:
     states = {cell.name: state_of(cell) for cell in cells}
     for name, state in states.items():
         console.print(f"{state.value:12}{name}", soft_wrap=True, markup=False)
-    num_jobs = _local(sweep, jobs).num_jobs
+    num_jobs = make_launcher("local", sweep, jobs, None).num_jobs
     say = Console(stderr=True, highlight=False).print
     left = remaining_seconds([*cells, *repetitions], num_jobs, say, retry_failed=retry_failed)
     counts = ", ".join(f"{count} {state.value}" for state, count in Counter(states.values()).items())
-    time = (
-        f"about {duration(left)} with {num_jobs} at a time" if left is not None else "too large to time without a GPU"
-    )
+    time = "too large to time without a GPU" if left is None else f"about {duration(left)} with {num_jobs} at a time"
     more = f" and {len(repetitions)} repetitions of the chosen ones" if repetitions else ""
     console.print(f"{sweep.path}: {len(states)} cells{more} in {sweep.out}: {counts}; {time}", soft_wrap=True)
 
 
-def make_launcher(
-    kind: Literal["local", "ray"], sweep: Sweep, jobs: int | None, address: str | None
-) -> AbstractContextManager[Launcher]:
-    """Where the cells run, `jobs` at a time; a Ray cluster is left at the end of the context."""
+def make_launcher(kind: Literal["local", "ray"], sweep: Sweep, jobs: int | None, address: str | None) -> Launcher:
+    """Where the cells run, `jobs` at a time."""
     if kind == "ray":
-        return closing(RayLauncher(jobs, sweep.cells, address))
-    return nullcontext(_local(sweep, jobs))
-
-
-def run_and_print(sweep: Sweep, launching: AbstractContextManager[Launcher], *, retry_failed: bool) -> bool:
-    """Run the cells; print what was chosen and what failed. False if a cell failed."""
-    with launching as launcher, closing(SweepDisplay(launcher.num_jobs)) as display:
-        # From a terminal, a scheduler, or to a job in the background. After the launcher: Ray has a handler of its own.
-        for stop in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(stop, signal.default_int_handler)
-        outcome = run_sweep(sweep, launcher, display, retry_failed=retry_failed)
-    console = Console(highlight=False)
-    if outcome.choices is not None:
-        assert sweep.spec.choose is not None
-        console.print(choice_table(outcome.choices, sweep.spec.choose))
-        for path in write_choices(outcome.choices, sweep):
-            console.print(path, soft_wrap=True)
-    if outcome.failures:
-        console.print(failure_table(outcome.failures))
-        return False
-    console.print(f"{sweep.path}: all {len(outcome.cells)} cells are done, in {sweep.out}", soft_wrap=True)
-    return True
-
-
-def _local(sweep: Sweep, jobs: int | None) -> LocalLauncher:
+        return RayLauncher(jobs, sweep.cells, address)
     configs = [cell.config for cell in sweep.cells]
     on_gpus = any(config.runtime.device != "cpu" for config in configs)
     return LocalLauncher(jobs, max(config.pipeline.devices for config in configs), on_gpus=on_gpus)
+
+
+def run_and_print(sweep: Sweep, launcher: Launcher, *, retry_failed: bool) -> bool:
+    """Run the cells; print what was chosen and what failed. False if a cell failed."""
+    with closing(launcher):
+        # From a terminal, a scheduler, or to a job in the background. After the launcher: Ray has a handler of its own.
+        for stop in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(stop, signal.default_int_handler)
+        outcome = run_sweep(sweep, launcher, retry_failed=retry_failed)
+    console = Console(highlight=False)
+    if (rule := sweep.spec.choose) is not None and outcome.choices is not None:
+        console.print(choice_table(outcome.choices, rule))
+        path = sweep.out / f"choice-{sweep.path.stem}.csv"
+        write_choices(outcome.choices, rule, path)
+        console.print(path, soft_wrap=True)
+    if outcome.failures:
+        table = Table("failed cell", "why")
+        for name, reason in outcome.failures.items():
+            table.add_row(name, reason)
+        console.print(table)
+        return False
+    console.print(f"{sweep.path}: all {len(outcome.cells)} cells are done, in {sweep.out}", soft_wrap=True)
+    return True
 
 
 def remaining_seconds(
@@ -126,8 +116,7 @@ def remaining_seconds(
         if kind not in rates:
             say(f"calibrating {cell.name} ...")
             rates[kind] = calibrate(cell.config)
-        rate = rates[kind]
-        if rate is None:
+        if (rate := rates[kind]) is None:
             return None
         total += (cell.config.training.last_iteration - iterations_done(cell.folder)) * rate
     return total / num_jobs

@@ -13,10 +13,10 @@ from brx.config.loading import validate
 from brx.config.yaml_text import parse_yaml
 from brx.errors import UserError
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
+from brx.runs.comparison import leaderboard
 from brx.runs.experiments import at_best_rates
 from brx.runs.folder import RunFolder
 from brx.runs.frames import DEPTH, SEED, comparable, left_out, load
-from brx.runs.leaderboard import leaderboard
 from brx.sweep.choice import tried_cells
 from brx.sweep.spec import Sweep, SweepSpec
 
@@ -39,9 +39,6 @@ def protocol(method: str, settings: Mapping[str, Any], num_seeds: int, out: Path
     """The runs of one method: every delay and rate with seed 0, and the further seeds at the best rate of each delay.
 
     `settings` are further dotted keys of the optimizer, for a variant; all methods share the folder `out`.
-
-    Raises:
-        UserError: there is no such method, or a setting is wrong.
     """
     content: dict[str, Any] = {
         "base": PRESET,
@@ -95,18 +92,13 @@ def _compares(run: Path, data_fingerprint: str | None) -> bool:
 
 
 def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
-    """`optimizer.KEY=VALUE` as dotted keys and values.
-
-    Raises:
-        UserError: a setting is not one of the optimizer's: everything else is the protocol's.
-    """
+    """`optimizer.KEY=VALUE` as dotted keys and values; UserError for any other: the rest is the protocol's."""
     settings = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key.startswith("optimizer.") or key in ("optimizer.lr", "optimizer.method"):
-            raise UserError(
-                f"--set {text}: must be optimizer.KEY=VALUE, KEY neither lr nor method: the rest is the protocol's"
-            )
+            right = "must be optimizer.KEY=VALUE, KEY neither lr nor method: the rest is the protocol's"
+            raise UserError(f"--set {text}: {right}")
         settings[key] = parse_yaml(value, f"--set {text}")
     return settings
 
@@ -117,7 +109,7 @@ def delay_of(run: pd.Series) -> str:
 
 
 class Board(NamedTuple):
-    """The leaderboard (`brx.runs.leaderboard`), of which runs it is, and what was left out of it, a line each."""
+    """The leaderboard (`brx.runs.comparison`), of which runs it is, and what was left out of it, a line each."""
 
     rows: pd.DataFrame
     runs: str
@@ -125,13 +117,9 @@ class Board(NamedTuple):
 
 
 def read_board(folders: Sequence[Path], asked: Collection[str] = ()) -> Board:
-    """The leaderboard of the runs in some folders, as far as they compare.
+    """The leaderboard of the runs in some folders, as far as they compare; UserError where there are none.
 
-    Of several sets of runs that compare with one another it is the one with most of the methods `asked` for, then with
-    most runs.
-
-    Raises:
-        UserError: there are none.
+    Of several sets of runs that compare it is the one with most of the methods `asked` for, then with most runs.
     """
     there = [folder for folder in folders if folder.is_dir() and any(folder.iterdir())]
     if not there:
@@ -144,11 +132,10 @@ def read_board(folders: Sequence[Path], asked: Collection[str] = ()) -> Board:
     sets = comparable(chosen)
     sets.sort(key=lambda alike: (alike["optimizer.method"].isin(asked).sum(), len(alike)), reverse=True)
     shown, *others = sets
-    notes = [
-        f"left out, since they differ from the rest in {aspects}: {len(alike)} runs of"
-        f" {', '.join(sorted(set(alike.variant)))}"
-        for aspects, alike in left_out(shown, others).items()
-    ]
+    notes = []
+    for aspects, alike in left_out(shown, others).items():
+        variants = ", ".join(sorted(set(alike["variant"])))
+        notes.append(f"left out, since they differ from the rest in {aspects}: {len(alike)} runs of {variants}")
     seeds = ", ".join(map(str, sorted(shown[SEED].unique())))
     source = f"{len(shown)} runs at the best rates in {' and '.join(map(str, there))}, seeds {seeds}"
     return Board(leaderboard(shown, delay_of, "none", TARGET_METHOD), source, notes)

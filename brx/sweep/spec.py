@@ -11,15 +11,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from brx.config.loading import (
-    PRESETS,
-    Settings,
-    find_config,
-    load_yaml_as,
-    read_mapping,
-    set_values,
-    validate,
-)
+from brx.config.loading import PRESETS, Settings, find_config, load_yaml_as, read_mapping, set_values, validate
 from brx.config.schema import RunConfig, Section
 from brx.errors import UserError
 from brx.runs.folder import settings_key
@@ -38,10 +30,7 @@ SHORT_NAMES = {
     "training.seed": "s",
 }
 SILENT_KEYS = {
-    "optimizer.method",
-    "optimizer.source",
-    "optimizer.geometry",
-    "optimizer.refresh_schedule",
+    *("optimizer.method", "optimizer.source", "optimizer.geometry", "optimizer.refresh_schedule"),
     "pipeline.stash",
 }
 """Keys whose values speak for themselves in a name."""
@@ -109,8 +98,7 @@ class Sweep:
     def load(cls, path: Path, out: Path | None = None) -> Sweep:
         """Read a sweep file, or the one of that name that comes with brx (`laptop/main`), and expand its grid.
 
-        Raises:
-            UserError: the file or a cell of it is not right; names the file, the key, and the cell.
+        UserError where the file or a cell of it is not right; names the file, the key, and the cell.
         """
         shipped = PRESETS / "sweeps" / f"{path}.yaml"
         if not path.exists() and shipped.is_file():
@@ -120,11 +108,7 @@ class Sweep:
 
     @classmethod
     def expand(cls, path: Path, spec: SweepSpec, folder: Path) -> Sweep:
-        """A sweep from its content; messages say that it is from `path`.
-
-        Raises:
-            UserError: a cell is not right.
-        """
+        """A sweep from its content; messages say that it is from `path`."""
         base = read_mapping(find_config(spec.base))
         cells = [_cell(path, spec, base, folder, varied) for varied in _combinations(path, spec)]
         _check_keys(path, spec, cells)
@@ -133,24 +117,17 @@ class Sweep:
             raise UserError(f"{path}: exclude: leaves no cell of the grid's {len(cells)}")
         distinct = {identity(cell.config): cell for cell in reversed(included)}  # of equal cells, the first one's name
         sweep = cls(path, spec, folder, list(reversed(distinct.values())))
-        sweep._check_variations()
+        # Values beyond the grid that make no run are refused before the grid has been paid for.
+        if spec.choose is not None:
+            sweep.varied_further((sweep.cells[0], {spec.choose.over: value}) for value in spec.choose.further)
+        if spec.repeat is not None:
+            sweep.repetitions([cell for cell in sweep.cells if matches(cell.config, spec.repeat.where)][:1])
         return sweep
-
-    def _check_variations(self) -> None:
-        """Refuse values beyond the grid that make no run, before the grid has been paid for."""
-        if self.spec.choose is not None:
-            over = self.spec.choose.over
-            self.varied_further((self.cells[0], {over: value}) for value in self.spec.choose.further)
-        if self.spec.repeat is not None:
-            where = self.spec.repeat.where
-            self.repetitions([cell for cell in self.cells if matches(cell.config, where)][:1])
 
     def varied_further(self, variations: Iterable[tuple[Cell, Settings]]) -> list[Cell]:
         """Cells beyond the grid: each the same as one of it but for some dotted keys."""
         base = read_mapping(find_config(self.spec.base))
-        return [
-            _cell(self.path, self.spec, base, self.out, {**cell.varied, **settings}) for cell, settings in variations
-        ]
+        return [_cell(self.path, self.spec, base, self.out, {**of.varied, **more}) for of, more in variations]
 
     def repetitions(self, chosen: Sequence[Cell]) -> list[Cell]:
         """The further cells that `repeat` asks for, of those chosen."""
@@ -168,11 +145,8 @@ class Sweep:
 def matches(config: RunConfig, condition: Mapping[str, Any]) -> bool:
     """Whether a run has, for each dotted key, the value or one of the listed values."""
     content = config.model_dump(mode="json")
-    for key, wanted in condition.items():
-        options = wanted if isinstance(wanted, list) else [wanted]
-        if value_at(content, key) not in options:
-            return False
-    return True
+    options = {key: wanted if isinstance(wanted, list) else [wanted] for key, wanted in condition.items()}
+    return all(value_at(content, key) in values for key, values in options.items())
 
 
 def value_at(content: Mapping[str, Any], key: str) -> Any:
@@ -204,10 +178,8 @@ def _combinations(path: Path, spec: SweepSpec) -> Iterator[Settings]:
 def _check_keys(path: Path, spec: SweepSpec, cells: Sequence[Cell]) -> None:
     """Refuse a condition that can never hold, and a choice that cannot be made: both would show after days only."""
     contents = [cell.config.model_dump(mode="json") for cell in cells]
-    conditions = [("exclude", entry) for entry in spec.exclude]
-    if spec.repeat is not None:
-        conditions.append(("repeat.where", spec.repeat.where))
-    for name, condition in conditions:
+    repeated = [] if spec.repeat is None else [("repeat.where", spec.repeat.where)]
+    for name, condition in [*(("exclude", entry) for entry in spec.exclude), *repeated]:
         for key in condition:
             if all(value_at(content, key) is None for content in contents):
                 raise UserError(f"{path}: {name}: '{key}' has a value in no cell")
@@ -235,11 +207,9 @@ def cell_name(varied: Mapping[str, Any]) -> str:
     """The varied values in one word, for example `basis-rotation-p32-lr0.001-s0`."""
     parts = []
     for key, value in varied.items():
-        if value is None:
-            continue
-        parts_of_value = value if isinstance(value, list) else [value]
-        shown = ".".join(f"{part:g}" if isinstance(part, float) else str(part) for part in parts_of_value)
-        shown = shown.replace(":", ".").replace("/", ".")
-        short = SHORT_NAMES.get(key, "" if key in SILENT_KEYS else key.rpartition(".")[2])
-        parts.append(f"{short}{shown}" if short else shown)
+        if value is not None:
+            numbers = value if isinstance(value, list) else [value]
+            shown = ".".join(f"{part:g}" if isinstance(part, float) else str(part) for part in numbers)
+            short = SHORT_NAMES.get(key, "" if key in SILENT_KEYS else key.rpartition(".")[2])
+            parts.append(short + shown.replace(":", ".").replace("/", "."))
     return "-".join(parts)

@@ -27,8 +27,7 @@ from brx.planning.fit import check_memory
 from brx.progress import ProgressBar
 from brx.runs import checkpoint
 from brx.runs.checkpoint import check_data, check_request, choose_checkpoint, what_is_saved
-from brx.runs.folder import RunFolder, trajectory_of
-from brx.runs.lock import hold
+from brx.runs.folder import RunFolder, hold, trajectory_of
 from brx.runs.metrics import MetricsWriter, truncate_metrics
 from brx.train.build import assemble, check_head, training_batches
 from brx.train.device import autocast, check_arithmetic, choose_device, set_up

@@ -24,8 +24,7 @@ from brx.config.schema import RunConfig
 from brx.errors import DivergedError, UserError
 from brx.files import write_json, write_text
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
-from brx.runs.folder import RunFolder
-from brx.runs.lock import hold
+from brx.runs.folder import RunFolder, hold
 from brx.runs.metrics import MetricsWriter, exact, read_metrics, truncate_metrics
 from brx.train.summary import git_commit
 

@@ -10,11 +10,11 @@ import pytest
 
 from brx.config.loading import dump_config
 from brx.errors import RunError, UserError
-from brx.runs.lock import hand_down, hold, is_locked, lock
+from brx.runs.folder import hand_down, hold, is_locked, lock
 from brx.train.loop import train
 from tests.train.helpers import losses, start_brx, tiny_config, wait_for_lines
 
-HOLDER = "import pathlib, sys, time; from brx.runs.lock import hold\nwith hold(pathlib.Path(sys.argv[1])):\n"
+HOLDER = "import pathlib, sys, time; from brx.runs.folder import hold\nwith hold(pathlib.Path(sys.argv[1])):\n"
 HOLDER += "    print('held', flush=True); time.sleep(600)"
 
 
@@ -83,7 +83,7 @@ def test_a_file_system_without_locks_is_told(tmp_path, monkeypatch, capsys):
     def without_locks(descriptor, *, blocking):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr("brx.runs.lock.lock_descriptor", without_locks)
+    monkeypatch.setattr("brx.runs.folder.lock_descriptor", without_locks)
     with hold(tmp_path / "run"), hold(tmp_path / "run"):
         pass
     assert capsys.readouterr().err.count("this file system has no locks") == 1

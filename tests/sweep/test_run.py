@@ -9,7 +9,7 @@ import pytest
 
 from brx.cli.main import main
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
-from brx.runs.lock import lock
+from brx.runs.folder import lock
 from brx.sweep.cell_state import State, state_of
 from brx.sweep.choice import choose, tried_cells
 from brx.sweep.spec import Sweep

@@ -4,8 +4,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from brx.sweep import local
-from brx.sweep.local import LocalLauncher
+from brx.sweep import launchers
+from brx.sweep.launchers import LocalLauncher
 from brx.sweep.spec import Sweep
 from tests.sweep.helpers import write_sweep
 
@@ -23,9 +23,9 @@ from tests.sweep.helpers import write_sweep
 def test_cells_get_whole_groups_of_gpus_and_all_cores(tmp_path, monkeypatch, num_gpus, devices, jobs, expected):
     environments = []
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(local.torch.cuda, "device_count", lambda: num_gpus)
-    monkeypatch.setattr(local.os, "cpu_count", lambda: 8)
-    monkeypatch.setattr(local, "start_process", lambda *given: environments.append(given[-1]) or Mock())
+    monkeypatch.setattr(launchers.torch.cuda, "device_count", lambda: num_gpus)
+    monkeypatch.setattr(launchers.os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(launchers, "start_process", lambda *given: environments.append(given[-1]) or Mock())
     launcher = LocalLauncher(jobs, devices)
     for cell in Sweep.load(write_sweep(tmp_path)).cells[: launcher.num_jobs]:
         assert launcher.start(cell)
@@ -38,6 +38,6 @@ def test_cells_get_whole_groups_of_gpus_and_all_cores(tmp_path, monkeypatch, num
 
 
 def test_cells_on_the_cpu_are_not_limited_by_gpus(monkeypatch):
-    monkeypatch.setattr(local.torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(local.os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(launchers.torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(launchers.os, "cpu_count", lambda: 8)
     assert LocalLauncher(None, 2, on_gpus=False).num_jobs == 4
