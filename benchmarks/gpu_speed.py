@@ -25,7 +25,7 @@ from brx.data.batches import Prefetcher
 from brx.model.stage import initialize, whole_model
 from brx.train.build import assemble
 from brx.train.device import autocast, choose_device, set_up
-from brx.train.efficiency import Utilization
+from brx.train.recorder import Utilization
 
 COMPARED = ("pipedream", "basis-rotation")
 

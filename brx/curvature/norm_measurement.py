@@ -48,7 +48,7 @@ from brx.pipeline.delay import depth
 from brx.progress import ProgressBar
 from brx.runs.checkpoint import run_and_iteration
 from brx.runs.reading import Run
-from brx.train.interrupt import StopSignal
+from brx.train.device import StopSignal
 
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
 SAVE_EVERY_S = 20.0

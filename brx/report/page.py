@@ -26,7 +26,7 @@ from brx.runs.frames import DEPTH
 from brx.runs.tables import leaderboard_table, rate_table, slowdown_table
 from brx.sweep.compare import DELAYS, read_board
 from brx.sweep.run import duration
-from brx.train.summary import git_commit
+from brx.train.recorder import git_commit
 
 KEPT_COMPARISON = Path("results") / "compare"
 """Runs that `brx compare --all-builtin` made, as `brx export` keeps them."""

@@ -24,9 +24,8 @@ from brx.sweep.choice import choice_table, choices_and_repetitions, tried_cells,
 from brx.sweep.launchers import Launcher, LocalLauncher, RayLauncher
 from brx.sweep.run import duration, run_sweep
 from brx.sweep.spec import Cell, Sweep
-from brx.train.build import assemble
+from brx.train.build import assemble, check_method
 from brx.train.device import choose_device, set_up
-from brx.train.method_check import check_method
 
 WARM_UP, MEASURED = 3, 10  # one refresh of the default interval is among them
 LARGEST_ON_CPU = 20_000_000

@@ -1,4 +1,4 @@
-"""The one place that puts a run together: stages, their weight versions, the method and the delay engine.
+"""The one place that puts a run together (stages, their weight versions, method, delay engine), and tries the method.
 
 The trainer, the analyses that train on from a checkpoint, the sweep's estimate, benchmarks and tests all come here.
 """
@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from brx.config.schema import RunConfig
+from brx.config.schema import BasisRotationConfig, CustomConfig, RunConfig
 from brx.data.batches import Batches
 from brx.data.prepare import PreparedData
-from brx.errors import UserError
+from brx.errors import RunError, UserError
 from brx.methods.table import ring_matrix_dtype
 from brx.methods.updater import MethodUpdater
 from brx.model.stage import Stage, initialize, is_block_matrix, partition
@@ -28,6 +28,11 @@ from brx.pipeline.world import World
 from brx.runs.checkpoint import read_stage
 from brx.train.device import autocast
 from brx.train.staleness import Measures, StalenessProbe
+
+TRIED_WIDTH = 64
+"""At most, of the model that a user's own method trains on trial; the others are known to fit any width."""
+UPDATES = 2
+"""Of that trial: one from version 0 everywhere, and one after which weights have moved on."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +60,7 @@ class Assembly:
         return state if self.probe is None else state | {"staleness": self.probe.stage_state(stage)}
 
     def restore(self, checkpoint: Path) -> None:
-        """Continue from a checkpoint of the same run.
-
-        Raises:
-            UserError: a stage's file is missing or damaged.
-        """
+        """Continue from a checkpoint of the same run; UserError where a stage's file is missing or damaged."""
         optimizer_states = {}
         for stage in self.stages:
             # By way of the CPU: a second copy of everything might not fit on the device.
@@ -122,31 +123,6 @@ def assemble(
     return Assembly(stages, updater, engine, probe)
 
 
-def check_head(config: RunConfig) -> None:
-    """Refuse a head whose backward pass would not see that its weights have been overwritten (docs/semantics.md).
-
-    Under autocast, and with a loss in chunks, it computes with what the forward pass has saved elsewhere. In a pipeline
-    the last stage has no delay, and the question does not arise.
-
-    Raises:
-        UserError: says what would do.
-    """
-    pipeline, training = config.pipeline, config.training
-    delay = stage_delays(pipeline)[-1].tau
-    if pipeline.stash == "exact" or delay == 0:
-        return
-    needs = None
-    if config.runtime.precision == "bf16":
-        needs = "runtime.precision: fp32"
-    elif training.batch_size * config.model.sequence_length * config.data.vocabulary_size > CHUNK_LOGITS:
-        needs = f"at most {CHUNK_LOGITS:,} logits per micro-batch (training.batch_size, data.tokenizer)"
-    if needs is not None:
-        raise UserError(
-            f"pipeline.stash: {pipeline.stash} with a delay of {delay} at the last stage needs {needs}: its head would"
-            " not see the overwritten weights; or use exact"
-        )
-
-
 def build_stages(
     config: RunConfig,
     device: torch.device,
@@ -155,15 +131,11 @@ def build_stages(
     num_in_flight: int = 1,
     dtype: torch.dtype = torch.float32,
 ) -> list[StageVersions]:
-    """The stages `own` with their initial weights and their rings.
-
-    Args:
-        num_in_flight: micro-batches between forward and backward pass on this rank at most: R - r.
-    """
+    """The stages `own` with their initial weights and their rings; on rank r with R - r micro-batches in flight."""
     parts = partition(config.model.blocks, config.pipeline.stages)
     delays = stage_delays(config.pipeline, config.training.seed)
     matrix_dtype = ring_matrix_dtype(config) if dtype == torch.float32 else dtype
-    forecast = config.pipeline.forecast
+    forecast = None if config.pipeline.forecast is None else FORECAST_RULES[config.pipeline.forecast]
     stages = []
     for index in own:
         stage = Stage(config.model, config.data.vocabulary_size, parts[index], recompute=config.pipeline.recompute)
@@ -180,7 +152,7 @@ def build_stages(
                 lambda name, weight: matrix_dtype if is_block_matrix(name) else weight.dtype,
                 num_in_flight=num_in_flight,
                 on_host=config.pipeline.rings == "host",
-                forecast=None if forecast is None else FORECAST_RULES[forecast],
+                forecast=forecast,
             )
         )
     return stages
@@ -194,3 +166,73 @@ def training_batches(config: RunConfig, data: PreparedData) -> Batches:
         batch_size=config.training.batch_size,
         seed=config.training.seed,
     )
+
+
+def check_head(config: RunConfig) -> None:
+    """Refuse a head whose backward pass would not see that its weights have been overwritten (docs/semantics.md).
+
+    Under autocast, and with a loss in chunks, it computes with what the forward pass has saved elsewhere. In a pipeline
+    the last stage has no delay, and the question does not arise.
+    """
+    pipeline, training = config.pipeline, config.training
+    delay = stage_delays(pipeline)[-1].tau
+    if pipeline.stash == "exact" or delay == 0:
+        return
+    if config.runtime.precision == "bf16":
+        needs = "runtime.precision: fp32"
+    elif training.batch_size * config.model.sequence_length * config.data.vocabulary_size > CHUNK_LOGITS:
+        needs = f"at most {CHUNK_LOGITS:,} logits per micro-batch (training.batch_size, data.tokenizer)"
+    else:
+        return
+    raise UserError(
+        f"pipeline.stash: {pipeline.stash} with a delay of {delay} at the last stage needs {needs}: its head would"
+        " not see the overwritten weights; or use exact"
+    )
+
+
+def check_method(config: RunConfig, device: torch.device) -> None:
+    """Make the method's optimizers for a small model with the same parameters by name; train a user's own two updates.
+
+    The model's stages are one update old where the run's are older, so that the trial needs no more memory for these.
+
+    Raises:
+        UserError: the device lacks the method's number format; a package is missing; or a user's own method cannot be
+            imported, does not construct, leaves a parameter out or gives it to two optimizers, or one of its rules
+            fails.
+    """
+    if device.type == "mps" and isinstance(config.optimizer, BasisRotationConfig):
+        raise UserError("runtime.device: basis rotation's first bases need float64, which mps has not; use cpu")
+    is_own = isinstance(config.optimizer, CustomConfig)
+    trial = _small(config, min(config.model.width, TRIED_WIDTH) if is_own else 2)
+    trial_device = device if is_own else torch.device("cpu")
+
+    def micro_batch(n: int) -> MicroBatch:
+        generator = torch.Generator().manual_seed(n)
+        tokens = torch.randint(256, (1, trial.model.sequence_length + 1), generator=generator).to(trial_device)
+        return tokens[:, :-1], tokens[:, 1:]
+
+    state = torch.get_rng_state()
+    try:
+        assembly = assemble(trial, micro_batch, device=trial_device)
+        for step in assembly.engine.run(1, lambda: UPDATES if is_own else 0):
+            for delay in stage_delays(config.pipeline):
+                assembly.updater.lr_divisor(delay.tau_updates, step.iteration)
+    except RunError as error:
+        if error.__cause__ is not None:  # otherwise the small model diverged, which says nothing of the run's own
+            raise UserError(f"{error} (in a trial on a small model)") from None
+    finally:
+        torch.set_rng_state(state)
+
+
+def _small(config: RunConfig, width: int) -> RunConfig:
+    delays = [min(delay.tau, config.pipeline.accumulation) for delay in stage_delays(config.pipeline)]
+    changes = {
+        "model": {"width": width, "heads": 1, "sequence_length": 4},
+        "data": {"tokenizer": "bytes"},
+        "pipeline": {"delay": delays, "devices": 1, "rings": "device", "recompute": False},
+        "training": {"batch_size": 1},
+        "logging": {"staleness_every": None},
+        "runtime": {"compile": False, "precision": "fp32"},
+    }
+    sections = {name: getattr(config, name).model_copy(update=update) for name, update in changes.items()}
+    return config.model_copy(update=sections)

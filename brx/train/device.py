@@ -1,22 +1,21 @@
-"""The device, its precision and its determinism."""
+"""The device, its precision and its determinism, and the signals that ask a process to stop."""
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from types import FrameType
+from typing import Any, Self
 
 import torch
 
-from brx.config.schema import BasisRotationConfig, RunConfig, RuntimeConfig
+from brx.config.schema import RuntimeConfig
 from brx.errors import UserError
 
 
 def choose_device(requested: str, local_rank: int = 0) -> tuple[torch.device, str]:
-    """The device to compute on, and why in a few words.
-
-    Raises:
-        UserError: the requested device is not there.
-    """
+    """The device to compute on, and why in a few words; UserError where the requested one is not there."""
     available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if requested == "auto":
         kind, reason = ("cuda", "found") if available["cuda"] else ("cpu", "CUDA not available")
@@ -25,32 +24,18 @@ def choose_device(requested: str, local_rank: int = 0) -> tuple[torch.device, st
         if not available[kind]:
             there = ", ".join(name for name, is_there in available.items() if is_there)
             raise UserError(f"runtime.device: {kind} is not available on this machine (available: {there})")
-    if kind == "cuda":
-        if local_rank >= torch.cuda.device_count():
-            raise UserError(
-                f"pipeline.devices: rank {local_rank} needs a CUDA device of its own, there are"
-                f" {torch.cuda.device_count()}; set pipeline.devices to at most that, or runtime.device to cpu"
-            )
-        return torch.device("cuda", local_rank), reason
-    return torch.device(kind), reason
-
-
-def check_arithmetic(config: RunConfig, device: torch.device) -> None:
-    """Refuse a device that lacks a method's number format.
-
-    Raises:
-        UserError: names it, and the device to take.
-    """
-    if device.type == "mps" and isinstance(config.optimizer, BasisRotationConfig):
-        raise UserError("runtime.device: basis rotation's first bases need float64, which mps has not; use cpu")
+    if kind != "cuda":
+        return torch.device(kind), reason
+    if local_rank >= torch.cuda.device_count():
+        raise UserError(
+            f"pipeline.devices: rank {local_rank} needs a CUDA device of its own, there are"
+            f" {torch.cuda.device_count()}; set pipeline.devices to at most that, or runtime.device to cpu"
+        )
+    return torch.device("cuda", local_rank), reason
 
 
 def autocast(runtime: RuntimeConfig, device: torch.device) -> Callable[[], AbstractContextManager[object]]:
-    """The context of a forward pass: bf16 autocast, or nothing.
-
-    Raises:
-        UserError: bf16 on hardware without it.
-    """
+    """The context of a forward pass: bf16 autocast, or nothing; UserError for bf16 on hardware without it."""
     if runtime.precision == "fp32":
         return nullcontext
     if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
@@ -67,3 +52,30 @@ def set_up(runtime: RuntimeConfig, device: torch.device, num_local_ranks: int) -
     if device.type == "cuda":
         torch.cuda.set_device(device)
         torch.backends.cudnn.benchmark = not runtime.deterministic
+
+
+class StopSignal:
+    """While active, the first SIGINT or SIGTERM sets `requested`; a second one interrupts at once.
+
+    Args:
+        listen: whether this process decides; elsewhere Ctrl-C is ignored (rank 0 says when to stop) and SIGTERM kills.
+    """
+
+    def __init__(self, listen: bool = True) -> None:
+        self.requested = False
+        self._handlers: dict[int, Any] = {signal.SIGINT: signal.SIG_IGN}
+        if listen:
+            self._handlers = {signal.SIGINT: self._handle, signal.SIGTERM: self._handle}
+
+    def __enter__(self) -> Self:
+        self._before = {number: signal.signal(number, handler) for number, handler in self._handlers.items()}
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True

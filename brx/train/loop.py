@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import profiler
 
 from brx.config.schema import RunConfig
 from brx.data.batches import Prefetcher, check_validation_examples, validation_set
@@ -20,7 +20,7 @@ from brx.errors import DivergedError, RunError, UserError
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
 from brx.model.stage import partition
 from brx.pipeline.delay import check_devices, stage_delays
-from brx.pipeline.engine import MicroBatch, StepResult, check_finite
+from brx.pipeline.engine import StepResult, check_finite
 from brx.pipeline.world import World
 from brx.planning.balance import assign, measure_stage_costs
 from brx.planning.fit import check_memory
@@ -29,14 +29,9 @@ from brx.runs import checkpoint
 from brx.runs.checkpoint import check_data, check_request, choose_checkpoint, what_is_saved
 from brx.runs.folder import RunFolder, hold, trajectory_of
 from brx.runs.metrics import MetricsWriter, truncate_metrics
-from brx.train.build import assemble, check_head, training_batches
-from brx.train.device import autocast, check_arithmetic, choose_device, set_up
-from brx.train.efficiency import Efficiency
-from brx.train.interrupt import StopSignal
-from brx.train.method_check import check_method
-from brx.train.profiling import IterationProfiler
-from brx.train.recorder import DeviceReport, RunRecorder, StepNumbers, to_numbers
-from brx.train.summary import Summary, peak_memory
+from brx.train.build import assemble, check_head, check_method, training_batches
+from brx.train.device import StopSignal, autocast, choose_device, set_up
+from brx.train.recorder import RunRecorder, StepNumbers, peak_memory
 from brx.train.trackers import check_trackers, open_trackers
 
 Status = Literal["finished", "interrupted"]
@@ -69,11 +64,11 @@ class Trainer:
         self.config = config
         self.folder = folder
         self.world = world
+        self.is_writer = world.rank == 0  # of metrics, summary and progress
         self.device, self.device_reason = choose_device(config.runtime.device, world.local_rank)
         set_up(config.runtime, self.device, world.num_local_ranks)
         # What needs no data is refused before hours go into preparing it.
         autocast(config.runtime, self.device)
-        check_arithmetic(config, self.device)
         check_method(config, self.device)
         if config.data.tokens is not None:
             check_budget(config, config.data.tokens)
@@ -91,11 +86,6 @@ class Trainer:
         self._recorder: RunRecorder | None = None  # of the writer
         self._after_iteration: Callable[[], None] = lambda: None
 
-    @property
-    def is_writer(self) -> bool:
-        """Whether this process writes metrics, summary and progress."""
-        return self.world.rank == 0
-
     def run(self, *, resume: bool, profile: bool = False) -> Status:
         """Train to the last iteration or until asked to stop."""
         if self.is_writer:
@@ -109,15 +99,14 @@ class Trainer:
         with ExitStack() as stack:
             stack.enter_context(closing(self.prefetcher))
             if profile:
-                profiler = IterationProfiler(self.folder.path / "profile", self.world.rank)
-                self._after_iteration = stack.enter_context(profiler).step
+                traces = self.folder.path / "profile"
+                self._after_iteration = stack.enter_context(iteration_profiler(traces, self.world.rank)).step
             stop = stack.enter_context(StopSignal(listen=self.is_writer))
             progress = stack.enter_context(
                 ProgressBar(self.folder.path.name, "iteration", last, self.iteration, quiet=not self.is_writer)
             )
-            summary = None
             if self.is_writer:
-                summary, self._recorder = self._open_records(stack, progress, resume=resume)
+                self._recorder = self._open_recorder(stack, progress, resume=resume)
                 progress.say(f"device {self.device} ({self.device_reason})")
             try:
                 self._train(last, stop)
@@ -127,25 +116,24 @@ class Trainer:
             except Exception as error:
                 if isinstance(error, DivergedError):
                     self.world.announce("divergence", str(error))
-                if summary is not None:
+                if self._recorder is not None:
                     diverged = self.world.announced("divergence")
                     told = diverged or str(error) or type(error).__name__
                     how = "failed" if diverged is None else "diverged"
-                    summary.write(how, self.iteration, self.training_seconds, told)
+                    self._recorder.summarize(how, self.iteration, self.training_seconds, told)
                 raise
             status: Status = "finished" if self.iteration >= last else "interrupted"
             memory = self.world.gather((peak_memory(self.device), self.planned_memory.peak))
-            if summary is not None:
-                summary.write(status, self.iteration, self.training_seconds, memory=memory)
+            if self._recorder is not None:
+                self._recorder.summarize(status, self.iteration, self.training_seconds, memory=memory)
                 if profile:
                     share = self.prefetcher.seconds_waited / max(self.training_seconds, 1e-9)
-                    progress.say(f"profile in {profiler.path.parent}; waited for data {share:.1%} of the time")
+                    progress.say(f"profile in {traces}; waited for data {share:.1%} of the time")
                 if status == "interrupted":
                     progress.say(f"stopped after iteration {self.iteration}; continue with --resume")
         return status
 
-    def _open_records(self, stack: ExitStack, progress: ProgressBar, *, resume: bool) -> tuple[Summary, RunRecorder]:
-        """Open what the writer writes: metrics, trackers and summary, and the recorder that fills them."""
+    def _open_recorder(self, stack: ExitStack, progress: ProgressBar, *, resume: bool) -> RunRecorder:
         if resume:
             truncate_metrics(self.folder.metrics, self.iteration)
             checkpoint.remove_after(self.folder.path, self.iteration)
@@ -153,39 +141,32 @@ class Trainer:
         trackers = open_trackers(self.config, self.folder.path, self.iteration + 1)
         for tracker in trackers:
             stack.callback(tracker.close)
-        efficiency = Efficiency.of(self.config, self.device)
-        summary = Summary(self.folder, self.config, self.data.fingerprint, self.device, self.iteration, efficiency)
-        recorder = RunRecorder(
+        return RunRecorder(
             self.config,
-            self.assembly.updater.lr,
+            self.folder,
             metrics,
-            [summary.log, *(tracker.log for tracker in trackers)],
+            trackers,
             progress,
-            efficiency,
-            (self.iteration, self.training_seconds),
-            self.assembly.take_staleness,
+            assembly=self.assembly,
+            device=self.device,
+            fingerprint=self.data.fingerprint,
+            start=(self.iteration, self.training_seconds),
         )
-        return summary, recorder
 
     def _train(self, last: int, stop: StopSignal) -> None:
         """Run segment after segment; the pipeline is empty between them, for validations and checkpoints."""
         training = self.config.training
         is_stopped = False
         while self.iteration < last and not is_stopped:
-            self._run_segment(self._segment_end(last), stop)
+            following = [self.iteration // n * n + n for n in (training.validation_every, training.checkpoint_every)]
+            kept = [at for at in training.keep_at if at > self.iteration]
+            self._run_segment(min(last, *following, *kept), stop)
             is_stopped = self.iteration == self._stop_at
             if self.iteration % training.validation_every == 0 or self.iteration == last:
                 self._validate()
             is_kept = self.iteration in training.keep_at
             if self.iteration % training.checkpoint_every == 0 or is_kept or self.iteration == last or is_stopped:
                 self._save()
-
-    def _segment_end(self, last: int) -> int:
-        training = self.config.training
-        following = [
-            self.iteration // every * every + every for every in (training.validation_every, training.checkpoint_every)
-        ]
-        return min(last, *following, *(kept for kept in training.keep_at if kept > self.iteration))
 
     def _run_segment(self, end: int, stop: StopSignal) -> None:
         """Train to iteration `end`, or to an earlier one if asked to stop on the way."""
@@ -217,8 +198,12 @@ class Trainer:
             self.training_seconds = before + time.perf_counter() - started
 
     def _look_for_stop(self, stop: StopSignal) -> None:
+        """Ask everybody to stop, if a signal asked for it here, and see whether that was asked."""
         if stop.requested and self.world.announced("stop") is None:
-            self.world.announce("stop", str(self._stop_iteration()))
+            # Several devices: at a log point that nobody has passed and that everybody passes another log point before.
+            # Micro-batches up to iteration + R - 1 are on their way, R is at most the interval: the next but one.
+            later = 2 * self._log_every if self.world.num_ranks > 1 else 0
+            self.world.announce("stop", str(self.iteration + later))
         announced = self.world.announced("stop")
         self._stop_at = None if announced is None else int(announced)
 
@@ -227,43 +212,42 @@ class Trainer:
 
     @property
     def _log_every(self) -> int:
-        # With several devices also the interval at which they look for a stop: see _stop_iteration.
+        # With several devices also the interval at which they look for a stop.
         return max(self.config.training.log_every, self.world.num_ranks if self.world.num_ranks > 1 else 1)
 
-    def _stop_iteration(self) -> int:
-        """When to stop if asked to now.
-
-        Several devices: at a log point that nobody has passed and that everybody passes another log point before.
-        Micro-batches up to iteration + R - 1 are on their way, R is at most the interval, so that is the next but one.
-        """
-        if self.world.num_ranks == 1:
-            return self.iteration
-        return self.iteration + 2 * self._log_every
-
     def _report(self, pending: list[StepResult], seconds: list[float]) -> None:
+        """Let rank 0 write these iterations, up to one that is not finite; that is raised."""
         failed_refreshes = self.assembly.updater.num_failed_refreshes
-        first_stage = self.assembly.stages[0].index
-        steps = [to_numbers(result, failed_refreshes) for result in pending]
-        for index, step in enumerate(steps):  # on a GPU this is where the host first sees them
+        steps: list[StepNumbers] = []
+        diverged = None
+        for result in pending:  # on a GPU this is where the host first sees them
+            step = StepNumbers.of(result, failed_refreshes)
             try:
-                check_finite(step.iteration, step.loss, torch.tensor(step.grad_norms), first_stage)
-            except RunError:
-                if self.world.num_ranks == 1:
-                    self._record(steps[:index], seconds[:index])
-                raise
-        self._record(steps, seconds)
-
-    def _record(self, steps: list[StepNumbers], seconds: list[float]) -> None:
-        if steps:
-            reports = self.world.gather(DeviceReport(steps, peak_memory(self.device)))
+                check_finite(step.iteration, step.loss, torch.tensor(step.grad_norms), self.assembly.stages[0].index)
+            except DivergedError as error:
+                diverged = error
+                break
+            steps.append(step)
+        if steps and (diverged is None or self.world.num_ranks == 1):
+            reports = self.world.gather((steps, peak_memory(self.device)))
             if self._recorder is not None:
-                self._recorder.record(reports, seconds)
+                self._recorder.record(reports, seconds[: len(steps)])
+        if diverged is not None:
+            raise diverged
 
     def _validate(self) -> None:
-        loss = self.assembly.engine.evaluate(self._validation_batches())
-        losses = self.world.gather(loss)
+        training = self.config.training
+        batches = validation_set(
+            self.data.validation,
+            sequence_length=self.config.model.sequence_length,
+            examples=training.validation_examples,
+            batch_size=training.batch_size,
+        )
+        on_device = [(x.to(self.device), targets.to(self.device)) for x, targets in batches]
+        losses = self.world.gather(self.assembly.engine.evaluate(on_device))
         if self._recorder is not None:
-            self._recorder.record_validation(self.iteration, losses)
+            assert losses[-1] is not None  # the last device has the head
+            self._recorder.record_validation(self.iteration, losses[-1])
 
     def _save(self) -> None:
         """Write a checkpoint: every device its stages, rank 0 the rest."""
@@ -331,22 +315,9 @@ class Trainer:
             return Prefetcher(lambda iteration: (nothing, nothing), self.device)
         return Prefetcher(training_batches(self.config, self.data).batch, self.device)
 
-    def _validation_batches(self) -> list[MicroBatch]:
-        batches = validation_set(
-            self.data.validation,
-            sequence_length=self.config.model.sequence_length,
-            examples=self.config.training.validation_examples,
-            batch_size=self.config.training.batch_size,
-        )
-        return [_to_device(batch, self.device) for batch in batches]
-
 
 def check_budget(config: RunConfig, num_tokens: int) -> None:
-    """Refuse a run that would read its training tokens more often than allowed.
-
-    Raises:
-        UserError: says how many epochs the budget means.
-    """
+    """UserError for a run that would read its training tokens more often than allowed."""
     needed = config.training.last_iteration * config.tokens_per_update
     epochs = needed / num_tokens
     if epochs > config.data.max_epochs:
@@ -356,6 +327,19 @@ def check_budget(config: RunConfig, num_tokens: int) -> None:
         )
 
 
-def _to_device(batch: tuple[Tensor, Tensor], device: torch.device) -> MicroBatch:
-    inputs, targets = batch
-    return inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
+def iteration_profiler(folder: Path, rank: int) -> profiler.profile:
+    """Records iterations 8 to 12 of a session into FOLDER/rank-R.json (open it in Perfetto or chrome://tracing).
+
+    Named ranges: the schedule's actions (`0F8`: rank 0, forward pass of micro-batch 8; B: backward; U: update) and the
+    stages within a forward pass.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    activities = [profiler.ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        activities.append(profiler.ProfilerActivity.CUDA)
+    return profiler.profile(
+        activities=activities,
+        # 5 iterations are left out (allocators, kernel choices), 2 warm the profiler up, 5 are recorded.
+        schedule=profiler.schedule(wait=5, warmup=2, active=5, repeat=1),
+        on_trace_ready=lambda trace: trace.export_chrome_trace(str(folder / f"rank-{rank}.json")),
+    )

@@ -21,14 +21,7 @@ def gradient_noise_scale(config: RunConfig, iterations: int) -> float:
     """B_simple = tr(Sigma) / |G|^2 in tokens (arXiv:1812.06162), after some iterations without delay.
 
     Of K gradients g of B tokens each, mean |g|^2 = |G|^2 + tr(Sigma) / B and |mean g|^2 = |G|^2 + tr(Sigma) / (K B) in
-    expectation, whence both.
-
-    Args:
-        config: the training; it runs on the CPU, at the rates of its own schedule.
-        iterations: to train before.
-
-    Raises:
-        UserError: the gradient is lost in the noise of so many batches.
+    expectation, whence both. The training runs on the CPU, at the rates of its own schedule.
     """
     undelayed = config.pipeline.model_copy(update={"stages": 1, "delay": "pipeline", "forecast": None})
     config = config.model_copy(update={"pipeline": undelayed})
@@ -45,25 +38,21 @@ def gradient_noise_scale(config: RunConfig, iterations: int) -> float:
 
 
 def noise_over_signal(gradients: Iterable[list[Tensor]]) -> float:
-    """tr(Sigma) / B over |G|^2, from independent gradients of B tokens each, every one a list of tensors.
+    """tr(Sigma) / B over |G|^2, from independent gradients of B tokens each; UserError where noise hides G."""
 
-    Raises:
-        UserError: the gradient is lost in the noise.
-    """
+    def square(vector: list[Tensor]) -> float:
+        return float(torch.stack([part.square().sum() for part in vector]).sum())
+
     total: list[Tensor] = []
     squares = []
     for gradient in gradients:
-        squares.append(_square(gradient))
+        squares.append(square(gradient))
         total = [a + b for a, b in zip(total, gradient, strict=True)] if total else gradient
     mean_square = statistics.fmean(squares)
-    noise = (mean_square - _square(total) / len(squares) ** 2) / (1 - 1 / len(squares))
+    noise = (mean_square - square(total) / len(squares) ** 2) / (1 - 1 / len(squares))
     signal = mean_square - noise
     if signal <= 0:
         raise UserError(
             f"--noise-scale: {len(squares)} batches do not tell the gradient from its noise; use larger ones"
         )
     return noise / signal
-
-
-def _square(vector: list[Tensor]) -> float:
-    return float(torch.stack([part.square().sum() for part in vector]).sum())

@@ -1,17 +1,31 @@
-"""From what the devices report to metrics and progress: of rank 0, which gathers it."""
+"""What a run leaves on disk but its checkpoints: metrics and progress, from what the devices report; summary.json."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import platform
+import resource
+import subprocess
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
 
-from brx.config.schema import RunConfig
+import torch
+
+import brx
+from brx.config.schema import BasisRotationConfig, RunConfig
+from brx.files import write_json
+from brx.methods.trajectory_version import TRAJECTORY_VERSION
+from brx.model.sizes import training_flops
 from brx.pipeline.engine import StepResult
+from brx.planning.device_peaks import peak_flops
 from brx.progress import ProgressBar
-from brx.runs.metrics import MetricsWriter, Record, exact
-from brx.train.efficiency import Efficiency
-from brx.train.staleness import Measures
+from brx.runs.folder import RunFolder
+from brx.runs.metrics import MetricsWriter, Record, exact, read_metrics
+from brx.train.build import Assembly
+from brx.train.trackers import Tracker
 
 
 @dataclass(frozen=True)
@@ -26,98 +40,76 @@ class StepNumbers:
     update_seconds: float
     failed_refreshes: int
 
-
-def to_numbers(result: StepResult, failed_refreshes: int) -> StepNumbers:
-    """Fetch a result from its device; waits for a GPU."""
-    return StepNumbers(
-        result.iteration,
-        None if result.loss is None else result.loss.item(),
-        None if result.auxiliary_loss is None else result.auxiliary_loss.item(),
-        result.grad_norms.tolist(),
-        [] if result.update_norms is None else result.update_norms.tolist(),
-        result.update_time.seconds(),
-        failed_refreshes,
-    )
-
-
-def merge(parts: list[StepNumbers]) -> StepNumbers:
-    """One iteration as all devices saw it, in order of rank; of the updates, which run at one time, the slowest."""
-    auxiliary_losses = [part.auxiliary_loss for part in parts if part.auxiliary_loss is not None]
-    return StepNumbers(
-        parts[0].iteration,
-        parts[-1].loss,
-        sum(auxiliary_losses) if auxiliary_losses else None,
-        [norm for part in parts for norm in part.grad_norms],
-        [norm for part in parts for norm in part.update_norms],
-        max(part.update_seconds for part in parts),
-        sum(part.failed_refreshes for part in parts),
-    )
-
-
-@dataclass(frozen=True)
-class DeviceReport:
-    """What one device tells rank 0 at a log point: its steps since the last one, and its peak memory in bytes."""
-
-    steps: list[StepNumbers]
-    peak_memory_bytes: int
+    @classmethod
+    def of(cls, result: StepResult, failed_refreshes: int) -> Self:
+        """Fetch a result from its device; waits for a GPU."""
+        return cls(
+            result.iteration,
+            None if result.loss is None else result.loss.item(),
+            None if result.auxiliary_loss is None else result.auxiliary_loss.item(),
+            result.grad_norms.tolist(),
+            [] if result.update_norms is None else result.update_norms.tolist(),
+            result.update_time.seconds(),
+            failed_refreshes,
+        )
 
 
 class RunRecorder:
-    """Turns what the devices report into metrics and progress.
-
-    Args:
-        lr: the learning rate of an iteration, of a stage without delay.
-        others: are shown the records as well: the summary, trackers.
-        start: the iteration and the training seconds where this session begins.
-        staleness: what was measured of it at an iteration, if anything.
-    """
+    """Turns what the devices report into metrics and progress, and sums the run up; of rank 0, which gathers it."""
 
     def __init__(
         self,
         config: RunConfig,
-        lr: Callable[[int], float],
+        folder: RunFolder,
         metrics: MetricsWriter,
-        others: Sequence[Callable[[list[Record]], None]],
+        trackers: Sequence[Tracker],
         progress: ProgressBar,
-        efficiency: Efficiency,
+        *,
+        assembly: Assembly,
+        device: torch.device,
+        fingerprint: str,
         start: tuple[int, float],
-        staleness: Callable[[int], Measures],
     ) -> None:
+        """
+        Args:
+            fingerprint: of the data.
+            start: the iteration and the training seconds where this session begins.
+        """
+        self._config, self._folder, self._metrics, self._trackers = config, folder, metrics, trackers
+        self._progress, self._assembly, self._device, self._fingerprint = progress, assembly, device, fingerprint
+        self._utilization, self._refresh_time = Utilization(config, device), RefreshTime(config)
         self._tokens_per_iteration = config.tokens_per_update
-        self._lr = lr
-        self._metrics = metrics
-        self._others = others
-        self._progress = progress
-        self._log_every = config.training.log_every
-        self._efficiency = efficiency
-        self._reported = start
-        self._staleness = staleness
+        self._started = time.time()
+        self._first = self._reported = start
 
-    def record(self, reports: list[DeviceReport], seconds: list[float]) -> None:
-        """Write one record per iteration; the newest also tells speed and memory."""
-        steps = [merge(list(parts)) for parts in zip(*(report.steps for report in reports), strict=True)]
-        for step in steps:
-            self._efficiency.refresh.see(step.iteration, step.update_seconds)
-        records = [self._record(step, second) for step, second in zip(steps, seconds, strict=True)]
+    def record(self, reports: list[tuple[list[StepNumbers], int]], seconds: list[float]) -> None:
+        """Write one record per iteration; the newest also tells speed and memory.
+
+        Args:
+            reports: of each device, its steps since the last report and its peak memory in bytes.
+            seconds: of training, at the end of each step.
+        """
+        steps = list(zip(*(own_steps for own_steps, _ in reports), strict=True))  # by iteration and device
+        update_seconds = [max(part.update_seconds for part in parts) for parts in steps]  # at one time: the slowest
+        for parts, update in zip(steps, update_seconds, strict=True):
+            self._refresh_time.see(parts[0].iteration, update)
+        records = [self._record(parts, second) for parts, second in zip(steps, seconds, strict=True)]
         newest = records[-1]
-        iteration, second = self._reported
-        rate = (newest["iteration"] - iteration) * self._tokens_per_iteration / max(seconds[-1] - second, 1e-9)
+        rate = self._rate(self._reported, newest["iteration"], seconds[-1])
         self._reported = (newest["iteration"], seconds[-1])
         measured = {
             "tokens_per_second": rate,
-            "mfu": self._efficiency.utilization.mfu(rate),
-            "update_seconds": sum(step.update_seconds for step in steps) / len(steps),
-            "refresh_seconds": self._efficiency.refresh.seconds,
+            "mfu": self._utilization.mfu(rate),
+            "update_seconds": sum(update_seconds) / len(steps),
+            "refresh_seconds": self._refresh_time.seconds,
         }
-        newest["peak_memory_bytes"] = max(report.peak_memory_bytes for report in reports)
+        newest["peak_memory_bytes"] = max(peak for _, peak in reports)
         newest |= {key: float(f"{value:.5g}") for key, value in measured.items() if value is not None}
         self._write(records)
         self._progress.update(newest["iteration"], f"loss {newest['train_loss']:.3f}  {rate:,.0f} tokens/s")
 
-    def record_validation(self, iteration: int, losses: list[float | None]) -> None:
+    def record_validation(self, iteration: int, loss: float) -> None:
         """Write a validation."""
-        loss = losses[-1]
-        assert loss is not None
         self._write([{"iteration": iteration, "val_loss": loss}])
         self._progress.say(f"iteration {iteration}: validation loss {loss:.4f}")
 
@@ -125,29 +117,193 @@ class RunRecorder:
         """Let the metrics written so far survive a power cut."""
         self._metrics.sync()
 
-    def _record(self, step: StepNumbers, seconds: float) -> Record:
-        assert step.loss is not None
+    def summarize(
+        self,
+        status: str,
+        iteration: int,
+        training_seconds: float,
+        error: str | None = None,
+        memory: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        """Write the summary; that of a finished run stays, if this session had nothing to add to it.
+
+        Args:
+            status: finished, interrupted, diverged or failed.
+            training_seconds: time spent training over all sessions, without validations and checkpoints.
+            memory: of each rank, the measured and the planned peak in bytes, if they could still be asked.
+        """
+        before = self._folder.read_summary()
+        has_finished_here = before.get("status") == "finished" and before["iteration"] == iteration
+        if status == "finished" and iteration == self._first[0] and has_finished_here:
+            return
+        has_trained = training_seconds > self._first[1]
+        rate = self._rate(self._first, iteration, training_seconds) if has_trained else None
+        device = self._device
+        is_cuda = device.type == "cuda"
+        name = torch.cuda.get_device_name(device) if is_cuda else platform.processor() or platform.machine()
+        write_summary(
+            self._folder,
+            self._config,
+            status,
+            error,
+            iteration,
+            self._fingerprint,
+            tokens=iteration * self._tokens_per_iteration,
+            training_seconds=round(training_seconds, 3),
+            session_wall_seconds=round(time.time() - self._started, 3),
+            tokens_per_second=None if rate is None else round(rate, 1),
+            model_flops_per_second=None if rate is None else round(rate * self._utilization.flops_per_token),
+            mfu=None if rate is None else self._utilization.mfu(rate),
+            refresh_seconds=self._refresh_time.seconds,
+            peak_memory_bytes=[measured for measured, _ in memory] or [peak_memory(device)],
+            planned_memory_bytes=[planned for _, planned in memory] or None,
+            device={"type": device.type, "name": name, "threads": torch.get_num_threads()},
+        )
+
+    def _rate(self, since: tuple[int, float], iteration: int, seconds: float) -> float:
+        """Tokens per second since an iteration, and the training seconds at its end."""
+        return (iteration - since[0]) * self._tokens_per_iteration / max(seconds - since[1], 1e-9)
+
+    def _record(self, parts: Sequence[StepNumbers], seconds: float) -> Record:
+        """One iteration as all devices saw it, in order of rank."""
+        iteration, loss = parts[0].iteration, parts[-1].loss
+        assert loss is not None
+        grad_norms = [norm for part in parts for norm in part.grad_norms]
         record: Record = {
-            "iteration": step.iteration,
-            "train_loss": exact(step.loss),
-            "lr": self._lr(step.iteration),
-            "grad_norm": exact(math.hypot(*step.grad_norms)),
-            "tokens": step.iteration * self._tokens_per_iteration,
+            "iteration": iteration,
+            "train_loss": exact(loss),
+            "lr": self._assembly.updater.lr(iteration),
+            "grad_norm": exact(math.hypot(*grad_norms)),
+            "tokens": iteration * self._tokens_per_iteration,
             "seconds": round(seconds, 4),
         }
-        if step.auxiliary_loss is not None:
-            record["auxiliary_loss"] = exact(step.auxiliary_loss)
-        if step.iteration % self._log_every == 0:
-            record["stage_grad_norms"] = [exact(norm) for norm in step.grad_norms]
-            if step.failed_refreshes:
-                record["failed_refreshes"] = step.failed_refreshes
-        if step.update_norms:
-            record["stage_update_norms"] = [exact(norm) for norm in step.update_norms]
-        for name, numbers in self._staleness(step.iteration).items():
+        if auxiliary_losses := [part.auxiliary_loss for part in parts if part.auxiliary_loss is not None]:
+            record["auxiliary_loss"] = exact(sum(auxiliary_losses))
+        if iteration % self._config.training.log_every == 0:
+            record["stage_grad_norms"] = [exact(norm) for norm in grad_norms]
+            if failed_refreshes := sum(part.failed_refreshes for part in parts):
+                record["failed_refreshes"] = failed_refreshes
+        if update_norms := [exact(norm) for part in parts for norm in part.update_norms]:
+            record["stage_update_norms"] = update_norms
+        for name, numbers in self._assembly.take_staleness(iteration).items():
             record[name] = [None if number is None else exact(number) for number in numbers]
         return record
 
     def _write(self, records: list[Record]) -> None:
         self._metrics.write(records)
-        for show in self._others:
-            show(records)
+        for tracker in self._trackers:
+            tracker.log(records)
+
+
+class Utilization:
+    """MFU: the model's multiplications per second as a share of the devices' peak (PaLM, arXiv:2204.02311, appendix B).
+
+    Recomputation and the method's own products do not count; of a mixture, the chosen experts do.
+    """
+
+    def __init__(self, config: RunConfig, device: torch.device) -> None:
+        tokens = config.training.batch_size * config.model.sequence_length
+        flops = training_flops(config.model, config.data.vocabulary_size, config.training.batch_size)
+        self.flops_per_token = flops / tokens
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+        peak = peak_flops(name, config.runtime.precision)
+        self._peak = None if peak is None else peak * config.pipeline.devices
+
+    def mfu(self, tokens_per_second: float) -> float | None:
+        """The utilization at this rate; None where the devices' peak is not known."""
+        return None if self._peak is None else tokens_per_second * self.flops_per_token / self._peak
+
+
+class RefreshTime:
+    """What a refresh of the basis adds to an update: mean time of updates with one, less mean time of those without.
+
+    Of the updates after the first basis, which takes eigenvectors (`first_refresh`). Known only where all stages
+    refresh in the same iterations.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        optimizer = config.optimizer
+        self._frequency: int | None = None
+        if isinstance(optimizer, BasisRotationConfig) and not optimizer.staggered:
+            self._frequency = optimizer.frequency if optimizer.refresh_schedule == "uniform" else None
+            self._first = optimizer.first_refresh
+        self._totals = {True: 0.0, False: 0.0}
+        self._counts = {True: 0, False: 0}
+
+    def see(self, iteration: int, update_seconds: float) -> None:
+        """Take in an update's time."""
+        if self._frequency is not None and iteration > self._first:
+            has_refresh = iteration % self._frequency == 0
+            self._totals[has_refresh] += update_seconds
+            self._counts[has_refresh] += 1
+
+    @property
+    def seconds(self) -> float | None:
+        """The difference; None as long as one of the two kinds has not been seen."""
+        if not all(self._counts.values()):
+            return None
+        return self._totals[True] / self._counts[True] - self._totals[False] / self._counts[False]
+
+
+def write_summary(
+    folder: RunFolder,
+    config: RunConfig,
+    status: str,
+    error: str | None,
+    iteration: int,
+    fingerprint: str,
+    **measured: Any,
+) -> None:
+    """Write summary.json: what a run came to (its metrics say its losses), with what, on what."""
+    losses: dict[str, list[tuple[float, int]]] = {"train_loss": [], "val_loss": []}
+    for record in read_metrics(folder.metrics):
+        kind = "val_loss" if "val_loss" in record else "train_loss"
+        losses[kind].append((record[kind], record["iteration"]))
+    final_train, final_val = (series[-1][0] if series else None for series in losses.values())
+    best_train, best_val = (
+        min((entry for entry in series if not math.isnan(entry[0])), default=(None, None)) for series in losses.values()
+    )
+    content = {
+        "status": status,
+        "error": error,
+        "iteration": iteration,
+        "last_iteration": config.training.last_iteration,
+        "final_train_loss": final_train,
+        "best_train_loss": best_train[0],
+        "final_val_loss": final_val,
+        "best_val_loss": best_val[0],
+        "best_val_iteration": best_val[1],
+        **measured,
+        "data_fingerprint": fingerprint,
+        "trajectory_version": TRAJECTORY_VERSION,
+        "versions": {"brx": brx.__version__, "torch": torch.__version__, "python": platform.python_version()},
+        "git_commit": git_commit(),
+        "finished_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+    write_json(folder.summary, content)
+
+
+def peak_memory(device: torch.device) -> int:
+    """Largest memory in bytes that this process has held: on the GPU its allocator's, else resident memory."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if platform.system() == "Darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def git_commit() -> str | None:
+    """The commit of the checkout that this code runs from, with `-dirty` if its code has changed; None outside of one.
+
+    An installed copy may lie in somebody else's checkout: it is this code's only if it knows this file.
+    """
+    package = Path(brx.__file__).parent
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(package), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", Path(brx.__file__).name)
+        return git("rev-parse", "HEAD") + ("-dirty" if git("status", "--porcelain", "--", ".") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None

@@ -5,28 +5,24 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-import platform
 import re
 import sys
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
-import brx
 from brx.config.loading import dump_config, load_config
 from brx.config.loading import validate as check
 from brx.config.schema import RunConfig
 from brx.errors import DivergedError, UserError
-from brx.files import write_json, write_text
-from brx.methods.trajectory_version import TRAJECTORY_VERSION
+from brx.files import write_text
 from brx.runs.folder import RunFolder, hold
-from brx.runs.metrics import MetricsWriter, exact, read_metrics, truncate_metrics
-from brx.train.summary import git_commit
+from brx.runs.metrics import MetricsWriter, Record, exact, read_metrics, truncate_metrics
+from brx.train.recorder import write_summary
 
 if TYPE_CHECKING:
     from brx.pipeline.anywhere import DelayedPipeline
@@ -58,7 +54,6 @@ def record(
     A loss that is not finite ends the block, quietly: the run has diverged, which is a result.
 
     Args:
-        folder: of the run.
         method: a name for figures and tables; what is no letter or digit becomes a hyphen.
         lr: the peak learning rate.
         seed: of the run; runs that differ in nothing else are averaged.
@@ -89,11 +84,7 @@ def record(
         "data": {"source": task},
         "pipeline": {"stages": stages or 1, **delays},
         "optimizer": {"method": f"recorded:{name}", "lr": lr, "arguments": dict(settings or {})},
-        "training": {
-            "iterations": iterations or 1,
-            "batch_size": batch_size,
-            "seed": seed,
-        },
+        "training": {"iterations": iterations or 1, "batch_size": batch_size, "seed": seed},
     }
     config = check(content, RunConfig, "record")
     return Recording(RunFolder(Path(folder)), config, task, pipeline, resume=resume, counts=counts)
@@ -116,7 +107,6 @@ class Recording:
         self._resume, self._counts = resume, counts
         self._stack = ExitStack()
         self._metrics: MetricsWriter | None = None
-        self._losses: dict[str, list[float]] = {"train_loss": [], "val_loss": []}
         self._t, self._seconds, self._started = 0, 0.0, time.perf_counter()
 
     def __enter__(self) -> Self:
@@ -140,8 +130,7 @@ class Recording:
         if not math.isfinite(value):
             raise DivergedError(f"iteration {t}: the loss is {value}")
         self._t = t
-        seconds = round(self._seconds + time.perf_counter() - self._started, 4)
-        self._write({"iteration": t, "train_loss": exact(value), "seconds": seconds, **numbers})
+        self._write({"iteration": t, "train_loss": exact(value), "seconds": self._seconds_so_far(4), **numbers})
 
     def validate(self, t: int, loss: float | torch.Tensor) -> None:
         """Take in the validation loss after update t."""
@@ -151,24 +140,15 @@ class Recording:
         if self._resume:
             truncate_metrics(self._folder.metrics, t - 1)
         for entry in read_metrics(self._folder.metrics):
-            self._take(entry)
             self._t, self._seconds = entry["iteration"], entry.get("seconds", self._seconds)
         self._metrics = self._stack.enter_context(MetricsWriter(self._folder.metrics))
 
-    def _write(self, entry: dict[str, Any]) -> None:
+    def _write(self, entry: Record) -> None:
         if self._metrics is None:
             raise UserError(f"record: {self._folder.path}: log the first update before its validation")
         self._metrics.write([entry])
-        self._take(entry)
 
-    def _take(self, entry: Mapping[str, Any]) -> None:
-        for kind, losses in self._losses.items():
-            if kind in entry:
-                losses.append(entry[kind])
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *trace: object) -> bool:
         status = "finished" if error is None else "interrupted"
         if isinstance(error, Exception):
             status = "diverged" if isinstance(error, DivergedError) else "failed"
@@ -193,25 +173,12 @@ class Recording:
         write_text(self._folder.config, dump_config(self._config))
 
     def _write_summary(self, status: str, error: str | None = None) -> None:
-        losses = self._losses
-        write_json(
-            self._folder.summary,
-            {
-                "status": status,
-                "error": error,
-                "iteration": self._t,
-                "last_iteration": self._config.training.last_iteration,
-                **{f"final_{kind}": series[-1] if series else None for kind, series in losses.items()},
-                **{f"best_{kind}": min(series, default=None) for kind, series in losses.items()},
-                "training_seconds": round(self._seconds + time.perf_counter() - self._started, 3),
-                "task": self._task,
-                "data_fingerprint": hashlib.sha256(self._task.encode()).hexdigest(),
-                "trajectory_version": TRAJECTORY_VERSION,
-                "versions": {"brx": brx.__version__, "torch": torch.__version__, "python": platform.python_version()},
-                "git_commit": git_commit(),
-                "finished_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            },
-        )
+        fingerprint = hashlib.sha256(self._task.encode()).hexdigest()
+        measured = {"training_seconds": self._seconds_so_far(3), "task": self._task}
+        write_summary(self._folder, self._config, status, error, self._t, fingerprint, **measured)
+
+    def _seconds_so_far(self, digits: int) -> float:
+        return round(self._seconds + time.perf_counter() - self._started, digits)
 
 
 def _task(pipeline: DelayedPipeline | None) -> str:

@@ -54,10 +54,7 @@ class StalenessProbe:
         every: int,
         fresh_gradients: Callable[[int], list[list[Tensor]]],
     ) -> None:
-        """
-        Args:
-            fresh_gradients: of an update's micro-batches at the newest weights, by stage, in the order of `newest`.
-        """
+        """fresh_gradients: of an update's micro-batches at the newest weights, by stage, in the order of `newest`."""
         self.every = every
         self._stages = list(stages)
         self._rotating = {
@@ -86,13 +83,12 @@ class StalenessProbe:
         if t % self.every:
             return
         delayed = [[weight.grad for weight in stage.newest.values()] for stage in self._stages]
-        measures: Measures = {
+        self._measures[t] = {
             "stage_gradient_cosine": [
                 _cosine(used, fresh) for used, fresh in zip(delayed, self._fresh_gradients(t), strict=True)
             ],
             "stage_weight_distance": [sum(stage) / len(stage) for stage in zip(*self._distances, strict=True)],
         }
-        self._measures[t] = measures
         self._distances = []
         self._bases = [[self._bases_of(weight) for weight in stage.newest.values()] for stage in self._stages]
 
@@ -102,19 +98,18 @@ class StalenessProbe:
             if self._is_needed(stage, t):
                 updates[t] = stage.last_update()
         if t % self.every == 0:
-            measures = self._measures[t]
             for name, measure in (
                 ("stage_update_cosine", self._update_cosine),
-                ("stage_sign_changes", self._sign_changes),
-                ("stage_rotated_sign_changes", self._rotated_sign_changes),
+                ("stage_sign_changes", lambda index, t: self._sign_changes(index, t, lambda weight, update: update)),
+                ("stage_rotated_sign_changes", lambda index, t: self._sign_changes(index, t, self._rotate)),
                 ("stage_basis_angle", self._basis_angle),
             ):
                 numbers = [measure(index, t) for index in range(len(self._stages))]
                 if any(number is not None for number in numbers):
-                    measures[name] = numbers
+                    self._measures[t][name] = numbers
             self._bases = []
         for stage, updates in zip(self._stages, self._updates, strict=True):
-            for past in [past for past in updates if not self._is_still_needed(stage, past, t)]:
+            for past in [past for past in updates if not self._is_needed(stage, past, after=t)]:
                 del updates[past]
 
     def take(self, t: int) -> Measures:
@@ -131,26 +126,16 @@ class StalenessProbe:
             int(t): [tensor.to(stage.device) for tensor in update] for t, update in state.items()
         }
 
-    def _is_needed(self, stage: StageVersions, t: int) -> bool:
-        """Whether an update is one to measure, the one before it, or the one a lag before it."""
-        return any((t + later) % self.every == 0 for later in (0, 1, stage.delay.most_tau_updates))
-
-    def _is_still_needed(self, stage: StageVersions, past: int, now: int) -> bool:
-        return any(
-            (past + later) % self.every == 0 and past + later > now for later in (1, stage.delay.most_tau_updates)
-        )
+    def _is_needed(self, stage: StageVersions, t: int, after: int = 0) -> bool:
+        """Whether update t is one to measure after an iteration, the one before it, or the one a lag before it."""
+        measured = (t + later for later in (0, 1, stage.delay.most_tau_updates))
+        return any(at % self.every == 0 and at > after for at in measured)
 
     def _update_cosine(self, index: int, t: int) -> float | None:
         updates, lag = self._updates[index], self._stages[index].delay.most_tau_updates
         return _cosine(updates[t], updates[t - lag]) if lag and t - lag in updates else None
 
-    def _sign_changes(self, index: int, t: int) -> float | None:
-        return self._changes(index, t, lambda weight, update: update)
-
-    def _rotated_sign_changes(self, index: int, t: int) -> float | None:
-        return self._changes(index, t, self._rotate) if self._rotating else None
-
-    def _changes(self, index: int, t: int, in_basis: Callable[[Tensor, Tensor], Tensor | None]) -> float | None:
+    def _sign_changes(self, index: int, t: int, in_basis: Callable[[Tensor, Tensor], Tensor | None]) -> float | None:
         """The share of the block matrices' entries whose sign differs between the updates t - 1 and t."""
         updates, newest = self._updates[index], self._stages[index].newest
         if t - 1 not in updates:

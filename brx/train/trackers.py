@@ -6,7 +6,7 @@ import sys
 from contextlib import redirect_stdout
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from uuid import uuid4
 
 from brx.config.schema import RunConfig
@@ -20,16 +20,6 @@ PACKAGES = {
     "wandb": ("wandb", "Weights & Biases"),
     "trackio": ("trackio", "Trackio"),
 }
-
-
-class Tracker(Protocol):
-    """Takes the records that go into metrics.jsonl."""
-
-    def log(self, records: list[Record]) -> None:
-        """Take in records."""
-
-    def close(self) -> None:
-        """Write out what is left."""
 
 
 class TensorBoard:
@@ -54,7 +44,10 @@ class Board:
     """A run on a board of Weights & Biases or Trackio, whose interfaces are the same; resumes under the same name."""
 
     def __init__(self, module: str, project: str, run: Path, config: RunConfig) -> None:
-        name, identity = run.name, _own_id(run)
+        id_file = run / "run_id.txt"  # a name that no other run has on the board, kept for when this one resumes
+        if not id_file.is_file():
+            write_text(id_file, uuid4().hex[:12] + "\n")
+        name, identity = run.name, id_file.read_text(encoding="utf-8").strip()
         if module == "wandb":
             settings: dict[str, Any] = {"name": name, "id": identity, "dir": str(run)}
         else:  # which knows a run by its name, and prints on stdout, where results are
@@ -73,20 +66,12 @@ class Board:
             self._run.finish()
 
 
-def _own_id(run: Path) -> str:
-    """A name for the run on a board that no other run has, kept in its folder for when it resumes."""
-    path = run / "run_id.txt"
-    if not path.is_file():
-        write_text(path, uuid4().hex[:12] + "\n")
-    return path.read_text(encoding="utf-8").strip()
+Tracker = TensorBoard | Board
+"""Takes the records that go into metrics.jsonl."""
 
 
 def check_trackers(config: RunConfig) -> None:
-    """Refuse trackers that cannot be opened, before there is a run folder.
-
-    Raises:
-        UserError: one of them is not installed, or Weights & Biases has no key.
-    """
+    """UserError, before there is a run folder, for a tracker that is not installed or has no key."""
     asked = [setting for setting in PACKAGES if getattr(config.logging, setting) not in (False, None)]
     for setting in asked:
         module, name = PACKAGES[setting]

@@ -10,8 +10,8 @@ from brx.errors import RunError, UserError
 from brx.methods.custom import load_class
 from brx.methods.updater import MethodUpdater
 from brx.runs.folder import default_folder, settings_key, trajectory_of
+from brx.train.build import check_method
 from brx.train.loop import train
-from brx.train.method_check import check_method
 from tests.pipeline.test_engine import NaiveUpdate, assert_equals_naive, make_config, make_versions, run_engine
 from tests.train.helpers import losses, tiny_config
 

@@ -1,0 +1,65 @@
+"""What a summary and a log point say beside the losses: MFU and refresh times from made-up rates, and the commit."""
+
+import subprocess
+
+import pytest
+import torch
+
+import brx
+from brx.config.loading import load_config
+from brx.planning.device_peaks import peak_flops
+from brx.train.recorder import RefreshTime, Utilization, git_commit
+
+
+def test_utilization_is_a_share_of_all_devices_peaks(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100-SXM4-80GB")
+    one = Utilization(load_config("paper-95m"), torch.device("cuda"))
+    # 6 per weight of the blocks and the head, and 12 S D of attention for each of 32 blocks.
+    assert one.flops_per_token == 6 * (32 * 12 * 384**2 + 50257 * 384) + 32 * 12 * 512 * 384
+    assert one.mfu(100_000) == pytest.approx(100_000 * one.flops_per_token / 312e12)
+    four = Utilization(load_config("paper-95m", ["pipeline.devices=4"]), torch.device("cuda"))
+    assert four.mfu(100_000) == pytest.approx(one.mfu(100_000) / 4)
+    assert Utilization(load_config("quick"), torch.device("cpu")).mfu(1000.0) is None
+    assert peak_flops("some card", "bf16") is None
+
+
+def test_refresh_time_is_the_difference():
+    times = RefreshTime(load_config("quick", ["optimizer={method: basis-rotation, frequency: 3}"]))
+    for iteration in range(1, 3):
+        times.see(iteration, 100.0)  # up to the first basis, at update 2, there is nothing to refresh
+    times.see(4, 1.0)
+    assert times.seconds is None
+    for iteration in range(5, 20):
+        times.see(iteration, 5.0 if iteration % 3 == 0 else 1.0)
+    assert times.seconds == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize(
+    "optimizer", ["pipedream", "basis-rotation, staggered: true", "basis-rotation, refresh_schedule: stage-aware"]
+)
+def test_refresh_time_is_blank_where_there_is_none_in_common(optimizer):
+    times = RefreshTime(load_config("quick", [f"optimizer={{method: {optimizer}}}"]))
+    for iteration in range(1, 40):
+        times.see(iteration, 1.0)
+    assert times.seconds is None
+
+
+def test_commit_is_that_of_our_own_checkout_and_says_whether_its_code_has_changed(tmp_path, monkeypatch):
+    def git(*arguments):
+        identity = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
+        command = ["git", "-C", str(tmp_path), *identity, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    git("init", "--quiet")
+    git("commit", "--quiet", "--allow-empty", "--message", "somebody else's")
+    package = tmp_path / "brx"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    monkeypatch.setattr(brx, "__file__", str(package / "__init__.py"))
+    assert git_commit() is None  # a copy of brx in a checkout that does not know it
+    git("add", "brx")
+    git("commit", "--quiet", "--message", "ours")
+    (tmp_path / "elsewhere.txt").write_text("")  # runs, results: no code
+    assert git_commit() == git("rev-parse", "HEAD")
+    (package / "__init__.py").write_text("changed = True\n")
+    assert git_commit() == git("rev-parse", "HEAD") + "-dirty"
