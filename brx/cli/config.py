@@ -1,26 +1,140 @@
-"""`brx config`: look at configurations."""
+"""What a run is made of: `brx config`, `brx methods`, and `brx data` for its token files."""
 
 from __future__ import annotations
 
-from brx.cli.options import ConfigName, Overrides
-from brx.cli.usage import Application, Command
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-EXAMPLES = """\
+from brx.cli.options import ConfigName, Overrides, argument, complete_method, option
+from brx.cli.usage import Application, refuse
+
+if TYPE_CHECKING:
+    from brx.data.prepare import PreparedData
+
+SHOW = """\
   brx config show quick
   brx config show my.yaml --set pipeline.stages=16
 """
+PREPARE = """\
+  brx data prepare                                                the sources of pinned packages, as bytes
+  brx data prepare 'corpus/*.txt' --tokenizer gpt2                local .txt, .jsonl, .parquet: file, folder or glob
+  brx data prepare openwebtext --tokenizer gpt2 --tokens 1_000_000_000 --workers 16
+  brx data prepare --config paper-95m                             what a configuration asks for
+"""
+INFO = """\
+  brx data info data/packages-bytes-1f3a9c07                      counts; reads the files and compares their SHA-256
+"""
+LIST = """\
+  brx data list                                                   what is in data/, with sizes
+  brx data remove data/packages-bytes-1f3a9c07                    frees the disk; a run that needs it prepares it again
+"""
 
-app = Application(epilog=EXAMPLES)
+app = Application()
+config = Application(epilog=SHOW)
+data = Application(epilog=PREPARE + INFO + LIST)
+app.add_typer(config, name="config")
+app.add_typer(data, name="data")
 
 
-@app.callback()
-def config() -> None:
-    """Look at configurations."""
-
-
-@app.command(cls=Command, epilog=EXAMPLES)
+@config.add(SHOW)
 def show(config: ConfigName, *, overrides: Overrides) -> None:
     """Print the resolved configuration as YAML."""
     from brx.config import dump_config, load_config
 
     print(dump_config(load_config(config, overrides)), end="")
+
+
+@app.add("""\
+  brx methods                                     all of them
+  brx methods basis-rotation                      one in full, with every option
+  brx methods basis-rotation --stages 32          and how often each stage refreshes its basis, by schedule
+  brx methods torch.optim:RMSprop                 any torch optimizer: what its constructor takes
+  brx methods my_method.py:MyMethod               a method of your own (docs/methods.md)
+""")
+def methods(
+    name: Annotated[
+        str | None, argument("NAME", "a method, FILE.py:NAME or package.module:NAME", autocompletion=complete_method)
+    ] = None,
+    *,
+    stages: Annotated[int | None, option("P", "basis-rotation: print the refresh intervals of P stages", min=1)] = None,
+    frequency: Annotated[int | None, option("F", "their mean (default: 10)", min=1)] = None,
+) -> None:
+    """Print all methods, or one."""
+    from brx.methods.description import all_methods, one_method, refresh_table
+
+    only = "--stages: only basis-rotation has refresh intervals: brx methods basis-rotation --stages 32"
+    refuse(stages is not None and name != "basis-rotation", only)
+    refuse(stages is None and frequency, "--frequency: is the mean of refresh intervals; give --stages too")
+    print(all_methods() if name is None else one_method(name))
+    if stages is not None:
+        print("\n" + refresh_table(stages, frequency or 10))
+
+
+@data.add(PREPARE + "\nAn interrupted preparation goes on where it was when started again.\n")
+def prepare(
+    source: Annotated[str | None, argument("SOURCE", "packages, a path or glob, or a hub dataset")] = None,
+    *,
+    config: Annotated[str, option("CONFIG", "whose data section counts")] = "quick",
+    tokenizer: Annotated[str | None, option("NAME", "bytes or gpt2")] = None,
+    tokens: Annotated[int | None, option("N", "stop after this many training tokens")] = None,
+    directory: Annotated[str | None, option("DIR", "folder for prepared token files")] = None,
+    overrides: Overrides,
+    workers: Annotated[int | None, option("N", "threads that tokenize (default: one per core)", min=0)] = None,
+) -> None:
+    """Make the token files, if they are not there yet."""
+    from brx.config import load_config
+    from brx.data import prepare as preparation
+
+    given = {"source": source, "tokenizer": tokenizer, "tokens": tokens, "directory": directory}
+    settings = [f"data.{key}={json.dumps(value)}" for key, value in given.items() if value is not None]
+    section = load_config(config, [*overrides, *settings]).data
+    _print_data(preparation.token_folder(section), preparation.prepare(section, workers=workers))
+
+
+@data.add(INFO)
+def info(
+    folder: Annotated[Path, argument("DIR", "folder of token files")],
+) -> None:
+    """Say what a folder of token files holds, and check it."""
+    from brx.data.prepare import PreparedData
+
+    refuse(not folder.is_dir(), f"{folder}: no such folder; token files are made with brx data prepare")
+    _print_data(folder, PreparedData.load(folder, always_hash=True))
+
+
+@data.add(LIST, name="list")
+def list_folders(
+    directory: Annotated[Path, argument("DIR", "where data.directory puts them", show_default=True)] = Path("data"),
+) -> None:
+    """List folders of token files with their sizes, unfinished ones too."""
+    from brx.data.prepare import NOTE, token_folders
+
+    folders = token_folders(directory)
+    total = 0
+    for folder in folders:
+        size = sum(path.stat().st_size for path in folder.iterdir())
+        total += size
+        print(f"{size / 1e6:10,.1f} MB  {folder}{'  (unfinished)' if (folder / NOTE).is_file() else ''}")
+    print(f"{total / 1e6:10,.1f} MB  in {len(folders)} folders of token files in {directory}")
+
+
+@data.add(LIST, name="remove")
+def remove_folders(
+    folders: Annotated[list[Path], argument("DIR...", "folders that brx data list names")],
+) -> None:
+    """Remove folders of token files; nothing else."""
+    from brx.data.prepare import remove
+
+    for folder in folders:
+        remove(folder)
+        print(f"removed {folder}")
+
+
+def _print_data(folder: Path, data: PreparedData) -> None:
+    print(folder)
+    for name, file in (("train", data.train), ("validation", data.validation)):
+        sidecar = file.sidecar
+        print(f"{name}: {sidecar.num_tokens:,} tokens, {sidecar.num_documents:,} documents, sha256 {sidecar.sha256}")
+    print(f"source {data.train.sidecar.source}, tokenizer {data.train.sidecar.tokenizer}")
+    print(f"fingerprint {data.fingerprint}")

@@ -16,57 +16,66 @@ from brx.errors import RunError, UserError
 
 TRAIN, COMPARE, UNDERSTAND, PLAN = "Train", "Compare", "Understand", "Plan"
 
-# By panel. The modules of these names are imported when their command is used: `brx --help` reads this table alone.
-COMMANDS: dict[str, tuple[str, str]] = {
-    "demo": (TRAIN, "train the quick preset with and without delay, with two methods, and draw the four loss curves"),
-    "train": (TRAIN, "train a GPT under asynchronous-pipeline delay"),
-    "sweep": (TRAIN, "run a grid of runs, several at a time; continues where it was left"),
-    "config": (TRAIN, "show the complete settings of a preset or file"),
-    "data": (TRAIN, "tokenize a corpus into token files"),
-    "compare": (COMPARE, "how robust methods are against delay: the same runs for each, and their leaderboard"),
-    "slowdown": (COMPARE, "how many times the iterations each method needs under delay to reach a loss"),
-    "plot": (COMPARE, "draw loss curves of runs, or the paper's figures"),
-    "claims": (COMPARE, "every number and direction that the paper states, beside what the runs of a scale say"),
-    "tables": (COMPARE, "the paper's tables, from the runs of a scale"),
-    "report": (COMPARE, "one HTML page with all figures, tables and runs; opens without a network"),
-    "export": (COMPARE, "copy runs in compact form (config, summary, loss curves), to be committed or shared"),
+# Name: panel, module (imported when the command is used: `brx --help` reads this table alone), summary.
+COMMANDS: dict[str, tuple[str, str, str]] = {
+    "demo": (
+        TRAIN,
+        "paper",
+        "train the quick preset with and without delay, with two methods, and draw the loss curves",
+    ),
+    "train": (TRAIN, "train", "train a GPT under asynchronous-pipeline delay"),
+    "sweep": (TRAIN, "sweep", "run a grid of runs, several at a time; continues where it was left"),
+    "config": (TRAIN, "config", "show the complete settings of a preset or file"),
+    "data": (TRAIN, "config", "tokenize a corpus into token files"),
+    "compare": (
+        COMPARE,
+        "sweep",
+        "how robust methods are against delay: the same runs for each, and their leaderboard",
+    ),
+    "slowdown": (COMPARE, "runs", "how many times the iterations each method needs under delay to reach a loss"),
+    "plot": (COMPARE, "paper", "draw loss curves of runs, or the paper's figures"),
+    "claims": (
+        COMPARE,
+        "paper",
+        "every number and direction that the paper states, beside what the runs of a scale say",
+    ),
+    "tables": (COMPARE, "paper", "the paper's tables, from the runs of a scale"),
+    "report": (COMPARE, "paper", "one HTML page with all figures, tables and runs; opens without a network"),
+    "export": (COMPARE, "runs", "copy runs in compact form (config, summary, loss curves), to be committed or shared"),
     "hessian-norm": (
         UNDERSTAND,
-        "measure basis misalignment: the (1,1)-norm of the Hessian at a checkpoint, per parameter",
+        "curvature",
+        "measure basis misalignment: the (1,1)-norm of the Hessian at a checkpoint",
     ),
-    "effective-delay": (
-        UNDERSTAND,
-        "the effective delay tau' of runs from their hessian-norm results, and their measured slowdown",
+    "effective-delay": (UNDERSTAND, "curvature", "the effective delay tau' of measured runs, and their slowdown"),
+    "oscillation": (UNDERSTAND, "curvature", "project a run's updates on the Hessian's dominant eigenvector"),
+    "toy": (UNDERSTAND, "paper", "draw what delay does to Adam on a quadratic or in a spiral valley, aligned or not"),
+    "methods": (UNDERSTAND, "config", "list the methods: equation, source, defaults, which optimizer gets what"),
+    "verdict": (
+        PLAN,
+        "verdict",
+        "synchronous or asynchronous: time to a loss for P stages and M micro-batches per update",
     ),
-    "oscillation": (
-        UNDERSTAND,
-        "project a run's updates on the Hessian's dominant eigenvector and on a random direction",
-    ),
-    "toy": (
-        UNDERSTAND,
-        "draw what delay does to Adam on a quadratic or in a spiral valley, aligned with the axes or not",
-    ),
-    "methods": (UNDERSTAND, "list the methods: equation, source, defaults, which optimizer gets which parameters"),
-    "verdict": (PLAN, "synchronous or asynchronous: time to a loss for P stages and M micro-batches per update"),
-    "schedule": (PLAN, "show who computes what when, synchronously and asynchronously, with idle times and delays"),
-    "plan": (PLAN, "say what a run needs: memory of every device, FLOPs, time"),
-    "similarity": (PLAN, "how far a training resembles another: the dimensionless numbers of both"),
+    "schedule": (PLAN, "planning", "show who computes what when, synchronously and asynchronously, with idle times"),
+    "plan": (PLAN, "planning", "say what a run needs: memory of every device, FLOPs, time"),
+    "similarity": (PLAN, "planning", "how far a training resembles another: the dimensionless numbers of both"),
     "memory": (
         PLAN,
-        "memory overhead of the basis-rotation strategies; for a configuration, of every stage and device too",
+        "planning",
+        "memory of the basis-rotation strategies; for a configuration, of every stage and device",
     ),
-    "stages": (PLAN, "the least number of pipeline stages that a model needs, by the memory of a device"),
+    "stages": (PLAN, "planning", "the least number of pipeline stages that a model needs, by the memory of a device"),
 }
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 
 
 class _LazyCommands(Mapping[str, TyperCommand | TyperGroup]):
-    """The commands by name, each made from the `app` of its module when somebody asks for it."""
+    """The commands by name, each taken from the `app` of its module when somebody asks for it."""
 
     def __getitem__(self, name: str) -> TyperCommand | TyperGroup:
-        _, summary = COMMANDS[name]
-        command = typer.main.get_command(import_module(f"brx.cli.{name.replace('-', '_')}").app)
+        _, module, summary = COMMANDS[name]
+        command = typer.main.get_group(import_module(f"brx.cli.{module}").app).commands[name]
         assert isinstance(command, TyperCommand | TyperGroup)
         command.name, command.help = name, summary
         return command
@@ -89,7 +98,7 @@ class _Brx(CommandGroup):
         """One panel per purpose, from the table alone."""
         for panel in (TRAIN, COMPARE, UNDERSTAND, PLAN):
             with formatter.section(panel):
-                formatter.write_dl([(name, summary) for name, (of, summary) in COMMANDS.items() if of == panel])
+                formatter.write_dl([(name, summary) for name, (of, _, summary) in COMMANDS.items() if of == panel])
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command; where Typer would end silently on Ctrl-C, say so."""

@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
+
+
+def argument(metavar: str, help: str, **settings: Any) -> Any:
+    """An argument whose default, if it has one, is not shown: the text says it."""
+    return typer.Argument(metavar=metavar, help=help, **{"show_default": False, **settings})
+
+
+def option(metavar: str, help: str, *flags: str, **settings: Any) -> Any:
+    """An option with a value; its flag is the parameter's name, if no other is given."""
+    return typer.Option(*flags, metavar=metavar, help=help, **settings)
 
 
 def complete_config(incomplete: str) -> list[str]:
@@ -22,48 +32,38 @@ def complete_method(incomplete: str) -> list[str]:
     return [name for name in method_names() if name.startswith(incomplete)]
 
 
-ConfigName = Annotated[
-    str,
-    typer.Argument(
-        metavar="CONFIG", help="a YAML file or a preset's name", show_default=False, autocompletion=complete_config
-    ),
-]
-
+CONFIG_HELP = "a YAML file or a preset's name"
+ConfigName = Annotated[str, argument("CONFIG", CONFIG_HELP, autocompletion=complete_config)]
 Overrides = Annotated[
     list[str],
-    typer.Option(
+    option(
+        "KEY=VALUE...",
+        "override settings, for example model.blocks=16 optimizer.lr=3e-4",
         "--set",
-        metavar="KEY=VALUE...",
         default_factory=list,
         show_default=False,
-        help="override settings, for example model.blocks=16 optimizer.lr=3e-4",
     ),
 ]
 
-RunsOrCheckpoints = Annotated[
-    list[Path],
-    typer.Argument(metavar="RUN|CHECKPOINT", help="folders of runs, or of their checkpoints", show_default=False),
+RunsOrCheckpoints = Annotated[list[Path], argument("RUN|CHECKPOINT", "folders of runs, or of their checkpoints")]
+RunsOrFolders = Annotated[list[Path], argument("RUNS", "runs, or folders that hold runs")]
+ScaleName = Annotated[Literal["laptop", "paper"], typer.Option(help="which experiments")]
+ScaleRuns = Annotated[Path | None, option("DIR", "folder of the runs (default: the scale's)", "--runs")]
+OnlyMeasured = Annotated[
+    bool, typer.Option("--measured", help="measure nothing: show what lies in RUN/analysis; a folder of runs will do")
 ]
 
-RunsOrFolders = Annotated[
-    list[Path], typer.Argument(metavar="RUNS", help="runs, or folders that hold runs", show_default=False)
+Jobs = Annotated[int | None, option("N", "runs at a time (default: one per GPU or core)", min=1)]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="list the runs and their time; train nothing")]
+RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="train failed runs again")]
+
+DeviceMemory = Annotated[str | None, option("SIZE", "memory of each device, for example 24GB or 80GiB")]
+Throughput = Annotated[
+    str | None,
+    option("FLOPS", "FLOP/s of each device: as measured (120T), or its name (40 % of its data sheet's peak)"),
 ]
+Bandwidth = Annotated[str | None, option("BYTES", "bytes per second between neighbours, with --throughput")]
 
 TableFormat = Literal["table", "markdown", "csv", "json", "latex"]
 Format = Annotated[TableFormat, typer.Option(help="format of the table")]
-
-ScaleName = Annotated[Literal["laptop", "paper"], typer.Option(help="which experiments")]
-
-ScaleRuns = Annotated[
-    Path | None, typer.Option("--runs", metavar="DIR", help="folder of the runs (default: the scale's)")
-]
-
-FigurePath = Annotated[Path | None, typer.Option(metavar="FIGURE", help="draw the figure, at this path without suffix")]
-
-OnlyMeasured = Annotated[
-    bool,
-    typer.Option(
-        "--measured",
-        help="measure nothing: show what lies in RUN/analysis; a folder of runs will do (needs no checkpoint)",
-    ),
-]
+FigurePath = Annotated[Path | None, option("FIGURE", "draw the figure, at this path without suffix")]

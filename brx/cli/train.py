@@ -8,10 +8,13 @@ from typing import Annotated
 
 import typer
 
-from brx.cli.options import ConfigName, Overrides
-from brx.cli.usage import Application, Command
+from brx.cli.options import ConfigName, Overrides, option
+from brx.cli.usage import Application
 
-EXAMPLES = """\
+app = Application()
+
+
+@app.add("""\
   brx train quick                                          a preset
   brx train quick --set optimizer.method=basis-rotation    another method
   brx train my.yaml --set pipeline.stages=16 optimizer.lr=3e-4 --out runs/mine
@@ -20,22 +23,13 @@ EXAMPLES = """\
   torchrun --nnodes 2 --nproc-per-node 8 -m brx train paper-95m       several machines
 
 CONFIG may also be a run's folder. Exit code 130: stopped with Ctrl-C, and can be resumed.
-"""
-
-app = Application()
-
-
-@app.command(cls=Command, epilog=EXAMPLES)
+""")
 def train(
     config: ConfigName,
     *,
     overrides: Overrides,
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="the run's folder (default: runs/NAME-METHOD-pP-sSEED)")
-    ] = None,
-    devices: Annotated[
-        int | None, typer.Option(metavar="R", help="processes, one per device (sets pipeline.devices)")
-    ] = None,
+    out: Annotated[Path | None, option("DIR", "the run's folder (default: runs/NAME-METHOD-pP-sSEED)")] = None,
+    devices: Annotated[int | None, option("R", "processes, one per device (sets pipeline.devices)")] = None,
     profile: Annotated[bool, typer.Option("--profile", help="write a profiler trace of a few iterations")] = False,
     resume: Annotated[
         bool, typer.Option("--resume", help="continue from the newest checkpoint, if there is one")

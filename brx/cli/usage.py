@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable
-from itertools import pairwise
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
+from brx.errors import UserError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from brx.runs.formats import Format as TableFormat
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 
 
@@ -46,11 +53,26 @@ class Command(_PlainHelp, TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Write every value of a list option behind a flag of its own, then parse as Typer does."""
-        options = [parameter for parameter in self.params if isinstance(parameter, TyperOption)]
-        if not ctx.resilient_parsing:  # which is completion, of a line that is not at its end
-            _refuse_flags_without_value(ctx, args, options)
-        repeated = {flag for option in options if option.multiple for flag in option.opts}
-        return super().parse_args(ctx, _one_value_per_flag(args, repeated))
+        options = {flag: option for option in self.params if isinstance(option, TyperOption) for flag in option.opts}
+        written: list[str] = []
+        repeated, has_value = None, False  # the list option under way, and whether it has had a value
+        for position, word in enumerate(args):
+            if word == "--":
+                written += args[position:]
+                break
+            if _is_option(word):
+                option = options.get(word)
+                # `--out --resume` has forgotten a folder; the parser itself would name the folder `--resume`. Not so
+                # in completion, whose line is not at its end.
+                following = [*args, "--"][position + 1]
+                if option and not option.is_flag and _is_option(following) and not ctx.resilient_parsing:
+                    raise typer.BadParameter(f"needs a value: {option.help}", ctx=ctx, param=option)
+                repeated, has_value = (word if option and option.multiple else None), False
+            elif repeated is not None:
+                written += [repeated] if has_value else []
+                has_value = True
+            written.append(word)
+        return super().parse_args(ctx, written)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """`CONFIG [NAME]`, without Typer's braces around what is required."""
@@ -64,22 +86,39 @@ class CommandGroup(_PlainHelp, TyperGroup):
 class Application(typer.Typer):
     """A Typer application in which wrong usage is left to `brx.cli.main`: no boxes, no tracebacks, no markup."""
 
-    def __init__(
-        self, cls: type[CommandGroup] = CommandGroup, *, epilog: str | None = None, add_completion: bool = False
-    ) -> None:
+    def __init__(self, cls: type[CommandGroup] = CommandGroup, **settings: Any) -> None:
         super().__init__(
             cls=cls,
-            epilog=epilog,
             context_settings=CONTEXT_SETTINGS,
-            add_completion=add_completion,
             rich_markup_mode=None,
             pretty_exceptions_enable=False,
+            **{"add_completion": False, **settings},
         )
 
+    def add(self, examples: str, name: str | None = None) -> Callable[[Function], Function]:
+        """Make a command of a function; its help ends with the examples."""
+        return self.command(name, cls=Command, epilog=examples)
 
-def print_note(line: str) -> None:
-    """Something that the user should know, and that is not the result: on stderr."""
-    print(f"brx: note: {line}", file=sys.stderr)
+
+def refuse(is_wrong: object, message: str) -> None:
+    """Refuse options that contradict each other, or an impossible value."""
+    if is_wrong:
+        raise UserError(message)
+
+
+def print_note(*lines: str) -> None:
+    """What the user should know, and is not the result: on stderr."""
+    for line in lines:
+        print(f"brx: note: {line}", file=sys.stderr)
+
+
+def print_table(table: pd.DataFrame, format: TableFormat = "table", title: str = "") -> None:
+    """A table of texts, on stdout; in the formats for programs without its title."""
+    from brx.runs.formats import format_table
+
+    if title and format == "table":
+        print(title)
+    print(format_table(table, format))
 
 
 def usage_line(error: typer.TyperException) -> str:
@@ -105,33 +144,6 @@ def _what_is_wrong(error: typer.TyperException) -> str:
     message = str(first["msg"]).removeprefix("Value error, ").removesuffix(".")
     got = "" if repr(first["input"]) in message else f", got {first['input']!r}"
     return f": {message[:1].lower()}{message[1:]}{got}"
-
-
-def _one_value_per_flag(args: list[str], flags: set[str]) -> list[str]:
-    """`--set a=1 b=2` as `--set a=1 --set b=2`; values end at the next option."""
-    written: list[str] = []
-    flag, has_value = None, False
-    for position, word in enumerate(args):
-        if word == "--":
-            return written + args[position:]
-        if _is_option(word):
-            flag, has_value = (word if word in flags else None), False
-        elif flag is not None:
-            written += [flag] if has_value else []
-            has_value = True
-        written.append(word)
-    return written
-
-
-def _refuse_flags_without_value(ctx: Any, args: list[str], options: Iterable[TyperOption]) -> None:
-    """`--out --resume` has forgotten a folder; the parser itself would name the folder `--resume`."""
-    with_value = {flag: option for option in options if not option.is_flag for flag in option.opts}
-    for word, following in pairwise([*args, "--"]):
-        if word == "--":
-            return
-        if word in with_value and _is_option(following):
-            option = with_value[word]
-            raise typer.BadParameter(f"needs a value: {option.help}", ctx=ctx, param=option)
 
 
 def _is_option(word: str) -> bool:

@@ -5,8 +5,7 @@ import json
 import pytest
 
 from brx.cli.main import main
-from brx.cli.plot import complete_figure
-from brx.cli.tables import complete_table
+from brx.cli.paper import complete_figure, complete_table
 from brx.paper.figures import FIGURES, draw_paper_figure
 from brx.paper.scales import SCALES, VARIANTS, Experiments
 from brx.plot.style import new_figure

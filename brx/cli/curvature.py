@@ -1,0 +1,219 @@
+"""Curvature of the loss at checkpoints: `brx hessian-norm`, `brx effective-delay` and `brx oscillation`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from brx.cli.options import FigurePath, Format, OnlyMeasured, RunsOrCheckpoints, RunsOrFolders, option
+from brx.cli.usage import Application, print_note, print_table, refuse
+
+if TYPE_CHECKING:
+    from brx.curvature.norm_result import NormResult, Space
+
+STRATEGY_BASIS_BATCHES = 200
+Breakdown = Literal["stage", "kind", "none"]
+
+app = Application()
+
+
+@app.add("""\
+  brx hessian-norm runs/quick-basis-rotation-p8-s0                     both coordinates, 200 vectors x 160 batches
+  brx hessian-norm runs/quick-basis-rotation-p8-s0 --rotated --batches-per-vector 16 --by kind
+  brx hessian-norm runs/quick-pipedream-p8-s0 --checkpoint 750 --jobs 2
+  brx hessian-norm runs/quick-pipedream-p8-s0 --rotated --basis-batches 100    a basis estimated on the spot
+  brx hessian-norm runs/quick-pipedream-p8-s0 --strategies --runs results/laptop    all strategies, and slowdowns
+  brx hessian-norm results/laptop-curvature --measured --out figures/hessian-norm   what was measured before
+
+The Hessian is that of the mean loss over one sample of batches, which all vectors share. Stopped with Ctrl-C or by a
+crash, the same command continues. The result is kept in RUN/analysis/.
+""")
+def hessian_norm(
+    runs: RunsOrCheckpoints,
+    *,
+    checkpoint: Annotated[int | None, option("ITERATION", "which one (default: the newest)")] = None,
+    vectors: Annotated[int, option("N", "Cauchy vectors")] = 200,
+    batches_per_vector: Annotated[
+        int, option("N", "batches of the sample whose Hessian it is (even; half shows the bias)", min=2)
+    ] = 160,
+    estimator: Annotated[
+        Literal["geometric", "median"],
+        typer.Option(help="geometric: one pass, memory of the model's size; median: the original one"),
+    ] = "geometric",
+    or_geometric: Annotated[
+        bool, typer.Option("--or-geometric", help="use geometric if the median's samples do not fit on disk")
+    ] = False,
+    original: Annotated[bool, typer.Option("--original", help="only the original coordinates")] = False,
+    rotated: Annotated[
+        bool, typer.Option("--rotated", help="only the rotated ones (default: both, if there is a basis)")
+    ] = False,
+    strategies: Annotated[
+        bool,
+        typer.Option(
+            "--strategies",
+            help="the original coordinates and those of all four strategies, each basis estimated from the gradients of"
+            " --basis-batches (default: 200) at the checkpoint's weights",
+        ),
+    ] = False,
+    slowdown_runs: Annotated[
+        Path | None, option("DIR", "with --strategies: put each strategy's slowdown there beside it", "--runs")
+    ] = None,
+    basis_from: Annotated[Path | None, option("RUN", "take U and V from another run of the same model")] = None,
+    basis_batches: Annotated[int | None, option("N", "estimate U and V from N batches", min=1)] = None,
+    by: Annotated[Breakdown, typer.Option(help="break the sum down")] = "none",
+    precision: Annotated[
+        Literal["fp32", "fp64"], typer.Option(help="precision of the Hessian-vector products")
+    ] = "fp32",
+    seed: Annotated[int, typer.Option(min=0, help="seed of the vectors")] = 0,
+    jobs: Annotated[int, option("N", "processes that share the vectors", min=1)] = 1,
+    measured: OnlyMeasured = False,
+    format: Format = "table",
+    out: FigurePath = None,
+) -> None:
+    """Measure and print; exit code 130 when stopped on the way."""
+    from brx.curvature.checkpoints import refuse_two_checkpoints, runs_in_place
+    from brx.curvature.effective_delay import StrategySlowdowns, strategy_table
+    from brx.curvature.norm_measurement import Stopped, measure_runs
+    from brx.curvature.norm_result import NORM_TITLE, SPACES, STRATEGY_SPACES, NormSettings, measured_norms, norm_table
+    from brx.plot.curvature import draw_norms, draw_strategy_norms
+    from brx.runs.checkpoint import run_and_iteration
+    from brx.runs.frames import load
+    from brx.runs.reading import Run
+
+    refuse(original + rotated + strategies > 1, "--original, --rotated, --strategies: give one of them, or none")
+    refuse(slowdown_runs is not None and not strategies, "--runs: only with --strategies")
+    refuse(original and (basis_from or basis_batches), "--original: takes no basis; leave out --basis-*")
+    for other, is_given in (("--strategies", strategies), ("--basis-batches", basis_batches)):
+        refuse(basis_from and is_given, f"--basis-from and {other}: give one of the two")
+    refuse_two_checkpoints(runs, checkpoint)
+    spaces: Sequence[Space] | None = ["original"] if original else ["rotated"] if rotated else None
+    if strategies:
+        spaces, basis_batches = STRATEGY_SPACES, basis_batches or STRATEGY_BASIS_BATCHES
+    delays = None if slowdown_runs is None else StrategySlowdowns.of(load([slowdown_runs]))
+    if measured:
+        places = runs_in_place(runs)
+        for path in places:
+            Run.load(run_and_iteration(path)[0])  # refuses what is no run
+        results = measured_norms(places, spaces or SPACES, checkpoint)
+    else:
+        settings = NormSettings(
+            vectors=vectors,
+            batches_per_vector=batches_per_vector,
+            estimator=estimator,
+            precision=precision,
+            seed=seed,
+            basis_from=None if basis_from is None else str(basis_from),
+            basis_batches=basis_batches,
+        )
+        try:
+            results = measure_runs(runs, spaces, settings, iteration=checkpoint, jobs=jobs, or_geometric=or_geometric)
+        except Stopped as stopped:
+            print(f"brx: {stopped}", file=sys.stderr)
+            raise typer.Exit(130) from None
+    print_table(strategy_table(results, delays) if strategies else norm_table(results), format, NORM_TITLE)
+    _print_details(results, by, with_paths=format == "table" and not measured)
+    if out is not None:
+        drawn = draw_strategy_norms(results, delays, out) if strategies else draw_norms(results, out)
+        print(*drawn, sep="\n", file=sys.stdout if format == "table" else sys.stderr)
+
+
+def _print_details(results: Sequence[NormResult], by: Breakdown, *, with_paths: bool) -> None:
+    """Each norm's breakdown, a warning, and where a new one is kept."""
+    from brx.curvature.norm_result import breakdown_table, resolution_warning
+
+    for result in results:
+        if by != "none":
+            print_table(breakdown_table(result, by), title=f"{Path(result.run).name}, {result.space}")
+        if warning := resolution_warning(result):
+            print(f"brx: warning: {Path(result.run).name}, {warning}", file=sys.stderr)
+        if with_paths:
+            print(result.path_in(Path(result.run)))
+
+
+@app.add("""\
+  brx hessian-norm runs/quick-basis-rotation-p8-s0                     first: measure
+  brx effective-delay runs/quick-basis-rotation-p8-s0 --stages 1 2 4 8
+  brx effective-delay runs/quick-* --out figures/effective-delay       with the slowdowns of all these runs
+""")
+def effective_delay(
+    runs: RunsOrFolders,
+    *,
+    stages: Annotated[
+        list[int] | None, option("P...", "numbers of stages (default: powers of two up to the blocks)")
+    ] = None,
+    out: FigurePath = None,
+) -> None:
+    """Print the table, and draw; at least one of the runs must have been measured."""
+    from brx.curvature import effective_delay as delays
+    from brx.curvature.checkpoints import runs_in_place
+    from brx.curvature.norm_result import results_of
+    from brx.plot.curvature import draw_effective_delay
+    from brx.runs.frames import differences, load
+
+    loaded = load(runs)
+    measured = [(path, result) for path in runs_in_place(runs) for result in results_of(path).values()]
+    refuse(not measured, f"{runs[0]}: has no measured norms; run `brx hessian-norm {runs[0]}` first")
+    print_note(*differences(loaded))
+    counts = stages or delays.usual_stages([result for _, result in measured])
+    curves = [(result, [delays.effective_delay(result, count) for count in counts]) for _, result in measured]
+    points = delays.slowdown_points(loaded) if len(loaded) > 1 else []
+    print_table(delays.delay_table([path.name for path, _ in measured], curves))
+    if points:
+        print_table(delays.slowdown_table(points))
+    if out is not None:
+        print(*draw_effective_delay(curves, points, out), sep="\n")
+
+
+@app.add("""\
+  brx oscillation runs/quick-pipedream-p8-s0 runs/quick-basis-rotation-p8-s0 --out figures/oscillation
+  brx oscillation runs/quick-pipedream-p8-s0 --checkpoint 1000 --iterations 200
+  brx oscillation runs/*-p32-*/checkpoints/00016000 --out figures/oscillation    several checkpoints, methods, seeds
+  brx oscillation results/laptop-curvature --measured --out figures/oscillation      what was measured before
+""")
+def oscillation(
+    checkpoints: RunsOrCheckpoints,
+    *,
+    checkpoint: Annotated[
+        int | None, option("ITERATION", "checkpoint of each run (default: the nearest to its middle)")
+    ] = None,
+    iterations: Annotated[int, option("N", "training iterations to follow", min=2)] = 100,
+    batches: Annotated[int, option("N", "batches whose mean loss the Hessian is of", min=1)] = 64,
+    tolerance: Annotated[float, option("RESIDUAL", "residual at which the power iteration stops")] = 1e-2,
+    power_iterations: Annotated[int, option("N", "or stops after N iterations", min=1)] = 200,
+    seed: Annotated[int, typer.Option(help="seed of the start vector and the random direction")] = 0,
+    measured: OnlyMeasured = False,
+    out: FigurePath = None,
+) -> None:
+    """Measure from each checkpoint; print, and draw."""
+    from rich.console import Console
+
+    from brx.curvature.checkpoints import refuse_two_checkpoints
+    from brx.curvature.oscillation import measure_oscillation, oscillation_table, oscillations_in
+    from brx.plot.curvature import draw_oscillation
+    from brx.runs.checkpoint import run_and_iteration
+
+    refuse_two_checkpoints(checkpoints, checkpoint)
+    if measured:
+        results = oscillations_in(checkpoints, checkpoint)
+    else:
+        results = [
+            measure_oscillation(
+                run,
+                iteration=iteration or checkpoint,
+                num_iterations=iterations,
+                num_batches=batches,
+                tolerance=tolerance,
+                max_power_iterations=power_iterations,
+                seed=seed,
+                report=Console(stderr=True, highlight=False).print,
+            )
+            for run, iteration in map(run_and_iteration, checkpoints)
+        ]
+    print_table(oscillation_table(results))
+    print("share: of the updates' squared norms, along the direction")
+    if out is not None:
+        print(*draw_oscillation(results, out), sep="\n")

@@ -1,0 +1,260 @@
+"""The paper's own, from runs: `brx demo`, `plot` (of any runs, too), `tables`, `claims`, `report`, and `brx toy`."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from brx.cli.options import Format, Overrides, ScaleName, ScaleRuns, argument, option
+from brx.cli.usage import Application, print_note, print_table, refuse
+
+OF_ANY_RUNS = ("curves", "staleness", "profiles")
+FORMATS = (".png", ".pdf", ".svg")
+
+app = Application()
+
+
+def complete_figure(incomplete: str) -> list[str]:
+    """The figures' names."""
+    from brx.paper.figures import FIGURES
+
+    return [name for name in (*OF_ANY_RUNS, "all", "list", *FIGURES) if name.startswith(incomplete)]
+
+
+def complete_table(incomplete: str) -> list[str]:
+    """The tables' names."""
+    from brx.paper.tables import TABLES
+
+    return [name for name in ("all", "list", *TABLES) if name.startswith(incomplete)]
+
+
+@app.add("""\
+  brx demo
+  brx demo --out runs/demo --set training.iterations=300      a shorter one
+""")
+def demo(
+    *,
+    out: Annotated[Path, option("DIR", "folder of the runs and the figure")] = Path("runs/demo"),
+    overrides: Overrides,
+) -> None:
+    """Train what is not trained yet, then draw the figure and print the table."""
+    from brx.paper.demo import run_demo
+
+    if run_demo(out, overrides) == "interrupted":
+        raise typer.Exit(130)
+
+
+@app.add("""\
+  brx plot curves runs/quick-*                          training loss of any runs
+  brx plot staleness runs/mine                          what delay did to it (logging.staleness_every), into staleness
+  brx plot profiles runs/profiles                       slowdown under delay profiles, beside tau' and the (1,1)-norm
+  brx plot main                                         a figure of the paper, from results/laptop into figures/laptop
+  brx plot "Figure 5" --out main.svg                    one file
+  brx plot all --scale paper --runs runs/paper --out figures/paper
+  brx plot list                                         which figures there are
+""")
+def plot(
+    figure: Annotated[
+        str,
+        argument(
+            "FIGURE",
+            "curves, staleness, profiles, all, list, or one of the paper's figures by name or number ('Figure 5')",
+            autocompletion=complete_figure,
+        ),
+    ],
+    folders: Annotated[
+        list[Path] | None, argument("RUN", "folders of runs (for curves, staleness and profiles)")
+    ] = None,
+    *,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="a file (x.png, x.pdf, x.svg); or, for curves, staleness, profiles the figure's path without suffix"
+            " (default: its name), else the folder (default: figures/SCALE; of figures that need no sweep: figures)"
+        ),
+    ] = None,
+    scale: ScaleName = "laptop",
+    runs: ScaleRuns = None,
+) -> None:
+    """Draw, and say what was written and what was missing."""
+    from brx.paper.figures import FIGURES
+    from brx.paper.publishing import draw_figures
+
+    is_of_any_runs, is_file = figure in OF_ANY_RUNS, out is not None and out.suffix in FORMATS
+    refuse(is_of_any_runs and not folders, "RUN: name at least one run's folder")
+    refuse(
+        folders and not is_of_any_runs,
+        f"RUN: only {', '.join(OF_ANY_RUNS)} take runs; name the folder of {figure}'s with --runs",
+    )
+    refuse(figure == "all" and is_file, f"--out {out}: a file holds one figure; name a folder for all")
+
+    def draw(where: Path | None) -> Iterable[Path]:
+        """Of any runs, `where` is the figure's path without suffix; else the folder."""
+        return _of_runs(figure, folders, where) if folders else draw_figures(figure, scale, runs, where, print_note)
+
+    if figure == "list":
+        for entry in FIGURES.values():
+            print(f"{entry.name:24}{entry.place:13}{entry.caption}")
+        return
+    if out is None or not is_file:
+        for path in draw(out):
+            print(path)
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        image = next(iter(draw(Path(scratch) / "figure" if folders else Path(scratch)))).with_suffix(out.suffix)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(image, out)
+    print(out)
+
+
+def _of_runs(figure: str, folders: list[Path], out: Path | None) -> list[Path]:
+    """Draw a figure of any runs."""
+    from brx.runs.frames import comparable, differences, left_out, load
+
+    path = out or Path(figure)
+    if figure == "staleness":
+        from brx.plot.any_runs import draw_staleness
+
+        return draw_staleness(folders, path)
+    frame = load(folders)
+    if figure == "profiles":
+        from brx.curvature.effective_delay import profile_points
+        from brx.plot.curvature import draw_profiles
+
+        shown, *others = comparable(frame)
+        for aspects, runs_of_another in left_out(shown, others).items():
+            print_note(f"left out, since they differ from the rest in {aspects}: {', '.join(runs_of_another['name'])}")
+        return draw_profiles(profile_points(shown), path)
+    from brx.plot.any_runs import draw_curves
+
+    print_note(*differences(frame))
+    return draw_curves(frame, path)
+
+
+@app.add("""\
+  brx tables slowdown                           print one
+  brx tables "Table 3" --format latex           for a paper
+  brx tables all --out results/tables/laptop    write all of them as Markdown and CSV
+  brx tables all --scale paper --runs runs/paper --out tables
+  brx tables list                               which tables there are
+""")
+def tables(
+    table: Annotated[
+        str, argument("TABLE", "all, list, or one by name or number ('Table 3')", autocompletion=complete_table)
+    ],
+    *,
+    scale: ScaleName = "laptop",
+    runs: ScaleRuns = None,
+    format: Format = "table",
+    out: Annotated[Path | None, option("DIR", "write TABLE.md and TABLE.csv there (latex: TABLE.tex, too)")] = None,
+) -> None:
+    """Print or write the tables."""
+    from brx.files import write_text
+    from brx.paper.publishing import make_tables, write_table
+    from brx.paper.tables import TABLES
+    from brx.runs.formats import format_table
+
+    if table == "list":
+        for entry in TABLES.values():
+            print(f"{entry.name:20}{entry.place:13}{entry.title}")
+        return
+    for paper_table, texts in make_tables(table, scale, runs, print_note):
+        if out is None:
+            print_table(texts, format, paper_table.title)
+            continue
+        print(write_table(paper_table, texts, out))
+        if format == "latex":
+            write_text(out / f"{paper_table.name}.tex", format_table(texts, "latex") + "\n")
+
+
+@app.add("""\
+  brx claims                                    all of them, from results/laptop
+  brx claims main-reduction                     one, with the runs that it is from
+  brx claims --runs runs/laptop --format csv    from runs under way
+
+The rules of the verdicts are in docs/protocol.md, sections 5 and 6.
+""")
+def claims(
+    claim: Annotated[str | None, argument("CLAIM", "one, by name (default: all)")] = None,
+    *,
+    scale: ScaleName = "laptop",
+    runs: ScaleRuns = None,
+    format: Format = "table",
+) -> None:
+    """Print the claims with the paper's number, ours, and the verdict."""
+    from brx.paper.claim_list import CLAIMS
+    from brx.paper.claims import claim_table, judge
+    from brx.paper.scales import SCALES, Experiments
+
+    asked = [known for known in CLAIMS if claim in (None, known.name)]
+    refuse(not asked, f"CLAIM: unknown claim '{claim}' (known: {', '.join(known.name for known in CLAIMS)})")
+    experiments = Experiments.load(SCALES[scale], runs)
+    print_note(*experiments.notes)
+    outcomes = judge(experiments, asked)
+    table = claim_table(outcomes, experiments.scale)
+    if claim is None:
+        shown = table[["claim", "paper", "here", "reproduced"]] if format == "table" else table
+        print_table(shown, format)
+        return
+    for heading, text in table.iloc[0].items():
+        print(f"{heading + ':':12} {text}")
+    for run in outcomes[0].runs:
+        print(f"{'':12} {run}")
+
+
+@app.add("""\
+  brx report                                        report.html from the runs in results/laptop
+  brx report --runs runs/laptop --out today.html    from runs under way
+  brx report --scale paper --runs runs/paper --figures figures/paper
+""")
+def report(
+    *,
+    scale: ScaleName = "laptop",
+    runs: ScaleRuns = None,
+    figures: Annotated[
+        list[Path] | None,
+        option("DIR...", "show the figures of other commands that are there, too (default: figures and figures/SCALE)"),
+    ] = None,
+    out: Annotated[Path, option("FILE", "the page")] = Path("report.html"),
+) -> None:
+    """Write the page, and say where."""
+    from brx.paper.scales import SCALES, Experiments
+    from brx.report.page import write_report
+
+    for folder in figures or []:
+        refuse(not folder.is_dir(), f"--figures: {folder}: no such folder")
+    write_report(Experiments.load(SCALES[scale], runs), figures or [Path("figures"), Path("figures") / scale], out)
+    print(out)
+
+
+@app.add("""\
+  brx toy quadratic                                     AdaSGD and Adam on an aligned and a misaligned quadratic
+  brx toy spiral                                        the spiral as the paper states it
+  brx toy spiral configs/toy/spiral-small-steps.yaml    with steps small enough to get all the way
+  brx toy sweep                                         slowdown over angle and delay, beside the (1,1)-norm
+  brx toy sweep configs/toy/sweep-small-steps.yaml      with smaller steps, where momentum is at home
+
+The figure is figures/toy-NAME, its numbers are results/toy/NAME.json, where NAME is the configuration's.
+""")
+def toy(
+    landscape: Annotated[Literal["quadratic", "spiral", "sweep"], argument("LANDSCAPE", "quadratic, spiral or sweep")],
+    config: Annotated[Path | None, argument("CONFIG", "set-up (default: configs/toy/LANDSCAPE.yaml)")] = None,
+    *,
+    out: Annotated[
+        Path | None, option("FIGURE", "the figure's path without suffix (default: figures/toy-NAME)")
+    ] = None,
+    json: Annotated[Path | None, option("FILE", "where the numbers go (default: results/toy/NAME.json)")] = None,
+) -> None:
+    """Run the descents, keep the numbers, and draw."""
+    from brx.paper.toy_figures import run_toy
+
+    name = config.stem if config else landscape
+    figure = out or Path("figures") / f"toy-{name}"
+    written = run_toy(landscape, figure, config, json or Path("results") / "toy" / f"{name}.json")
+    print(figure.with_name(f"{figure.name}.txt").read_text(encoding="utf-8"), end="")
+    print(*written, sep="\n")

@@ -1,0 +1,219 @@
+"""Before a run: `brx schedule`, `plan`, `memory`, `stages` and `similarity`."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from typing import Annotated
+
+from brx.cli.options import (
+    CONFIG_HELP,
+    Bandwidth,
+    ConfigName,
+    DeviceMemory,
+    FigurePath,
+    Format,
+    Overrides,
+    Throughput,
+    argument,
+    complete_config,
+    option,
+)
+from brx.cli.usage import Application, print_note, print_table, refuse
+from brx.errors import UserError
+
+OWN_MODEL = "A model of your own (default: the paper's LLaMA models)"
+
+app = Application()
+
+
+@app.add("""\
+  brx schedule --stages 4                                       the actions of each device, as the engine runs them
+  brx schedule --stages 8 --devices 2 --micro-batches 6
+  brx schedule --stages 4 --delay 2bw --accumulation 4          PipeDream-2BW: all stages one update behind
+  brx schedule --stages 4 --figure figures/schedule             the picture: synchronous, asynchronous, delay
+""")
+def schedule(
+    *,
+    stages: Annotated[int, option("P", "virtual stages", min=1)],
+    devices: Annotated[int | None, option("R", "devices (default: one per stage)")] = None,
+    micro_batches: Annotated[int, option("N", "in a synchronous step", min=1)] = 4,
+    accumulation: Annotated[int, option("M", "micro-batches per asynchronous update")] = 1,
+    delay: Annotated[str, option("PROFILE", "as pipeline.delay: pipeline, 2bw, 7, [3, 0, 0], {like: 32}")] = "pipeline",
+    figure: FigurePath = None,
+) -> None:
+    """Print the schedules (F: forward pass, B: backward pass, U: update), or draw them (needs R = P)."""
+    from brx.config.loading import validate
+    from brx.config.schema import PipelineConfig
+    from brx.config.yaml_text import parse_yaml
+    from brx.pipeline.schedule_text import check_size, schedule_lines
+
+    num_ranks = stages if devices is None else devices
+    refuse(not 1 <= num_ranks <= stages, f"--devices must be from 1 to --stages ({stages}), got {num_ranks}")
+    content = {"stages": stages, "devices": num_ranks, "accumulation": accumulation}
+    content["delay"] = parse_yaml(delay, f"--delay {delay}")
+    pipeline = validate(content, PipelineConfig, "brx schedule", {(key,): f"--{key}" for key in content})
+    if figure is None:
+        print(*schedule_lines(pipeline, micro_batches, shutil.get_terminal_size().columns), sep="\n")
+        return
+    shown = "--figure shows one {} per {}: leave out {}"
+    is_plain = (accumulation, delay) == (1, "pipeline")
+    refuse(not is_plain, shown.format("micro-batch", "update", "--accumulation and --delay"))
+    refuse(num_ranks != stages, shown.format("stage", "device", f"--devices, or make it {stages}"))
+    check_size(stages, num_ranks, 2 * micro_batches)
+    from brx.plot.schedule import draw_schedules  # loads matplotlib
+
+    print(*draw_schedules(num_ranks, micro_batches, figure), sep="\n")
+
+
+@app.add("""\
+  brx plan paper-95m                                                    on one device
+  brx plan paper-1b --devices 6 --device-memory 80GB                    does it fit, and on how few devices would it
+  brx plan paper-1b --devices 6 --throughput A100                       with the time, at 40 % of the data sheet's peak
+  brx plan paper-1b --throughput 120T --set optimizer.method=basis-rotation    at 120 TFLOP/s, as measured
+""")
+def plan(
+    config: ConfigName,
+    *,
+    overrides: Overrides,
+    devices: Annotated[int | None, option("R", "devices (default: pipeline.devices)")] = None,
+    device_memory: DeviceMemory = None,
+    throughput: Throughput = None,
+    bandwidth: Bandwidth = None,
+) -> None:
+    """Print the plan; exit code 0 also where it does not fit."""
+    from brx.config.loading import load_config
+    from brx.planning.memory_tables import rank_notes, rank_table
+    from brx.planning.plan import plan_memory, planned_device_type
+    from brx.planning.planned_run import parse_devices
+    from brx.planning.prospects import fit_line, time_lines
+
+    settings = overrides if devices is None else [*overrides, f"pipeline.devices={devices}"]
+    run_config = load_config(config, settings, is_new=True)
+    run = parse_devices(run_config, device_memory, throughput, bandwidth)
+    device_type = planned_device_type(run_config)
+    ranks = plan_memory(run_config, device_type)
+    title, table = rank_table(run_config, ranks, run.memory)
+    print_table(table, title=title)
+    print(*rank_notes(run_config), sep="\n")
+    if run.memory is not None:
+        print(fit_line(run_config, ranks, device_type, run.memory))
+    print(*time_lines(run), sep="\n")
+
+
+@app.add("""\
+  brx memory                                         the paper's table: the matrices of Llama-3-8B
+  brx memory paper-1b                                the matrices of a configuration, its stages and its device
+  brx memory paper-1b --set pipeline.devices=6 optimizer.method=basis-rotation      the same on six devices
+  brx memory --matrix 4096x4096 1024x4096            any matrices
+""")
+def memory(
+    config: Annotated[str | None, argument("CONFIG", CONFIG_HELP, autocompletion=complete_config)] = None,
+    *,
+    overrides: Overrides,
+    matrix: Annotated[list[str] | None, option("MxN...", "weight matrices")] = None,
+) -> None:
+    """Print the table; for a configuration, two more, of its stages and of its devices."""
+    from collections import Counter
+
+    from brx.config.loading import load_config
+    from brx.paper.printed import LLAMA_3_8B
+    from brx.planning import memory_tables
+    from brx.planning.plan import plan_memory, planned_device_type
+
+    refuse(config is not None and matrix, "CONFIG and --matrix: give one of the two")
+    refuse(overrides and config is None, "--set: needs a CONFIG to change")
+    notes: list[str] = []
+    if config is not None:
+        run_config = load_config(config, overrides, is_new=True)
+        ranks = plan_memory(run_config, planned_device_type(run_config))
+        overhead = memory_tables.overhead_texts(memory_tables.matrices_of(run_config), {})
+        tables = [overhead, memory_tables.stage_table(run_config, ranks), memory_tables.rank_table(run_config, ranks)]
+        notes = memory_tables.rank_notes(run_config)
+    elif matrix:
+        tables = [memory_tables.overhead_texts(Counter(map(memory_tables.parse_matrix, matrix)), {})]
+    else:
+        names = {shape: name for name, shape in LLAMA_3_8B.items()}
+        tables = [memory_tables.overhead_texts(dict.fromkeys(names, 1), names)]
+    for title, table in tables:
+        print_table(table, title=title)
+    for note in notes:
+        print(note)
+
+
+def gigabytes(text: str) -> float:
+    """`24` or `24GB` as 24.0."""
+    try:
+        return float(text.lower().removesuffix("gb"))
+    except ValueError:
+        raise UserError(f"--memory {text}: write a number of GB, for example 24") from None
+
+
+@app.add("""\
+  brx stages                                            the paper's table
+  brx stages --memory 24 141 --format markdown          the same models on other devices (GB = 1e9 bytes)
+  brx stages --hidden 8192 --heads 64 --params-per-block 856e6 --blocks 80 --sequence-length 8192
+""")
+def stages(
+    *,
+    hidden: Annotated[int | None, option("H", "embedding dimension", rich_help_panel=OWN_MODEL)] = None,
+    heads: Annotated[int | None, option("A", "attention heads", rich_help_panel=OWN_MODEL)] = None,
+    params_per_block: Annotated[
+        float | None, option("W", "parameters of one block, for example 202e6", rich_help_panel=OWN_MODEL)
+    ] = None,
+    blocks: Annotated[int | None, option("L", "Transformer blocks", rich_help_panel=OWN_MODEL)] = None,
+    memory: Annotated[
+        list[float] | None, option("GB...", "memory of devices, in 1e9 bytes (default: the paper's)", parser=gigabytes)
+    ] = None,
+    sequence_length: Annotated[int, option("S", "tokens of a sequence")] = 4096,
+    batch_size: Annotated[int, option("B", "examples per micro-batch")] = 1,
+    format: Format = "table",
+) -> None:
+    """Print the table."""
+    from brx.paper.printed import DEVICES_GB, LLAMAS
+    from brx.planning.stage_count import ModelShape, stage_count_table
+
+    own = {"--hidden": hidden, "--heads": heads, "--params-per-block": params_per_block, "--blocks": blocks}
+    missing = [option for option, value in own.items() if value is None]
+    refuse(0 < len(missing) < len(own), f"a model of your own needs {', '.join(missing)} too")
+    models: Sequence[ModelShape] = LLAMAS
+    if hidden is not None and heads is not None and params_per_block is not None and blocks is not None:
+        models = (ModelShape("model", hidden, heads, params_per_block, blocks),)
+    table = stage_count_table(models, DEVICES_GB if memory is None else memory, sequence_length, batch_size)
+    print_table(table, format)
+    if table.map(lambda cell: cell.startswith(">=")).any(axis=None):
+        print_note(">=: the device does not hold a whole block, so that each needs at least two")
+    if models is LLAMAS and memory is None and (sequence_length, batch_size) == (4096, 1):
+        print_note("for Llama 3.1 405B the paper prints >= 512 where its formula, P >= 2 L, gives >= 252")
+
+
+@app.add("""\
+  brx similarity laptop                                     beside the paper's main model
+  brx similarity laptop --set pipeline.delay.like=32 optimizer.lr=1e-3 --like-set optimizer.lr=1e-3
+  brx similarity my.yaml --like paper-1b                    beside another preset or file
+  brx similarity laptop --noise-scale 200                   with the gradient noise scale after 200 iterations
+""")
+def similarity(
+    config: ConfigName,
+    *,
+    overrides: Overrides,
+    like: Annotated[str, option("CONFIG", "the configuration to resemble")] = "paper-95m",
+    like_set: Annotated[list[str] | None, option("KEY=VALUE...", "its settings that differ from its file")] = None,
+    noise_scale: Annotated[
+        int | None, option("N", "measure the gradient noise scale of CONFIG after N iterations", min=1)
+    ] = None,
+    format: Format = "table",
+) -> None:
+    """Print the numbers side by side, marked where they differ by more than a factor of three."""
+    from brx.config.loading import load_config
+    from brx.planning.similarity import similarity_table
+
+    run_config = load_config(config, overrides, is_new=True)
+    names = (config, like if like != config else f"{like} (like)")
+    print_table(similarity_table(run_config, load_config(like, like_set or []), names), format)
+    if noise_scale is not None:
+        from brx.train.noise_scale import SAMPLES, gradient_noise_scale
+
+        scale = gradient_noise_scale(run_config, noise_scale)
+        after = f"gradient noise scale of {config} after {noise_scale} iterations without delay"
+        print_note(f"{after}: {scale:,.0f} tokens, of {SAMPLES} batches")

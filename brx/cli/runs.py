@@ -1,0 +1,134 @@
+"""What runs say: `brx slowdown`, and `brx export`, which keeps them small."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from brx.cli.options import Format, RunsOrFolders, TableFormat, option
+from brx.cli.usage import Application, print_note, print_table, refuse
+from brx.errors import UserError
+
+if TYPE_CHECKING:
+    from brx.runs.comparison import Comparison
+
+app = Application()
+
+
+@app.add("""\
+  brx slowdown results/laptop                      every method and P found there, relative to P = 1
+  brx slowdown runs/a runs/b --target 2.5 --format csv
+  brx slowdown results/laptop --rates 3e-4,1e-3    each side at the better one of these learning rates
+  brx slowdown results/laptop --same-rate          both sides at one learning rate, a row for each
+  brx slowdown results/laptop --all-targets figures/slowdown-all-targets
+""")
+def slowdown(
+    runs: RunsOrFolders,
+    *,
+    target: Annotated[
+        float | None,
+        option("LOSS", "training loss to reach, in nats; by default the highest mean over the last quarter of a run"),
+    ] = None,
+    rates: Annotated[str | None, option("LR,LR,...", "choose among these learning rates only")] = None,
+    same_rate: Annotated[
+        bool, typer.Option("--same-rate", help="compare at one learning rate on both sides: every one that both have")
+    ] = False,
+    reference_stages: Annotated[int, option("P", "stages to compare to", min=1)] = 1,
+    format: Format = "table",
+    all_targets: Annotated[Path | None, option("FIGURE", "draw slowdown against target, too")] = None,
+) -> None:
+    """Print the slowdowns, and the iterations saved over the best baseline."""
+    from brx.runs.comparison import at_same_rates, compare, has_slowdowns
+    from brx.runs.experiments import at_best_rates, notes, of_rates
+    from brx.runs.frames import load
+
+    refuse(target is not None and not 0 < target < math.inf, f"--target {target}: must be a loss above 0, in nats")
+    refuse(same_rate and all_targets is not None, "--same-rate and --all-targets: give one of the two")
+    all_runs = load(runs)
+    if rates is not None:
+        all_runs = of_rates(all_runs, parse_rates(rates))
+    chosen = at_best_rates(all_runs, with_diverged=True)
+    comparison = (
+        at_same_rates(all_runs, target, reference_stages) if same_rate else compare(chosen, target, reference_stages)
+    )
+    print_note(*[*notes(all_runs, chosen), *comparison.notes])
+    same = " at the same learning rate" if same_rate else ""
+    refuse(
+        comparison.slowdowns.empty,
+        f"RUNS: nothing to compare: no method has runs at P = {reference_stages} and at another P{same}",
+    )
+    last_quarter = "the highest mean training loss over the last quarter of a run"
+    _print(comparison, format, last_quarter if target is None else "as given")
+    if all_targets is not None:
+        from brx.plot.any_runs import draw_all_targets  # loads matplotlib
+
+        shown = next((runs for runs in comparison.sets if has_slowdowns(runs, reference_stages)), None)
+        if shown is None:
+            raise UserError("--all-targets: every run with a slowdown diverged, or those without delay did")
+        print(*draw_all_targets(shown, all_targets, reference_stages, target), sep="\n", file=sys.stderr)
+
+
+def _print(comparison: Comparison, format: TableFormat, target_rule: str) -> None:
+    """The slowdowns, and in the formats that hold more than a table the savings too."""
+    from brx.runs.comparison import EARLY
+    from brx.runs.tables import reduction_table, slowdown_table
+
+    slowdowns, reductions = comparison.slowdowns, comparison.reductions
+    if format == "json":
+        both = {"slowdowns": slowdowns, "reductions": reductions}
+        print(json.dumps({key: json.loads(frame.to_json(orient="records")) for key, frame in both.items()}, indent=2))
+        return
+    title = f"Iterations until the training loss falls to the target ({target_rule}); 95 % intervals over seeds"
+    print_table(slowdown_table(slowdowns), format, title)
+    if format != "table":
+        return
+    if slowdowns["is_early"].any():
+        print(f"(early): without delay, training passes the target in its first {EARLY:.0%}: a ratio of its start")
+    if slowdowns["is_plateau"].any():
+        print("plateau: the losses fall so little there that noise decides when they pass; take a higher --target")
+    if slowdowns[["lr_at_edge", "reference_lr_at_edge"]].any(axis=None):
+        print("*: at the edge of the rates that were tried, or the only one")
+    if len(reductions):
+        saved = "Iterations saved over the best of PipeDream, PipeDream-LR and Nesterov, at its final loss"
+        print_table(reduction_table(reductions), title=saved)
+
+
+def parse_rates(text: str) -> list[float]:
+    """The learning rates of `--rates`.
+
+    Raises:
+        UserError: one of them is no number above 0.
+    """
+    try:
+        rates = [float(part) for part in text.split(",")]
+    except ValueError:
+        rates = [0.0]
+    is_wrong = not all(0 < rate < math.inf for rate in rates)
+    refuse(is_wrong, f"--rates {text}: must be learning rates above 0 with commas between them, as 1e-4,3e-4,1e-3")
+    return rates
+
+
+@app.add("""\
+  brx export runs/laptop --to results/laptop
+  brx export runs/a runs/b --to results/mine
+""")
+def export(
+    runs: RunsOrFolders,
+    *,
+    to: Annotated[Path, option("DIR", "folder that gets one folder per run")],
+    unfinished: Annotated[
+        bool, typer.Option("--unfinished", help="runs that are unfinished, interrupted or failed, too")
+    ] = False,
+) -> None:
+    """Copy, and say how many."""
+    from brx.runs.metrics import export_runs
+
+    num_exported, num_left_out = export_runs(runs, to, unfinished=unfinished)
+    print(f"{to}: {num_exported} runs")
+    if num_left_out:
+        print(f"{num_left_out} left out: unfinished, interrupted or failed (--unfinished takes them)")
