@@ -21,6 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic takes that of Python 3.12 on, this one anywhere
 
 from brx.config.schema import RunConfig
+from brx.data.token_file import sha256
 from brx.errors import UserError
 from brx.files import cannot_write, replacing, sync_folder, write_json
 from brx.methods.trajectory_version import check_trajectory_version
@@ -86,7 +87,7 @@ def write_stage(run: Path, iteration: int, stage: int, state: Content) -> Conten
     path = _temporary(run, iteration) / _stage_file(stage)
     with replacing(path) as file:
         torch.save(state, file)
-    return {"stage": stage, "bytes": path.stat().st_size, "sha256": _sha256(path)}
+    return {"stage": stage, "bytes": path.stat().st_size, "sha256": sha256(path)}
 
 
 def finish(
@@ -151,7 +152,7 @@ def read_stage(checkpoint: Path, stage: int, device: torch.device) -> Content:
     path = checkpoint / _stage_file(stage)
     if entry is None or not path.is_file():
         raise UserError(f"{path}: the checkpoint lacks stage {stage}; resume from another one")
-    if path.stat().st_size != entry["bytes"] or _sha256(path) != entry["sha256"]:
+    if path.stat().st_size != entry["bytes"] or sha256(path) != entry["sha256"]:
         raise UserError(f"{path}: damaged (its SHA-256 is not the manifest's); remove {checkpoint} to resume before it")
     try:
         state: Content = torch.load(path, map_location=device, weights_only=True)
@@ -238,8 +239,3 @@ def _stage_file(stage: int) -> str:
 
 def _sha256_of_content(manifest: Content) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

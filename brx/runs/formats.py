@@ -40,10 +40,8 @@ def format_table(table: pd.DataFrame, form: Format) -> str:
 
 
 def terminal_text(table: pd.DataFrame, width: int) -> str:
-    """The table in at most `width` characters, with words wrapped where that is enough.
-
-    If it is not, the table stands upright, a column per row of it; if that is too wide, too, columns are left out by
-    rank and named below.
+    """The table in at most `width` characters: its words wrapped, else upright (a column per row of it), else without
+    some columns, by rank, which are named below.
     """
     shown = table
     upright = table.set_index(table.columns[0]).T  # a row may be called as the first column is
@@ -63,17 +61,17 @@ def terminal_text(table: pd.DataFrame, width: int) -> str:
 
 def _width(table: pd.DataFrame) -> int:
     """The least width in which no word is broken: of a column, its longest word, two spaces and a line."""
-    return 1 + sum(_longest_word(table, place) + 3 for place in range(len(table.columns)))
+    return 1 + sum(width + 3 for width in _longest_words(table))
 
 
-def _longest_word(table: pd.DataFrame, place: int) -> int:
-    return max(map(cell_len, " ".join([table.columns[place], *table.iloc[:, place]]).split()), default=0)
+def _longest_words(table: pd.DataFrame) -> list[int]:
+    columns = [[heading, *table.iloc[:, place]] for place, heading in enumerate(table.columns)]
+    return [max(map(cell_len, " ".join(column).split()), default=0) for column in columns]
 
 
 def _drawn(table: pd.DataFrame, width: int) -> Table:
     """The table in at most `width` characters, which are at least `_width`; rich would rather break words than wrap."""
-    places = range(len(table.columns))
-    widths = [_longest_word(table, place) for place in places]
+    places, widths = range(len(table.columns)), _longest_words(table)
     wanted = [max(map(cell_len, [table.columns[place], *table.iloc[:, place]])) for place in places]
     for _ in range(width - _width(table)):  # each further character goes where most is wrapped
         neediest = max(places, key=lambda place: wanted[place] / max(1, widths[place]))

@@ -60,8 +60,7 @@ def curves(runs: pd.DataFrame | Folders) -> pd.DataFrame:
     """The losses of runs (rows of `load`, or folders) in long form: a row per run and iteration.
 
     Columns: `run` (the index of `load`), `iteration` from 1, `train_loss` and `val_loss` in nats (NaN where there was
-    no validation), `smoothed` (the training loss averaged over 2 % of the schedule, dated at the middle of the window;
-    NaN within half a window of either end), `seconds` of training.
+    no validation), `smoothed` (see `Run.smoothed`; NaN within half a window of either end), `seconds` of training.
     """
     paths = runs.index if isinstance(runs, pd.DataFrame) else load(runs).index
     return pd.concat([_curves(path) for path in paths], ignore_index=True)
@@ -127,11 +126,9 @@ def comparable(runs: pd.DataFrame, *, any_split: bool = False) -> list[pd.DataFr
 
 def differences(runs: pd.DataFrame) -> list[str]:
     """What makes runs incomparable with the first of them: a line per run, none if they compare."""
-    return [
-        f"{path} and {runs.index[0]} differ in {', '.join(differing)}: their losses do not compare"
-        for path, differing in differing_aspects(runs).items()
-        if differing
-    ]
+    first, found = runs.index[0], differing_aspects(runs)
+    differing = {path: ", ".join(aspects) for path, aspects in found.items() if aspects}
+    return [f"{path} and {first} differ in {what}: their losses do not compare" for path, what in differing.items()]
 
 
 def differing_aspects(runs: pd.DataFrame, *, any_split: bool = False) -> dict[str, list[str]]:

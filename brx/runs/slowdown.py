@@ -39,26 +39,20 @@ CHERNOFF = math.sqrt(0.26355964)
 
 
 class Reached(NamedTuple):
-    """When one run passed the target.
-
-    Attributes:
-        iterations: where it did; for a run that did not, all the iterations that its schedule gave it.
-        is_reached: whether it did; not so for a run that diverged, whatever it had reached before.
-    """
+    """When one run passed the target."""
 
     iterations: float
+    """Where it did; for a run that did not, all the iterations that its schedule gave it."""
     is_reached: bool
+    """Not so for a run that diverged, whatever it had reached before."""
 
 
 @dataclass(frozen=True)
 class IterationRatio:
     """Iterations of the delayed runs over those of the reference runs: geometric means over seeds.
 
-    Attributes:
-        ratio: the estimate; a lower bound if `is_lower_bound`.
-        low: lower end of the 95 % interval; None for a bound, and with fewer than two seeds in common.
-        high: its upper end.
-        is_lower_bound: whether a delayed run never reached the target.
+    `low` and `high` end the 95 % interval: None for a bound, and with fewer than two seeds in common. The ratio is a
+    lower bound where a delayed run never reached the target.
     """
 
     ratio: float
@@ -85,13 +79,7 @@ def iterations_to_target(iterations: Series, losses: Series, target: float) -> f
     after below it as clearly as they can: there is no width of a window to choose, and noise moves the split in either
     direction alike.
 
-    Args:
-        iterations: (n,), increasing.
-        losses: (n,), the training loss of each in nats.
-        target: the loss to reach, in nats.
-
-    Raises:
-        ValueError: the target is no finite number.
+    `iterations` (n,) increase, `losses` (n,) and `target` are in nats; ValueError where the target is not finite.
 
     Returns:
         The middle between the last iteration above and the first one below; the first iteration if none is above; None
@@ -120,12 +108,7 @@ def passage_error(iterations: Series, losses: Series, passage: float) -> float:
 
     That of the inverse of isotonic regression, (4 S / (b^2 passage))^(1/3) times Chernoff's (Groeneboom, 1985): losses
     fall by b nats per e-fold of iterations, and S is their noise's variance per iteration, with what neighbours have in
-    common. Both are estimated from half the passage to twice it.
-
-    Args:
-        iterations: (n,), increasing.
-        losses: (n,), in nats.
-        passage: of `iterations_to_target`.
+    common. Both are estimated from half the passage to twice it. `passage` is that of `iterations_to_target`.
     """
     around = (iterations >= passage / 2) & (iterations <= 2 * passage)
     x, y = np.log(iterations[around]), losses[around]
@@ -152,10 +135,6 @@ def iteration_ratio(delayed: Mapping[int, Reached], reference: Mapping[int, Reac
     Runs of one seed share their initial weights and the order of their data, so that the seeds that both sides have are
     compared in pairs: the interval is Student's t interval of the mean of log(delayed / reference) over them. It is of
     the spread between seeds, and so there is none of one seed.
-
-    Args:
-        delayed: by seed.
-        reference: by seed.
 
     Returns:
         Over the seeds in common; if there are none, over all of each side. None if a reference run did not reach the

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import numpy as np
 import pandas as pd
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from brx.config.loading import load_config, validate
 from brx.errors import UserError
@@ -30,11 +30,7 @@ LOSS_STEP = 0.02
 HIGHEST_LOSS = 4.0
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Experiment(_Frozen):
+class Experiment(BaseModel, frozen=True, extra="forbid"):
     """The seeds of one method under one delay, at the learning rate that was chosen for them."""
 
     method: str
@@ -44,11 +40,10 @@ class Experiment(_Frozen):
     delay: float = Field(ge=0)
     """The largest delay of a stage, in updates: 0 without asynchrony."""
     lr: float
-    """The chosen learning rate."""
     num_rates: int
     """How many learning rates were tried."""
     seconds: float = Field(gt=0)
-    """Seconds per iteration of the fastest seed while nothing else used the machine."""
+    """Per iteration of the fastest seed while nothing else used the machine."""
     micro_batches: int = 1
     """M of these runs: the pace of runs compares among equal M."""
     seeds: list[int] = Field(min_length=1)
@@ -56,7 +51,7 @@ class Experiment(_Frozen):
     """Iterations to each loss (rows, as `Measurements.losses`) by each seed (columns); None: it never got there."""
 
 
-class Measurements(_Frozen):
+class Measurements(BaseModel, frozen=True, extra="forbid"):
     """Runs that compare: on the same data, model and budget."""
 
     source: str
@@ -64,9 +59,8 @@ class Measurements(_Frozen):
     model: str
     """The model in a few words."""
     examples: int = Field(gt=0)
-    """Examples per update."""
+    """Per update."""
     last_iteration: int = Field(gt=0)
-    """The iteration at which the runs end."""
     losses: list[float] = Field(min_length=1)
     """Losses in nats, descending by `LOSS_STEP`."""
     experiments: list[Experiment] = Field(min_length=1)
@@ -83,11 +77,7 @@ class Measurements(_Frozen):
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """From a file that `write` made.
-
-        Raises:
-            UserError: it is none.
-        """
+        """From a file that `write` made; UserError where it is none."""
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
@@ -100,11 +90,7 @@ class Measurements(_Frozen):
         write_text(path, self.model_dump_json(exclude_defaults=True) + "\n")
 
     def reached(self, experiment: Experiment, loss: float) -> dict[int, Reached]:
-        """When each seed passed a loss.
-
-        Raises:
-            UserError: the loss is above those that were measured.
-        """
+        """When each seed passed a loss; UserError where the loss is above those that were measured."""
         if loss > self.losses[0]:
             raise UserError(f"--loss {loss:g}: above {self.losses[0]:g}, where these measurements begin")
         never = Reached(float(self.last_iteration), False)
@@ -128,19 +114,15 @@ class Measurements(_Frozen):
 def measure_largest_set(runs: pd.DataFrame, source: str) -> tuple[Measurements, list[str]]:
     """What the largest set of runs that compare says about delay, and lines on those that are left out.
 
-    Runs (rows of `load`, at `source`) compare whatever micro-batches they split up an update's examples into.
-
-    Raises:
-        UserError: they say nothing: none is finished, none has a pipeline's delays, or none falls to `HIGHEST_LOSS`.
+    Runs (rows of `load`, at `source`) compare whatever micro-batches they split up an update's examples into. UserError
+    where they say nothing: none is finished, none has a pipeline's delays, or none falls to `HIGHEST_LOSS`.
     """
     finished = at_best_rates(runs)
     if finished.empty:
         raise UserError(f"{source}: no run is finished")
     is_pipeline = has_pipeline_delays(finished) | (finished["largest_delay"] == 0)
     if not is_pipeline.any():
-        raise UserError(
-            f"{source}: no run has a pipeline's delays (pipeline.delay: pipeline or like) or is without any"
-        )
+        raise UserError(f"{source}: no run has a pipeline's delays (pipeline.delay: pipeline or like) or none at all")
     measured, *others = comparable(finished[is_pipeline], any_split=True)
     differing = left_out(measured, others, any_split=True)
     notes = [_left_out(f"differ in {aspects}", runs["name"].tolist()) for aspects, runs in differing.items()]
@@ -151,18 +133,12 @@ def measure_largest_set(runs: pd.DataFrame, source: str) -> tuple[Measurements, 
 
 
 def measure(chosen: pd.DataFrame, num_rates: Mapping[str, int], source: str) -> Measurements:
-    """What runs under a pipeline's delays say: rows of `at_best_rates`, of one of the sets of `comparable`.
-
-    Raises:
-        UserError: none falls to `HIGHEST_LOSS`.
-    """
+    """What runs under a pipeline's delays say: rows of `at_best_rates`, of one of the sets of `comparable`."""
     first, lowest = chosen.iloc[0], chosen["train_loss"].min()
     steps = range(round(HIGHEST_LOSS / LOSS_STEP), math.floor(lowest / LOSS_STEP), -1)
     if not steps:
-        raise UserError(
-            f"{source}: no run falls to a training loss of {HIGHEST_LOSS:g} nats, where measurements begin (the lowest"
-            f" ends at {lowest:.2f})"
-        )
+        above = f"a training loss of {HIGHEST_LOSS:g} nats, where measurements begin (the lowest ends at {lowest:.2f})"
+        raise UserError(f"{source}: no run falls to {above}")
     losses = [round(step * LOSS_STEP, 4) for step in steps]
     # Of several experiments of one method and delay (with other moments or decays), that with the lowest final loss.
     best: dict[tuple[str, float], pd.DataFrame] = {}

@@ -13,8 +13,7 @@ def wide(num_rows, num_columns=12):
     return pd.DataFrame({"method": names, DROPPED_FIRST[1]: "0.1", DROPPED_FIRST[0]: "0.2", **numbers})
 
 
-@pytest.mark.parametrize("width", [40, 60, 80, 120, 400])
-@pytest.mark.parametrize("num_rows", [1, 4, 20])
+@pytest.mark.parametrize(("width", "num_rows"), [(40, 4), (60, 1), (80, 20), (120, 4), (400, 1)])
 def test_tables_fit_and_name_what_they_leave_out(width, num_rows):
     table = wide(num_rows)
     lines = terminal_text(table, width).splitlines()
@@ -28,29 +27,37 @@ def test_tables_fit_and_name_what_they_leave_out(width, num_rows):
     assert "\n".join(lines).count("1234567") == num_rows * (9 - len(set(named) - set(DROPPED_FIRST)))
 
 
-def test_few_wide_rows_stand_upright_with_all_columns():
+def test_few_wide_rows_stand_upright_with_all_columns_and_words_are_never_broken():
     text = terminal_text(wide(2), 80)
     assert "Too narrow" not in text
     assert text.count("1234567") == 2 * 9
-
-
-def test_words_are_wrapped_and_never_broken():
-    table = pd.DataFrame(
-        {"method": ["basis-rotation 1st/unilateral"] * 9, "time": ["1.25"] * 9, "note": ["word " * 9] * 9}
-    )
-    text = terminal_text(table, 44)
+    row = {"method": "basis-rotation 1st/unilateral", "time": "1.25", "note": "word " * 9}
+    text = terminal_text(pd.DataFrame([row] * 9), 44)
     assert "…" not in text
-    assert "basis-rotation" in text
-    assert "1st/unilateral" in text
+    assert text.count("basis-rotation") == text.count("1st/unilateral") == 9
 
 
-@pytest.mark.parametrize("width", [74, 77, 80, 90, 105])
+@pytest.mark.parametrize("width", [74, 80, 105])
 def test_no_line_is_cut_at_the_right(width):
     headings = ["method", "slowdown at P = 32", "seeds", "lr at P = 1", "lr at P = 32", "the paper's", "target loss"]
     row = ["basis-rotation 1st/bilateral", "12.03 [9.80, 14.77]", "6", "0.001*", "0.001*", "5.43x", "2.672"]
     lines = terminal_text(pd.DataFrame([row] * 9, columns=headings), width).splitlines()
     assert all(len(line) <= width and line[-1] in "┓┃┩│┘" for line in lines)
     assert "".join(lines).count("5.43x") == 9
+
+
+@pytest.mark.parametrize(
+    ("form", "expected"),
+    [
+        ("markdown", "| a & b | 50% |"),
+        ("csv", "a & b,50%"),
+        ("json", '"slow_down":"50%"'),
+        ("latex", "slow\\_down \\\\\n\\midrule\na \\& b & 50\\%"),
+        ("table", "a & b"),
+    ],
+)
+def test_a_table_in_every_format(form, expected):
+    assert expected in format_table(pd.DataFrame({"method": ["a & b"], "slow_down": ["50%"]}), form)
 
 
 def test_the_terminals_width_counts(monkeypatch):

@@ -8,10 +8,8 @@ import pytest
 
 import brx.runs
 from brx.config.loading import dump_config
-from brx.errors import UserError
 from brx.files import write_json
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
-from brx.runs.formats import format_table
 from brx.runs.frames import differences, has_pipeline_delays, same_but_for
 from tests.runs.helpers import write_metrics
 from tests.train.helpers import tiny_config
@@ -45,18 +43,13 @@ def test_a_row_has_settings_summary_and_outcomes(write_run, tmp_path):
     assert runs["train_loss"].tolist() == pytest.approx([1.0, 1.0])  # 2 % of 30 iterations: the last one
 
 
-def test_curves_are_long_and_keep_the_raw_losses(write_run, tmp_path):
-    write_run("a", "training.iterations=30", summary={"status": "finished"})
+def test_curves_are_long_and_a_run_that_has_changed_is_read_again(write_run, tmp_path):
+    path = write_run("a", "training.iterations=30", summary={"status": "finished"})
     curves = brx.runs.curves(brx.runs.load(tmp_path / "runs"))
     assert curves["iteration"].tolist() == list(range(1, 31))
     np.testing.assert_allclose(curves["train_loss"], 4.0 - curves["iteration"] / 10)
     assert curves.set_index("iteration")["val_loss"].dropna().to_dict() == {30: 3.0}
-    assert curves["run"].unique().tolist() == [str(tmp_path / "runs" / "a")]
-
-
-def test_a_run_that_has_changed_is_read_again(write_run, tmp_path):
-    path = write_run("a")
-    assert brx.runs.load(path)["iteration"].item() == 30
+    assert curves["run"].unique().tolist() == [str(path)]
     with (path / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"iteration": 31, "train_loss": 0.5, "seconds": 15.5}) + "\n")
     assert brx.runs.load(path)["iteration"].item() == 31
@@ -83,37 +76,12 @@ def test_delays_along_a_pipeline_are_told_from_others_whichever_there_are(write_
         assert has_pipeline_delays(runs).tolist() == expected
 
 
-def test_differences_name_the_aspect(write_run, tmp_path):
+def test_differences_name_the_aspect_and_an_unrecorded_trajectory_version_is_the_first(write_run):
     paths = [write_run("a"), write_run("b", "model.width=16"), write_run("c", "pipeline.stages=2")]
     (line,) = differences(brx.runs.load(paths))
     assert line == f"{paths[1]} and {paths[0]} differ in model: their losses do not compare"
-
-
-def test_an_unrecorded_trajectory_version_is_the_first(write_run):
     versions = ({}, {"trajectory_version": 1}, {"trajectory_version": TRAJECTORY_VERSION + 1})
     runs = brx.runs.load([write_run(str(number), summary=version) for number, version in enumerate(versions)])
     (line,) = differences(runs)
     assert line.startswith(runs.index[2])
     assert "differ in trajectory version: their losses do not compare" in line
-
-
-def test_a_folder_without_runs_is_refused(tmp_path):
-    with pytest.raises(UserError, match="no run with losses there"):
-        brx.runs.load(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("form", "expected"),
-    [
-        ("markdown", "| a & b | 50% |"),
-        ("csv", "a & b,50%"),
-        ("json", '"slow_down":"50%"'),
-        ("latex", r"a \& b & 50\% \\"),
-        ("table", "a & b"),
-    ],
-)
-def test_a_table_in_every_format(form, expected):
-    text = format_table(pd.DataFrame({"method": ["a & b"], "slow_down": ["50%"]}), form)
-    assert expected in text
-    if form == "latex":
-        assert r"slow\_down" in text

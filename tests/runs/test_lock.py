@@ -28,10 +28,8 @@ def start_holder(folder, **kwargs):
 def test_a_folder_is_held_by_one_and_the_other_is_told_by_whom(tmp_path):
     holder = start_holder(tmp_path / "run")
     assert is_locked(tmp_path / "run")
-    with (
-        pytest.raises(UserError, match=rf"run: process {holder.pid} on \S+ trains in this folder"),
-        hold(tmp_path / "run"),
-    ):
+    told = rf"run: process {holder.pid} on \S+ trains in this folder"
+    with pytest.raises(UserError, match=told), hold(tmp_path / "run"):
         pass
     with lock(tmp_path / "run") as descriptor:
         assert descriptor is None
@@ -73,10 +71,13 @@ def test_somebody_who_only_looks_does_not_keep_a_run_from_starting(tmp_path):
     holder.wait()
 
 
-def test_a_refused_run_leaves_no_folder(tmp_path):
+def test_a_refused_run_leaves_no_folder_and_one_that_cannot_be_made_is_one_line(tmp_path):
     with pytest.raises(UserError), hold(tmp_path / "runs" / "run"):
         raise UserError("refused")
     assert not (tmp_path / "runs" / "run").exists()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="cannot be written"), hold(tmp_path / "file" / "run"):
+        pass
 
 
 def test_a_file_system_without_locks_is_told(tmp_path, monkeypatch, capsys):
@@ -89,16 +90,10 @@ def test_a_file_system_without_locks_is_told(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().err.count("this file system has no locks") == 1
 
 
-def test_a_folder_that_cannot_be_written_to_is_one_line(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match="cannot be written"), hold(tmp_path / "file" / "run"):
-        pass
-
-
 @pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_second_train_or_resume_is_refused_while_the_first_goes_on(devices, tmp_path):
     path = tmp_path / "tiny.yaml"
-    config = tiny_config(tmp_path, "training.iterations=3000", "training.stop_after=400", "training.log_every=4")
+    config = tiny_config(tmp_path, "training.iterations=3000", "training.stop_after=150", "training.log_every=4")
     path.write_text(dump_config(config))
     out = ("--out", tmp_path / "run", "--devices", devices)
     first = start_brx("train", path, *out)
