@@ -36,46 +36,39 @@ PHASE_OF_FLOOR = -math.asin(1.0 / 20.0)
 
 
 class ToySection(Section):
-    """What every set-up has."""
+    """What every set-up has; the files in configs/toy say which values are the paper's, and why the others are so."""
 
     lr: float = Field(gt=0)
-    """Learning rate."""
     beta2: float = Field(ge=0, lt=1)
-    """Decay of the second moment."""
-    most_updates: int = Field(ge=1)
-    """A run that has not arrived by then never does."""
-    seed: int = Field(ge=0)
-    """Of what is drawn at random."""
+    most_updates: int = Field(ge=1)  # a run that has not arrived by then never does
+    seed: int = Field(ge=0)  # of what is drawn at random
 
 
 class _QuadraticSection(ToySection):
     """What both set-ups of the quadratic have."""
 
-    target: float = Field(gt=0)
-    """The loss at which a run has converged."""
-    eigenvalues: list[Annotated[float, Field(gt=0)]] = Field(min_length=2, max_length=2)
-    """Of the Hessian, the dominant one first."""
+    target: float = Field(gt=0)  # the loss at which a run has converged
+    eigenvalues: list[Annotated[float, Field(gt=0)]] = Field(min_length=2, max_length=2)  # the dominant one first
+
+    def check_loss(self, key: str, loss: float) -> None:
+        """Refuse starts that have arrived."""
+        if loss <= self.target:
+            raise ValueError(f"{key}: the loss there, {loss:g}, must be above the target, {self.target:g}")
 
 
 class QuadraticConfig(_QuadraticSection):
-    """The set-up; configs/toy/quadratic.yaml says which values are the paper's, and why the others are as they are."""
+    """AdaSGD and Adam on a quadratic, whose eigenvectors are the axes or not, with and without delay."""
 
     beta1: float = Field(ge=0, lt=1)
-    """Decay of the first moment."""
-    delay: int = Field(ge=1)
-    """tau of the delayed runs."""
-    start: list[float] = Field(min_length=2, max_length=2)
-    """The start, in coordinates of the eigenvectors."""
-    rotation_degrees: float
-    """Angle between eigenvectors and coordinates in the misaligned case."""
-    other_starts: int = Field(ge=1)
-    """Starts at the same distance from the optimum, in random directions."""
+    delay: int = Field(ge=1)  # tau of the delayed runs
+    start: list[float] = Field(min_length=2, max_length=2)  # in coordinates of the eigenvectors
+    rotation_degrees: float  # angle between eigenvectors and coordinates in the misaligned case
+    other_starts: int = Field(ge=1)  # at the same distance from the optimum, in random directions
 
     @model_validator(mode="after")
     def _start_is_above_the_target(self) -> Self:
-        loss = 0.5 * sum(value * place**2 for value, place in zip(self.eigenvalues, self.start, strict=True))
-        if loss <= self.target:
-            raise ValueError(f"start: has a loss of {loss:g}; must be above the target, {self.target:g}")
+        l1, l2 = self.eigenvalues
+        self.check_loss("start", 0.5 * (l1 * self.start[0] ** 2 + l2 * self.start[1] ** 2))
         return self
 
     def degrees(self, aligned: bool) -> float:
@@ -84,44 +77,30 @@ class QuadraticConfig(_QuadraticSection):
 
 
 class SweepConfig(_QuadraticSection):
-    """The set-up; configs/toy/sweep.yaml says why the values are what they are."""
+    """Adam on quadratics at several angles, with several momenta and delays."""
 
-    momenta: list[Annotated[float, Field(ge=0, lt=1)]] = Field(min_length=1)
-    """Decays of the first moment, beta1: one sweep for each."""
-    angles_degrees: list[float] = Field(min_length=2)
-    """Angles between eigenvectors and coordinates."""
-    delays: list[Annotated[int, Field(ge=1)]] = Field(min_length=1)
-    """tau, in updates."""
-    distance: float = Field(gt=0)
-    """Distance of the starts from the optimum, in random directions."""
-    starts: int = Field(ge=1)
-    """Number of starts."""
+    momenta: list[Annotated[float, Field(ge=0, lt=1)]] = Field(min_length=1)  # beta1: one sweep for each
+    angles_degrees: list[float] = Field(min_length=2)  # between eigenvectors and coordinates
+    delays: list[Annotated[int, Field(ge=1)]] = Field(min_length=1)  # tau, in updates
+    distance: float = Field(gt=0)  # of the starts from the optimum, in random directions
+    starts: int = Field(ge=1)  # how many
 
     @model_validator(mode="after")
     def _starts_are_above_the_target(self) -> Self:
-        least = 0.5 * min(self.eigenvalues) * self.distance**2
-        if least <= self.target:
-            raise ValueError(f"distance: starts have losses from {least:g}; must be above the target, {self.target:g}")
+        self.check_loss("distance", 0.5 * min(self.eigenvalues) * self.distance**2)
         return self
 
 
 class SpiralConfig(ToySection):
-    """The set-up; configs/toy/spiral.yaml says which values are the paper's, and why the others are as they are."""
+    """Adam along the spiral, with a delay that is introduced at some of its iterations."""
 
     beta1: float = Field(ge=0, lt=1)
-    """Decay of the first moment."""
-    delay: int = Field(ge=1)
-    """tau, introduced at a chosen iteration."""
-    interval_degrees: float = Field(gt=0)
-    """The angle to be travelled with and without delay."""
-    start_radius: float = Field(gt=0)
-    """The trajectory starts on the valley's floor at this radius,"""
-    end_radius: float = Field(gt=0)
-    """and ends at this one, or after `most_updates`."""
-    measurements: int = Field(ge=2)
-    """At how many iterations of the trajectory, drawn at random, the delay is introduced."""
-    most_measured: int = Field(ge=1)
-    """Updates after which a measurement gives up."""
+    delay: int = Field(ge=1)  # tau, once it is introduced
+    interval_degrees: float = Field(gt=0)  # the angle to be travelled with and without delay
+    start_radius: float = Field(gt=0)  # the trajectory starts on the valley's floor at this radius,
+    end_radius: float = Field(gt=0)  # and ends at this one, or after `most_updates`
+    measurements: int = Field(ge=2)  # iterations of the trajectory, drawn at random, at which the delay is introduced
+    most_measured: int = Field(ge=1)  # updates after which a measurement gives up
 
     @property
     def first_measured(self) -> int:
@@ -132,10 +111,9 @@ class SpiralConfig(ToySection):
     def _there_is_a_way(self) -> Self:
         if self.end_radius >= self.start_radius:
             raise ValueError(f"end_radius must be less than start_radius ({self.start_radius}), got {self.end_radius}")
-        if self.most_updates < self.first_measured:
-            raise ValueError(
-                f"most_updates: must be at least {self.first_measured} (2 / (1 - beta2)), got {self.most_updates}"
-            )
+        least = self.first_measured
+        if self.most_updates < least:
+            raise ValueError(f"most_updates: must be at least {least} (2 / (1 - beta2)), got {self.most_updates}")
         return self
 
 
@@ -202,6 +180,10 @@ def _counts(updates: Array) -> list[int | None]:
 def _finite(value: float | None, digits: int = 17) -> float | None:
     """A number as a file keeps it, rounded; None for one that is not finite."""
     return None if value is None or not math.isfinite(value) else round(float(value), digits)
+
+
+def _rounded(values: Array, digits: int) -> list[float | None]:
+    return [_finite(value, digits) for value in values]
 
 
 def _ratios(plain: Array, delayed: Array) -> Array:
@@ -288,7 +270,7 @@ class SweepResult(NamedTuple):
             {
                 "beta1": beta1,
                 "delay": delay,
-                "slowdowns": [_finite(value, 4) for value in self.slowdowns[row, column]],
+                "slowdowns": _rounded(self.slowdowns[row, column], 4),
                 "spearman_with_norm": _finite(self.correlation(row, column), 4),
             }
             for row, beta1 in enumerate(self.config.momenta)
@@ -296,7 +278,7 @@ class SweepResult(NamedTuple):
         ]
         return {
             "config": self.config.model_dump(),
-            "norms": [_finite(norm, 4) for norm in self.norms],
+            "norms": _rounded(self.norms, 4),
             "sweeps": sweeps,
         }
 
@@ -411,10 +393,7 @@ class SpiralResult(NamedTuple):
         """What is kept in a file."""
         correlation, p_value = self.correlation() or (None, None)
         way = angles_along(self.path)
-
-        def rounded(values: Array, digits: int) -> list[float]:
-            return [round(float(value), digits) for value in values]
-
+        aligned, misaligned = (_rounded(angles, 2) for angles in self.special_angles)
         return {
             "config": self.config.model_dump(),
             "updates": len(self.path) - 1,
@@ -424,10 +403,10 @@ class SpiralResult(NamedTuple):
             "p_value": None if p_value is None else float(f"{p_value:.2g}"),
             "not_travelled_without_delay": int(np.isinf(self.plain).sum()),
             "not_travelled_with_delay": int(np.isinf(self.delayed).sum()),
-            "aligned_angles": rounded(self.special_angles[0], 2),
-            "misaligned_angles": rounded(self.special_angles[1], 2),
-            "angles": rounded(self.angles, 3),
-            "misalignments": rounded(self.misalignments, 4),
+            "aligned_angles": aligned,
+            "misaligned_angles": misaligned,
+            "angles": _rounded(self.angles, 3),
+            "misalignments": _rounded(self.misalignments, 4),
             "updates_without_delay": _counts(self.plain),
             "updates_with_delay": _counts(self.delayed),
         }

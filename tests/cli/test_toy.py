@@ -44,11 +44,11 @@ def test_spiral(tmp_path, capsys):
         ("quadratic", {"lr": -1.0}, "lr: input should be greater than 0, got -1.0"),
         ("quadratic", {"dealy": 2}, "dealy: unknown key, did you mean 'delay'?"),
         ("quadratic", {"eigenvalues": [1.0]}, "eigenvalues: "),
-        ("quadratic", {"start": [0.0, 0.0]}, "start: has a loss of 0"),
+        ("quadratic", {"start": [0.0, 0.0]}, "start: the loss there, 0, must be above the target"),
         ("spiral", {"delay": 0}, "delay: input should be greater than or equal to 1, got 0"),
         ("spiral", {"end_radius": 10.0}, "end_radius must be less than start_radius (10.0), got 10.0"),
         ("sweep", {"delays": "[0]"}, "delays.0: input should be greater than or equal to 1, got 0"),
-        ("sweep", {"distance": 1.0}, "distance: starts have losses from 0.5; must be above the target, 15"),
+        ("sweep", {"distance": 1.0}, "distance: the loss there, 0.5, must be above the target, 15"),
         ("spiral", {"most_updates": 5}, "most_updates: must be at least 20"),
     ],
 )

@@ -1,5 +1,7 @@
 """Made-up runs that all tests of the paper's figures, tables and claims share."""
 
+from itertools import product
+
 import pytest
 
 from brx.cli.main import main
@@ -12,54 +14,42 @@ from brx.paper.scales import (
     FREQUENCIES,
     LADDER_METHODS,
     MAIN,
-    SCALES,
+    PRECONDITIONED,
     VARIANTS,
     Experiments,
 )
-from tests.paper.helpers import write_experiment
+from tests.paper.helpers import LAPTOP, write_experiment
 
-LAPTOP = SCALES["laptop"]
-DEEP = {"pipeline.stages": 32}
+ENDS = [{"pipeline.stages": P} for P in (1, 32)]
+
+
+def experiments_of_the_paper():
+    """Method and settings of every experiment at the scale of a laptop but for the mixture."""
+    deep = {"pipeline.stages": 32}
+    yield from product(BASELINES_AND_STRATEGIES, [{"pipeline.stages": P} for P in LAPTOP.depths])
+    yield from product(PRECONDITIONED, ENDS)
+    yield from product(BASELINES_AND_STRATEGIES, [{"pipeline.stages": n, "model.blocks": n} for n in LAPTOP.blocks])
+    widths = [LAPTOP.models[model].settings for model in ("smaller", "larger")]
+    yield from product(MAIN, [{"pipeline.stages": 24, **width} for width in widths])
+    yield from product(MAIN, [{**deep, "pipeline.stash": stash} for stash in ("none", "predict")])
+    refreshes = [{"optimizer.frequency": frequency} for frequency in FREQUENCIES]
+    refreshes += [{"optimizer.refresh_schedule": schedule} for schedule in ("stage-aware", "reversed")]
+    yield from product(["basis-rotation"], [deep | refresh for refresh in refreshes])
+    yield from product(LADDER_METHODS, [end | {"training.iterations": T} for T in LAPTOP.lengths for end in ENDS])
+    strengths = [{"optimizer.compensation": strength} for strength in COMPENSATIONS]
+    yield from product(["delay-compensation"], [{"pipeline.stages": P, **s} for P in (8, 16, 32) for s in strengths])
 
 
 @pytest.fixture(scope="session")
 def complete(tmp_path_factory):
-    """Made-up runs of every experiment at the scale of a laptop but for the mixture; slower with more delay."""
+    """Made-up runs of those; slower with more delay, and faster with a rate beyond the paper's."""
     folder = tmp_path_factory.mktemp("results") / "laptop"
-    for method in VARIANTS:
-        for stages in LAPTOP.depths if method in BASELINES_AND_STRATEGIES else (1, 32):
-            if method != "delay-compensation":
-                seeds = (0, 1, 2) if stages in (1, 32) else (0,)
-                write_experiment(folder, LAPTOP.preset, {"pipeline.stages": stages, **VARIANTS[method]}, seeds=seeds)
-        if method in BASELINES_AND_STRATEGIES:
-            for blocks in LAPTOP.blocks:
-                settings = {"pipeline.stages": blocks, "model.blocks": blocks, **VARIANTS[method]}
-                write_experiment(folder, LAPTOP.preset, settings)
-    for method in MAIN:
-        for model in ("smaller", "larger"):
-            settings = {"pipeline.stages": 24, **LAPTOP.models[model].settings, **VARIANTS[method]}
-            write_experiment(folder, LAPTOP.preset, settings)
-        for stash in ("none", "predict"):
-            write_experiment(folder, LAPTOP.preset, {**DEEP, "pipeline.stash": stash, **VARIANTS[method]})
-    for frequency in FREQUENCIES:
-        settings = {**DEEP, "optimizer.frequency": frequency, **VARIANTS["basis-rotation"]}
-        write_experiment(folder, LAPTOP.preset, settings)
-    for refresh_schedule in ("stage-aware", "reversed"):
-        settings = {**DEEP, "optimizer.refresh_schedule": refresh_schedule, **VARIANTS["basis-rotation"]}
-        write_experiment(folder, LAPTOP.preset, settings)
-    for iterations in LAPTOP.lengths:
-        for method in LADDER_METHODS:
-            for stages in (1, 32):
-                settings = {"training.iterations": iterations, "pipeline.stages": stages}
-                write_experiment(folder, LAPTOP.preset, {**settings, **VARIANTS[method]})
-    for strength in COMPENSATIONS:
-        for stages in (8, 16, 32):
-            settings = {"optimizer.compensation": strength, "pipeline.stages": stages}
-            write_experiment(folder, LAPTOP.preset, {**settings, **VARIANTS["delay-compensation"]})
-    for method in MAIN:
-        for stages in (1, 32):
-            settings = {"pipeline.stages": stages, "optimizer.lr": 3e-3, **VARIANTS[method]}
-            write_experiment(folder.with_name("laptop-rates"), LAPTOP.preset, settings, val_loss=0.0, slowness=2)
+    for method, settings in experiments_of_the_paper():
+        seeds = (0, 1, 2) if settings in ENDS else (0,)
+        write_experiment(folder, LAPTOP.preset, {**settings, **VARIANTS[method]}, seeds=seeds)
+    for method, end in product(MAIN, ENDS):
+        settings = {**end, "optimizer.lr": 3e-3, **VARIANTS[method]}
+        write_experiment(folder.with_name("laptop-rates"), LAPTOP.preset, settings, val_loss=0.0, slowness=2)
     return folder
 
 

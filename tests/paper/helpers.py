@@ -13,10 +13,10 @@ from brx.sweep.spec import identity
 LAPTOP = SCALES["laptop"]
 
 
-def row(folder, name):
+def row(folder, name, scale=LAPTOP):
     """A claim beside the runs in a folder."""
     (claim,) = [claim for claim in CLAIMS if claim.name == name]
-    return judge(Experiments.load(LAPTOP, folder), [claim])[0]
+    return judge(Experiments.load(scale, folder), [claim])[0]
 
 
 def write_experiment(folder, preset, settings, *, seeds=(0,), val_loss=None, slowness=None):

@@ -1,0 +1,279 @@
+"""Which method ends lower, slowdowns in order, iterations saved and the time that they are, from made-up runs."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.stats import ttest_1samp
+
+from brx.config.loading import preset_with
+from brx.files import write_json
+from brx.paper import evidence
+from brx.paper.claims import evidence_text
+from brx.paper.evidence import Evidence, Margin, NotTriedError, ends_below, runs_of, shared_seeds, slows_down_less
+from brx.paper.scales import COMPENSATIONS, MAIN, VARIANTS, Experiments, delays_of
+from brx.runs.comparison import BASELINES
+from brx.sweep.spec import identity
+from tests.paper.helpers import LAPTOP, row, write_experiment
+
+NO_STASH, FEW_REFRESHES = {"pipeline.stash": "none"}, {"optimizer.frequency": 100}
+REVERSED = {"optimizer.refresh_schedule": "reversed"}
+
+
+def write_finals(folder, method, finals, stages=32, settings=None):
+    """Runs with a final validation loss, or with one per seed."""
+    settings = {"pipeline.stages": stages, **VARIANTS[method], **(settings or {})}
+    for seed, loss in (finals if isinstance(finals, dict) else {0: finals}).items():
+        write_experiment(folder, LAPTOP.preset, settings, seeds=(seed,), val_loss=loss)
+
+
+def write_slowness(folder, method, by_seed):
+    """Runs at P = 1 and 32; those at 32 are so many times as slow, by seed."""
+    for seed, slowness in by_seed.items():
+        for stages, times in ((1, 1.0), (32, slowness)):
+            settings = {"pipeline.stages": stages, **VARIANTS[method]}
+            write_experiment(folder, LAPTOP.preset, settings, seeds=(seed,), slowness=times)
+
+
+def write_pair(folder, ours, theirs, diverged="", seed=None):
+    """Basis rotation and Nesterov, a seed of one of which may have diverged; both as `runs_of` finds them."""
+    for method, finals in (("basis-rotation", ours), ("nesterov", theirs)):
+        write_finals(folder, method, finals)
+    if diverged:
+        settings = {**delays_of(32, 8), **VARIANTS[diverged], "training.seed": seed}
+        run = folder / identity(preset_with(LAPTOP.preset, settings))
+        write_json(run / "summary.json", {"status": "diverged", "data_fingerprint": "f"})
+    experiments = Experiments.load(LAPTOP, folder)
+    return [runs_of(experiments, method) for method in ("basis-rotation", "nesterov")]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "holds"),
+    [
+        ({0: 1.0}, {0: 1.1}, True),
+        ({0: 1.0, 1: 1.2, 2: 1.4}, {0: 1.1, 1: 1.31, 2: 1.5}, True),  # seed by seed 0.1 lower, however far seeds differ
+        ({0: 1.0, 1: 1.2, 2: 1.4}, {0: 1.1, 1: 1.3, 2: 1.3}, False),  # lower in the mean, not by more than chance
+        ({0: 1.2, 1: 0.1}, {0: 1.1}, False),  # of the seed that both have
+    ],
+)
+def test_ends_below(ours, theirs, holds, tmp_path):
+    found = write_pair(tmp_path, ours, theirs)
+    judged = ends_below("ours", found[0], {"nesterov": found[1]})
+    assert judged.holds == holds
+    assert ("difference [" in judged.text) == (len(theirs) > 2)
+
+
+@pytest.mark.parametrize(("diverged", "holds"), [("basis-rotation", False), ("nesterov", True)])
+def test_a_seed_that_diverged_ends_above_everything(diverged, holds, tmp_path):
+    ours, theirs = (dict.fromkeys(range(3), loss) for loss in (1.0, 1.1))
+    found = write_pair(tmp_path, ours, theirs, diverged, 1)
+    assert ends_below("ours", found[0], {"nesterov": found[1]}).holds == holds
+
+
+def test_margin_is_by_seed_and_one_that_diverged_does_not_outvote_the_others():
+    values = [0.1, 0.3, 0.2, 0.25]
+    expected = ttest_1samp(values, 0.0).confidence_interval(0.95)
+    assert Margin(pd.Series(values)).interval == pytest.approx((expected.low, expected.high))
+    assert Margin(pd.Series(values[:2])).interval is None
+    assert not Margin(pd.Series([np.inf, -0.5, -0.4, -0.6])).holds
+    assert Margin(pd.Series([np.inf, 0.5, 0.4])).holds
+    assert not Margin(pd.Series([-np.inf, 0.5, 0.4])).holds
+    of_two = Margin(pd.Series([np.inf, 0.5, 0.4]) - pd.Series([np.inf, 0.0, 0.0]))
+    assert (of_two.interval, of_two.mean) == (None, pytest.approx(0.45))
+
+
+def test_seeds_that_one_side_lacks_are_forgotten_although_they_diverged(tmp_path):
+    found = write_pair(tmp_path, dict.fromkeys(range(2), 1.0), dict.fromkeys((0, 1, 4), 1.1), "nesterov", 4)
+    pair = shared_seeds(*found)
+    assert [sorted(seeds["training.seed"]) for seeds in pair] == [[0, 1], [0, 1]]
+    assert not any(lost for seeds in pair for lost in seeds["diverged_seeds"])
+
+
+def test_what_cannot_be_compared_is_not_tried(tmp_path):
+    with pytest.raises(NotTriedError, match="every run of nesterov at P = 32 diverged"):
+        write_pair(tmp_path / "diverged", 1.0, 1.0, "nesterov", 0)
+    with pytest.raises(NotTriedError, match="no seed in common"):
+        shared_seeds(*write_pair(tmp_path / "apart", {0: 1.0}, {1: 1.1}))
+
+
+def test_a_lead_at_every_depth_needs_every_depth(tmp_path):
+    for stages in LAPTOP.depths[1:-1]:
+        for method, loss in zip(MAIN, (2.0, 2.0, 2.0, 1.0), strict=True):
+            write_finals(tmp_path, method, loss, stages)
+    assert row(tmp_path, "main-every-depth").reason == "no runs of basis-rotation at P = 32 yet"
+    for method, loss in zip(MAIN, (2.0, 2.0, 2.0, 0.5), strict=True):
+        write_finals(tmp_path, method, loss)
+    assert row(tmp_path, "main-every-depth").verdict == "yes"
+    assert row(tmp_path, "main-gap-widens").verdict == "yes"
+    assert row(tmp_path, "main-gap-widens").evidence.text == "lead 1.000 nats at P = 2, 1.500 at P = 32"
+    write_finals(tmp_path, "nesterov", 0.9, 4)
+    assert row(tmp_path, "main-every-depth").verdict == "no"
+
+
+def finals(losses, stages=32, **settings):
+    """Runs of the main methods, in their order."""
+    return [(method, loss, stages, settings) for method, loss in zip(MAIN, losses, strict=True)]
+
+
+def by_blocks(*losses):
+    """Basis rotation and Nesterov, whose final loss depends on the depth of the model alike."""
+    pairs = list(zip(LAPTOP.blocks, losses, strict=True))
+    return [(name, loss, n, {"model.blocks": n}) for name in ("basis-rotation", "nesterov") for n, loss in pairs]
+
+
+def compensated(best):
+    """PipeDream ends at 2, basis rotation at 1, delay compensation at `best` or above, the more the stronger."""
+    runs = [(name, loss, P, {}) for P in (8, 16, 32) for name, loss in (("pipedream", 2.0), ("basis-rotation", 1.0))]
+    for P in (8, 16, 32):
+        for s in COMPENSATIONS:
+            loss = best + s - COMPENSATIONS[0]
+            runs.append(("delay-compensation", loss, P, {"optimizer.compensation": s}))
+    return runs
+
+
+REFRESHES = finals((2.0, 2.0, 2.0, {0: 1.0, 1: 5.0}))  # seed 1 has no partner
+STASHED = [*finals((2.0, 2.0, 2.0, 1.0)), *finals((2.5, 2.4, 2.3, 1.1), **NO_STASH)]
+
+
+@pytest.mark.parametrize(
+    ("runs", "verdicts"),
+    [
+        ([("basis-rotation", 1.0, 32, {}), ("basis-rotation", 1.1, 32, REVERSED)], {"reversed": "yes"}),
+        ([("basis-rotation", 1.2, 32, {}), ("basis-rotation", 1.1, 32, REVERSED)], {"reversed": "no"}),
+        ([*REFRESHES, ("basis-rotation", 1.05, 32, FEW_REFRESHES)], {"frequency-100-little": "yes"}),
+        # A tenth of the lead may be lost.
+        (
+            [*REFRESHES, ("basis-rotation", 1.2, 32, FEW_REFRESHES)],
+            {"frequency-100-little": "no", "frequency-100": "yes"},
+        ),
+        (STASHED, {"no-stashing-robust": "yes"}),
+        ([*STASHED, ("nesterov", 2.05, 32, NO_STASH)], {"no-stashing-robust": "no"}),  # one baseline suffices
+        (by_blocks(2.0, 1.9, 1.8, 1.7), {"depth-basis-rotation": "yes", "depth-nesterov": "no"}),
+        (by_blocks(1.7, 1.8, 1.9, 2.0), {"depth-basis-rotation": "no", "depth-nesterov": "yes"}),
+        (compensated(1.9)[:-1], {"delay-compensation": "not tried"}),  # a strength is missing
+        (compensated(1.9), {"delay-compensation": "yes", "delay-compensation-like-pipedream": "yes"}),
+        (compensated(1.3), {"delay-compensation": "yes", "delay-compensation-like-pipedream": "no"}),
+        (compensated(2.2), {"delay-compensation": "yes", "delay-compensation-like-pipedream": "yes"}),
+    ],
+)
+def test_claims_on_final_losses(runs, verdicts, tmp_path):
+    for method, loss, stages, settings in runs:
+        write_finals(tmp_path, method, loss, stages, settings)
+    assert {name: row(tmp_path, name).verdict for name in verdicts} == verdicts
+
+
+def test_validation_follows_training_where_the_order_is_the_same(tmp_path):
+    for method, final in zip(MAIN, (2.0, 1.9, 1.8, 1.0), strict=True):
+        settings = {"pipeline.stages": 32, **VARIANTS[method]}
+        write_experiment(tmp_path, LAPTOP.preset, settings, slowness=final, val_loss=final)
+    assert row(tmp_path, "validation").verdict == "yes"
+    write_finals(tmp_path, "nesterov", 1.95)
+    assert row(tmp_path, "validation").verdict == "no"
+
+
+def test_validation_is_not_asked_about_pairs_that_training_leaves_open(tmp_path):
+    slownesses = {"pipedream": (2.0, 2.2, 2.1), "pipedream-lr": (2.2, 2.0, 2.1), "nesterov": (1.8,) * 3}
+    for method, by_seed in {**slownesses, "basis-rotation": (1.0,) * 3}.items():
+        settings = {"pipeline.stages": 32, **VARIANTS[method]}
+        for seed, slowness in enumerate(by_seed):
+            final = 5.0 if method == "pipedream-lr" else slowness
+            write_experiment(tmp_path, LAPTOP.preset, settings, seeds=(seed,), slowness=slowness, val_loss=final)
+    judged = row(tmp_path, "validation")
+    assert judged.verdict == "yes"
+    assert "5 of 5 sure pairs" in judged.evidence.text
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "holds"),
+    [
+        ({0: 1.5}, {0: 3.0}, True),
+        ({0: 3.0}, {0: 1.5}, False),
+        ({0: 1.5, 1: 2.0, 2: 2.5}, {0: 3.0, 1: 4.1, 2: 5.2}, True),  # twice as slow, seed by seed
+        ({0: 1.5, 1: 2.0, 2: 9.0}, {0: 3.0, 1: 4.1, 2: 5.2}, False),  # by chance, as far as three seeds can say
+        ({0: 1.5, 1: 9.0}, {0: 3.0}, True),  # of the seed that both have
+    ],
+)
+def test_order_of_slowdowns_is_judged_seed_by_seed(ours, theirs, holds, tmp_path):
+    write_slowness(tmp_path, "basis-rotation", ours)
+    write_slowness(tmp_path, "nesterov", theirs)
+    judged = slows_down_less(Experiments.load(LAPTOP, tmp_path), [("basis-rotation", "nesterov")])
+    assert judged.holds == holds
+    assert ("nesterov over basis-rotation [" in judged.text) == (len(theirs) > 2)
+
+
+def test_a_method_that_never_gets_there_is_not_the_faster_one(tmp_path):
+    write_slowness(tmp_path, "basis-rotation", {0: 1.0})
+    write_slowness(tmp_path, "nesterov", {0: 40.0})
+    for stages, slowness in ((1, 3.0), (32, 1e9)):  # slow without delay, too, so that its bound is low; sets no target
+        settings = {"pipeline.stages": stages, **VARIANTS["pipedream"]}
+        write_experiment(tmp_path, LAPTOP.preset, settings, slowness=slowness)
+    experiments = Experiments.load(LAPTOP, tmp_path)
+    judged = slows_down_less(experiments, [("pipedream", "nesterov")])
+    bounds = [float(part.split()[-1]) for part in judged.text.split(", ")]
+    assert bounds[0] < bounds[1]
+    assert not judged.holds
+    judged = slows_down_less(experiments, [("basis-rotation", "pipedream")])
+    assert judged.holds
+    assert "pipedream > " in judged.text
+    with pytest.raises(NotTriedError, match="no runs of muon"):
+        slows_down_less(experiments, [("basis-rotation", "muon")])
+
+
+@pytest.mark.parametrize(
+    ("ours", "soap", "muon", "verdict"), [(2.0, 2.2, 3.0, "yes"), (2.0, 3.0, 2.2, "no"), (2.0, 1e9, 3.0, "no")]
+)
+def test_soap_is_close_if_it_is_nearer_than_the_others(ours, soap, muon, verdict, tmp_path):
+    slowness = {"nesterov": 20.0, "basis-rotation": ours, "soap": soap, "muon": muon, "scion": 9.0}
+    for method, times in slowness.items():
+        write_slowness(tmp_path, method, {0: times})
+    assert row(tmp_path, "soap-close").verdict == verdict
+
+
+def test_what_never_gets_there_saves_less_than_nothing(tmp_path, monkeypatch):
+    write_slowness(tmp_path, "basis-rotation", {0: 1e9})
+    for baseline in BASELINES:
+        write_slowness(tmp_path, baseline, {0: 2.0})
+    outcome = row(tmp_path, "main-reduction")
+    assert outcome.evidence.value < 0
+    assert (outcome.verdict, evidence_text(outcome)[:2]) == ("no", "< ")
+    shares = {"never": outcome.evidence, "half": Evidence(-0.5), "less": Evidence(-0.6)}
+    monkeypatch.setattr(evidence, "saved_over_baselines", lambda _, model: shares[model])
+    assert not evidence.saves_more(None, larger="never", smaller="half").holds
+    assert evidence.saves_more(None, larger="half", smaller="less").holds
+
+
+def test_further_seeds_are_in_the_command(tmp_path):
+    write_slowness(tmp_path, "nesterov", {0: 2.0})
+    assert "seeds.yaml" not in row(tmp_path, "slowdown-nesterov").command
+    write_slowness(tmp_path, "nesterov", {3: 2.0})
+    assert row(tmp_path, "slowdown-nesterov").command.endswith("laptop/main.yaml configs/sweeps/laptop/seeds.yaml")
+
+
+def test_stage_aware_is_compared_with_the_same_seed(tmp_path):
+    write_slowness(tmp_path, "basis-rotation", {0: 2.0, 1: 9.0, 2: 9.0})
+    settings = {**VARIANTS["basis-rotation"], "optimizer.refresh_schedule": "stage-aware", "pipeline.stages": 32}
+    write_experiment(tmp_path, LAPTOP.preset, settings, slowness=1.5)
+    assert row(tmp_path, "stage-aware").evidence.value == pytest.approx(0.25, abs=0.01)
+
+
+@pytest.mark.parametrize(("slower", "verdict"), [(1.0, "yes"), (1e3, "no")])
+def test_hours_are_iterations_times_the_measured_time_of_one(slower, verdict, tmp_path):
+    folder, table = tmp_path / "runs", tmp_path / "times.json"
+    for method in MAIN:
+        write_slowness(folder, method, dict.fromkeys(range(3), 1.3 if method == "basis-rotation" else 32))
+    saved = row(folder, "main-reduction").evidence.value
+    rows = [["8", "8", method, "2.0"] for method in BASELINES]
+    rows += [["8", "8", "basis-rotation", str(2.0 * slower)], ["8", "1", "basis-rotation", "1"]]
+    table.write_text(json.dumps({"columns": ["blocks", "stages", "method", "ratio to AdamW"], "rows": rows}))
+    outcome = row(folder, "gpu-hours", replace(LAPTOP, times=table))
+    assert outcome.evidence.value == pytest.approx(1 - (1 - saved) * slower)
+    assert outcome.verdict == verdict
+    assert row(folder, "gpu-hours", replace(LAPTOP, times=tmp_path / "none.json")).verdict == "not tried"
+    for seed in (0, 1, 2):  # basis rotation never gets there
+        settings = {"pipeline.stages": 32, **VARIANTS["basis-rotation"]}
+        write_experiment(folder, LAPTOP.preset, settings, seeds=(seed,), slowness=500)
+    never = row(folder, "gpu-hours", replace(LAPTOP, times=table))
+    assert never.evidence.text.startswith("< ")
+    assert never.verdict == "no"
