@@ -15,8 +15,8 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from brx.config.parsing import parse_yaml
 from brx.config.schema import RunConfig, method_tag
-from brx.config.yaml_text import parse_yaml
 from brx.errors import UserError
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -60,18 +60,15 @@ def load_config(name: str | Path, overrides: Sequence[str] = (), *, is_new: bool
     """Load a run's configuration from a file, a run's folder or a preset by name, and apply `a.b=value` overrides.
 
     `is_new`: a run that is to begin, with the file of the user's own method as it is now, whatever an old run's was.
-
-    Raises:
-        UserError: the file is missing or wrong, or an override is; names the key and what would be right.
+    A UserError names what is wrong in the file or the overrides, and what would be right.
     """
     path = find_config(name)
     content = read_mapping(path)
     if not content:  # a default run is a long one: it is asked for with {}, not by an emptied file
         raise UserError(f"{path}: is empty; restore it, or name a preset ({', '.join(preset_names())})")
-    if is_new and isinstance(content.get("optimizer"), dict):
-        content["optimizer"].pop("code_sha256", None)
-    if is_new and isinstance(delay := content.get("pipeline", {}).get("delay"), dict):
-        delay.pop("code_sha256", None)
+    for section in (content.get("optimizer"), content.get("pipeline", {}).get("delay")) if is_new else ():
+        if isinstance(section, dict):
+            section.pop("code_sha256", None)
     return apply_overrides(content, overrides, str(path))
 
 
@@ -90,7 +87,6 @@ def find_config(name: str | Path) -> Path:
 
 
 def preset_names() -> list[str]:
-    """The presets in `configs/`."""
     return sorted(file.stem for file in PRESETS.glob("*.yaml"))
 
 
@@ -128,12 +124,9 @@ def _read_once(path: Path) -> Mapping[str, Any]:
 
 
 def set_values(content: Mapping[str, Any], settings: Settings, where: str) -> dict[str, Any]:
-    """A copy of a configuration's content with dotted keys set.
+    """A copy of a configuration's content with dotted keys set; UserError where one leads through a value.
 
     Where `optimizer.method` is set, other keys of the optimizer are kept as far as that method knows them.
-
-    Raises:
-        UserError: a dotted key leads through a value; starts with `where`.
     """
     copy = deepcopy(dict(content))
     if "optimizer.method" in settings and isinstance(copy.get("optimizer"), dict):
@@ -161,10 +154,7 @@ def dump_config(config: BaseModel) -> str:
 def validate(
     content: Any, model: type[Model], where: str, origins: Mapping[tuple[str, ...], str] | None = None
 ) -> Model:
-    """Check what a file (`where`) holds against a pydantic model; the first mistake is told in one line.
-
-    `origins` says where keys come from that are not from the file.
-    """
+    """Check what `where` (`origins` for some keys) holds against a pydantic model; a mistake is told in one line."""
     try:
         return model.model_validate(content)
     except ValidationError as error:

@@ -132,14 +132,11 @@ def check_delay(value: Any) -> Any:
         return {"function": value}
     if isinstance(value, DelayCode) or (isinstance(value, dict) and "function" in value):
         return value
-    is_number = isinstance(value, int) and not isinstance(value, bool)
-    numbers = value if isinstance(value, list) else [value] if is_number else []
-    if numbers and all(isinstance(tau, int) and not isinstance(tau, bool) and tau >= 0 for tau in numbers):
-        return value
     if value in ("pipeline", "2bw") or isinstance(value, DelayLike):
         return value
-    like = value.get("like") if isinstance(value, dict) and len(value) == 1 else None
-    if isinstance(like, int) and not isinstance(like, bool) and like >= 1:
+    is_like = isinstance(value, dict) and list(value) == ["like"]
+    numbers = value if isinstance(value, list) else [value["like"] if is_like else value]
+    if numbers and all(type(number) is int and number >= is_like for number in numbers):  # a bool is none
         return value
     raise ValueError(
         "delay must be pipeline, 2bw, a whole number from 0, a list of them with one per stage, {like: P}, or"
@@ -344,9 +341,7 @@ class CustomConfig(Section):
     def _arguments_leave_the_parameters_to_brx(self) -> Self:
         for key in ("params", "lr"):
             if key in self.arguments:
-                raise ValueError(
-                    f"arguments must not hold {key}: " + ("set optimizer.lr" if key == "lr" else "brx does")
-                )
+                raise ValueError(f"arguments must not hold {key}: {'set optimizer.lr' if key == 'lr' else 'brx does'}")
         return self
 
     @field_validator("method")

@@ -49,31 +49,19 @@ def code_sha256(name: str) -> str | None:
 
 
 def check_unchanged(name: str, sha256: str | None, where: str) -> None:
-    """Refuse a file that is no longer the one of the run's settings.
-
-    Raises:
-        UserError: it has changed, or cannot be read.
-    """
+    """Refuse a file that is no longer the one of the run's settings, or cannot be read, with a UserError."""
     try:
         now = code_sha256(name)
     except ValueError as error:
         raise UserError(f"{where.partition('.')[0]}.{error}") from None
     if now != sha256:
-        raise UserError(
-            f"{where}: its file has changed since this run was set up: that is another run, give a new --out"
-        )
+        raise UserError(f"{where}: its file has changed since this run was set up; give another run a new --out")
 
 
 def load_attribute(name: str, sha256: str | None, key: str) -> Any:
-    """What `FILE.py:NAME` or `package.module:NAME` names.
+    """The function that `FILE.py:NAME` or `package.module:NAME` names, from a file with this SHA-256.
 
-    Args:
-        name: of it.
-        sha256: of its file when the run was set up.
-        key: of the configuration, for messages.
-
-    Raises:
-        UserError: it has changed, cannot be imported, or is not there.
+    UserError, which starts with the configuration's `key`, where it has changed, cannot be imported or is not there.
     """
     where, (module_name, _, attribute) = f"{key} {name}", name.rpartition(":")
     check_unchanged(name, sha256, where)
@@ -85,35 +73,21 @@ def load_attribute(name: str, sha256: str | None, key: str) -> Any:
 
 
 def fault(error: BaseException, name: str, line: int | None = None) -> str:
-    """What went wrong, in one line, and where in the user's file.
-
-    Args:
-        error: that was raised.
-        name: of the method, `FILE.py:NAME` or `package.module:NAME`.
-        line: to name where the error was not raised in the file itself.
-    """
+    """What went wrong, in one line, and where in the file of `name`; at `line` if it was not raised there itself."""
     file = code_file(name)
+    said = " ".join(str(error).split()) or type(error).__name__
     if file is None:
-        return one_line(error)
+        return said
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}"
     own = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).resolve() == file.resolve()]
     line = own[-1].lineno if own else line
     location = "" if line is None else f"{file}:{line}: "
-    return f"{location}{type(error).__name__}: {one_line(error)}"
-
-
-def one_line(error: BaseException) -> str:
-    """What a library says of its failure, without line breaks."""
-    return " ".join(str(error).split()) or type(error).__name__
+    return f"{location}{type(error).__name__}: {said}"
 
 
 def import_code(module_name: str, where: str) -> ModuleType:
-    """Import a file or a module.
-
-    Raises:
-        UserError: whatever goes wrong: the code is the user's.
-    """
+    """Import a file or a module; whatever goes wrong is a UserError: the code is the user's."""
     try:
         if module_name.endswith(".py"):
             return _import_file(Path(module_name).resolve(), code_sha256(f"{module_name}:"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from brx.config.quantities import parse_flops
+from brx.config.parsing import parse_flops
 from brx.errors import UserError
 
 # Name: (bf16 matrix products with fp32 accumulation, fp32 without TF32). Longer names first where one holds another.

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from brx.config.loading import validate
-from brx.config.quantities import parse_bytes
+from brx.config.parsing import parse_bytes
 from brx.config.schema import RunConfig
 from brx.errors import UserError
 from brx.model.sizes import FP32, num_elements

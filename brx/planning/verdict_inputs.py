@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from brx.config.quantities import parse_bytes
+from brx.config.parsing import parse_bytes
 from brx.errors import UserError
 from brx.planning.cuts import LocalSteps
 from brx.planning.verdict import COST_REFERENCE

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from brx.config.loading import validate
-from brx.config.yaml_text import parse_yaml
+from brx.config.parsing import parse_yaml
 from brx.errors import UserError
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
 from brx.runs.comparison import leaderboard

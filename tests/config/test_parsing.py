@@ -1,9 +1,9 @@
-"""YAML that is wrong, endless or huge: one line, at once."""
+"""YAML that is wrong, endless or huge: one line, at once; numbers with a unit."""
 
 import pytest
 
 from brx.config.loading import load_config
-from brx.config.yaml_text import parse_yaml
+from brx.config.parsing import parse_bytes, parse_flops, parse_yaml
 from brx.errors import UserError
 
 BOMB = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
@@ -63,3 +63,27 @@ def test_a_large_value_is_shown_in_short(tmp_path):
     with pytest.raises(UserError) as error:
         load_config(tmp_path / "a.yaml")
     assert len(str(error.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("parse", "text", "expected"),
+    [
+        (parse_bytes, "24GB", 24e9),
+        (parse_bytes, "24 gb", 24e9),
+        (parse_bytes, "80GiB", 80 * 2**30),
+        (parse_bytes, "1.5T", 1.5e12),
+        (parse_bytes, "123B", 123),
+        (parse_bytes, "8e9 B", 8e9),
+        (parse_flops, "120T", 120e12),
+        (parse_flops, "120 TFLOPS", 120e12),
+        (parse_flops, "1.2e14FLOP/s", 1.2e14),
+    ],
+)
+def test_numbers_with_a_unit(parse, text, expected):
+    assert parse(text, "here") == expected
+
+
+@pytest.mark.parametrize("text", ["", "GB", "24", "8e9", "24Q", "-1GB", "0GB", "1.2.3GB", "24GBB"])
+def test_anything_else_is_one_line(text):
+    with pytest.raises(UserError, match=r"^--option .*must be a number above 0 with a unit, for example 80GB"):
+        parse_bytes(text, "--option")
