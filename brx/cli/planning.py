@@ -44,8 +44,8 @@ def schedule(
 ) -> None:
     """Print the schedules (F: forward pass, B: backward pass, U: update), or draw them (needs R = P)."""
     from brx.config.loading import validate
-    from brx.config.schema import PipelineConfig
     from brx.config.parsing import parse_yaml
+    from brx.config.schema import PipelineConfig
     from brx.pipeline.schedule_text import check_size, schedule_lines
 
     num_ranks = stages if devices is None else devices
