@@ -5,8 +5,9 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,9 +18,9 @@ from brx.errors import UserError
 from brx.files import write_text
 from brx.paper.claim_list import CLAIMS
 from brx.paper.claims import claim_table, evidence_text, in_groups, judge
+from brx.paper.figures import FIGURES, PANEL_IN, draw_paper_figure
 from brx.paper.scales import Experiments
 from brx.paper.tables import TABLES
-from brx.report.drawings import further_drawings, paper_drawings
 from brx.report.run_browser import comparable_selection, facets_of, run_entries
 from brx.runs.comparison import compare
 from brx.runs.frames import DEPTH
@@ -43,14 +44,31 @@ class PageTable(NamedTuple):
     missing: Sequence[str] = ()
 
 
-def write_report(experiments: Experiments, figure_folders: list[Path], path: Path) -> None:
-    """Write the page.
+class Drawing(NamedTuple):
+    """A figure on the page: its name on the command line, caption, the caption's other lines, and the drawing."""
 
-    Args:
-        experiments: the runs of a scale.
-        figure_folders: with figures that other commands drew; the paper's among them are taken where they are of these
-            runs, and drawn where they are not.
-        path: of the HTML file.
+    name: str
+    caption: str
+    details: Sequence[str]
+    svg: str
+    width: int  # in points, 72 per inch
+    height: int
+
+    @property
+    def across(self) -> int:
+        """How many panels of the usual width it has side by side, which decides how small it may be shown."""
+        return max(1, round(self.width / (PANEL_IN * 72)))
+
+    @property
+    def uri(self) -> str:
+        """The drawing as an address."""
+        return "data:image/svg+xml;base64," + base64.b64encode(self.svg.encode()).decode("ascii")
+
+
+def write_report(experiments: Experiments, figure_folders: list[Path], path: Path) -> None:
+    """Write the page of a scale's runs, with the figures that commands drew into some folders.
+
+    The paper's among these are taken where they are of these runs, and drawn where they are not.
 
     Raises:
         UserError: the packages of the extra `report` are missing.
@@ -65,11 +83,11 @@ def write_report(experiments: Experiments, figure_folders: list[Path], path: Pat
     runs = experiments.runs
     outcomes = judge(experiments.fresh(), CLAIMS)
     drawings, undrawn = paper_drawings(experiments, figure_folders)
-    drawings += further_drawings(figure_folders)
+    drawings += _further_drawings(figure_folders)
     entries, facets = run_entries(runs, experiments.chosen), facets_of(runs)
-    later = {
+    later: dict[str, Any] = {
         "facets": {facet.name: dict(facet.colors) for facet in facets},
-        "runs": [asdict(entry) for entry in entries],
+        "runs": entries,
         "figures": {drawing.name: drawing.svg for drawing in drawings},
         "plotly": get_plotlyjs(),
     }
@@ -100,33 +118,70 @@ def _packed(content: Any) -> str:
     return base64.b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode("ascii")
 
 
+def paper_drawings(experiments: Experiments, folders: Iterable[Path]) -> tuple[list[Drawing], list[str]]:
+    """The paper's figures: taken from some folders where they were drawn from these very runs, else drawn.
+
+    Returns:
+        Those that have runs, and a line for each that has none.
+    """
+    drawn, undrawn = [], []
+    with tempfile.TemporaryDirectory(prefix="brx-report-") as scratch:
+        for figure in [figure for figure in FIGURES.values() if figure.draw_to is None]:
+            paths = (folder / f"{figure.name}.svg" for folder in folders)
+            kept = next((path for path in paths if _is_of(path, experiments)), None)
+            try:
+                drawn.append(_read_drawing(kept or draw_paper_figure(figure, experiments, Path(scratch))[0][2]))
+            except UserError as error:
+                undrawn.append(f"figure {figure.name}: {error}")
+    return drawn, undrawn
+
+
+def _is_of(path: Path, experiments: Experiments) -> bool:
+    """Whether a figure was drawn from these runs as they are now."""
+    try:
+        details = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return path.is_file() and details.get("fingerprint") == experiments.fingerprint
+
+
+def _further_drawings(folders: Iterable[Path]) -> list[Drawing]:
+    """The figures that other commands left in some folders: each SVG with its caption in a .txt beside it."""
+    from_runs = {name for name, figure in FIGURES.items() if figure.draw_to is None}
+    images = [path for folder in folders for path in sorted(folder.glob("*.svg"))]
+    return [_read_drawing(path) for path in images if path.stem not in from_runs and path.with_suffix(".txt").is_file()]
+
+
+def _read_drawing(image: Path) -> Drawing:
+    """An SVG, and the caption beside it; a UserError where it is no SVG of a known size."""
+    svg = image.read_text(encoding="utf-8", errors="replace")
+    size = {side: float(points) for side, points in re.findall(r' (width|height)="([\d.]+)pt"', svg[:2000])}
+    if "<svg" not in svg or len(size) < 2:
+        raise UserError(f"{image}: not an SVG image with a size in points")
+    caption, *details = image.with_suffix(".txt").read_text(encoding="utf-8").strip().splitlines() or [image.stem]
+    return Drawing(image.stem, caption, details, svg, round(size["width"]), round(size["height"]))
+
+
 def page_tables(experiments: Experiments, claims: pd.DataFrame | None = None) -> list[PageTable]:
     """The paper's tables, and two of every experiment that has runs; all that have rows."""
+    tables = [] if claims is None else [PageTable("claims", TABLES["claims"].title, claims)]
+    for name, table in TABLES.items():
+        asked = experiments.fresh()
+        if name != "claims":
+            try:
+                tables.append(PageTable(name, table.title, table.make(asked), asked.missing))
+            except UserError:  # there are no rows
+                continue
     chosen = experiments.chosen
-    tables = [_paper_table(name, experiments) for name in TABLES if name != "claims"]
-    if claims is not None:
-        tables.insert(0, PageTable("claims", TABLES["claims"].title, claims))
-    slowdowns = slowdown_table(compare(chosen).slowdowns)
-    rates = rate_table(experiments.runs, chosen.sort_values(["architecture", "variant", DEPTH], kind="stable"))
     title = "Slowdown of every experiment against P = 1 (target: the loss that all of the same model reach)"
-    tables += [
-        PageTable("all-slowdowns", title, slowdowns),
-        PageTable("all-learning-rates", "Learning rates of every experiment", rates),
-    ]
+    tables.append(PageTable("all-slowdowns", title, slowdown_table(compare(chosen).slowdowns)))
+    rates = rate_table(experiments.runs, chosen.sort_values(["architecture", "variant", DEPTH], kind="stable"))
+    tables.append(PageTable("all-learning-rates", "Learning rates of every experiment", rates))
     if KEPT_COMPARISON.is_dir():
         board = read_board([KEPT_COMPARISON])
         title = f"How robust methods are against delay (brx compare): {board.runs}"
         tables.append(PageTable("leaderboard", title, leaderboard_table(board.rows, list(DELAYS))))
     return [table for table in tables if len(table.texts)]
-
-
-def _paper_table(name: str, experiments: Experiments) -> PageTable:
-    asked = experiments.fresh()
-    try:
-        texts = TABLES[name].make(asked)
-    except UserError as error:
-        return PageTable(name, TABLES[name].title, pd.DataFrame(), [str(error)])
-    return PageTable(name, TABLES[name].title, texts, asked.missing)
 
 
 def provenance(runs: pd.DataFrame) -> list[tuple[str, list[str]]]:

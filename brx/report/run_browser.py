@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,48 +30,22 @@ ORDERED = {
 
 
 class Facet(NamedTuple):
-    """What runs can be filtered and coloured by: its key, its heading, and colours by value, in order."""
+    """What runs can be filtered and coloured by."""
 
     name: str
     title: str
-    colors: Mapping[str, str]
+    colors: Mapping[str, str]  # by value, in order
 
 
-@dataclass(frozen=True)
-class RunEntry:
-    """A run on the page.
+def run_entries(runs: pd.DataFrame, chosen: pd.DataFrame) -> list[dict[str, Any]]:
+    """All runs (rows of `brx.runs.load`), by method, stages, rate and seed; `chosen` are those at the best rates.
 
-    Attributes:
-        facets: its value of each facet.
-        is_chosen: whether its learning rate is the best of those tried.
-        dash: of its line.
-        numbers: what the table shows, as text, by heading.
-        settings: those that are not brx's defaults, as YAML.
-        curves: series for the chart, rounded; null where a loss is not finite.
-    """
-
-    name: str
-    facets: Mapping[str, str]
-    is_chosen: bool
-    status: str
-    dash: str
-    numbers: Mapping[str, str]
-    settings: str
-    curves: Mapping[str, list[float | None]]
-
-
-def run_entries(runs: pd.DataFrame, chosen: pd.DataFrame) -> list[RunEntry]:
-    """All runs, by method, stages, rate and seed.
-
-    Args:
-        runs: rows of `brx.runs.load`.
-        chosen: those of them whose learning rate is the best of those tried.
+    Each as the page and its script have it: see `_entry`.
     """
     ordered = _by_method(runs)
-    of_method: dict[str, list[str]] = {}
-    for variant in ordered["variant"].unique():
-        of_method.setdefault(_base(variant), []).append(variant)
-    dashes = {name: DASHES[place % len(DASHES)] for names in of_method.values() for place, name in enumerate(names)}
+    variants = ordered["variant"].drop_duplicates()
+    places = variants.groupby(variants.map(_base)).cumcount()  # of a variant among those of its method
+    dashes = {variant: DASHES[place % len(DASHES)] for variant, place in zip(variants, places, strict=True)}
     return [_entry(run, run.name in chosen.index, dashes[run["variant"]]) for _, run in ordered.iterrows()]
 
 
@@ -93,21 +65,18 @@ def _base(variant: str) -> str:
 
 def facets_of(runs: pd.DataFrame) -> list[Facet]:
     """The facets with the values that occur."""
-    methods = _by_method(runs).drop_duplicates("variant")
-    colors = {variant: look_of(_base(variant)).color for variant in methods["variant"]}
-    numbers = {name: [_text(value) for value in sorted(runs[column].unique())] for name, (_, column) in ORDERED.items()}
+    colors = {variant: look_of(_base(variant)).color for variant in _by_method(runs)["variant"].unique()}
+    facets = [Facet("method", "method", colors)]
+    for name, (title, column) in ORDERED.items():
+        facets.append(Facet(name, title, _shades([_text(value) for value in sorted(runs[column].unique())])))
     architectures = runs.sort_values(["model.blocks", "model.width"])["architecture"].unique()
-    return [
-        Facet("method", "method", colors),
-        *(Facet(name, title, _shades(numbers[name])) for name, (title, _) in ORDERED.items()),
-        Facet("model", "model", _shades(list(architectures))),
-    ]
+    return [*facets, Facet("model", "model", _shades(architectures))]
 
 
 def _by_method(runs: pd.DataFrame) -> pd.DataFrame:
     """In the order of the figures' legends, variants after the usual form; then by stages, rate and seed."""
-    ranks = {method: rank for rank, method in enumerate(METHOD_LOOKS)}
-    rank = runs["method"].map(lambda method: ranks.get(method, len(ranks)))
+    order = list(METHOD_LOOKS)
+    rank = runs["method"].map(lambda method: order.index(method) if method in order else len(order))
     return runs.assign(rank=rank).sort_values(["rank", "variant", DEPTH, RATE, SEED, "name"])
 
 
@@ -119,45 +88,43 @@ def _text(value: float) -> str:
     return str(int(value)) if value == int(value) else f"{value:g}"
 
 
-def _entry(run: pd.Series, is_chosen: bool, dash: str) -> RunEntry:
+def _entry(run: pd.Series, is_chosen: bool, dash: str) -> dict[str, Any]:
     ordered = {name: _text(run[column]) for name, (_, column) in ORDERED.items()}
     config = load_config(Path(str(run.name)) / "config.yaml")
-    return RunEntry(
-        name=run["name"],
-        facets={"method": run["variant"], **ordered, "model": run["architecture"]},
-        is_chosen=is_chosen,
-        status=run["status"],
-        dash=dash,
-        numbers={
-            "train loss": _shown(run["train_loss"], ".3f"),
-            "val loss": _shown(run["val_loss"], ".3f"),
+    return {
+        "name": run["name"],
+        "facets": {"method": run["variant"], **ordered, "model": run["architecture"]},
+        "is_chosen": is_chosen,  # its learning rate is the best of those tried
+        "status": run["status"],
+        "dash": dash,
+        "numbers": {  # of the table, by heading
+            "train loss": _loss_text(run["train_loss"]),
+            "val loss": _loss_text(run["val_loss"]),
             "minutes": f"{run['seconds'] / 60:.1f}",
         },
-        settings=yaml.safe_dump(trajectory_of(config, with_defaults=False), sort_keys=False),
-        curves=_curves(str(run.name)),
-    )
+        "settings": yaml.safe_dump(trajectory_of(config, with_defaults=False), sort_keys=False),
+        "curves": _curves(str(run.name)),
+    }
 
 
-def _shown(value: float, form: str) -> str:
-    return f"{value:{form}}" if np.isfinite(value) else "-"
+def _loss_text(loss: float) -> str:
+    return f"{loss:.3f}" if np.isfinite(loss) else "-"
 
 
 def _curves(run: str) -> dict[str, list[float | None]]:
+    """Series for the chart, rounded; null where a loss is not finite: JSON knows no such numbers."""
     losses = curves([run]).set_index("iteration")
-    train = thin(smoothed_loss(run), MOST_POINTS)
-    val = losses["val_loss"].dropna()
+    train, val = thin(smoothed_loss(run), MOST_POINTS), losses["val_loss"].dropna()
     minutes = losses["seconds"] / 60
     return {
-        "iterations": _rounded(train.index, 0),
+        "iterations": train.index.astype(int).tolist(),
         "minutes": _rounded(minutes[train.index], 3),
         "train": _rounded(train, 4),
-        "val_iterations": _rounded(val.index, 0),
+        "val_iterations": val.index.astype(int).tolist(),
         "val_minutes": _rounded(minutes[val.index], 3),
         "val": _rounded(val, 4),
     }
 
 
-def _rounded(values: pd.Series | pd.Index, digits: int) -> list[float | None]:
-    """As JSON has them: it knows no infinite numbers and none that are not numbers."""
-    number: Callable[[Any], float] = int if digits == 0 else partial(round, ndigits=digits)
-    return [number(value) if np.isfinite(value) else None for value in values.tolist()]
+def _rounded(values: pd.Series, digits: int) -> list[float | None]:
+    return [round(value, digits) if np.isfinite(value) else None for value in values.tolist()]

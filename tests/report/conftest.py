@@ -26,7 +26,7 @@ def _few_figures():
     """Two with runs, one without: to draw them all is not this room's to test, and takes a while."""
     with pytest.MonkeyPatch.context() as patch:
         few = {name: FIGURES[name] for name in ("teaser", "validation", "width")}
-        patch.setattr("brx.report.drawings.FIGURES", few)
+        patch.setattr("brx.report.page.FIGURES", few)
         yield
 
 

@@ -10,7 +10,7 @@ import pytest
 from brx.cli.main import main
 from brx.paper.figures import FIGURES, draw_paper_figure
 from brx.paper.scales import SCALES, Experiments
-from brx.report.drawings import paper_drawings
+from brx.report.page import paper_drawings
 from brx.report.run_browser import facets_of, run_entries
 from tests.report.helpers import EVIL_NAME, Elements
 
@@ -110,7 +110,7 @@ def test_variants_of_a_method_have_its_colour_and_a_dash_of_their_own(runs):
     frame = Experiments.load(SCALES["laptop"], runs).runs
     frame = frame.assign(variant=[f"basis-rotation {n}" if n else "basis-rotation" for n in range(len(frame))])
     entries = run_entries(frame, frame)
-    assert len({entry.dash for entry in entries[:5]}) == 5
+    assert len({entry["dash"] for entry in entries[:5]}) == 5
     (method, *_) = facets_of(frame)
     assert len(set(method.colors.values())) == 1
 
