@@ -21,41 +21,28 @@ def elements(page):
 
 
 @pytest.fixture(scope="module")
-def run_data(page):
-    return {name: unpacked(page, name) for name in ("runs", "facets", "figures")}
+def run_data(elements):
+    packed = {name: elements.named("script", id=f"packed-{name}") for name in ("runs", "facets", "figures")}
+    return {name: json.loads(gzip.decompress(base64.b64decode(text))) for name, ((_, text),) in packed.items()}
 
 
-def unpacked(page, name):
-    ((_, text),) = Elements(page.read_text()).named("script", id=f"packed-{name}")
-    return json.loads(gzip.decompress(base64.b64decode(text)))
-
-
-def test_every_run_is_in_the_table_and_in_the_chart(elements, run_data, runs):
+def test_every_run_is_in_the_table_and_in_the_chart_and_the_best_rates_are_marked(elements, run_data, runs):
     names = sorted(path.name for path in runs.iterdir())
     assert sorted(text for _, text in elements.named("button", class_="name")) == names
-    assert sorted(run["name"] for run in run_data["runs"]) == names
-
-
-def test_curves_are_thinned_and_end_where_the_run_ends(run_data):
-    run = next(run for run in run_data["runs"] if run["name"] == "basis-rotation-32")
-    curves = run["curves"]
+    by_name = {run["name"]: run for run in run_data["runs"]}
+    assert sorted(by_name) == names
+    unchosen = {name for name, run in by_name.items() if not run["is_chosen"]}
+    assert unchosen == {"pipedream-32-worse", "pipedream-32-diverged"}
+    curves = by_name["basis-rotation-32"]["curves"]
     assert len(curves["train"]) == len(curves["iterations"]) == len(curves["minutes"]) == 120
     # Middles of windows of 159 iterations.
     assert (curves["iterations"][0], curves["iterations"][-1], curves["minutes"][-1]) == (80, 921, 1.842)
     assert curves["train"][-1] == pytest.approx(2.1, abs=1e-3)
     assert curves["val_iterations"] == list(range(100, 1001, 100))
     assert curves["val"][-1] == pytest.approx(2.2, abs=1e-3)
-
-
-def test_losses_that_are_no_numbers_are_gaps(run_data):
-    diverged = next(run for run in run_data["runs"] if run["name"] == "pipedream-32-diverged")
+    diverged = by_name["pipedream-32-diverged"]
     assert set(diverged["curves"]["train"]) == {None}
     assert (diverged["status"], diverged["numbers"]["train loss"]) == ("diverged", "-")
-
-
-def test_the_best_learning_rate_of_each_experiment_is_marked(run_data):
-    unchosen = {run["name"] for run in run_data["runs"] if not run["is_chosen"]}
-    assert unchosen == {"pipedream-32-worse", "pipedream-32-diverged"}
 
 
 def test_each_filter_offers_the_values_that_occur(elements):
@@ -84,7 +71,7 @@ def test_figures_with_runs_are_there_and_the_others_named(elements, run_data):
     assert all(attributes["alt"] for attributes, _ in elements.named("img"))
 
 
-def test_it_opens_with_what_holds_and_what_does_not_and_why(elements, page):
+def test_it_opens_with_findings_and_has_tables_and_provenance(elements, page):
     summaries = [text for _, text in elements.named("summary")]
     assert any(text.endswith(" not tried") for text in summaries)
     assert "memory of each strategy for Llama-3-8B's matrices, GiB (Table 2): attention and MLP" in " ".join(
@@ -93,6 +80,15 @@ def test_it_opens_with_what_holds_and_what_does_not_and_why(elements, page):
     sections = [attributes["id"] for attributes, _ in elements.named("section")]
     assert sections == ["findings", "figures", "tables", "runs", "provenance"]
     assert page.stat().st_size < 3_000_000
+    titles = [text for _, text in elements.named("caption")]
+    for beginning in ("Final training loss", "Slowdown of every experiment", "Learning rates of every experiment"):
+        assert any(title.startswith(beginning) for title in titles), beginning
+    assert "0.0003: 3.000, 0.001: 2.900" in page.read_text()
+    facts = [text for _, text in elements.named("dd")]
+    for fact in ("finished (6 runs)", "diverged (1 run)", "c0ffee (7 runs)"):
+        assert fact in facts
+    assert "2026-01-02T03:04:05Z to 2026-01-02T03:04:05Z" in facts
+    assert "packages, tokenizer bytes, fingerprint f1f2f3 (7 runs)" in facts
 
 
 def test_a_figure_of_these_runs_is_taken_as_it_is_and_one_of_others_drawn_anew(runs, tmp_path):
@@ -115,23 +111,7 @@ def test_variants_of_a_method_have_its_colour_and_a_dash_of_their_own(runs):
     assert len(set(method.colors.values())) == 1
 
 
-def test_tables_have_the_slowdowns_and_the_choice_of_rates(elements, page):
-    titles = [text for _, text in elements.named("caption")]
-    for beginning in ("Final training loss", "Slowdown of every experiment", "Learning rates of every experiment"):
-        assert any(title.startswith(beginning) for title in titles), beginning
-    assert "0.0003: 3.000, 0.001: 2.900" in page.read_text()
-
-
-def test_provenance_counts_what_differs(elements):
-    facts = [text for _, text in elements.named("dd")]
-    assert "finished (6 runs)" in facts
-    assert "diverged (1 run)" in facts
-    assert "c0ffee (7 runs)" in facts
-    assert "2026-01-02T03:04:05Z to 2026-01-02T03:04:05Z" in facts
-    assert "packages, tokenizer bytes, fingerprint f1f2f3 (7 runs)" in facts
-
-
-def test_nothing_is_loaded_from_anywhere(elements):
+def test_nothing_is_loaded_from_anywhere_and_names_of_runs_are_text(elements, page):
     (policy,) = [attributes for attributes, _ in elements.named("meta") if "http-equiv" in attributes]
     assert policy["http-equiv"] == "Content-Security-Policy"
     assert policy["content"].startswith("default-src 'none'")
@@ -139,9 +119,6 @@ def test_nothing_is_loaded_from_anywhere(elements):
         for name in ("src", "href", "srcset", "data", "action", "poster"):
             address = attributes.get(name) or "#"
             assert address.startswith(("#", "data:")), (tag, name, address[:80])
-
-
-def test_names_of_runs_are_text_never_elements(elements, page):
     assert not [attributes for attributes, _ in elements.named("img") if "onerror" in attributes]
     assert EVIL_NAME not in page.read_text()
 
@@ -161,7 +138,7 @@ def test_further_figures_are_shown_with_their_captions(runs, tmp_path, page):
     assert {"width": "640", "height": "480", "alt": "A valley <b>"}.items() <= found.named("img")[-1][0].items()
 
 
-def test_a_missing_package_is_one_line_that_names_the_extra(runs, tmp_path, monkeypatch, capsys):
+def test_a_missing_package_or_folder_of_figures_is_one_line(runs, tmp_path, monkeypatch, capsys):
     real_import = builtins.__import__
 
     def without_plotly(name, *rest):
@@ -174,7 +151,5 @@ def test_a_missing_package_is_one_line_that_names_the_extra(runs, tmp_path, monk
     assert capsys.readouterr().err == "brx: the report needs the package plotly: pip install 'brx[report]'\n"
     assert not (tmp_path / "report.html").exists()
 
-
-def test_a_missing_folder_of_figures_is_one_line(runs, capsys):
     assert main(["report", "--runs", str(runs), "--figures", "nowhere"]) == 2
     assert capsys.readouterr().err == "brx: --figures: nowhere: no such folder\n"
