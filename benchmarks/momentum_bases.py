@@ -20,7 +20,7 @@ from torch import Tensor
 
 from benchmarks.report import Table
 from brx.config import load_config
-from brx.optim import basis_rotation
+from brx.optim import eigenbasis
 from brx.optim.basis_rotation import BasisRotation
 from brx.optim.matrix_batch import MatrixBatch
 from brx.runs.frames import load
@@ -51,11 +51,11 @@ def product_of_other_side(factor: Tensor, basis: Tensor, other: Tensor) -> Tenso
 def refreshed_from_the_other_side() -> Iterator[None]:
     """Within it, source `1st` refreshes each basis from the other side's."""
     usual: Callable[[BasisRotation, MatrixBatch, Tensor, bool], None] = BasisRotation._estimate_eigenbasis
-    usual_product = basis_rotation.factor_product
+    usual_product = eigenbasis.factor_product
 
     def estimate(self: BasisRotation, batch: MatrixBatch, gradient: Tensor, exact: bool) -> None:
         sides = iter(batch.sides)
-        basis_rotation.factor_product = lambda factor, basis: product_of_other_side(
+        eigenbasis.factor_product = lambda factor, basis: product_of_other_side(
             factor, basis, batch.matrices(f"{OTHER[next(sides)]}_basis")
         )
         usual(self, batch, gradient, exact)
@@ -65,7 +65,7 @@ def refreshed_from_the_other_side() -> Iterator[None]:
         yield
     finally:
         BasisRotation._estimate_eigenbasis = usual  # type: ignore[method-assign]
-        basis_rotation.factor_product = usual_product
+        eigenbasis.factor_product = usual_product
 
 
 def train_all(name: str) -> list[float]:

@@ -29,7 +29,6 @@ Where a new direction of energy appears in a subspace that had none, all columns
 direction; what is left of each after orthonormalisation would be rounding. The share keeps each near where it was.
 """
 
-
 SAME_SIZE = 0.125
 """Rounding of the binary logarithm of an eigenvalue's share of the largest, by which columns are ordered.
 
@@ -42,22 +41,16 @@ TIE = 1e-5
 Rounding moves them by some 1e-7, and turns their vectors by that over their distance.
 """
 
+# The share of the largest value from which on the first one is taken instead: far from any simple fraction.
 LEADING = (5**0.5 - 1) / 2
-"""The share of the largest value from which on the first one is taken instead: far from any simple fraction."""
 
 
 class Refreshed(NamedTuple):
-    """What became of a batch of bases.
+    """What became of a batch of bases."""
 
-    Attributes:
-        basis: the new ones (b, m, m), or the old one where the decomposition failed.
-        order: the places (b, m) that the columns had in the old ones.
-        valid: where the decomposition did not fail (b,).
-    """
-
-    basis: Tensor
-    order: Tensor
-    valid: Tensor
+    basis: Tensor  # (b, m, m); the old one where the decomposition failed
+    order: Tensor  # (b, m): the places that the columns had in the old one
+    valid: Tensor  # (b,): where the decomposition did not fail
 
 
 def power_iteration(product: Tensor, basis: Tensor) -> Refreshed:
@@ -65,11 +58,7 @@ def power_iteration(product: Tensor, basis: Tensor) -> Refreshed:
 
     Where the covariance does not decide, the basis does: a column q with eigenvalue q^T C q = l becomes
     a C q + ((1 - a) floor + SELF_SHIFT l) q before orthonormalisation, with a = l^2 / (l^2 + floor^2). So a direction
-    without energy stays where it was, up to what the others take from it.
-
-    Args:
-        product: C Q, the covariance times the current basis (b, m, m); overwritten.
-        basis: Q (b, m, m).
+    without energy stays where it was, up to what the others take from it. `product` is C Q (b, m, m), and overwritten.
     """
     # The Rayleigh quotients q^T C q come from the product that the iteration needs anyway.
     eigenvalues = (basis * product).sum(dim=-2).clamp(min=0)  # (b, m)
@@ -104,10 +93,8 @@ def covariance_product(covariance: Tensor, basis: Tensor) -> Tensor:
 
 
 def orthonormalize(matrices: Tensor) -> Tensor:
-    """The orthogonal factor of the QR decomposition whose R has a positive diagonal (and so is unique).
-
-    Each kind of device gets what was measured to be faster there.
-    """
+    """The orthogonal factor of the QR decomposition whose R has a positive diagonal (and so is unique)."""
+    # Each kind of device gets what was measured to be faster there.
     return _cholesky_qr(matrices) if matrices.device.type == "cuda" else _householder_qr(matrices)
 
 
@@ -116,7 +103,8 @@ def _householder_qr(matrices: Tensor) -> Tensor:
     padded = pad(matrices.mT, (0, 8)).mT
     scales = padded.new_empty(len(padded), padded.shape[-1])
     torch.geqrf(padded, out=(padded, scales))  # in place, as what follows: these matrices outgrow the caches
-    signs = _signs(padded.diagonal(dim1=-2, dim2=-1))
+    diagonal = padded.diagonal(dim1=-2, dim2=-1)
+    signs = torch.ones_like(diagonal).copysign(diagonal)  # never 0
     torch.linalg.householder_product(padded, scales, out=padded)
     return padded[:, : matrices.shape[-2]].mul_(signs[:, None, :])
 
@@ -154,26 +142,22 @@ def resolution(dtype: torch.dtype) -> float:
     return NOISE_ROUNDINGS * torch.finfo(dtype).eps
 
 
-def exact_eigenbasis(covariance: Tensor) -> Refreshed:
-    """Exact eigenvectors of covariances (b, m, m); see `_eigenvectors`."""
-    return _eigenvectors(covariance, resolution(covariance.dtype))
-
-
 def exact_factor_eigenbasis(factor: Tensor) -> Refreshed:
     """Exact eigenvectors of F F^T for factors (b, m, n), whose eigenvalues are squares of F's singular values."""
     smallest = max(resolution(factor.dtype) ** 2, resolution(torch.float64))
-    return _eigenvectors(factor.double() @ factor.mT.double(), smallest)
+    return exact_eigenbasis(factor.double() @ factor.mT.double(), smallest)
 
 
-def _eigenvectors(covariance: Tensor, smallest: float) -> Refreshed:
-    """Exact eigenvectors of symmetric matrices (b, m, m), largest eigenvalue first.
+def exact_eigenbasis(covariance: Tensor, smallest: float | None = None) -> Refreshed:
+    """Exact eigenvectors of covariances (b, m, m), largest eigenvalue first.
 
     An eigenspace whose eigenvalues rounding cannot tell apart gets the projections of some axes, orthonormalised in
     turn: those depend on the space alone, whatever vectors of it the decomposition returns. So does the space without
-    energy, where eigenvalues are less than the share `smallest` of the largest; for a zero matrix that is the identity.
-    Of a single eigenvector this decides the sign. In float64, as it happens once.
+    energy, where eigenvalues are less than the share `smallest` of the largest (None: what rounding leaves); for a zero
+    matrix that is the identity. Of a single eigenvector this decides the sign. In float64, as it happens once.
     """
     num_matrices, size = covariance.shape[:2]
+    smallest = resolution(covariance.dtype) if smallest is None else smallest
     bases = torch.eye(size, dtype=covariance.dtype, device=covariance.device).repeat(num_matrices, 1, 1)
     valid = torch.ones(num_matrices, dtype=torch.bool, device=covariance.device)
     for index, matrix in enumerate(covariance):
@@ -222,8 +206,3 @@ def _leading_axes(space: Tensor) -> list[int]:
         rest -= torch.outer(rest @ direction, direction)
         axes.append(axis)
     return axes
-
-
-def _signs(values: Tensor) -> Tensor:
-    """1 or -1, never 0."""
-    return torch.ones_like(values).copysign(values)

@@ -2,54 +2,34 @@
 
 from __future__ import annotations
 
+import math
 from itertools import groupby
 
 import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from brx.optim.matrix_batch import Member, arithmetic
-from brx.optim.options import Group, smallest_eps
+from brx.optim.matrix_batch import Member
+from brx.optim.options import Group
+from brx.optim.parameter_state import arithmetic
 from brx.optim.sharded import local
 
 
-def update_elementwise(members: list[Member], bad: dict[torch.device, Tensor]) -> None:
-    """One step of AdamW; of sharded parameters, of the part that lies here.
-
-    `bad`: by device, a flag () that makes the step change nothing; empty where gradients are known to be finite.
-    """
-    here = [member for member in members if local(member.parameter).numel()]
-    for _, alike in groupby(here, _what_one_call_shares):
-        _adamw(list(alike), bad)  # which counts on the device
-    for member in here:
-        member.num_updates += 1
-    count_updates([member for member in members if not local(member.parameter).numel()], bad)
-
-
-def count_updates(members: list[Member], bad: dict[torch.device, Tensor]) -> None:
-    """Count an update of parameters of which nothing lies here, or which another rank updates."""
-    for member in members:
-        flag = bad.get(member.parameter.device)
-        member.state["step"] += 1 if flag is None else ~flag
-        member.num_updates += 1
-
-
-def _what_one_call_shares(member: Member) -> tuple[object, ...]:
-    return id(member.group), member.parameter.dtype, member.parameter.device
-
-
-def _adamw(members: list[Member], bad: dict[torch.device, Tensor]) -> None:
-    parameters = [local(member.parameter) for member in members]
-    dtype, options = arithmetic(parameters[0]), members[0].options.group
-    # Half-precision weights are rounded once, after the update. The kernel goes through memory from end to end.
-    weights = [parameter.to(dtype).contiguous() for parameter in parameters]
-    gradients = [local(member.gradient).to(dtype).contiguous() for member in members if member.gradient is not None]
-    momenta, seconds = ([local(member.state[name]) for member in members] for name in ("exp_avg", "exp_avg_sq"))
-    steps = [member.state["step"] for member in members]
-    fused_adamw(weights, gradients, momenta, seconds, steps, options, bad.get(parameters[0].device))
-    for parameter, weight in zip(parameters, weights, strict=True):
-        if weight is not parameter:
-            parameter.copy_(weight)
+def update_elementwise(members: list[Member], bad: Tensor | None) -> None:
+    """One step of AdamW; of sharded parameters, of the part that lies here."""
+    for _, of_one_call in groupby(members, lambda m: (id(m.group), m.parameter.dtype, m.parameter.device)):
+        alike = list(of_one_call)
+        parameters = [local(member.parameter) for member in alike]
+        dtype = arithmetic(parameters[0])
+        # Half-precision weights are rounded once, after the update. The kernel goes through memory from end to end.
+        weights = [parameter.to(dtype).contiguous() for parameter in parameters]
+        gradients = [local(member.gradient).to(dtype).contiguous() for member in alike if member.gradient is not None]
+        momenta, seconds = ([local(member.state[name]) for member in alike] for name in ("exp_avg", "exp_avg_sq"))
+        steps = [member.state["step"] for member in alike]
+        fused_adamw(weights, gradients, momenta, seconds, steps, alike[0].options, bad)
+        for parameter, weight in zip(parameters, weights, strict=True):
+            if weight is not parameter:
+                parameter.copy_(weight)
 
 
 def fused_adamw(
@@ -62,6 +42,9 @@ def fused_adamw(
     bad: Tensor | None,
 ) -> None:
     """torch's kernel, which counts the step, too; if the flag `bad` is set, it changes nothing."""
+    beta1, beta2 = options["betas"]
+    # Below this, squares of gradients are zero, and a zero over a zero would be NaN.
+    smallest_eps = math.sqrt(torch.finfo(weights[0].dtype).tiny)
     adamw(
         weights,
         gradients,
@@ -72,10 +55,10 @@ def fused_adamw(
         fused=True,
         found_inf=None if bad is None else bad.float(),
         amsgrad=False,
-        beta1=options["betas"][0],
-        beta2=options["betas"][1],
+        beta1=beta1,
+        beta2=beta2,
         lr=options["lr"],
         weight_decay=options["weight_decay"],
-        eps=max(options["eps"], smallest_eps(weights[0].dtype)),
+        eps=max(options["eps"], smallest_eps),
         maximize=options["maximize"],
     )

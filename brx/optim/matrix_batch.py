@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import groupby
-from typing import Literal, TypeVar
+from operator import is_
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
-from brx.optim.options import Group, StepOptions
+from brx.optim.options import Group, form_options
+from brx.optim.parameter_state import Side, is_rotated, matrix_shape, split_into_matrices, state_dtype, state_shapes
 from brx.optim.products import Precision, product
-from brx.optim.sharded import Shards
+from brx.optim.sharded import Shards, is_sharded, local
 
-Side = Literal["left", "right"]
-State = dict[str, Tensor]
-"""What the optimizer keeps for a parameter, by name."""
-
+State = dict[str, Tensor]  # what the optimizer keeps for a parameter, by name
 Key = TypeVar("Key", bound=Hashable)
+
+# Size of weights at which a batch is full: a core's cache on the CPU, enough to fill the device elsewhere.
+BATCH_BYTES = {"cpu": 2**20, "cuda": 2**28}
 
 
 @dataclass(eq=False)
@@ -28,18 +31,16 @@ class Member:
 
     parameter: Tensor
     group: Group
-    state: State  # the tensors of the optimizer's `state` for it, as long as nobody replaces them
-    layout: tuple[object, ...]  # the group's options of that name when the batches were made
-    kind: tuple[object, ...]  # shape, dtype and device at that time
-    options: StepOptions  # of this step
-    phase: int = 0  # where refreshes fall within their interval, if staggered
-    num_updates: int = 0  # on the host, so that no step has to ask the device
+    place: tuple[int, int] = (0, 1)  # index in the group, and how many it has
     shards: Shards | None = None  # None for a whole one
+    state: State = field(default_factory=dict)  # the tensors of the optimizer's `state` for it, unless replaced there
+    num_updates: int = 0  # on the host, so that no step has to ask the device
+    options: Group = field(default_factory=dict)  # of this step, as numbers
     gradient: Tensor | None = None  # of this step, whole; None where another rank updates the matrix
     update: Tensor | None = None  # of a sharded matrix, whole, before it goes to where the shards are
-    is_rotated: bool = field(init=False)
 
     def __post_init__(self) -> None:
+        self.form = _form(self.parameter, self.group)
         self.is_rotated = is_rotated(self.parameter, self.group)
 
     @property
@@ -48,56 +49,75 @@ class Member:
         return self.is_rotated and (self.shards is None or self.shards.is_owner)
 
     @property
+    def is_updated_here(self) -> bool:
+        """Whether it is not left to other ranks."""
+        return self.is_stacked if self.is_rotated else local(self.parameter).numel() > 0
+
+    @property
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
         """What this rank keeps for it, by name."""
         shapes = state_shapes(self.parameter, self.group)
         if self.shards is None or self.shards.is_owner:
             return shapes
-        # Another rank keeps it; here are empty tensors by the same names, since tools for checkpoints ask for names.
+        # Another rank keeps it. Tools for checkpoints ask for the same names on all.
         return {name: shape if name == "step" else (0,) for name, shape in shapes.items()}
+
+    @property
+    def decay(self) -> float:
+        """What this step multiplies the weights by."""
+        return float(1 - self.options["lr"] * self.options["weight_decay"])
+
+    def is_due(self, update: int | None = None) -> bool:
+        """Whether an update (the next) is, or has passed since the one before, a multiple of the frequency."""
+        update, frequency, (index, num) = update or self.num_updates + 1, self.group["frequency"], self.place
+        if frequency is None:
+            return False
+        if self.group["staggered"]:  # within the group, so that every pipeline stage has refreshes as even as all have
+            update += int(index * frequency / num)
+        return bool(update // frequency > (update - 1) // frequency)
+
+    def next_refresh(self) -> tuple[Literal["exact", "power", None], int]:
+        """How the next update renews the basis first, and for how many updates its gradient enters the covariances.
+
+        Algorithm 1, line 5; the start is ours, and until the first basis every gradient counts. With `covariance`
+        "refresh", as printed, the average remembers frequency / (1 - beta2) updates, otherwise 1 / (1 - beta2).
+        """
+        update, first = self.num_updates + 1, self.group["first_refresh"]
+        if self.group["as_published"]:
+            return "power", 1  # of its own kind (published.py), which has to see that every gradient is finite
+        if update <= first:
+            return "exact" if update == first else None, 1
+        is_due = self.is_due()
+        if is_due and self.group["covariance"] == "interval":
+            return "power", update - next(filter(self.is_due, range(update - 1, first, -1)), first)
+        return "power" if is_due else None, int(is_due or self.group["covariance"] == "step")
 
 
 @dataclass
 class MatrixBatch:
-    """Parameters of one shape whose matrices go through the algorithm together.
+    """Parameters of one shape whose matrices (*lead, m, n) go through the algorithm together.
 
-    A parameter is a stack of matrices (*lead, m, n), or with the option `flatten` one matrix of its first dimension
-    and all others together. The leading dimensions (experts) count as further matrices: b = len(members) * prod(lead).
+    The leading dimensions (experts) count as further matrices: b = len(members) * prod(lead).
     """
 
     members: list[Member]
     state: State  # one tensor per name: (len(members), *lead, ., .) of matrices, (len(members),) of counters
-    seen_version: int = 0  # of `state["step"]` when the host's counts last agreed with it
-    bad: Tensor | None = None  # on a GPU: a flag () for a gradient that is not finite; the step changes nothing then
-    sides: tuple[Side, ...] = field(init=False)
+    bad: Tensor | None = None  # on a GPU: a flag () for a bad gradient; the step changes nothing then
 
     def __post_init__(self) -> None:
-        self.sides = tuple(side for side in ("left", "right") if f"{side}_basis" in self.state)
+        sides: tuple[Side, ...] = ("left", "right")
+        self.options = self.members[0].options  # which all members share in a step
+        self.sides = tuple(side for side in sides if f"{side}_basis" in self.state)
+        self.seen_version = self.state["step"]._version  # when the host's counts of updates last agreed with it
 
     def __getitem__(self, run: slice) -> MatrixBatch:
         """Some neighbouring members; their state is a view of this batch's."""
-        if run == slice(0, len(self.members)):
-            return self
-        return MatrixBatch(self.members[run], {name: stack[run] for name, stack in self.state.items()}, bad=self.bad)
-
-    @property
-    def options(self) -> Group:
-        """The options that all members share in this step."""
-        return self.members[0].options.group
-
-    @property
-    def device(self) -> torch.device:
-        """Of the parameters."""
-        return self.members[0].parameter.device
+        return MatrixBatch(self.members[run], {name: stack[run] for name, stack in self.state.items()}, self.bad)
 
     def runs(self, key: Callable[[Member], Key]) -> Iterator[tuple[Key, slice]]:
         """Neighbouring members with the same key, which stay one batch."""
-        keys = list(map(key, self.members))
-        if keys.count(keys[0]) == len(keys):  # most often
-            yield keys[0], slice(0, len(keys))
-            return
         start = 0
-        for value, equal in groupby(keys):
+        for value, equal in groupby(self.members, key):
             stop = start + sum(1 for _ in equal)
             yield value, slice(start, stop)
             start = stop
@@ -105,6 +125,10 @@ class MatrixBatch:
     def matrices(self, name: str) -> Tensor:
         """The state `name` as (b, ., .)."""
         return self.state[name].flatten(0, -3)
+
+    def part(self, matrices: Tensor, run: slice) -> Tensor:
+        """Those of matrices (b, m, n) that belong to some neighbouring members."""
+        return matrices.view_as(self.state["exp_avg"])[run].flatten(0, -3)
 
     def gradients(self) -> Tensor:
         """The gradients as (b, m, n), in the precision of the arithmetic; negative ones where the loss is to grow."""
@@ -118,7 +142,7 @@ class MatrixBatch:
     def update_weights(self, updates: Tensor) -> None:
         """W <- (1 - lr weight_decay) W + update, for updates (b, m, n); sharded weights get theirs later."""
         if self.options["split"]:
-            updates = updates.view(self.state["exp_avg"].shape)
+            updates = updates.view_as(self.state["exp_avg"])
             updates = updates.movedim(-3, -2) if self.options["split"][1] == -1 else updates
         by_member = updates.reshape(len(self.members), *self.members[0].parameter.shape).unbind()
         if self.members[0].shards is not None:
@@ -129,125 +153,97 @@ class MatrixBatch:
         # Half-precision weights are rounded once, after the sum.
         is_half = parameters[0].dtype != updates.dtype
         weights = [parameter.to(updates.dtype) for parameter in parameters] if is_half else parameters
-        for decay, run in self.runs(lambda member: member.options.decay):
-            # A tensor, since a number would be made into one for every weight.
-            torch._foreach_mul_(weights[run], self.unless_bad(decay, 1.0))
+        # A tensor, since a number would be made into one for every weight.
+        torch._foreach_mul_(weights, unless_bad(self.members[0].decay, updates.dtype, self.bad))
         torch._foreach_add_(weights, by_member)
         if is_half:
             torch._foreach_copy_(parameters, weights)
-
-    def unless_bad(self, value: float, otherwise: float) -> Tensor:
-        """A number of the arithmetic's precision, and another one in a step that is to change nothing."""
-        number = torch.tensor(value, dtype=self.state["exp_avg"].dtype)
-        return number if self.bad is None else torch.where(self.bad, otherwise, number)
 
     def take_counts(self) -> None:
         """Take the numbers of updates from the state, if somebody else has written into it."""
         if self.state["step"]._version != self.seen_version:
             for member, step in zip(self.members, self.state["step"].tolist(), strict=True):
                 member.num_updates = int(step)
-            self.seen_version = self.state["step"]._version
 
 
-def rotate_in(batch: MatrixBatch, matrices: Tensor, precision: Precision = "highest") -> Tensor:
-    """U^T A V for A (b, m, n)."""
-    if "right_basis" in batch.state:
-        matrices = product(matrices, batch.matrices("right_basis"), precision)
-    if "left_basis" in batch.state:
-        matrices = product(batch.matrices("left_basis").mT, matrices, precision)
+def rotate(batch: MatrixBatch, matrices: Tensor, precision: Precision = "highest", *, back: bool = False) -> Tensor:
+    """U^T A V for A (b, m, n); `back` gives U A V^T."""
+    if "right" in batch.sides:
+        right = batch.matrices("right_basis")
+        matrices = product(matrices, right.mT if back else right, precision)
+    if "left" in batch.sides:
+        left = batch.matrices("left_basis")
+        matrices = product(left if back else left.mT, matrices, precision)
     return matrices
 
 
-def rotate_out(batch: MatrixBatch, matrices: Tensor, precision: Precision = "highest") -> Tensor:
-    """U A V^T for A (b, m, n)."""
-    if "right_basis" in batch.state:
-        matrices = product(matrices, batch.matrices("right_basis").mT, precision)
-    if "left_basis" in batch.state:
-        matrices = product(batch.matrices("left_basis"), matrices, precision)
-    return matrices
+def seen_from(side: Side, matrices: Tensor) -> Tensor:
+    """The matrices with the given side's dimension first."""
+    return matrices if side == "left" else matrices.mT
 
 
-def matrix_shape(parameter: Tensor, group: Group) -> tuple[int, ...]:
-    """The parameter as matrices (*lead, m, n); a vector as it is."""
-    shape = list(parameter.shape)
-    if group["flatten"] and len(shape) > 2:
-        return shape[0], math.prod(shape[1:])
-    if group["split"] and len(shape) >= 2:
-        parts, dim = group["split"]
-        shape[dim] //= parts
-        shape.insert(-2, parts)
-    return tuple(shape)
+def unless_bad(factor: float, dtype: torch.dtype, bad: Tensor | None) -> Tensor:
+    """A factor, which is 1 in a step that is to change nothing."""
+    number = torch.tensor(factor, dtype=dtype)
+    return number if bad is None else torch.where(bad, 1.0, number)
 
 
-def split_into_matrices(tensors: Tensor, group: Group) -> Tensor:
-    """Tensors (.., m, n) as (.., parts, m, n / parts), or (.., parts, m / parts, n), where the group splits them."""
-    if not group["split"]:
-        return tensors
-    parts, dim = group["split"]
-    tensors = tensors.unflatten(dim, (parts, -1))  # type: ignore[no-untyped-call]  # (.., m, parts, n), or as wanted
-    return tensors.movedim(-2, -3) if dim == -1 else tensors
+class Layout:
+    """The parameters that have had a gradient, those that this rank rotates in batches.
 
-
-def rotated_sides(parameter: Tensor, group: Group) -> tuple[tuple[Side, ...], str]:
-    """The sides of a parameter's matrices that are rotated, and why the others are not.
-
-    Both or the smaller one; none that is longer than `max_dim` or `max_aspect` times the other. A matrix of one row or
-    column is a vector.
+    The optimizer's `state` and `param_groups` are the truth: where they are no longer what a layout was made from, a
+    new one is made from what is there.
     """
-    shape = matrix_shape(parameter, group)
-    if not group["rotate"]:
-        return (), ""
-    if len(shape) < 2 or min(shape[-2:]) <= 1:
-        return (), "a vector"
-    rows, columns = shape[-2:]
-    sides: list[Side] = []
-    reasons = []
-    for side, size, other in (("left", rows, columns), ("right", columns, rows)):
-        if group["geometry"] == "unilateral" and (side == "left") != (rows < columns):
-            reasons.append(f"{side}: unilateral")
-        elif group["max_dim"] is not None and size > group["max_dim"]:
-            reasons.append(f"{side}: {size} > max_dim")
-        elif group["max_aspect"] is not None and size > group["max_aspect"] * other:
-            reasons.append(f"{side}: {size} > {group['max_aspect']} x {other} (max_aspect)")
-        else:
-            sides.append(side)  # type: ignore[arg-type]
-    return tuple(sides), ", ".join(reasons)
+
+    def __init__(self, members: Sequence[Member], state: Mapping[Tensor, dict[str, Any]]) -> None:
+        self.members = {member.parameter: member for member in members}
+        self.batches: list[MatrixBatch] = []
+        for alike in _by_form(members):
+            if alike[0].is_stacked:
+                self.batches.append(MatrixBatch(alike, _stacked_states(alike)))
+            else:
+                (alone,) = alike
+                alone.state = {name: _own_state(name, shape, alone) for name, shape in alone.state_shapes.items()}
+            for member in alike:  # at once, so that the old tensors go as the new ones come
+                state[member.parameter].update(member.state)
+
+    def fits(self, parameter: Tensor, group: Group, state: Mapping[str, Any] | None) -> bool:
+        """Whether a parameter, its group and its state are what they were when the layout was made."""
+        member = self.members.get(parameter)
+        return (
+            member is not None
+            and state is not None
+            and member.group is group
+            and member.form == _form(parameter, group)
+            and all(map(is_, map(state.get, member.state), member.state.values()))
+        )
+
+    def release(self, kept: set[Tensor], state: Mapping[Tensor, dict[str, Any]]) -> None:
+        """Give parameters that leave a copy of their state, which would keep their whole batch in memory."""
+        for parameter, member in self.members.items():
+            if parameter not in kept and parameter in state:
+                own = state[parameter]
+                own.update({n: t.clone() for n, t in member.state.items() if own.get(n) is t})
 
 
-def is_rotated(parameter: Tensor, group: Group) -> bool:
-    """Whether any side of it is."""
-    return bool(rotated_sides(parameter, group)[0])
+def _form(parameter: Tensor, group: Group) -> tuple[object, ...]:
+    return parameter.shape, parameter.dtype, parameter.device, *form_options(group)
 
 
-def arithmetic(parameter: Tensor) -> torch.dtype:
-    """The precision of state and arithmetic: float64 for float64 parameters, float32 for all others."""
-    return torch.float64 if parameter.dtype == torch.float64 else torch.float32
+def _by_form(members: Sequence[Member]) -> Iterator[list[Member]]:
+    """Members whose states can be stacked, as many as fill a batch; and one by one those that are in none."""
+    alike: dict[Any, list[Member]] = {}
+    for member in members:
+        key = (member.shards is None, *member.form) if member.is_stacked else member
+        alike.setdefault(key, []).append(member)
+    for together in alike.values():
+        parameter = together[0].parameter
+        capacity = max(1, BATCH_BYTES.get(parameter.device.type, 2**28) // max(1, parameter.nbytes))
+        for start in range(0, len(together), capacity):
+            yield together[start : start + capacity]
 
 
-def state_shapes(parameter: Tensor, group: Group) -> dict[str, tuple[int, ...]]:
-    """What is kept for a parameter, by name; of a split one the moments, too, are those of its parts."""
-    sides, _ = rotated_sides(parameter, group)
-    shape = tuple(parameter.shape)
-    if not sides:
-        return {"step": (), "exp_avg": shape, "exp_avg_sq": shape}
-    *lead, rows, columns = matrix_shape(parameter, group)
-    if group["split"]:
-        shape = *lead, rows, columns
-    shapes = {"step": (), "exp_avg": shape, "exp_avg_sq": shape, "num_failed_refreshes": tuple(lead)}
-    for side in sides:
-        size = rows if side == "left" else columns
-        shapes[f"{side}_basis"] = (*lead, size, size)
-        if group["source"] == "2nd":
-            shapes[f"{side}_covariance"] = (*lead, size, size)
-    return shapes
-
-
-def state_dtype(name: str, parameter: Tensor) -> torch.dtype:
-    """Dtype of a state tensor."""
-    return {"step": torch.float32, "num_failed_refreshes": torch.int64}.get(name, arithmetic(parameter))
-
-
-def stack_states(members: Sequence[Member]) -> State:
+def _stacked_states(members: Sequence[Member]) -> State:
     """Stack what there is of the members' states, blank where there is nothing, and make each a view of the stacks."""
     parameter, group = members[0].parameter, members[0].group
     matrices = matrix_shape(parameter, group)
@@ -265,3 +261,35 @@ def stack_states(members: Sequence[Member]) -> State:
             member.state[name] = view
         stacks[name] = stack
     return stacks
+
+
+def _own_state(name: str, shape: tuple[int, ...], member: Member) -> Tensor:
+    """A state of a parameter that is in no stack; of a sharded parameter sharded as that is."""
+    parameter, dtype = member.parameter, state_dtype(name, member.parameter)
+    if shape and is_sharded(parameter) and member.shards is None:
+        tensor = torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
+    else:
+        tensor = torch.zeros(shape, dtype=dtype, device=parameter.device)
+    return tensor.copy_(member.state[name]) if name in member.state else tensor
+
+
+def for_each(work: Callable[[MatrixBatch], None], batches: Sequence[MatrixBatch]) -> None:
+    """Call `work` on each batch; on the CPU on as many threads as torch uses for one operation, a batch on each.
+
+    Factorisations of small matrices gain little from a second core.
+    """
+    num_threads = torch.get_num_threads()
+    if num_threads == 1 or len(batches) <= 1 or any(batch.state["step"].device.type != "cpu" for batch in batches):
+        for batch in batches:
+            work(batch)
+        return
+    torch.set_num_threads(1)  # the matrix library's setting is shared by all threads
+    try:
+        list(_pool(num_threads).map(torch.no_grad()(work), batches))  # gradients are on in a new thread
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+@cache
+def _pool(num_threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(num_threads, "brx-optim", initializer=lambda: torch.set_num_threads(1))

@@ -9,26 +9,20 @@ from typing import Any
 
 from torch import Tensor, nn
 
-HEAD_NAMES = {"lm_head", "head", "heads", "output", "unembed", "embed_out", "classifier", "score", "fc_out", "logits"}
-"""What the last layer, or a Sequential that ends in it, is usually called."""
+from brx.optim.sharded import FSDP1
 
+# What the last layer, or a Sequential that ends in it, is usually called.
+HEAD_NAMES = {"lm_head", "head", "heads", "output", "unembed", "embed_out", "classifier", "score", "fc_out", "logits"}
+# A plain parameter that is looked up or added, not multiplied by.
 EMBEDDING_NAME = re.compile(
     r"(^|[._\d])(emb|embeds?|embeddings?|pos|positions?|positional|tokens?|table|prompts?|latents|codebook|wte|wpe)"
     r"($|[._\d])"
 )
-"""The name of a plain parameter that is looked up or added, not multiplied by."""
-
-POSITIONS = re.compile(r"wpe|(^|[._])pos(ition)?")
-"""The name of a module that embeds no tokens."""
-
+POSITIONS = re.compile(r"wpe|(^|[._])pos(ition)?")  # a module that embeds no tokens
+# Projections of several matrices one after the other, and how many. Not `query_key_value`, whose heads take turns.
 FUSED = {"c_attn": 3, "qkv": 3, "Wqkv": 3, "qkv_proj": 3, "to_qkv": 3, "in_proj_weight": 3, "kv": 2, "to_kv": 2}
 FUSED |= {"gate_up_proj": 2, "gate_up": 2, "w12": 2}
-"""Projections of several matrices one after the other, and how many. Not `query_key_value`, whose heads take turns."""
-
-GATES = ("gate_up_proj", "gate_up", "w12", "to_qkv", "to_kv")
-"""Those whose parts need not be square."""
-
-Named = Mapping[str, Tensor]
+GATES = ("gate_up_proj", "gate_up", "w12", "to_qkv", "to_kv")  # those whose parts need not be square
 
 
 def param_groups(
@@ -51,27 +45,23 @@ def param_groups(
         split: by pattern, or by part of a name: how many matrices a fused projection is, and where their dimension is
             not the output's, -2 (rows) or -1 (columns). `FUSED` ones of equal parts are known; 1 leaves one whole.
 
-    Raises:
-        ValueError: a pattern matches no parameter, a name both kinds of pattern, a pattern of `rotate` or `split` a
-            vector, parts are not equal, or FSDP1 wraps the model.
+    Raises ValueError where a pattern matches no parameter, or not of this kind, parts are not equal, or FSDP1 wraps it.
     """
     modules = dict(model.named_modules())
     if any(type(module).__name__ == "FullyShardedDataParallel" for module in modules.values()):
-        raise ValueError(
-            "FSDP1 flattens the parameters of a module, so that no matrix is left to rotate: shard the model with "
-            "FSDP2 (torch.distributed.fsdp.fully_shard)"
-        )
+        raise ValueError(FSDP1)
     named = dict(model.named_parameters())
+    owners = {name: modules[name.rpartition(".")[0]] for name in named}
     to_rotate, to_keep = _matching(named, rotate, "rotate"), _matching(named, keep, "keep")
     if both := sorted(to_rotate & to_keep):
         raise ValueError(f"{both[0]} matches a pattern of rotate and one of keep")
     for name in sorted(to_rotate):
-        if _is_vector(named[name], modules[name.rpartition(".")[0]]):
+        if _is_vector(named[name], owners[name]):
             raise ValueError(f"rotate: {name} is a vector, which has no two sides to rotate")
-    heads, parts = _heads(model, modules, named), _asked_parts(named, modules, split or {})
+    heads, parts = _heads(model, modules, named), _asked_parts(named, owners, split or {})
     groups: dict[Any, dict[str, Any]] = {}
     for name, parameter in named.items():
-        module = modules[name.rpartition(".")[0]]
+        module = owners[name]
         if name in to_keep:
             kind, why = "kept", "keep"
         elif _is_vector(parameter, module):
@@ -82,11 +72,11 @@ def param_groups(
             kind = "head"
         else:
             kind, why = ("kernels", "kernel") if _is_convolution(module) else ("matrices", "matrix")
+        split_into = parts.get(name) or _known_parts(name, parameter, module) if kind == "matrices" else None
         options: dict[str, Any] = {"rotate": kind in ("matrices", "kernels"), "flatten": kind == "kernels"}
-        if kind == "matrices" and (of_name := parts.get(name) or _known_parts(name, parameter, module)):
-            options["split"] = of_name
-        key = kind, why, options.get("split")
-        groups.setdefault(key, {"params": [], "kind": kind, "why": why, **options})["params"].append((name, parameter))
+        options |= {"split": split_into} if split_into else {}
+        group = groups.setdefault((kind, why, split_into), {"params": [], "kind": kind, "why": why, **options})
+        group["params"].append((name, parameter))
     return list(groups.values())
 
 
@@ -107,14 +97,11 @@ def _is_embedding(module: nn.Module) -> bool:
 def _embedding(name: str, module: nn.Module) -> str:
     """Why a parameter is one; nothing if it is not."""
     own_name = name.rpartition(".")[2]
-    if _is_embedding(module):
-        return "embedding"
-    if own_name != "weight" and EMBEDDING_NAME.search(own_name.lower()):
-        return "embedding by its name"
-    return ""
+    by_name = own_name != "weight" and EMBEDDING_NAME.search(own_name.lower())
+    return "embedding" if _is_embedding(module) else "embedding by its name" if by_name else ""
 
 
-def _heads(model: nn.Module, modules: dict[str, nn.Module], named: Named) -> dict[str, str]:
+def _heads(model: nn.Module, modules: dict[str, nn.Module], named: Mapping[str, Tensor]) -> dict[str, str]:
     """The names of the matrices that make the outputs, and why."""
     matrices = [name for name, parameter in named.items() if parameter.ndim >= 2]
     heads, ends = {}, {}
@@ -127,13 +114,9 @@ def _heads(model: nn.Module, modules: dict[str, nn.Module], named: Named) -> dic
             ends[above[inside[0]]] = name
     heads |= {name: f"head: the last of {container}" for container, name in ends.items()}
     embeddings = [(name, m.weight) for name, m in modules.items() if isinstance(m, nn.Embedding | nn.EmbeddingBag)]
-    is_tied = any(
-        parameter is weight
-        for module in modules.values()
-        if not _is_embedding(module)
-        for parameter in module._parameters.values()
-        for _, weight in embeddings
-    )
+    others = (module for module in modules.values() if not _is_embedding(module))
+    in_others = {id(parameter) for module in others for parameter in module._parameters.values()}
+    is_tied = any(id(weight) in in_others for _, weight in embeddings)
     tokens = next((w for name, w in embeddings if not POSITIONS.search(name)), None)
     if matrices and not is_tied:
         last_name, last_one = matrices[-1], named[matrices[-1]]
@@ -149,9 +132,7 @@ def _heads(model: nn.Module, modules: dict[str, nn.Module], named: Named) -> dic
 def _end_of_sequence(model: nn.Module) -> str:
     """The last layer's name where a model is one Sequential (in a wrapper, or with others at its end); else none's."""
     path, module, is_sequential = "", model, False
-    while children := [
-        (n, child) for n, child in module.named_children() if next(child.parameters(), None) is not None
-    ]:
+    while children := [(name, child) for name, child in module.named_children() if list(child.parameters())]:
         is_sequential = is_sequential or isinstance(module, nn.Sequential)
         if len(children) > 1 and not isinstance(module, nn.Sequential):
             return "no layer"
@@ -160,14 +141,14 @@ def _end_of_sequence(model: nn.Module) -> str:
 
 
 def _asked_parts(
-    named: Named, modules: dict[str, nn.Module], split: Mapping[str, int | tuple[int, int]]
+    named: Mapping[str, Tensor], owners: dict[str, nn.Module], split: Mapping[str, int | tuple[int, int]]
 ) -> dict[str, tuple[int, int]]:
     """By parameter: the parts that the caller has named, and the dimension that they divide."""
     parts = {}
     for pattern, given in split.items():
         names = {name for name in named if pattern in name.split(".") and named[name].ndim >= 2}
         for name in names or _matching(named, [pattern], "split"):
-            number, dim = given if isinstance(given, tuple) else (given, _output(modules[name.rpartition(".")[0]]))
+            number, dim = given if isinstance(given, tuple) else (given, _output(owners[name]))
             if named[name].ndim < 2 or number < 1 or named[name].shape[dim] % number:
                 raise ValueError(f"split: {name} of shape {tuple(named[name].shape)} is not {number} equal matrices")
             parts[name] = number, dim
@@ -188,10 +169,8 @@ def _output(module: nn.Module) -> int:
 
 
 def _matching(names: Iterable[str], patterns: Iterable[str], argument: str) -> set[str]:
-    matching: set[str] = set()
-    for pattern in patterns:
-        of_pattern = {name for name in names if fnmatchcase(name, pattern)}
-        if not of_pattern:
+    found = {pattern: {name for name in names if fnmatchcase(name, pattern)} for pattern in patterns}
+    for pattern, matching in found.items():
+        if not matching:
             raise ValueError(f"{argument}={pattern!r} matches no parameter; there are {', '.join(names)}")
-        matching |= of_pattern
-    return matching
+    return set().union(*found.values())

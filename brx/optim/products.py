@@ -1,7 +1,4 @@
-"""Products of fp32 matrices in the reduced precisions of a GPU's matrix units, with the same rounding on any device.
-
-Shape legend: b matrices (m, k) and (k, n).
-"""
+"""Products of fp32 matrices in the reduced precisions of a GPU's matrix units, with the same rounding on any device."""
 
 from __future__ import annotations
 
@@ -13,8 +10,6 @@ import torch
 from torch import Tensor
 
 Precision = Literal["highest", "tf32", "bf16"]
-
-FP32_MANTISSA_BITS, TF32_MANTISSA_BITS = 23, 10
 
 
 def product(left: Tensor, right: Tensor, precision: Precision) -> Tensor:
@@ -32,16 +27,14 @@ def product(left: Tensor, right: Tensor, precision: Precision) -> Tensor:
     """
     if precision == "highest" or left.dtype == torch.float64:
         return left @ right
-    on_cuda = left.device.type == "cuda"
     if precision == "tf32":
-        if on_cuda:
-            with fp32_products("tf32"):
-                return left @ right
-        return round_to_tf32(left) @ round_to_tf32(right)
+        if left.device.type != "cuda":
+            return round_to_tf32(left) @ round_to_tf32(right)
+        with fp32_products("tf32"):
+            return left @ right
     (left_high, left_low), (right_high, right_low) = _halves(left), _halves(right)
-    multiply = _bf16_product_on_cuda if on_cuda else _bf16_product
-    small = multiply(left_low, right_high) + multiply(left_high, right_low)
-    return small + multiply(left_high, right_high)
+    small = _bf16_product(left_low, right_high) + _bf16_product(left_high, right_low)
+    return small + _bf16_product(left_high, right_high)
 
 
 @contextmanager
@@ -60,7 +53,7 @@ def fp32_products(precision: Literal["ieee", "tf32"]) -> Iterator[None]:
 
 def round_to_tf32(matrices: Tensor) -> Tensor:
     """Round fp32 numbers to 10 bits of mantissa, ties away from zero."""
-    dropped = FP32_MANTISSA_BITS - TF32_MANTISSA_BITS
+    dropped = 23 - 10  # bits of fp32's mantissa, and of TF32's
     bits = matrices.contiguous().view(torch.int32)
     return ((bits + (1 << (dropped - 1))) >> dropped << dropped).view(torch.float32)
 
@@ -72,8 +65,6 @@ def _halves(matrices: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _bf16_product(left: Tensor, right: Tensor) -> Tensor:
+    if left.device.type == "cuda":
+        return torch.bmm(left, right, out_dtype=torch.float32)
     return left.float() @ right.float()
-
-
-def _bf16_product_on_cuda(left: Tensor, right: Tensor) -> Tensor:
-    return torch.bmm(left, right, out_dtype=torch.float32)

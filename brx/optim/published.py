@@ -10,40 +10,34 @@ import math
 import torch
 from torch import Tensor
 
-from brx.optim.matrix_batch import MatrixBatch, Side, rotate_in, rotate_out
+from brx.optim.eigenbasis import select_columns, select_rows
+from brx.optim.matrix_batch import MatrixBatch, rotate, seen_from
+from brx.optim.parameter_state import Side
 
 
 def published_update(batch: MatrixBatch, gradient: Tensor, is_due: bool) -> Tensor:
-    """What to add to the weights (b, m, n), and the state after it; `exp_avg` is in the original space.
-
-    Args:
-        batch: members with one learning rate and one count of updates.
-        gradient: theirs (b, m, n).
-        is_due: whether the update is a multiple of the frequency.
-    """
-    options, t = batch.options, batch.members[0].num_updates + 1
-    beta1, beta2 = options["betas"]
+    """What to add to the weights (b, m, n), and the state after it; `exp_avg` is in the original space."""
+    t, lr = batch.members[0].num_updates + 1, batch.options["lr"]
+    options, (beta1, beta2) = batch.options, batch.options["betas"]
     momentum, second_moment = batch.matrices("exp_avg"), batch.matrices("exp_avg_sq")
     momentum.lerp_(gradient, 1 - beta1)
     if options["source"] == "2nd":
         for side in batch.sides:
-            factor = gradient if side == "left" else gradient.mT
+            factor = seen_from(side, gradient)
             batch.matrices(f"{side}_covariance").lerp_(factor @ factor.mT, 1 - beta2)
     # Their test for the first time asks for the left basis, which unilateral rotation of m >= n never has.
     if is_due or t == 1 or "left" not in batch.sides:
         _renew_bases(batch, momentum, second_moment, is_first=t == 1)
-    rotated = rotate_in(batch, gradient)
+    rotated = rotate(batch, gradient)
     second_moment.mul_(beta2).addcmul_(rotated, rotated, value=1 - beta2)
-    step = rotate_in(batch, momentum) / (second_moment.sqrt() + options["eps"])  # eps before the bias correction
+    step = rotate(batch, momentum) / (second_moment.sqrt() + options["eps"])  # eps before the bias correction
     batch.state["step"] += 1
-    lr = batch.members[0].options.lr
-    return rotate_out(batch, step).mul_(-lr * math.sqrt(1 - beta2**t) / (1 - beta1**t))
+    return rotate(batch, step, back=True).mul_(-lr * math.sqrt(1 - beta2**t) / (1 - beta1**t))
 
 
 def _renew_bases(batch: MatrixBatch, momentum: Tensor, second_moment: Tensor, is_first: bool) -> None:
     old = {side: batch.matrices(f"{side}_basis").clone() for side in batch.sides}
     for side in batch.sides:
-        dim = -2 if side == "left" else -1
         if batch.options["source"] == "2nd":
             covariance = batch.matrices(f"{side}_covariance")
             if is_first:
@@ -51,25 +45,18 @@ def _renew_bases(batch: MatrixBatch, momentum: Tensor, second_moment: Tensor, is
             else:
                 product = covariance @ old[side]
                 order = (old[side] * product).sum(dim=-2).argsort(dim=-1, descending=True)  # (b, m)
-                _permute(second_moment, order, dim)
-                basis = torch.linalg.qr(_columns(product, order)).Q
+                second_moment.copy_((select_rows if side == "left" else select_columns)(second_moment, order))
+                basis = torch.linalg.qr(select_columns(product, order)).Q
         elif is_first:
             left, _, right = torch.linalg.svd(momentum)
             basis = left if side == "left" else right.mT
         else:
-            factor = momentum if side == "left" else momentum.mT
+            factor = seen_from(side, momentum)
             # One product with the other side's old basis, the identity where that side is not rotated: QR of M then.
             other: Side = "right" if side == "left" else "left"
             product = factor @ old[other] if other in old else factor
             order = product.square().sum(dim=-2).argsort(dim=-1, descending=True)  # of the other side's columns
-            _permute(second_moment, order, -1 if side == "left" else -2)  # crosswise: they are no order of this side
-            basis = torch.linalg.qr(_columns(product, order), mode="complete").Q
+            # Crosswise: it is no order of this side.
+            second_moment.copy_((select_columns if side == "left" else select_rows)(second_moment, order))
+            basis = torch.linalg.qr(select_columns(product, order), mode="complete").Q
         batch.matrices(f"{side}_basis").copy_(basis)
-
-
-def _columns(matrices: Tensor, order: Tensor) -> Tensor:
-    return matrices.take_along_dim(order[:, None, :], dim=-1)
-
-
-def _permute(matrices: Tensor, order: Tensor, dim: int) -> None:
-    matrices.copy_(matrices.take_along_dim(order[:, None, :] if dim == -1 else order[:, :, None], dim=dim))

@@ -16,8 +16,8 @@ from brx.methods.table import METHODS
 from brx.model.sizes import FP32, Shapes, num_elements
 from brx.model.stage import is_block_matrix
 from brx.optim.basis_rotation import BasisRotation
-from brx.optim.layout import BATCH_BYTES
-from brx.optim.matrix_batch import state_shapes
+from brx.optim.matrix_batch import BATCH_BYTES
+from brx.optim.parameter_state import state_shapes
 
 Source = Literal["2nd", "1st"]
 Geometry = Literal["bilateral", "unilateral"]

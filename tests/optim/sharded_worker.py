@@ -54,9 +54,13 @@ class NormedModel(nn.Module):
         return self.head(x + self.down(torch.tanh(self.up(self.norm(x)))))
 
 
-def make(dtype=torch.float64):
+def make(dtype=torch.float64, model=Model):
     torch.manual_seed(0)
-    return Model().to(dtype)
+    return model().to(dtype)
+
+
+def adapted(model, **options):
+    return BasisRotation(param_groups(model), **OPTIONS, **options)
 
 
 def train(model, optimizer, first, last):
@@ -76,18 +80,18 @@ def whole(model):
     }
 
 
-def expected(num_steps=NUM_STEPS, dtype=torch.float64, **options):
-    model = make(dtype)
-    train(model, BasisRotation(param_groups(model), **OPTIONS, **options), 0, num_steps)
-    return whole(model)
+def expected(num_steps=NUM_STEPS, dtype=torch.float64, model=Model, **options):
+    alone = make(dtype, model)
+    train(alone, adapted(alone, **options), 0, num_steps)
+    return whole(alone)
 
 
 def difference(model, other):
     return max((value.double() - other[name].double()).abs().max().item() for name, value in whole(model).items())
 
 
-def fsdp2():
-    model = make()
+def fsdp2(dtype=torch.float64):
+    model = make(dtype)
     for module in (model.up, model.down):
         fully_shard(module)
     return fully_shard(model)
@@ -113,8 +117,6 @@ def replicated_shards():
 
 def sequence_parallel():
     """The LayerNorm's gradient is a sum over ranks that nobody has added up when the optimizer gets it."""
-    torch.manual_seed(0)
-    alone = NormedModel().double()
     plan = {
         "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
         "norm": SequenceParallel(),
@@ -123,56 +125,55 @@ def sequence_parallel():
         "head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate()),
     }
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    sharded = parallelize_module(copy.deepcopy(alone), mesh, plan)
-    for model in (alone, sharded):
-        train(model, BasisRotation(param_groups(model), **OPTIONS), 0, NUM_STEPS)
-    return difference(sharded, whole(alone))
+    sharded = parallelize_module(make(model=NormedModel), mesh, plan)
+    train(sharded, adapted(sharded), 0, NUM_STEPS)
+    return difference(sharded, expected(model=NormedModel))
+
+
+def of_all_ranks(value):
+    values = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
 
 
 def updates_of_an_empty_shard():
     """The numbers of updates that the ranks have counted, of parameters of which one rank may have nothing."""
     model = fully_shard(nn.Linear(6, 1))
-    optimizer = BasisRotation(param_groups(model), **OPTIONS)
+    optimizer = adapted(model)
     for t in range(3):
         optimizer.zero_grad()
         model(torch.full((4, 6), float(t))).sum().backward()
         optimizer.step()
-    counts = [None] * dist.get_world_size()
-    dist.all_gather_object(counts, [int(state["step"]) for state in optimizer.state.values()])
-    return counts
+    return of_all_ranks([int(state["step"]) for state in optimizer.state.values()])
 
 
 def trains_as_one_process(shard, **options):
     model = shard()
-    optimizer = BasisRotation(param_groups(model), **OPTIONS, **options)
-    train(model, optimizer, 0, NUM_STEPS)
+    train(model, adapted(model, **options), 0, NUM_STEPS)
     return difference(model, expected(**options))
 
 
 def matrices_per_rank():
     """Of how many matrices each rank keeps the state."""
     model = fsdp2()
-    optimizer = BasisRotation(param_groups(model), **OPTIONS)
+    optimizer = adapted(model)
     train(model, optimizer, 0, 1)
     states = [state for state in optimizer.state.values() if "left_basis" in state]
-    counts = [None] * dist.get_world_size()
-    dist.all_gather_object(counts, sum(state["left_basis"].numel() > 0 for state in states))
-    return counts
+    return of_all_ranks(sum(state["left_basis"].numel() > 0 for state in states))
 
 
 def half_precision():
-    model = fully_shard(make(torch.bfloat16))
-    optimizer = BasisRotation(param_groups(model), **OPTIONS)
-    train(model, optimizer, 0, 11)
+    model = fsdp2(torch.bfloat16)
+    train(model, adapted(model), 0, 11)
     return difference(model, expected(11, torch.bfloat16))
 
 
 def bad_gradient(rank_with_nan=1):
     model = fsdp2()
-    optimizer = BasisRotation(param_groups(model), **OPTIONS)
+    optimizer = adapted(model)
     train(model, optimizer, 0, 2)
     before = whole(model)
-    gradients(model)
+    model(torch.arange(12).view(2, 6)).square().mean().backward()
     if dist.get_rank() == rank_with_nan:
         model.up.weight.grad.to_local()[0, 0] = float("nan")
     try:
@@ -182,18 +183,13 @@ def bad_gradient(rank_with_nan=1):
     return None
 
 
-def gradients(model):
-    tokens = torch.randint(13, (8, 5), generator=torch.Generator().manual_seed(5))
-    model(tokens).square().mean().backward()
-
-
 def resumes(through, folder):
     """Save after the first bases, load into a new model and optimizer, go on: as if never stopped."""
     model = fsdp2()
-    optimizer = BasisRotation(param_groups(model), **OPTIONS)
+    optimizer = adapted(model)
     train(model, optimizer, 0, 11)
     later = fsdp2()
-    resumed = BasisRotation(param_groups(later), **OPTIONS)
+    resumed = adapted(later)
     weights = {name: p.detach() for name, p in model.named_parameters()}
     if through == "state_dict":
         resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
@@ -208,7 +204,7 @@ def resumes(through, folder):
         set_optimizer_state_dict(later, resumed, get_optimizer_state_dict(model, optimizer, options=flat), options=flat)
     elif through == "whole":
         single = make()
-        alone = BasisRotation(param_groups(single), **OPTIONS)
+        alone = adapted(single)
         train(single, alone, 0, 11)
         resumed.load_state_dict(alone.state_dict())
     with torch.no_grad():
@@ -255,7 +251,7 @@ def taken_over():
 
 def whole_state_fits_one_process():
     model = fsdp2()
-    optimizer = BasisRotation(param_groups(model), **OPTIONS)
+    optimizer = adapted(model)
     train(model, optimizer, 0, 11)
     full = get_optimizer_state_dict(model, optimizer, options=StateDictOptions(full_state_dict=True))
     weights = whole(model)
@@ -265,7 +261,7 @@ def whole_state_fits_one_process():
     with torch.no_grad():
         for name, parameter in single.named_parameters():
             parameter.copy_(weights[name])
-    alone = BasisRotation(param_groups(single), **OPTIONS)
+    alone = adapted(single)
     numbers = {name: n for n, name in enumerate(n for g in alone.param_groups for n in g["param_names"])}
     state = alone.state_dict()
     state["state"] = {numbers[name]: values for name, values in full["state"].items()}
@@ -295,8 +291,7 @@ def cases(folder):
         yield "hybrid", lambda: trains_as_one_process(replicated_shards)
         return
     yield "fsdp2, 1st unilateral", lambda: trains_as_one_process(fsdp2, source="1st", geometry="unilateral")
-    yield "fsdp2, staggered", lambda: trains_as_one_process(fsdp2, staggered=True)
-    yield "fsdp2, covariance of intervals", lambda: trains_as_one_process(fsdp2, covariance="interval")
+    yield "fsdp2, staggered", lambda: trains_as_one_process(fsdp2, staggered=True, covariance="interval")
     yield "columns, gradient in rows", columns_on_a_plain_tensor
     yield "half precision", half_precision
     yield "bad gradient", bad_gradient

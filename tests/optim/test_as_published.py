@@ -1,14 +1,10 @@
 """`as_published` against the authors' implementation, transcribed for one matrix in float64."""
 
-import itertools
-
 import pytest
 import torch
 
 from brx.optim import BasisRotation
-from tests.optim.test_basis_rotation import full_rank_gradients, random
-
-STRATEGIES = list(itertools.product(["2nd", "1st"], ["bilateral", "unilateral"]))
+from tests.optim.helpers import STRATEGIES, full_rank_gradients, parameters
 
 
 def as_their_code_has_it(W, gradients, lr, b1, b2, eps, wd, source, geometry, f, first):
@@ -62,7 +58,7 @@ def first_bases(state, gradient):
 @pytest.mark.parametrize("shape", [(5, 5), (4, 7), (7, 4)])
 def test_equals_the_authors_code(shape, source, geometry):
     gradients = full_rank_gradients(25, *shape)
-    series = [torch.nn.Parameter(random(*shape, seed=k)) for k in range(2)]
+    series = parameters(2, *shape, dtype=torch.float64)
     initial = [parameter.detach().clone() for parameter in series]
     options = {"betas": (0.9, 0.99), "eps": 1e-4, "weight_decay": 0.1, "source": source, "geometry": geometry}
     optimizer, expected = BasisRotation(series, lr=0.01, frequency=4, as_published=True, **options), []

@@ -34,20 +34,13 @@ def test_fixed_covariance_converges_to_its_eigenvectors():
     torch.testing.assert_close(diagonal, eigenvalues.expand(3, 6), rtol=1e-9, atol=0)
 
 
-def test_exact_basis_is_ordered_by_eigenvalue():
+def test_exact_bases_are_ordered_by_eigenvalue_and_a_factors_is_its_covariances():
     matrices, expected, _ = covariances(2, 5)
     refreshed = exact_eigenbasis(matrices)
     assert refreshed.valid.all()
     assert_same_up_to_sign(refreshed.basis, expected)
-
-
-def test_exact_basis_of_a_factor_is_the_covariances():
     factor = torch.randn(2, 4, 6, generator=torch.Generator().manual_seed(0)).double()
     assert_same_up_to_sign(exact_factor_eigenbasis(factor).basis, exact_eigenbasis(factor @ factor.mT).basis)
-
-
-def test_zero_covariance_has_the_axes_as_exact_basis():
-    assert torch.equal(exact_eigenbasis(torch.zeros(2, 3, 3)).basis, torch.eye(3).expand(2, 3, 3))
 
 
 @pytest.mark.parametrize("rank", [1, 3])
@@ -78,7 +71,8 @@ def test_order_says_which_old_column_became_which():
     torch.testing.assert_close(refreshed.basis, basis[..., [1, 2, 0]])
 
 
-def test_zero_covariance_keeps_its_basis():
+def test_zero_covariance_has_the_axes_as_exact_basis_and_keeps_the_one_it_has():
+    assert torch.equal(exact_eigenbasis(torch.zeros(2, 3, 3)).basis, torch.eye(3).expand(2, 3, 3))
     _, basis, _ = covariances(1, 4)
     torch.testing.assert_close(power_iteration(torch.zeros_like(basis), basis).basis, basis, rtol=0, atol=1e-14)
 

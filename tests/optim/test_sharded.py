@@ -7,22 +7,9 @@ from functools import cache
 
 import pytest
 
-TWO = (
-    "fsdp2",
-    "tensor parallel",
-    "fsdp2, 1st unilateral",
-    "fsdp2, staggered",
-    "fsdp2, covariance of intervals",
-    "sequence parallel",
-    "columns, gradient in rows",
-    "half precision",
-    "resume through state_dict",
-    "resume through dcp",
-    "resume through flat",
-    "resume through whole",
-    "adamw taken over",
-    "full state",
-)
+TWO = ("fsdp2", "fsdp2, 1st unilateral", "fsdp2, staggered", "sequence parallel", "tensor parallel", "half precision")
+TWO += ("columns, gradient in rows", "adamw taken over", "full state")
+TWO += tuple(f"resume through {way}" for way in ("state_dict", "dcp", "flat", "whole"))
 FOUR = ("fsdp2", "sequence parallel", "tensor parallel", "fsdp2 and tensor parallel", "hybrid")
 
 
@@ -53,13 +40,13 @@ def test_gradient_that_is_bad_on_one_rank_changes_nothing_on_any(results):
     assert "another rank" in message
 
 
-def test_ranks_without_a_part_of_a_parameter_count_its_updates(results):
-    assert results(2)["updates of an empty shard"] == [[3, 3], [3, 3]]
-
-
-def test_state_is_shared_among_the_ranks(results):
-    assert sorted(results(2)["matrices per rank"]) == [1, 2]
-
-
-def test_shards_on_the_cpu_of_a_mesh_of_gpus_are_exchanged_through_gloo(results):
-    assert results(2)["offloaded"] == [True, [0, 1], 2]
+@pytest.mark.parametrize(
+    ("case", "expected"),
+    [
+        ("updates of an empty shard", [[3, 3], [3, 3]]),  # of ranks without a part of a parameter, too
+        ("matrices per rank", [2, 1]),  # state is shared among the ranks
+        ("offloaded", [True, [0, 1], 2]),  # shards on the CPU of a mesh of GPUs are exchanged through gloo
+    ],
+)
+def test_what_each_rank_has(results, case, expected):
+    assert results(2)[case] == expected

@@ -1,4 +1,4 @@
-"""`optimizer.state` and `param_groups` decide: what is replaced, cleared, swapped or changed in them counts."""
+"""`optimizer.state` and `param_groups` decide: what is replaced, cleared, swapped, changed or loaded counts."""
 
 import copy
 
@@ -6,53 +6,36 @@ import pytest
 import torch
 
 from brx.optim import BasisRotation
+from tests.optim.helpers import give_gradients, parameters, random, train
 
 
-def random(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-def parameters(num, *shape):
-    return [torch.nn.Parameter(random(*shape, seed=k)) for k in range(num)]
-
-
-def step(optimizer, series, time):
-    for k, parameter in enumerate(series):
-        parameter.grad = random(*parameter.shape, seed=100 * time + k)
-    optimizer.step()
-
-
-def weights_after(num_steps, interfere=lambda optimizer, series, time: None, num=3, **options):
-    series = parameters(num, 6, 4)
+def weights_after(num_steps, interfere=lambda optimizer, time: None, **options):
+    series = parameters(3, 6, 4)
     optimizer = BasisRotation(series, lr=0.01, frequency=3, **options)
     for time in range(num_steps):
-        interfere(optimizer, series, time)
-        step(optimizer, series, time)
+        interfere(optimizer, time)
+        train(optimizer, series, time, time + 1)
     return [parameter.detach() for parameter in series], optimizer
 
 
 def test_state_that_was_offloaded_and_brought_back_as_new_tensors_continues():
-    def offload(optimizer, series, time):
+    def offload(optimizer, time):
         for state in optimizer.state.values():
-            for name, tensor in list(state.items()):
-                state[name] = tensor.clone()
+            state.update({name: tensor.clone() for name, tensor in state.items()})
 
     replaced, optimizer = weights_after(13, offload)
-    expected, _ = weights_after(13)
-    assert all(map(torch.equal, replaced, expected))
+    assert all(map(torch.equal, replaced, weights_after(13)[0]))
     assert [int(state["step"]) for state in optimizer.state_dict()["state"].values()] == [13, 13, 13]
 
 
 def test_replaced_values_count():
-    def forget_momentum(optimizer, series, time):
-        if time == 11:
-            for state in optimizer.state.values():
-                state["exp_avg"] = torch.zeros_like(state["exp_avg"])
+    def forget_momentum(optimizer, time):
+        for state in optimizer.state.values() if time == 11 else ():
+            state["exp_avg"] = torch.zeros_like(state["exp_avg"])
 
-    def forget_it_in_place(optimizer, series, time):
-        if time == 11:
-            for state in optimizer.state.values():
-                state["exp_avg"].zero_()
+    def forget_it_in_place(optimizer, time):
+        for state in optimizer.state.values() if time == 11 else ():
+            state["exp_avg"].zero_()
 
     replaced, written = weights_after(13, forget_momentum)[0], weights_after(13, forget_it_in_place)[0]
     assert all(map(torch.equal, replaced, written))
@@ -60,46 +43,35 @@ def test_replaced_values_count():
 
 
 def test_step_that_is_written_into_decides_the_next_refresh():
-    def set_step(optimizer, series, time):
-        if time == 4:
-            for state in optimizer.state.values():
-                state["step"].fill_(8)  # the next update is the ninth, and 3 divides 9
+    def set_step(optimizer, time):
+        for state in optimizer.state.values() if time == 4 else ():
+            state["step"].fill_(8)  # the next update is the ninth, and 3 divides 9
 
-    _, optimizer = weights_after(4)
-    before = optimizer.state[next(iter(optimizer.state))]["left_basis"].clone()
-    _, optimizer = weights_after(5, set_step)
-    state = optimizer.state[next(iter(optimizer.state))]
+    before = next(iter(weights_after(4)[1].state.values()))["left_basis"]
+    state = next(iter(weights_after(5, set_step)[1].state.values()))
     assert int(state["step"]) == 9
     assert not torch.equal(state["left_basis"], before)
 
 
 def test_cleared_state_starts_anew():
-    def clear(optimizer, series, time):
-        if time == 4:
-            optimizer.state.clear()
-
-    cleared, optimizer = weights_after(6, clear)
+    cleared, optimizer = weights_after(6, lambda optimizer, time: time == 4 and optimizer.state.clear())
     series = [torch.nn.Parameter(weight.clone()) for weight in weights_after(4)[0]]
-    fresh = BasisRotation(series, lr=0.01, frequency=3)
-    for time in (4, 5):
-        step(fresh, series, time)
-    assert all(map(torch.equal, cleared, [parameter.detach() for parameter in series]))
+    train(BasisRotation(series, lr=0.01, frequency=3), series, 4, 6)
+    assert all(map(torch.equal, cleared, series))
     assert int(optimizer.state_dict()["state"][0]["step"]) == 2
 
 
 def test_swapped_parameter_is_updated_and_the_old_one_is_not():
     series = parameters(3, 6, 4)
     optimizer = BasisRotation(series, lr=0.01)
-    for time in range(2):
-        step(optimizer, series, time)
+    train(optimizer, series, 0, 2)
     old, new = series[1], torch.nn.Parameter(random(6, 4, seed=9))
     optimizer.param_groups[0]["params"][1] = new
     before = old.detach().clone(), new.detach().clone()
-    step(optimizer, [series[0], new, series[2]], 2)
+    train(optimizer, [series[0], new, series[2]], 2, 3)
     assert torch.equal(old, before[0])
     assert not torch.equal(new, before[1])
-    assert int(optimizer.state[new]["step"]) == 1
-    assert int(optimizer.state[series[0]]["step"]) == 3
+    assert [int(optimizer.state[p]["step"]) for p in (new, series[0])] == [1, 3]
     # Nor does what is left of the old one keep the memory of the batch that it was in.
     assert optimizer.state[old]["exp_avg"].untyped_storage().nbytes() == old.nbytes
 
@@ -108,98 +80,169 @@ def test_swapped_parameter_is_updated_and_the_old_one_is_not():
 def test_option_changed_in_one_of_two_groups_changes_that_group_alone(change):
     one, other = parameters(2, 6, 4)
     together = BasisRotation([{"params": [one]}, {"params": [other]}], lr=0.01)
-    alone = [torch.nn.Parameter(parameter.detach().clone()) for parameter in (one, other)]
+    alone = parameters(2, 6, 4)
     separate = [BasisRotation([parameter], lr=0.01) for parameter in alone]
     for time in range(14):
         if time == 11:
             together.param_groups[1].update(change)
             separate[1].param_groups[0].update(change)
-        step(together, [one, other], time)
-        for parameter, twin in zip(alone, (one, other), strict=True):
-            parameter.grad = twin.grad.clone()
+        train(together, [one, other], time, time + 1)
+        give_gradients(alone, time)
         for optimizer in separate:
             optimizer.step()
-    for parameter, twin in zip(alone, (one, other), strict=True):
-        torch.testing.assert_close(parameter, twin, rtol=0, atol=1e-7)
+    torch.testing.assert_close(alone, [one, other], rtol=0, atol=1e-7)
 
 
-def test_tensor_rate_beside_a_float_rate():
-    mixed, floats = parameters(2, 6, 4), parameters(2, 6, 4)
-    first = BasisRotation([{"params": mixed[:1], "lr": torch.tensor(0.02)}, {"params": mixed[1:], "lr": 0.01}])
-    second = BasisRotation([{"params": floats[:1], "lr": 0.02}, {"params": floats[1:], "lr": 0.01}])
+def test_numbers_as_tensors_changed_in_place_and_betas_as_a_list():
+    as_tensors, as_numbers = (parameters(2, 6, 4) for _ in range(2))
+    rate = torch.tensor(0.02)
+    groups = [{"params": as_tensors[:1], "lr": rate}, {"params": as_tensors[1:], "lr": 0.01, "rotate": False}]
+    first = BasisRotation(groups, betas=[0.8, 0.9], weight_decay=torch.tensor(0.5))
+    groups = [{"params": as_numbers[:1], "lr": 0.02}, {"params": as_numbers[1:], "lr": 0.01, "rotate": False}]
+    second = BasisRotation(groups, betas=(0.8, 0.9), weight_decay=0.5)
     for time in range(3):
-        step(first, mixed, time)
-        step(second, floats, time)
-    torch.testing.assert_close(mixed, floats, rtol=0, atol=1e-7)
+        second.param_groups[0]["lr"] = rate.fill_(0.02 / (time + 1)).item()
+        train(first, as_tensors, time, time + 1)
+        train(second, as_numbers, time, time + 1)
+    torch.testing.assert_close(as_tensors, as_numbers, rtol=0, atol=1e-7)
 
 
-def test_frozen_parameters_get_no_state():
-    trained, frozen = parameters(2, 6, 4)
-    frozen.requires_grad_(False)
-    optimizer = BasisRotation([trained, frozen])
-    step(optimizer, [trained], 0)
-    assert set(optimizer.state) == {trained}
+def test_frozen_parameters_get_no_state_and_joining_leaves_the_others_as_they_were():
+    (trained, frozen), (alone, _) = (parameters(2, 6, 4) for _ in range(2))
+    optimizer, single = BasisRotation([trained, frozen]), BasisRotation([alone])
+    train(optimizer, [trained], 0, 5)
     optimizer.load_state_dict(optimizer.state_dict())
-    step(optimizer, [trained], 1)
+    train(optimizer, [trained], 5, 11)
     assert set(optimizer.state) == {trained}
-    frozen.requires_grad_(True)
-    step(optimizer, [trained, frozen], 2)
-    assert {int(optimizer.state[p]["step"]) for p in (trained, frozen)} == {1, 3}
+    train(optimizer, [trained, frozen], 11, 14)
+    train(single, [alone], 0, 14)
+    assert [int(optimizer.state[p]["step"]) for p in (trained, frozen)] == [14, 3]
+    torch.testing.assert_close(trained, alone, rtol=0, atol=1e-7)
 
 
-def test_parameter_that_joins_a_batch_leaves_the_others_as_they_were():
-    series, alone = parameters(2, 6, 4), parameters(2, 6, 4)
-    together, single = BasisRotation(series), BasisRotation(alone[:1])
-    for time in range(14):
-        series[1].requires_grad_(time >= 11)
-        step(together, series[: 1 + (time >= 11)], time)
-        alone[0].grad = series[0].grad.clone()
-        single.step()
-    torch.testing.assert_close(series[0], alone[0], rtol=0, atol=1e-7)
+def change_geometry(optimizer):
+    optimizer.param_groups[0]["geometry"] = "unilateral"
 
 
-@pytest.mark.parametrize("wrong", [{"frequency": 0}, {"frequency": -3}, {"geometry": "both"}, {"betas": (0.9, 1.0)}])
-def test_values_changed_on_the_way_are_checked_and_nothing_moves(wrong):
+def change_shape(optimizer):
+    next(iter(optimizer.state.values()))["exp_avg"] = torch.zeros(4)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        *((lambda o, wrong=wrong: o.param_groups[0].update(wrong), next(iter(wrong))) for wrong in
+          ({"frequency": 0}, {"geometry": "both"}, {"betas": (0.9, 1.0)})),
+        (change_geometry, r"parameter 0 of group 0 .*the state has .*geometry='unilateral'"),
+        (change_shape, r"exp_avg \(4,\)"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_on_the_way_is_told_and_nothing_moves(change, told):
     series = parameters(2, 6, 4)
     optimizer = BasisRotation(series)
-    step(optimizer, series, 0)
+    train(optimizer, series, 0, 1)
+    change(optimizer)
     before = copy.deepcopy(([p.detach() for p in series], optimizer.state_dict()["state"]))
-    optimizer.param_groups[0].update(wrong)
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        step(optimizer, series, 1)
+    with pytest.raises(ValueError, match=told):
+        train(optimizer, series, 1, 2)
     torch.testing.assert_close(([p.detach() for p in series], optimizer.state_dict()["state"]), before, rtol=0, atol=0)
 
 
-def test_another_geometry_on_the_way_does_not_fit_the_state():
-    series = parameters(1, 6, 4)
-    optimizer = BasisRotation(series)
-    step(optimizer, series, 0)
-    optimizer.param_groups[0]["geometry"] = "unilateral"
-    with pytest.raises(ValueError, match=r"parameter 0 of group 0 .*the state has .*geometry='unilateral'"):
-        step(optimizer, series, 1)
-
-
-def test_state_of_another_shape_is_refused():
-    series = parameters(1, 6, 4)
-    optimizer = BasisRotation(series)
-    step(optimizer, series, 0)
-    optimizer.state[series[0]]["exp_avg"] = torch.zeros(4)
-    with pytest.raises(ValueError, match=r"exp_avg \(4,\)"):
-        step(optimizer, series, 1)
-
-
-def test_betas_as_a_list_and_numbers_as_tensors():
-    as_list, as_tuple = parameters(2, 6, 4)[:1], parameters(2, 6, 4)[:1]
-    first = BasisRotation(as_list, betas=[0.8, 0.9], weight_decay=torch.tensor(0.5))
-    second = BasisRotation(as_tuple, betas=(0.8, 0.9), weight_decay=0.5)
-    for time in range(3):
-        step(first, as_list, time)
-        step(second, as_tuple, time)
-    assert torch.equal(as_list[0], as_tuple[0])
-
-
 def test_gradients_are_let_go_after_a_step():
-    series = parameters(2, 6, 4)
-    optimizer = BasisRotation(series)
-    step(optimizer, series, 0)
+    _, optimizer = weights_after(1)
     assert all(member.gradient is None for member in optimizer._layout.members.values())
+
+
+def trained(num_steps=3, **options):
+    series = parameters(2, 6, 4)
+    optimizer = BasisRotation(series, lr=0.01, **options)
+    train(optimizer, series, 0, num_steps)
+    return series, optimizer
+
+
+def test_options_that_a_checkpoint_lacks_take_their_defaults():
+    series, optimizer = trained()
+    saved = optimizer.state_dict()
+    for group in saved["param_groups"]:
+        for name in ("maximize", "rotate", "max_dim", "flatten", "rotation_precision"):
+            del group[name]
+    other = BasisRotation(series, rotation_precision="bf16")
+    other.load_state_dict(saved)
+    assert other.param_groups[0]["rotation_precision"] == "bf16"  # of the constructor
+    assert other.param_groups[0]["max_dim"] == 16_384
+    train(other, series, 3, 4)
+
+
+def test_hooks_that_return_a_new_dict_are_honoured():
+    series, optimizer = trained()
+
+    def with_other_rate(_, state_dict):
+        changed = copy.deepcopy(state_dict)
+        changed["param_groups"][0]["lr"] = 0.5
+        changed["state"][0]["exp_avg"].zero_()
+        return changed
+
+    other, seen = BasisRotation(series), []
+    other.register_load_state_dict_pre_hook(with_other_rate)
+    other.register_load_state_dict_post_hook(lambda one: seen.append(one.state[series[1]]["exp_avg"].clone()))
+    other.load_state_dict(optimizer.state_dict())
+    assert other.param_groups[0]["lr"] == 0.5
+    assert other.state[series[0]]["exp_avg"].count_nonzero() == 0
+    assert torch.equal(seen[0], optimizer.state[series[1]]["exp_avg"])
+
+
+def adamw_state(series):
+    adamw = torch.optim.AdamW(series)
+    adamw.step()
+    return adamw.state_dict()
+
+
+def too_many_groups(series):
+    return BasisRotation([{"params": [p]} for p in parameters(2, 6, 4)]).state_dict()
+
+
+def bad_option(series):
+    saved = trained(geometry="unilateral")[1].state_dict()
+    saved["param_groups"][0]["frequency"] = 0
+    return saved
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (adamw_state, r"exp_avg \(6, 4\), .*need exp_avg"),
+        (too_many_groups, r"\[1, 1\] parameters"),
+        (bad_option, "frequency=0"),
+    ],
+)
+def test_load_that_fails_says_why_and_changes_nothing(make, told):
+    series, optimizer = trained(geometry="unilateral")
+    before = copy.deepcopy(optimizer.state_dict())
+    with pytest.raises(ValueError, match=told):
+        optimizer.load_state_dict(make(series))
+    torch.testing.assert_close(optimizer.state_dict()["state"], before["state"], rtol=0, atol=0)
+    assert optimizer.state_dict()["param_groups"] == before["param_groups"]
+    train(optimizer, series, 3, 4)
+
+
+def test_loaded_state_is_a_copy():
+    saved = trained()[1].state_dict()
+    other = BasisRotation(parameters(2, 6, 4))
+    other.load_state_dict(saved)
+    kept = saved["state"][0]["exp_avg"].clone()
+    train(other, other.param_groups[0]["params"], 0, 1)
+    assert torch.equal(saved["state"][0]["exp_avg"], kept)
+
+
+def test_saved_state_copies_the_bases_alone_and_can_be_written_as_safetensors(tmp_path):
+    safetensors = pytest.importorskip("safetensors.torch")
+    series, optimizer = trained()
+    saved = optimizer.state_dict()
+    for number, parameter in enumerate(series):
+        for name, tensor in saved["state"][number].items():
+            kept = optimizer.state[parameter][name]
+            assert tensor is kept or (name.endswith("_basis") and torch.equal(tensor, kept))
+    flat = {f"{number}.{name}": value for number, own in saved["state"].items() for name, value in own.items()}
+    safetensors.save_file(flat, tmp_path / "state.safetensors")
+    read = safetensors.load_file(tmp_path / "state.safetensors")
+    assert all(torch.equal(read[key], value) for key, value in flat.items())

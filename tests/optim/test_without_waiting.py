@@ -6,6 +6,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 from brx.optim import BasisRotation
 from brx.optim.basis_rotation import LONGEST_WAIT, BadGradientError
+from tests.optim.helpers import give_gradients, random, train
 
 SHAPES = [(8, 8), (8, 8), (16, 8), (2, 4, 4), (8,), (12, 4)]
 
@@ -16,15 +17,9 @@ def cpu_as_gpu(monkeypatch):
 
 
 def make(**options):
-    generator = torch.Generator().manual_seed(0)
-    parameters = [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in SHAPES]
-    groups = [{"params": parameters[:4]}, {"params": parameters[4:], "rotate": False}]
-    return parameters, BasisRotation(groups, lr=0.01, weight_decay=0.1, frequency=20, **options)
-
-
-def give_gradients(parameters, time):
-    for k, parameter in enumerate(parameters):
-        parameter.grad = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(100 * time + k))
+    series = [torch.nn.Parameter(random(*shape, seed=k)) for k, shape in enumerate(SHAPES)]
+    groups = [{"params": series[:4]}, {"params": series[4:], "rotate": False}]
+    return series, BasisRotation(groups, **{"lr": 0.01, "weight_decay": 0.1, "frequency": 20, **options})
 
 
 @pytest.mark.parametrize("covariance", ["refresh", "step"])
@@ -59,9 +54,7 @@ def test_next_refresh_tells_and_training_can_go_on():
         train_with_two_bad_gradients()
     num_updates = int(optimizer.state[parameters[0]]["step"])
     assert 26 - 2 <= num_updates < 49 - 2
-    for time in range(50, 55):
-        give_gradients(parameters, time)
-        optimizer.step()
+    train(optimizer, parameters, 50, 55)
     assert int(optimizer.state[parameters[0]]["step"]) == num_updates + 5
 
 
@@ -69,9 +62,7 @@ def test_next_refresh_tells_and_training_can_go_on():
 def test_bad_gradients_are_told_of_without_any_refresh(options):
     parameters = [torch.nn.Parameter(torch.ones(shape)) for shape in [(4, 4), (4, 3)]]
     optimizer = BasisRotation(parameters, **options)
-    for time in range(1, 21):
-        give_gradients(parameters, time)
-        optimizer.step()
+    train(optimizer, parameters, 1, 21)
     parameters[0].grad[0, 0] = float("nan")
 
     def train_on():
@@ -87,23 +78,18 @@ def test_bad_gradients_are_told_of_without_any_refresh(options):
 
 def test_bad_gradient_at_a_refresh_is_named_at_once():
     parameters, optimizer = make()
-    for time in range(1, 21):
-        give_gradients(parameters, time)
-        if time == 20:
-            parameters[2].grad[0, 0] = float("nan")
-            with pytest.raises(ValueError, match="parameter 2 of group 0"):
-                optimizer.step()
-        else:
-            optimizer.step()
+    train(optimizer, parameters, 1, 20)
+    give_gradients(parameters, 20)
+    parameters[2].grad[0, 0] = float("nan")
+    with pytest.raises(ValueError, match="parameter 2 of group 0"):
+        optimizer.step()
 
 
 @pytest.mark.parametrize("covariance", ["refresh", "step"])
 def test_ordinary_step_asks_the_device_for_no_number(covariance):
     # Fake tensors have no values: whoever asks for one gets an exception.
     with FakeTensorMode(allow_non_fake_inputs=True):
-        parameters = [torch.nn.Parameter(torch.empty(shape)) for shape in SHAPES]
-        groups = [{"params": parameters[:4]}, {"params": parameters[4:], "rotate": False}]
-        optimizer = BasisRotation(groups, covariance=covariance, frequency=20)
+        parameters, optimizer = make(covariance=covariance)
         for parameter in parameters:
             parameter.grad = torch.empty_like(parameter)
         with pytest.MonkeyPatch.context() as patch:

@@ -1,13 +1,14 @@
-"""Models as their authors wrote them: what is told from names, shapes and use, fused projections, state of others."""
+"""Models as their authors wrote them: what is told from names, shapes and use, and what becomes of each parameter."""
 
 import warnings
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp._common_utils import FSDP_FLATTENED
 
 from brx.optim import BasisRotation, param_groups
-from tests.optim.test_state_is_the_truth import random, step
+from tests.optim.helpers import parameters, random, train
 
 
 def kinds(model, **options):
@@ -15,8 +16,7 @@ def kinds(model, **options):
 
 
 def summary(model, **options):
-    rows = BasisRotation(param_groups(model, **options)).summary()
-    return {row.name: row for row in rows}
+    return {row.name: row for row in BasisRotation(param_groups(model, **options)).summary()}
 
 
 class NanoGPT(nn.Module):
@@ -40,7 +40,7 @@ class NanoGPT(nn.Module):
 def test_last_projection_is_no_head_where_width_positions_and_tokens_are_as_many(tied, vocabulary):
     found = kinds(NanoGPT(tied, vocabulary))
     assert found["h.0.mlp_proj.weight"] == "matrices"
-    assert found["wpe.weight"] == "embeddings"
+    assert found["wte.weight"] == found["wpe.weight"] == "embeddings"
     assert found.get("unembedding.weight", "head") == "head"
 
 
@@ -57,19 +57,21 @@ class VisionTransformer(nn.Module):
 
 def test_names_shapes_and_use_decide_and_the_summary_says_what():
     rows = summary(VisionTransformer(), split={"attention.in_proj_weight": 1})
-    said = {name: (row.sides, row.why) for name, row in rows.items()}
     both = ("left", "right")
-    assert said["cls_token"] == ((), "vector")
-    assert said["scale.weight"] == ((), "vector")
-    assert said["pos_embed"] == ((), "embedding by its name")
-    assert said["patches.weight"] == (both, "kernel")
-    assert said["depthwise.weight"] == (both, "kernel")
-    assert said["classifier.0.weight"] == (both, "matrix")
-    assert said["classifier.2.weight"] == ((), "head: the last of classifier")
+    assert {name: (row.sides, row.why) for name, row in rows.items() if not name.endswith("bias")} == {
+        "cls_token": ((), "vector"),
+        "pos_embed": ((), "embedding by its name"),
+        "patches.weight": (both, "kernel"),
+        "depthwise.weight": (both, "kernel"),
+        "qkv.weight": (both, "matrix"),
+        "scale.weight": ((), "vector"),
+        "attention.in_proj_weight": (both, "matrix"),
+        "attention.out_proj.weight": (both, "matrix"),
+        "classifier.0.weight": (both, "matrix"),
+        "classifier.2.weight": ((), "head: the last of classifier"),
+    }
     assert rows["qkv.weight"].matrices == (3, 24, 24)
-    assert rows["qkv.weight"].num_state == 2 * 72 * 24 + 3 * 4 * 24 * 24
     assert rows["attention.in_proj_weight"].matrices == (1, 72, 24)
-    assert rows["cls_token"].num_state == 2 * 24
     text = str(BasisRotation(param_groups(VisionTransformer())).summary())
     assert "3 x 24 x 24, rotated: left and right" in text
     assert text.splitlines()[-1].startswith("6 of 18 parameters rotated")
@@ -78,7 +80,7 @@ def test_names_shapes_and_use_decide_and_the_summary_says_what():
 def test_summary_counts_the_state_that_there_is():
     model = VisionTransformer()
     optimizer = BasisRotation(param_groups(model))
-    step(optimizer, list(model.parameters()), 0)
+    train(optimizer, list(model.parameters()), 0, 1)
     for row in optimizer.summary():
         state = optimizer.state[model.get_parameter(row.name)]
         assert row.num_state == sum(t.numel() for n, t in state.items() if n not in ("step", "num_failed_refreshes"))
@@ -90,6 +92,7 @@ def test_summary_counts_the_state_that_there_is():
     [
         ((8, 2048), {}, ("left",), "right: 2048 > 10 x 8 (max_aspect)"),  # LoRA's A
         ((8, 2048), {"max_aspect": None}, ("left", "right"), ""),
+        ((50_257, 2), {}, ("right",), "left: 50257 > max_dim"),
         ((1, 6), {}, (), ""),
         ((40, 1), {}, (), ""),
         ((20, 4), {"max_dim": 8}, ("right",), "left: 20 > max_dim"),
@@ -109,8 +112,25 @@ def test_last_layer_of_a_sequential_model_is_its_head():
     for model, prefix in ((layers, ""), (nn.ModuleDict({"net": layers}), "net.")):
         found = kinds(model)
         assert [found[f"{prefix}{name}.weight"] for name in ("0", "2.0", "2.2")] == ["matrices", "matrices", "head"]
-    assert kinds(layers, rotate=["2.2.weight"])["2.2.weight"] == "matrices"
     assert kinds(nn.Sequential(nn.Linear(6, 5)))["0.weight"] == "matrices"
+
+
+def test_param_groups_can_be_corrected():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(16, 4), nn.Linear(4, 2))
+    assert kinds(model)["0.weight"] == "kernels"
+    assert kinds(model, keep=["3.*"])["3.weight"] == "kept"
+    named = nn.ModuleDict({"body": nn.Linear(4, 4), "head": nn.Linear(4, 2)})
+    assert kinds(named)["head.weight"] == "head"
+    assert kinds(named, rotate=["head.weight"])["head.weight"] == "matrices"
+    for options, told in (
+        ({"rotate": ["tail.*"]}, r"rotate='tail\.\*' matches no parameter; there are body.weight"),
+        ({"rotate": ["body.*"]}, r"body\.bias is a vector"),
+        ({"rotate": ["head.weight"], "keep": ["head.*"]}, "one of keep"),
+        ({"split": {"body": 3}}, r"body.weight of shape \(4, 4\) is not 3 equal matrices"),
+        ({"split": {"c_attn": 3}}, "split='c_attn' matches no parameter"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            param_groups(named, **options)
 
 
 class Conv1D(nn.Module):
@@ -127,10 +147,8 @@ def test_fused_projection_is_trained_as_its_parts_are(make, options):
     fused = nn.ModuleDict({"c_attn": make()})
     weight, dim = fused.c_attn.weight, 1 if isinstance(fused.c_attn, Conv1D) else 0
     parts = [nn.Parameter(part.detach().clone()) for part in weight.chunk(3, dim)]
-    whole, apart = (
-        BasisRotation(param_groups(fused), frequency=3, **options),
-        BasisRotation(parts, frequency=3, **options),
-    )
+    whole = BasisRotation(param_groups(fused), frequency=3, **options)
+    apart = BasisRotation(parts, frequency=3, **options)
     for time in range(14):
         weight.grad = random(*weight.shape, seed=time)
         for part, gradient in zip(parts, weight.grad.chunk(3, dim), strict=True):
@@ -144,41 +162,57 @@ def test_fused_projection_is_trained_as_its_parts_are(make, options):
     assert "left_basis" not in whole.state[weight] or whole.state[weight]["left_basis"].shape == (3, 6, 6)
 
 
-def test_split_can_be_asked_for_and_what_does_not_divide_is_refused():
+def test_split_can_be_asked_for():
     model = nn.ModuleDict({"mixed": nn.Linear(6, 20), "experts": nn.ParameterDict({"up": torch.zeros(4, 6, 10)})})
     assert summary(model, split={"mixed": 2})["mixed.weight"].matrices == (2, 10, 6)
     assert summary(model, split={"experts.up": (2, -1)})["experts.up"].matrices == (4, 2, 6, 5)
-    with pytest.raises(ValueError, match=r"mixed.weight of shape \(20, 6\) is not 3 equal matrices"):
-        param_groups(model, split={"mixed": 3})
-    with pytest.raises(ValueError, match="split='c_attn' matches no parameter"):
-        param_groups(model, split={"c_attn": 3})
     with pytest.raises(ValueError, match=r"split=\(3, -2\) does not divide"):
         BasisRotation([{"params": [model["mixed"].weight], "split": (3, -2)}])
-    with pytest.raises(ValueError, match=r"Invalid split=3"):
-        BasisRotation([{"params": [model["mixed"].weight], "split": 3}])
 
 
 def test_parameters_without_groups_are_divided_with_one_warning():
     model = nn.Sequential(nn.Linear(6, 5), nn.LayerNorm(5), nn.Linear(5, 4))
     with pytest.warns(UserWarning, match="4 parameters have no side to rotate") as caught:
         optimizer = BasisRotation(model.parameters(), lr=0.1, rest_lr=0.02)
-    assert len(caught) == 1
+    assert [warning.filename for warning in caught] == [__file__]
     assert [(group["rotate"], group["lr"]) for group in optimizer.param_groups] == [(True, 0.1), (False, 0.02)]
     decay = [p for p in model.parameters() if p.ndim == 2]
     others = [p for p in model.parameters() if p.ndim < 2]
+    optimizer = BasisRotation(decay, lr=0.1)
     with pytest.warns(UserWarning, match="4 parameters"):  # as transformers' Trainer groups them
-        optimizer = BasisRotation([{"params": decay}, {"params": others, "weight_decay": 0.0}], lr=0.1)
+        optimizer.add_param_group({"params": others, "weight_decay": 0.0})
     assert [(group["rotate"], group["weight_decay"]) for group in optimizer.param_groups] == [(True, 0.01), (False, 0)]
-    step(optimizer, list(model.parameters()), 0)
+    train(optimizer, list(model.parameters()), 0, 1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         grouped = BasisRotation(param_groups(model), lr=0.1, rest_lr=0.02)
     assert {group["kind"]: group["lr"] for group in grouped.param_groups}["vectors"] == 0.02
 
 
-def train(model, optimizer, first, last):
-    for time in range(first, last):
-        step(optimizer, list(model.parameters()), time)
+@pytest.mark.parametrize("mark", ["_is_flat_param", FSDP_FLATTENED])  # the second with use_orig_params
+def test_parameters_of_fsdp1_are_refused_with_advice(mark):
+    flat = nn.Parameter(torch.ones(12))
+    setattr(flat, mark, True)
+    for options in ({"rotate": False}, {}):
+        with pytest.raises(ValueError, match="fully_shard"):
+            BasisRotation([flat], **options)
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_kernel_is_one_matrix(memory_format):
+    kernel = nn.Parameter(random(6, 2, 3, 3).to(memory_format=memory_format))
+    matrix = nn.Parameter(random(6, 2, 3, 3).reshape(6, 18))
+    optimizers = [BasisRotation([kernel], flatten=True, frequency=2), BasisRotation([matrix], frequency=2)]
+    for time in range(13):
+        kernel.grad = random(6, 2, 3, 3, seed=time + 1).to(memory_format=memory_format)
+        matrix.grad = random(6, 2, 3, 3, seed=time + 1).reshape(6, 18)
+        for optimizer in optimizers:
+            optimizer.step()
+    assert torch.equal(kernel.reshape(6, 18), matrix)
+    state = optimizers[0].state[kernel]
+    assert [tuple(state[name].shape) for name in ("exp_avg", "left_basis", "right_basis")] == [
+        (6, 2, 3, 3), (6, 6), (18, 18)
+    ]  # fmt: skip
 
 
 def two_models():
@@ -189,24 +223,24 @@ def two_models():
     return models
 
 
+def go(model, optimizer, first, last):
+    train(optimizer, list(model.parameters()), first, last)
+
+
 def assert_equal(model, other, **tolerance):
-    for parameter, twin in zip(model.parameters(), other.parameters(), strict=True):
-        torch.testing.assert_close(parameter, twin, **tolerance)
+    torch.testing.assert_close(list(model.parameters()), list(other.parameters()), **tolerance)
 
 
 def test_adamw_is_continued_and_its_bases_come_later():
     model, other = two_models()
-    adamw = torch.optim.AdamW(model.parameters(), lr=0.01)
-    train(model, adamw, 0, 20)
-    other.load_state_dict(model.state_dict())
-    twin = torch.optim.AdamW(other.parameters(), lr=0.01)
-    twin.load_state_dict(adamw.state_dict())
+    adamw, twin = (torch.optim.AdamW(one.parameters(), lr=0.01) for one in (model, other))
+    go(model, adamw, 0, 20)
+    go(other, twin, 0, 24)
     optimizer = BasisRotation(param_groups(model), lr=0.01, frequency=10, first_refresh=5)
     optimizer.take_over(adamw)
-    for one, its in ((model, optimizer), (other, twin)):
-        train(one, its, 20, 24)  # the first basis is due at the fifth update from here
+    go(model, optimizer, 20, 24)  # the first basis is due at the fifth update from here
     assert_equal(model, other, rtol=0, atol=1e-6)
-    train(model, optimizer, 24, 25)
+    go(model, optimizer, 24, 25)
     state = optimizer.state[model[0].weight]
     U, L = state["left_basis"], state["left_covariance"]
     torch.testing.assert_close(U.T @ U, torch.eye(5), rtol=0, atol=1e-5)
@@ -219,51 +253,84 @@ def test_soap_is_continued_in_its_bases():
     options = {"lr": 0.01, "betas": (0.9, 0.999), "weight_decay": 0.0, "eps": 1e-12}
     model, other = two_models()
     first, twin = (soap(one.parameters(), precondition_frequency=100, **options) for one in (model, other))
-    train(model, first, 0, 15)
-    train(other, twin, 0, 15)
+    go(model, first, 0, 15)
+    go(other, twin, 0, 18)
     optimizer = BasisRotation(param_groups(model, rotate=["2.weight"]), frequency=None, **options)
     optimizer.take_over(first)
-    train(model, optimizer, 15, 18)
-    train(other, twin, 15, 18)
+    go(model, optimizer, 15, 18)
     assert_equal(model, other, rtol=0, atol=1e-5)
 
 
 def test_state_that_cannot_be_taken_over_is_refused():
-    (model, _), options = two_models(), {"lr": 0.1}
+    model, _ = two_models()
     sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     optimizer = BasisRotation(param_groups(model))
     with pytest.raises(ValueError, match="SGD has no state"):
         optimizer.take_over(sgd)
-    train(model, sgd, 0, 1)
+    go(model, sgd, 0, 1)
     with pytest.raises(ValueError, match=r"0.weight of shape \(5, 6\): its state has momentum_buffer"):
         optimizer.take_over(sgd)
-    soap = pytest.importorskip("pytorch_optimizer").SOAP(model.parameters(), **options)
-    train(model, soap, 0, 2)
+    soap = pytest.importorskip("pytorch_optimizer").SOAP(model.parameters(), lr=0.1)
+    go(model, soap, 0, 2)
     with pytest.raises(ValueError, match="bases of left, right are no state of left"):
         BasisRotation(param_groups(model), geometry="unilateral").take_over(soap)
     assert not optimizer.state
 
 
-def test_state_can_be_written_as_safetensors(tmp_path):
-    safetensors = pytest.importorskip("safetensors.torch")
-    model, _ = two_models()
-    optimizer = BasisRotation(param_groups(model))
-    train(model, optimizer, 0, 11)
-    saved = optimizer.state_dict()
-    flat = {f"{number}.{name}": value for number, own in saved["state"].items() for name, value in own.items()}
-    safetensors.save_file(flat, tmp_path / "state.safetensors")
-    read = safetensors.load_file(tmp_path / "state.safetensors")
-    for key, value in flat.items():
-        assert torch.equal(read[key], value), key
+def test_group_that_is_not_rotated_equals_adamw():
+    for dtype in (torch.float32, torch.float64):
+        shapes = [(), (5,), (3, 4), (2, 3, 2, 2)]
+        ours, theirs = ([nn.Parameter(random(*s, seed=k, dtype=dtype)) for k, s in enumerate(shapes)] for _ in range(2))
+        optimizer = BasisRotation(ours, lr=0.01, weight_decay=0.1, rotate=False)
+        train(optimizer, ours, 0, 5)
+        train(torch.optim.AdamW(theirs, lr=0.01, weight_decay=0.1, fused=True), theirs, 0, 5)
+        assert all(map(torch.equal, ours, theirs))
+        assert set(optimizer.state[ours[1]]) == {"step", "exp_avg", "exp_avg_sq"}
+
+
+def test_weights_that_do_not_lie_one_after_another():
+    base, plain = random(4, 6), random(4, 6)[:, ::2].contiguous().requires_grad_()
+    strided = base[:, ::2].detach().requires_grad_()
+    for parameter in (strided, plain):
+        optimizer = BasisRotation([parameter], rotate=False)
+        parameter.grad = random(3, 4, seed=1).T
+        optimizer.step()
+    assert torch.equal(strided, plain)
+    assert torch.equal(base[:, 1::2], random(4, 6)[:, 1::2])
+
+
+@pytest.mark.parametrize("rotate", [True, False])
+def test_eps_of_zero_with_tiny_and_zero_gradients(rotate):
+    for scale in (0.0, 1e-30, 1e-20, 1.0):
+        parameter = nn.Parameter(torch.ones(4, 4))
+        optimizer = BasisRotation([parameter], eps=0.0, lr=0.1, weight_decay=0.0, frequency=2, rotate=rotate)
+        for time in range(13):
+            parameter.grad = scale * random(4, 4, seed=time)
+            optimizer.step()
+        assert torch.isfinite(parameter).all()
+        assert (parameter - 1).abs().max() < 13 * 0.1 * 4
+
+
+def test_maximize_is_the_negative_gradient():
+    up, down = parameters(2, 6, 4), parameters(2, 6, 4)
+    ascent = BasisRotation([{"params": up[:1]}, {"params": up[1:], "rotate": False}], maximize=True)
+    descent = BasisRotation([{"params": down[:1]}, {"params": down[1:], "rotate": False}])
+    for time in range(13):
+        for one, other in zip(up, down, strict=True):
+            one.grad = random(6, 4, seed=time)
+            other.grad = -one.grad
+        ascent.step()
+        descent.step()
+    assert all(map(torch.equal, up, down))
 
 
 def test_compiled_train_step_leaves_the_optimizer_out():
-    (model, other), tokens = two_models(), random(8, 6)
+    (model, other), inputs = two_models(), random(8, 6)
     optimizers = [BasisRotation(param_groups(one), lr=0.01, frequency=3) for one in (model, other)]
 
     def train_step(one, optimizer):
         optimizer.zero_grad()
-        one(tokens).square().mean().backward()
+        one(inputs).square().mean().backward()
         optimizer.step()
 
     compiled = torch.compile(train_step, backend="eager")

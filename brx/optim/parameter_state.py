@@ -1,0 +1,184 @@
+"""What a parameter is taken as, what is kept for it, and how that is told: nothing is left to AdamW unseen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from brx.optim.options import FORM, Group
+from brx.optim.sharded import whole
+
+Side = Literal["left", "right"]
+
+
+def matrix_shape(parameter: Tensor, group: Group) -> tuple[int, ...]:
+    """The parameter as matrices (*lead, m, n); a vector as it is."""
+    shape = list(parameter.shape)
+    if group["flatten"] and len(shape) > 2:
+        return shape[0], math.prod(shape[1:])
+    if group["split"] and len(shape) >= 2:
+        parts, dim = group["split"]
+        shape[dim] //= parts
+        shape.insert(-2, parts)
+    return tuple(shape)
+
+
+def split_into_matrices(tensors: Tensor, group: Group) -> Tensor:
+    """Tensors (.., m, n) as (.., parts, m, n / parts), or (.., parts, m / parts, n), where the group splits them."""
+    if not group["split"]:
+        return tensors
+    parts, dim = group["split"]
+    tensors = tensors.unflatten(dim, (parts, -1))  # type: ignore[no-untyped-call]  # (.., m, parts, n), or as wanted
+    return tensors.movedim(-2, -3) if dim == -1 else tensors
+
+
+def rotated_sides(parameter: Tensor, group: Group) -> tuple[tuple[Side, ...], str]:
+    """The sides of a parameter's matrices that are rotated, and why the others are not."""
+    shape = matrix_shape(parameter, group)
+    if not group["rotate"]:
+        return (), ""
+    if len(shape) < 2 or min(shape[-2:]) <= 1:
+        return (), "a vector"
+    rows, columns = shape[-2:]
+    sides: list[Side] = []
+    reasons = []
+    lengths: tuple[tuple[Side, int, int], ...] = (("left", rows, columns), ("right", columns, rows))
+    for side, size, other in lengths:
+        if group["geometry"] == "unilateral" and (side == "left") != (rows < columns):
+            reasons.append(f"{side}: unilateral")
+        elif group["max_dim"] is not None and size > group["max_dim"]:
+            reasons.append(f"{side}: {size} > max_dim")
+        elif group["max_aspect"] is not None and size > group["max_aspect"] * other:
+            reasons.append(f"{side}: {size} > {group['max_aspect']} x {other} (max_aspect)")
+        else:
+            sides.append(side)
+    return tuple(sides), ", ".join(reasons)
+
+
+def is_rotated(parameter: Tensor, group: Group) -> bool:
+    """Whether any side of it is."""
+    return bool(rotated_sides(parameter, group)[0])
+
+
+def arithmetic(parameter: Tensor) -> torch.dtype:
+    """The precision of state and arithmetic: float64 for float64 parameters, float32 for all others."""
+    return torch.float64 if parameter.dtype == torch.float64 else torch.float32
+
+
+def state_shapes(parameter: Tensor, group: Group) -> dict[str, tuple[int, ...]]:
+    """What is kept for a parameter, by name; of a split one the moments, too, are those of its parts."""
+    sides, _ = rotated_sides(parameter, group)
+    shape = tuple(parameter.shape)
+    if not sides:
+        return {"step": (), "exp_avg": shape, "exp_avg_sq": shape}
+    *lead, rows, columns = matrix_shape(parameter, group)
+    if group["split"]:
+        shape = *lead, rows, columns
+    shapes = {"step": (), "exp_avg": shape, "exp_avg_sq": shape, "num_failed_refreshes": tuple(lead)}
+    for side in sides:
+        size = rows if side == "left" else columns
+        shapes[f"{side}_basis"] = (*lead, size, size)
+        if group["source"] == "2nd":
+            shapes[f"{side}_covariance"] = (*lead, size, size)
+    return shapes
+
+
+def state_dtype(name: str, parameter: Tensor) -> torch.dtype:
+    """The dtype of what is kept under a name."""
+    return {"step": torch.float32, "num_failed_refreshes": torch.int64}.get(name, arithmetic(parameter))
+
+
+def check_state(state: Mapping[str, Any], parameter: Tensor, group: Group, description: str) -> None:
+    """Raise ValueError where a parameter's state is not what its group asks for."""
+    wanted = state_shapes(parameter, group)
+    shapes = {name: tuple(getattr(value, "shape", ())) for name, value in sorted(state.items())}
+    superfluous = [name for name in state if name.endswith(("_basis", "_covariance")) and name not in wanted]
+    if superfluous or {name: shape for name, shape in shapes.items() if name in wanted} != wanted:
+        told, needed = (", ".join(f"{name} {shape}" for name, shape in sorted(of.items())) for of in (shapes, wanted))
+        options = ", ".join(f"{name}={group[name]!r}" for name in FORM)
+        raise ValueError(f"{description}: the state has {told}, but {options} need {needed}")
+
+
+def state_from(other: Optimizer, parameter: Tensor, group: Group, description: str) -> dict[str, Any]:
+    """What another optimizer keeps for a parameter, whole, by the names of `BasisRotation`'s state.
+
+    AdamW: its moments, which is the state in bases that are the identity, without covariances. pytorch-optimizer's
+    SOAP: moments, bases and covariances; the momentum, which it keeps in the original space, is rotated. Raises
+    ValueError where it has no such moments, or bases of other sides than the group's options ask for.
+    """
+    own, shapes = other.state[parameter], state_shapes(parameter, group)
+    if "exp_avg" not in own or "exp_avg_sq" not in own:
+        raise ValueError(f"{description}: its state has {', '.join(own)}, but exp_avg and exp_avg_sq are needed")
+    bases = {side: q for side, q in zip(("left", "right"), own.get("Q") or (), strict=False) if len(q)}
+    wanted = [name.removesuffix("_basis") for name in shapes if name.endswith("_basis")]
+    if bases and (sorted(bases) != wanted or "step" in own or parameter.ndim != 2 or group["split"]):
+        raise ValueError(f"{description}: bases of {', '.join(bases)} are no state of {', '.join(wanted) or 'AdamW'}")
+    if bases and group["as_published"]:
+        raise ValueError(f"{description}: as_published begins with bases of its own; take over AdamW's state")
+    momentum, second = (whole(own[name]).detach().to(arithmetic(parameter)) for name in ("exp_avg", "exp_avg_sq"))
+    if "left" in bases:
+        momentum = bases["left"].to(momentum).mT @ momentum
+    if "right" in bases:
+        momentum = momentum @ bases["right"].to(momentum)
+    if wanted:
+        momentum, second = (split_into_matrices(moment, group) for moment in (momentum, second))
+    of_other = next(g for g in other.param_groups if any(p is parameter for p in g["params"]))
+    step = own["step"] if "step" in own else of_other["step"] - 1  # SOAP's first step updates nothing
+    state: dict[str, Any] = {"step": torch.as_tensor(float(step)), "exp_avg": momentum, "exp_avg_sq": second}
+    for name, shape in shapes.items():
+        side, _, what = name.partition("_")
+        if what == "basis":
+            state[name] = bases.get(side, torch.eye(shape[-1]).expand(shape))
+        elif what == "covariance" and bases:
+            state[name] = own["GG"][0 if side == "left" else 1]
+        elif name not in state:
+            state[name] = torch.zeros(shape)
+    return state
+
+
+class ParameterSummary(NamedTuple):
+    """What was decided for one parameter: `num_state` numbers of moments, bases and covariances; `why` in words."""
+
+    name: str
+    shape: tuple[int, ...]
+    matrices: tuple[int, ...]
+    sides: tuple[Side, ...]
+    num_state: int
+    why: str
+
+    def cells(self) -> tuple[str, ...]:
+        """The printed row."""
+        parts = "" if self.matrices == self.shape else " x ".join(map(str, self.matrices)) + ", "
+        update = f"{parts}rotated: {' and '.join(self.sides)}" if self.sides else "elementwise (AdamW)"
+        return self.name, str(self.shape), update, f"{self.num_state:,}", self.why
+
+
+class Summary(list[ParameterSummary]):
+    """One row per parameter; printed as a table."""
+
+    @classmethod
+    def of(cls, named: Iterable[tuple[str, Tensor, Group]]) -> Summary:
+        """Of parameters with their names and groups."""
+        summary = cls()
+        for name, p, group in named:
+            (sides, reasons), shapes = rotated_sides(p, group), state_shapes(p, group)
+            num_state = sum(math.prod(shapes[kept]) for kept in shapes if kept not in ("step", "num_failed_refreshes"))
+            why = group.get("why", "matrix" if group["rotate"] else "rotate=False") + (
+                f", {reasons}" if reasons else ""
+            )
+            summary.append(ParameterSummary(name, tuple(p.shape), matrix_shape(p, group), sides, num_state, why))
+        return summary
+
+    def __str__(self) -> str:
+        rows = [("parameter", "shape", "update", "state", "why"), *(row.cells() for row in self)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        num_rotated, state = sum(bool(row.sides) for row in self), sum(row.num_state for row in self)
+        weights = sum(math.prod(row.shape) for row in self)
+        total = f"{num_rotated} of {len(self)} parameters rotated; {state:,} numbers of state for {weights:,} weights"
+        return "\n".join([*lines, total])
