@@ -16,7 +16,6 @@ from brx.config.user_code import check_unchanged, code_file, fault, import_code
 from brx.errors import RunError, UserError
 from brx.methods.groups import stage_groups
 from brx.methods.method import Method, Stages
-from brx.optim.options import Group
 
 
 class AnyOptimizer(Method):
@@ -28,44 +27,36 @@ class AnyOptimizer(Method):
     why = "brx cannot know which parameters an optimizer is meant for"
 
     def optimizers(self, stages: Stages) -> list[Optimizer]:
-        """The class itself, for all parameters, with `optimizer.arguments`."""
-        optimizer = self.config.optimizer
-        assert isinstance(optimizer, CustomConfig)
-        return [_make_optimizer(optimizer, stage_groups(stages))]
+        settings = self.config.optimizer
+        assert isinstance(settings, CustomConfig)
+        chosen = load_class(settings.method)
+        with _refused_in_one_line(settings, chosen):
+            return [chosen(stage_groups(stages), lr=settings.lr, **settings.arguments)]  # type: ignore[call-arg,list-item]
 
 
 def load_method(settings: CustomConfig) -> Method:
     """The method that `optimizer.method` names.
 
-    Raises:
-        UserError: it cannot be imported, there is no such class, its constructor refuses the arguments, or its file is
-            no longer what the run's settings say.
+    Raises UserError where it cannot be imported, there is no such class, its constructor refuses the arguments, or its
+    file is no longer what the run's settings say.
     """
     check_unchanged(settings.method, settings.code_sha256, f"optimizer.method {settings.method}")
     chosen = load_class(settings.method)
     if issubclass(chosen, Optimizer):
         return AnyOptimizer()
-    with _refused_in_one_line(settings):
-        _check_arguments(settings, chosen)
+    with _refused_in_one_line(settings, chosen):
         return chosen(**settings.arguments)
 
 
 def load_class(name: str) -> type[Method] | type[Optimizer]:
-    """The class that `FILE.py:NAME` or `package.module:NAME` names.
-
-    Raises:
-        UserError: there is none, or it is none that a pipeline can use.
-    """
+    """The class that `FILE.py:NAME` or `package.module:NAME` names; UserError if there is none for a pipeline."""
     module_name, _, class_name = name.rpartition(":")
     where = f"optimizer.method {name}"
     module = import_code(module_name, where)
     chosen = getattr(module, class_name, None)
     if not (isinstance(chosen, type) and issubclass(chosen, Method | Optimizer)):
-        there = [
-            key
-            for key, value in vars(module).items()
-            if isinstance(value, type) and issubclass(value, Method | Optimizer) and value is not Method
-        ]
+        classes = {key: value for key, value in vars(module).items() if isinstance(value, type)}
+        there = [k for k, value in classes.items() if issubclass(value, Method | Optimizer) and value is not Method]
         by_lower = {key.lower(): key for key in there}
         close = difflib.get_close_matches(class_name.lower(), by_lower, n=1)
         hint = f"; did you mean {by_lower[close[0]]}?" if close else f" (there: {', '.join(there) or 'none'})"
@@ -73,19 +64,16 @@ def load_class(name: str) -> type[Method] | type[Optimizer]:
     if issubclass(chosen, Optimizer):
         closure = inspect.signature(chosen.step).parameters.get("closure")
         if closure is not None and closure.default is inspect.Parameter.empty:
-            problem = "its step needs a closure that computes the loss anew, which a pipeline cannot do"
-            raise UserError(f"{where}: {problem}")
+            raise UserError(
+                f"{where}: its step needs a closure that computes the loss anew, which a pipeline cannot do"
+            )
     return chosen
 
 
-Rule = Literal["optimizers", "lr_divisor", "correct_gradients", "forecast", "step"]
-"""What a method is asked for."""
+Rule = Literal["optimizers", "lr_divisor", "correct_gradients", "forecast", "step"]  # what a method is asked for
 
-WRITTEN_AS: dict[Rule, tuple[str, ...]] = {
-    "optimizers": ("optimizers", "matrices", "rest"),
-    "step": ("optimizers", "matrices", "rest"),
-}
-"""The methods of its class that answer, where these have other names."""
+# The methods of its class that answer, where these have other names.
+WRITTEN_AS: dict[Rule, tuple[str, ...]] = dict.fromkeys(("optimizers", "step"), ("optimizers", "matrices", "rest"))
 
 
 @contextlib.contextmanager
@@ -118,40 +106,20 @@ def _first_line(method: Method, rules: Sequence[str], file: Path | None) -> int 
     return None
 
 
-def _make_optimizer(settings: CustomConfig, groups: list[Group]) -> Optimizer:
-    """Construct a torch optimizer; what its constructor objects to becomes one line.
-
-    Raises:
-        UserError: an argument is unknown or wrong.
-    """
-    optimizer_class = load_class(settings.method)
-    with _refused_in_one_line(settings):
-        _check_arguments(settings, optimizer_class)
-        optimizer: Optimizer = optimizer_class(groups, lr=settings.lr, **settings.arguments)  # type: ignore[call-arg,assignment]
-        return optimizer
-
-
-def _check_arguments(settings: CustomConfig, chosen: type[Any]) -> None:
-    accepted = inspect.signature(chosen).parameters
+@contextlib.contextmanager
+def _refused_in_one_line(settings: CustomConfig, chosen: type[Any]) -> Iterator[None]:
+    """Check the arguments of a constructor; what it objects to when it is called becomes one line."""
+    name, accepted = settings.method, inspect.signature(chosen).parameters
     takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in accepted.values())
     given = [*(("lr",) if issubclass(chosen, Optimizer) else ()), *settings.arguments]
     unknown = [key for key in given if key not in accepted and not takes_any]
     if unknown:
         options = ", ".join(key for key in accepted if key not in ("params", "lr")) or "none"
-        raise UserError(f"optimizer.method {settings.method}: takes no argument '{unknown[0]}' (known: {options})")
-
-
-@contextlib.contextmanager
-def _refused_in_one_line(settings: CustomConfig) -> Iterator[None]:
-    name = settings.method
-    doing = (
-        f"optimizer.arguments: {name} refuses them"
-        if settings.arguments
-        else f"optimizer.method {name}: its constructor"
-    )
+        raise UserError(f"optimizer.method {name}: takes no argument '{unknown[0]}' (known: {options})")
     try:
         yield
     except UserError:
         raise
     except Exception as error:  # libraries raise what they like
-        raise UserError(f"{doing}: {fault(error, name)}") from None
+        doing = f"arguments: {name} refuses them" if settings.arguments else f"method {name}: its constructor"
+        raise UserError(f"optimizer.{doing}: {fault(error, name)}") from None

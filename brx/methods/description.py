@@ -11,8 +11,7 @@ from brx.config.schema import Section
 from brx.errors import UserError
 from brx.methods.custom import load_class
 from brx.methods.method import Method
-from brx.methods.refresh_schedule import RefreshSchedule, refresh_intervals, refreshes_per_iteration
-from brx.methods.table import CUSTOM, METHODS
+from brx.methods.table import CUSTOM, METHODS, RefreshSchedule, refresh_intervals, refreshes_per_iteration
 from brx.pipeline.delay import pipeline_delays
 
 WIDTH = 110
@@ -20,20 +19,34 @@ WIDTH = 110
 
 def all_methods() -> str:
     """Every method in a few lines."""
-    return "\n\n".join(_overview(name, method) for name, method in METHODS.items())
+    entries = []
+    for name, method in METHODS.items():
+        defaults = " ".join(f"{key}={_shown(default)}" for key, default, _ in _options(method.section))
+        entries.append(_entry(name, method, {"defaults": defaults}))
+    return "\n\n".join(entries)
 
 
 def one_method(name: str) -> str:
     """One method with all its options; of one given by file or import path, what its constructor takes.
 
-    Raises:
-        UserError: there is no such method or class.
+    Raises UserError if there is no such method or class.
     """
-    if ":" in name:
-        chosen = load_class(name)
-        described = chosen if issubclass(chosen, Method) else METHODS[CUSTOM]
-        return _in_full(name, described) + "\n\n" + _constructor(name, chosen)
-    return _in_full(name, _find(name))
+    chosen = load_class(name) if ":" in name else None
+    if chosen is None and name not in METHODS:
+        close = difflib.get_close_matches(name, METHODS, n=1)
+        hint = f", did you mean '{close[0]}'?" if close else ""
+        raise UserError(f"{name}: no such method{hint} (known: {', '.join(METHODS)})")
+    method = chosen if chosen and issubclass(chosen, Method) else METHODS[CUSTOM if chosen else name]
+    lines = [_entry(name, method, {"why": method.why}), ""]
+    lines.append("options (section `optimizer`; change one with --set optimizer.KEY=VALUE)")
+    for key, default, explanation in _options(method.section):
+        title = f"  {key} = {_shown(default)}"
+        lines.append(textwrap.fill(explanation, WIDTH, initial_indent=f"{title:<34}", subsequent_indent=" " * 34))
+    if chosen:
+        parameters = inspect.signature(chosen).parameters
+        lines += ["", f"arguments of {name} (under `optimizer.arguments`)"]
+        lines += [f"  {parameters[key]}" for key in parameters if key not in ("self", "params", "lr")]
+    return "\n".join(lines)
 
 
 def refresh_table(num_stages: int, frequency: int) -> str:
@@ -49,36 +62,11 @@ def refresh_table(num_stages: int, frequency: int) -> str:
     budgets = {name: refreshes_per_iteration(intervals) for name, intervals in columns.items()}
     lines.append("  sum of 1/f" + "".join(f"{budgets[name]:>20.4f}" for name in schedules))
     excess = budgets["stage-aware"] / budgets["uniform"] - 1
-    lines.append(
-        textwrap.fill(
-            f"Rounding the intervals down makes the stage-aware rule spend {excess:+.1%} against the uniform"
-            f" {num_stages}/{frequency} = {budgets['uniform']:g} per iteration; the exact rules spend as much.",
-            WIDTH,
-        )
+    note = (
+        f"Rounding the intervals down makes the stage-aware rule spend {excess:+.1%} against the uniform"
+        f" {num_stages}/{frequency} = {budgets['uniform']:g} per iteration; the exact rules spend as much."
     )
-    return "\n".join(lines)
-
-
-def _find(name: str) -> Method:
-    if name not in METHODS:
-        close = difflib.get_close_matches(name, METHODS, n=1)
-        hint = f", did you mean '{close[0]}'?" if close else ""
-        raise UserError(f"{name}: no such method{hint} (known: {', '.join(METHODS)})")
-    return METHODS[name]
-
-
-def _overview(name: str, method: Method) -> str:
-    defaults = " ".join(f"{key}={_shown(default)}" for key, default, _ in _options(method.section))
-    return _entry(name, method, {"defaults": defaults})
-
-
-def _in_full(name: str, method: Method | type[Method]) -> str:
-    text = _entry(name, method, {"why": method.why})
-    lines = ["options (section `optimizer`; change one with --set optimizer.KEY=VALUE)"]
-    for key, default, explanation in _options(method.section):
-        title = f"  {key} = {_shown(default)}"
-        lines.append(textwrap.fill(explanation, WIDTH, initial_indent=f"{title:<34}", subsequent_indent=" " * 34))
-    return text + "\n\n" + "\n".join(lines)
+    return "\n".join([*lines, textwrap.fill(note, WIDTH)])
 
 
 def _entry(name: str, method: Method | type[Method], further: dict[str, str]) -> str:
@@ -101,13 +89,6 @@ def _options(section: type[Section]) -> list[tuple[str, Any, str]]:
         explanation = listed + " ".join((field.description or "").split())
         options.append((key, field.get_default(call_default_factory=True), explanation))
     return options
-
-
-def _constructor(name: str, chosen: type[Any]) -> str:
-    parameters = list(inspect.signature(chosen).parameters.values())
-    lines = [f"arguments of {name} (under `optimizer.arguments`)"]
-    lines += [f"  {parameter}" for parameter in parameters if parameter.name not in ("self", "params", "lr")]
-    return "\n".join(lines)
 
 
 def _interval(value: float | None) -> str:

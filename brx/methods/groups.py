@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.optim import Optimizer
 
-from brx.model.stage import is_block_matrix
 from brx.optim.options import Group
 from brx.pipeline.versions import StageVersions
 
@@ -30,11 +29,6 @@ def stage_groups(stages: Sequence[StageVersions], select: Callable[[str], bool] 
     return groups
 
 
-def is_rest(name: str) -> bool:
-    """Whether a parameter is none of the matrices of attention and MLP."""
-    return not is_block_matrix(name)
-
-
 @dataclass
 class StackViews:
     """Stand-ins for the members of stacked parameters (X, ...), for optimizers that take matrices one at a time.
@@ -43,16 +37,13 @@ class StackViews:
     step it is handed its share of the stack's gradient.
     """
 
-    members: list[tuple[Tensor, Tensor, int]]
-    """Stand-in, stack, index in the stack."""
+    members: list[tuple[Tensor, Tensor, int]]  # stand-in, stack, index in the stack
 
     @classmethod
     def split(cls, groups: list[Group], num_dimensions: Callable[[str], int]) -> StackViews:
         """Replace the stacks in `groups`, in place, by stand-ins of their members, named `NAME[INDEX]`.
 
-        Args:
-            groups: their parameters are named.
-            num_dimensions: of one member, by the parameter's name; a parameter with one more is a stack.
+        A stack has one dimension more than `num_dimensions` says of a member, by the parameter's name.
         """
         views = cls([])
         for group in groups:
@@ -70,31 +61,24 @@ class StackViews:
     def attach(self, optimizer: Optimizer) -> Optimizer:
         """Let the optimizer's steps see the gradients."""
         if self.members:
-            optimizer.register_step_pre_hook(lambda *_: self._share_gradients())
-            optimizer.register_step_post_hook(lambda *_: self._drop_gradients())
+            optimizer.register_step_pre_hook(lambda *_: self._give_gradients())
+            optimizer.register_step_post_hook(lambda *_: self._give_gradients(none=True))
         return optimizer
 
-    def _share_gradients(self) -> None:
+    def _give_gradients(self, none: bool = False) -> None:
         for view, stack, index in self.members:
-            view.grad = None if stack.grad is None else stack.grad[index]
-
-    def _drop_gradients(self) -> None:
-        for view, _, _ in self.members:
-            view.grad = None
+            view.grad = None if none or stack.grad is None else stack.grad[index]
 
 
 def check_each_parameter_once(optimizers: Sequence[Optimizer], stages: Sequence[StageVersions]) -> None:
-    """Every parameter belongs to exactly one optimizer, whole or as all members of its stack.
-
-    Raises:
-        ValueError: it does not, a group is not one of those that `stage_groups` made, or holds a copy of a parameter.
-    """
+    """ValueError unless every parameter is in exactly one of the groups that `stage_groups` made, whole and no copy."""
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     if not all({"stage", "delay", "param_names"} <= set(group) for group in groups):
         raise ValueError(
             "an optimizer's parameter groups are not those that brx gave; hand them on with all their keys"
         )
-    names = [name for group in groups for name in group["param_names"]]
+    given = [pair for group in groups for pair in zip(group["param_names"], group["params"], strict=True)]
+    names = [name for name, _ in given]
     newest = {name: parameter for stage in stages for name, parameter in stage.newest.items()}
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
@@ -102,20 +86,12 @@ def check_each_parameter_once(optimizers: Sequence[Optimizer], stages: Sequence[
     missing = sorted(set(newest) - {_INDEX_IN_STACK.sub("", name) for name in names})
     if missing:
         raise ValueError(f"{_some(missing)} given to no optimizer; every parameter belongs to exactly one")
-    copied = [
-        name
-        for group in groups
-        for name, parameter in zip(group["param_names"], group["params"], strict=True)
-        if not _shares_memory(parameter, newest[_INDEX_IN_STACK.sub("", name)])
-    ]
+    storages = {name: parameter.untyped_storage().data_ptr() for name, parameter in newest.items()}
+    copied = [n for n, p in given if p.untyped_storage().data_ptr() != storages[_INDEX_IN_STACK.sub("", n)]]
     if copied:
         raise ValueError(f"{_some(copied)} given to an optimizer as a copy, which moves no weight of the model")
-    num_given = sum(parameter.numel() for group in groups for parameter in group["params"])
+    num_given = sum(parameter.numel() for _, parameter in given)
     assert num_given == sum(parameter.numel() for parameter in newest.values()), "a stack is not given whole"
-
-
-def _shares_memory(given: Tensor, newest: Tensor) -> bool:
-    return given.untyped_storage().data_ptr() == newest.untyped_storage().data_ptr()
 
 
 def _some(names: Sequence[str]) -> str:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
 from brx.config import schema
 from brx.config.schema import RunConfig
-from brx.methods.groups import StackViews, is_rest, stage_groups
+from brx.methods.groups import StackViews, stage_groups
 from brx.model.stage import is_block_matrix
 from brx.optim.options import Group as Group  # which the methods of users import from here
 from brx.pipeline.forecast import ParameterStates
@@ -69,10 +69,8 @@ class Method:
     def matrices(self, groups: list[Group]) -> Optimizer:
         """The optimizer of the weight matrices of attention and MLP.
 
-        Args:
-            groups: one per stage, with the named parameters of the stage (m, n), or (experts, m, n) in a mixture, and
-                the keys `stage` and `delay`; handed on to the optimizer as they are, with further options in
-                them, or a stage's parameters divided among several groups.
+        There is a group per stage, with its named parameters (m, n), or (experts, m, n) in a mixture, and the keys
+        `stage` and `delay`. Hand them on as they are, with further options, or divided among several groups.
         """
         return self.adamw(groups)
 
@@ -84,24 +82,17 @@ class Method:
     def optimizers(self, stages: Stages) -> list[Optimizer]:
         """All optimizers of one device; override it for another division than into matrices and rest.
 
-        Args:
-            stages: of the device; `brx.methods.groups.stage_groups` makes parameter groups of them.
+        `brx.methods.groups.stage_groups` makes parameter groups of stages.
         """
         groups = stage_groups(stages, is_block_matrix)
-        if self.one_matrix_at_a_time:
-            views = StackViews.split(groups, dimensions_of_one)
-            matrices = views.attach(self.matrices(groups))
-        else:
-            matrices = self.matrices(groups)
-        return [matrices, self.rest(stage_groups(stages, is_rest))]
+        views = StackViews.split(groups, dimensions_of_one) if self.one_matrix_at_a_time else StackViews([])
+        matrices = views.attach(self.matrices(groups))
+        return [matrices, self.rest(stage_groups(stages, lambda name: not is_block_matrix(name)))]
 
     def lr_divisor(self, tau_updates: float, t: int, T: int) -> float:
-        """What a stage's learning rate is divided by, beside the schedule that all methods have.
+        """What a stage's learning rate is divided by in iteration t of T, beside the schedule that all methods have.
 
-        Args:
-            tau_updates: the stage's delay in updates, tau / M.
-            t: the iteration, from 1.
-            T: the iterations of the schedule.
+        `tau_updates` is the stage's delay in updates, tau / M.
         """
         return 1.0
 
@@ -122,7 +113,6 @@ class Method:
 
     @property
     def corrects_gradients(self) -> bool:
-        """Whether it has a rule for them."""
         return type(self).correct_gradients is not Method.correct_gradients
 
     def forecast(
@@ -130,30 +120,32 @@ class Method:
     ) -> list[Tensor]:
         """A prediction: the weights with which a later micro-batch computes, forward and backward, instead of `newest`.
 
-        Called after each update for each stage with a delay, without gradients; with `stash: exact` only.
+        Called after each update for each stage with a delay, without gradients; with `stash: exact` only. Returns a
+        tensor for each parameter, of its shape.
 
         Args:
             newest: the stage's parameters, not to be changed; an optimizer of this method has its moments by them.
             update: what the last update added to them.
             tau_updates: in how many updates the micro-batch's own gradient comes to the weights, on average.
             state: a dict per parameter for tensors and numbers of the rule's own; saved with the run.
-
-        Returns:
-            A tensor for each parameter, of its shape.
         """
         return newest
 
     @property
     def forecasts(self) -> bool:
-        """Whether it has a prediction."""
         return type(self).forecast is not Method.forecast
 
     def adamw(self, groups: list[Group]) -> Optimizer:
         """Fused AdamW with the run's beta1, beta2, eps and weight decay (the defaults where a method has none)."""
         settings = self.config.optimizer
         common = settings if isinstance(settings, schema.OptimizerSection) else schema.OptimizerSection()
-        betas = (common.beta1, common.beta2)
-        return AdamW(groups, lr=self.lr, betas=betas, eps=common.eps, weight_decay=common.weight_decay, fused=True)
+        return AdamW(groups, lr=self.lr, **adam_options(common), fused=True)
+
+
+def adam_options(settings: schema.OptimizerSection) -> dict[str, Any]:
+    """What the optimizers of Adam's kind take under the same names, the learning rate apart."""
+    betas = (settings.beta1, settings.beta2)
+    return {"betas": betas, "eps": settings.eps, "weight_decay": settings.weight_decay}
 
 
 def dimensions_of_one(name: str) -> int:

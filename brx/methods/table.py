@@ -15,7 +15,9 @@ itself.
 from __future__ import annotations
 
 import importlib
-from typing import Any, ClassVar
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor
@@ -26,12 +28,11 @@ from brx.config.schema import RunConfig
 from brx.errors import UserError
 from brx.methods.custom import AnyOptimizer, load_method
 from brx.methods.groups import StackViews, stage_groups
-from brx.methods.method import Method, Stages, dimensions_of_one
-from brx.methods.refresh_schedule import refresh_intervals
+from brx.methods.method import Method, Stages, adam_options, dimensions_of_one
 from brx.model.stage import is_block_matrix
 from brx.optim.basis_rotation import BasisRotation
 from brx.optim.options import Group
-from brx.pipeline.delay import stage_delays
+from brx.pipeline.delay import StageDelay, stage_delays
 from brx.pipeline.forecast import ParameterStates
 
 MATRICES = "weight matrices of attention and MLP (each expert's by itself)"
@@ -72,11 +73,8 @@ class PipeDreamLR(AdamWEverywhere):
     section = schema.PipeDreamLRConfig
 
     def lr_divisor(self, tau_updates: float, t: int, T: int) -> float:
-        """tau^(1 - min(t / T_c, 1)), and 1 where tau, in updates, is below 1."""
-        optimizer = self.config.optimizer
-        assert isinstance(optimizer, schema.PipeDreamLRConfig)
-        exponent = 1.0 - min(t / (optimizer.annealing_fraction * T), 1.0)
-        return float(max(1, tau_updates) ** exponent)
+        settings = cast(schema.PipeDreamLRConfig, self.config.optimizer)
+        return float(max(1, tau_updates) ** (1.0 - min(t / (settings.annealing_fraction * T), 1.0)))
 
 
 class DelayCompensation(AdamWEverywhere):
@@ -91,12 +89,11 @@ class DelayCompensation(AdamWEverywhere):
     def correct_gradients(
         self, gradients: list[Tensor], newest: list[Tensor], used: list[Tensor], state: ParameterStates
     ) -> None:
-        """g <- g + lambda g*g*(w_now - w_used)."""
-        assert isinstance(self.config.optimizer, schema.DelayCompensationConfig)
+        settings = cast(schema.DelayCompensationConfig, self.config.optimizer)
         correction = torch._foreach_sub(newest, used)
         torch._foreach_mul_(correction, gradients)
         torch._foreach_mul_(correction, gradients)
-        torch._foreach_add_(gradients, correction, alpha=self.config.optimizer.compensation)
+        torch._foreach_add_(gradients, correction, alpha=settings.compensation)
 
 
 class Nesterov(Method):
@@ -110,19 +107,9 @@ class Nesterov(Method):
     section = schema.NesterovConfig
 
     def optimizers(self, stages: Stages) -> list[Optimizer]:
-        optimizer = self.config.optimizer
-        assert isinstance(optimizer, schema.NesterovConfig)
-        return [
-            NAdam(
-                stage_groups(stages),
-                lr=optimizer.lr,
-                betas=(optimizer.beta1, optimizer.beta2),
-                eps=optimizer.eps,
-                weight_decay=optimizer.weight_decay,
-                momentum_decay=optimizer.momentum_decay,
-                decoupled_weight_decay=True,
-            )
-        ]
+        settings = cast(schema.NesterovConfig, self.config.optimizer)
+        options = {**adam_options(settings), "momentum_decay": settings.momentum_decay}
+        return [NAdam(stage_groups(stages), lr=settings.lr, **options, decoupled_weight_decay=True)]
 
 
 class BasisRotationMethod(Method):
@@ -136,25 +123,15 @@ class BasisRotationMethod(Method):
     section = schema.BasisRotationConfig
 
     def matrices(self, groups: list[Group]) -> Optimizer:
-        """BasisRotation, which takes stacks as they are; each stage refreshes at its own intervals."""
-        optimizer = self.config.optimizer
-        assert isinstance(optimizer, schema.BasisRotationConfig)
-        intervals = refresh_intervals(
-            stage_delays(self.config.pipeline), optimizer.frequency, optimizer.refresh_schedule
-        )
+        settings = cast(schema.BasisRotationConfig, self.config.optimizer)
+        delays = stage_delays(self.config.pipeline)
+        intervals = refresh_intervals(delays, settings.frequency, settings.refresh_schedule)
+        names = ("source", "geometry", "first_refresh", "covariance", "staggered", "rotation_precision", "as_published")
         return BasisRotation(
             [{**group, "frequency": intervals[group["stage"]]} for group in groups],
-            lr=optimizer.lr,
-            betas=(optimizer.beta1, optimizer.beta2),
-            eps=optimizer.eps,
-            weight_decay=optimizer.weight_decay,
-            source=optimizer.source,
-            geometry=optimizer.geometry,
-            first_refresh=optimizer.first_refresh,
-            covariance=optimizer.covariance,
-            staggered=optimizer.staggered,
-            rotation_precision=optimizer.rotation_precision,
-            as_published=optimizer.as_published,
+            lr=settings.lr,
+            **adam_options(settings),
+            **{name: getattr(settings, name) for name in names},
         )
 
 
@@ -170,16 +147,9 @@ class Soap(Method):
     one_matrix_at_a_time = True
 
     def matrices(self, groups: list[Group]) -> Optimizer:
-        optimizer = self.config.optimizer
-        assert isinstance(optimizer, schema.SoapConfig)
-        soap: Optimizer = _pytorch_optimizer("soap").SOAP(
-            groups,
-            lr=optimizer.lr,
-            betas=(optimizer.beta1, optimizer.beta2),
-            eps=optimizer.eps,
-            weight_decay=optimizer.weight_decay,
-            precondition_frequency=optimizer.frequency,
-        )
+        settings = cast(schema.SoapConfig, self.config.optimizer)
+        options = {**adam_options(settings), "precondition_frequency": settings.frequency}
+        soap: Optimizer = _pytorch_optimizer("soap").SOAP(groups, lr=settings.lr, **options)
         return soap
 
 
@@ -195,14 +165,13 @@ class Muon(Method):
     one_matrix_at_a_time = True
 
     def matrices(self, groups: list[Group]) -> Optimizer:
-        optimizer = self.config.optimizer
-        assert isinstance(optimizer, schema.MuonConfig)
+        settings = cast(schema.MuonConfig, self.config.optimizer)
         return torch.optim.Muon(
             groups,
-            lr=optimizer.lr,
-            momentum=optimizer.momentum,
-            weight_decay=optimizer.weight_decay,
-            adjust_lr_fn=optimizer.adjust_lr,
+            lr=settings.lr,
+            momentum=settings.momentum,
+            weight_decay=settings.weight_decay,
+            adjust_lr_fn=settings.adjust_lr,
         )
 
 
@@ -225,17 +194,15 @@ class Scion(Method):
     section = schema.ScionConfig
 
     def optimizers(self, stages: Stages) -> list[Optimizer]:
-        """One optimizer in which each kind of parameter has its own norm."""
-        optimizer = self.config.optimizer
-        assert isinstance(optimizer, schema.ScionConfig)
+        settings = cast(schema.ScionConfig, self.config.optimizer)
         library = _pytorch_optimizer("scion")
         norms = importlib.import_module("pytorch_optimizer.optimizer.scion").LMONorm
         groups = stage_groups(stages)
         views = StackViews.split(groups, dimensions_of_one)
         kinds = {
-            "matrix": {"norm_type": int(norms.SPECTRAL), "scale": optimizer.scale},
-            "vector": {"norm_type": int(norms.BIAS), "scale": optimizer.vector_scale},
-            "embedding": {"norm_type": int(norms.SIGN), "scale": optimizer.rest_scale},
+            "matrix": {"norm_type": int(norms.SPECTRAL), "scale": settings.scale},
+            "vector": {"norm_type": int(norms.BIAS), "scale": settings.vector_scale},
+            "embedding": {"norm_type": int(norms.SIGN), "scale": settings.rest_scale},
         }
         by_kind = []
         for group in groups:
@@ -243,12 +210,11 @@ class Scion(Method):
                 named = [(name, parameter) for name, parameter in group["params"] if _kind(name, parameter) == kind]
                 if named:
                     by_kind.append({**group, **options, "params": named, "kind": kind})
-        scion = library.SCION(by_kind, lr=optimizer.lr, momentum=optimizer.momentum, constraint=optimizer.constrained)
+        scion = library.SCION(by_kind, lr=settings.lr, momentum=settings.momentum, constraint=settings.constrained)
         return [views.attach(scion)]
 
 
 def _kind(name: str, parameter: Tensor) -> str:
-    """Which of Scion's norms a parameter has."""
     if is_block_matrix(name.partition("[")[0]):
         return "matrix"
     return "vector" if parameter.ndim == 1 else "embedding"
@@ -263,8 +229,8 @@ def _pytorch_optimizer(method: str) -> Any:
         ) from None
 
 
+# Under this name `brx methods` lists what is given by file or import path; `find_method` loads that itself.
 CUSTOM = "package.module:Class"
-"""Under this name `brx methods` lists what is given by file or import path; `find_method` loads that itself."""
 
 METHODS: dict[str, Method] = {
     "pipedream": PipeDream(),  # AdamW as it is; PipeDream's delays are those of any method here
@@ -280,11 +246,7 @@ METHODS: dict[str, Method] = {
 
 
 def find_method(config: RunConfig) -> Method:
-    """The method that a configuration selects, with that configuration as its `config`.
-
-    Raises:
-        UserError: it is a user's own, and cannot be loaded.
-    """
+    """The method that a configuration selects, at work in its run; UserError if a user's own cannot be loaded."""
     if isinstance(config.optimizer, schema.CustomConfig):
         return load_method(config.optimizer).bound_to(config)
     return METHODS[config.optimizer.method].bound_to(config)
@@ -299,3 +261,66 @@ def ring_matrix_dtype(config: RunConfig) -> torch.dtype:
     """
     takes_differences = find_method(config).corrects_gradients and config.pipeline.stash == "exact"
     return torch.bfloat16 if config.runtime.precision == "bf16" and not takes_differences else torch.float32
+
+
+RefreshSchedule = Literal["uniform", "stage-aware", "reversed", "stage-aware-exact", "reversed-exact"]
+
+
+def refresh_intervals(delays: Sequence[StageDelay], frequency: int, schedule: RefreshSchedule) -> list[float | None]:
+    """Iterations between two refreshes, by stage; None for never again after the first.
+
+    - `uniform`: the same for all stages.
+    - `stage-aware`: the larger a stage's delay, the more often; the paper's rule, rounded down to whole iterations.
+    - `reversed`: the same intervals, the longest where `stage-aware` has the shortest.
+    - `stage-aware-exact`, `reversed-exact`: the rule without rounding, scaled so that the refreshes of all stages
+      together are as many as under `uniform`. An interval of 9.5 means 9 and 10 in turn.
+
+    The paper's rule is written for a pipeline's delays, P - 1 to 0, with one micro-batch per update; only their ratios
+    count in it, so that with M it is the same. For any other profile a stage is refreshed tau_k / mean(tau) times as
+    often as under `uniform` (which is about what the paper's rule comes to): all alike under a constant delay, and a
+    stage without delay never again.
+    """
+    num_stages = len(delays)
+    shares = _shares([delay.tau for delay in delays])
+    if schedule == "uniform" or shares is None:
+        return [frequency] * num_stages
+    if schedule.startswith("reversed"):
+        # The largest share where the smallest is, and so on; of equal ones, that of the first stage to the last.
+        ascending = [-place for _, place in sorted((share, -stage) for stage, share in enumerate(shares))]
+        shares = [share for _, share in sorted(zip(ascending, sorted(shares, reverse=True), strict=True))]
+    if schedule.endswith("exact"):
+        rates = _within_one(shares, num_stages / frequency)
+        return [1 / rate if rate else None for rate in rates]
+    # 10 / (1 - 14 / 15) is 150, whatever its rounding says.
+    return [max(1, math.floor(frequency / share + 1e-9)) if share else None for share in shares]
+
+
+def refreshes_per_iteration(intervals: list[float | None]) -> float:
+    """The budget: how many stages are refreshed in an iteration, on average."""
+    return sum(1 / interval for interval in intervals if interval is not None)
+
+
+def _shares(taus: list[int]) -> list[float] | None:
+    """How many times as often as under `uniform` each stage is refreshed; None where no rule tells them apart."""
+    num_stages = len(taus)
+    if taus == list(range(num_stages - 1, -1, -1)):
+        mid = num_stages // 2 - 1
+        if mid < 1:
+            return None  # up to three stages the paper's rule divides by zero
+        numbers = [mid - tau if tau > mid else mid + 1 - tau for tau in taus]  # the paper's n
+        return [max(0.0, (mid - n) / mid) for n in numbers]  # 1 - n / mid; never where that is zero or negative
+    mean = sum(taus) / num_stages
+    return [tau / mean for tau in taus] if mean else None
+
+
+def _within_one(shares: list[float], budget: float) -> list[float]:
+    """Rates in proportion to the shares with the given sum; what exceeds one per iteration goes to the others."""
+    rates = [0.0] * len(shares)
+    open_stages = [stage for stage, share in enumerate(shares) if share]
+    while open_stages:
+        scale = (budget - sum(rates)) / sum(shares[stage] for stage in open_stages)
+        full = [stage for stage in open_stages if shares[stage] * scale >= 1]
+        for stage in full or open_stages:
+            rates[stage] = 1.0 if full else shares[stage] * scale
+        open_stages = [stage for stage in open_stages if stage not in full] if full else []
+    return rates

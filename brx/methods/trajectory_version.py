@@ -27,22 +27,15 @@ from typing import Any
 from brx.errors import UserError
 
 TRAJECTORY_VERSION = 4
-UNRECORDED = 1
-"""The version of runs from before it was recorded."""
 
 
 def recorded_version(content: Mapping[str, Any]) -> int:
     """The version in a summary or a checkpoint's manifest."""
-    version: int = content.get("trajectory_version", UNRECORDED)
-    return version
+    return int(content.get("trajectory_version", 1))
 
 
 def check_trajectory_version(content: Mapping[str, Any], path: Path) -> None:
-    """Refuse to go on from what another version has written.
-
-    Raises:
-        UserError: says both versions.
-    """
+    """Refuse, by UserError, to go on from what another version has written."""
     version = recorded_version(content)
     if version != TRAJECTORY_VERSION:
         raise UserError(

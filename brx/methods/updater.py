@@ -19,15 +19,14 @@ from brx.optim import BadGradientError, BasisRotation
 from brx.pipeline.forecast import ParameterStates, on_device
 from brx.pipeline.versions import StageVersions
 
+# For each of the method's optimizers: `state` by parameter name, and `groups` with the groups' own values by name.
 StageOptimizerState = list[dict[str, Any]]
-"""For each of the method's optimizers: `state` by parameter name, and `groups` with the groups' own values by name."""
+CorrectionState = dict[str, dict[str, Any]]  # what a gradient rule keeps for each parameter of a stage, by name
 
-CorrectionState = dict[str, dict[str, Any]]
-"""What a gradient rule keeps for each parameter of a stage, by name."""
+_NOT_SAVED = ("params", "param_names", "stage", "delay", "kind")
 
 
 def num_warmup_iterations(training: TrainingConfig) -> int:
-    """The iterations of the linear warm-up."""
     return round(training.warmup_fraction * training.iterations)
 
 
@@ -48,13 +47,16 @@ class MethodUpdater:
     """Implements `brx.pipeline.engine.Updater` for the configured method."""
 
     def __init__(self, config: RunConfig, stages: Sequence[StageVersions]) -> None:
-        self.config = config
-        self.method = find_method(config)
+        self.config, self.method = config, find_method(config)
         with user_code(config, self.method, "optimizers", UserError):
             self.optimizers = self.method.optimizers(stages)
             check_each_parameter_once(self.optimizers, stages)
         if self.method.forecasts:
-            self._check_forecast()
+            pipeline, name = config.pipeline, config.optimizer.method
+            if pipeline.forecast is not None:
+                raise UserError(f"pipeline.forecast: {name} has a prediction of its own; leave it null")
+            if pipeline.stash != "exact":
+                raise UserError(f"pipeline.stash: the prediction of {name} needs exact (got {pipeline.stash})")
             for stage in stages:
                 stage.forecast_by(self._forecast)
         self._peak_lrs = [[group["lr"] for group in optimizer.param_groups] for optimizer in self.optimizers]
@@ -84,9 +86,8 @@ class MethodUpdater:
     def step(self, iteration: int) -> None:
         """Set the stages' learning rates for this iteration and take the optimizers' steps.
 
-        Raises:
-            DivergedError: BasisRotation met a gradient that is not finite; no weight of its parameters was changed.
-            RunError: an optimizer refuses a gradient for another reason.
+        Raises DivergedError where BasisRotation met a gradient that is not finite (none of its weights has changed),
+        RunError where an optimizer refuses one for another reason.
         """
         factor = lr_factor(iteration, self.config.training)
         for optimizer, peak_lrs in zip(self.optimizers, self._peak_lrs, strict=True):
@@ -103,11 +104,7 @@ class MethodUpdater:
                     raise RunError(f"iteration {iteration}: {error}") from None
 
     def lr_divisor(self, tau_updates: float, iteration: int) -> float:
-        """The method's, which has to be a number above 0.
-
-        Raises:
-            RunError: it is none.
-        """
+        """The method's; RunError unless it is a number above 0."""
         with user_code(self.config, self.method, "lr_divisor", RunError, iteration):
             divisor = float(self.method.lr_divisor(tau_updates, iteration, self.config.training.iterations))
             if not 0 < divisor < math.inf:
@@ -116,17 +113,9 @@ class MethodUpdater:
                 )
             return divisor
 
-    def _check_forecast(self) -> None:
-        pipeline, name = self.config.pipeline, self.config.optimizer.method
-        if pipeline.forecast is not None:
-            raise UserError(f"pipeline.forecast: {name} has a prediction of its own; leave it null")
-        if pipeline.stash != "exact":
-            raise UserError(f"pipeline.stash: the prediction of {name} needs exact (got {pipeline.stash})")
-
     def _forecast(
         self, newest: list[Tensor], update: list[Tensor], tau_updates: float, state: ParameterStates
     ) -> list[Tensor]:
-        """The method's, which has to have the weights' shapes."""
         with user_code(self.config, self.method, "forecast", RunError):
             forecast = list(self.method.forecast(newest, update, tau_updates, state))
             if [weight.shape for weight in forecast] != [weight.shape for weight in newest]:
@@ -136,9 +125,7 @@ class MethodUpdater:
     @property
     def num_failed_refreshes(self) -> int:
         """How often, so far, a basis stayed as it was because its decomposition failed; waits for a GPU."""
-        return sum(
-            optimizer.num_failed_refreshes for optimizer in self.optimizers if isinstance(optimizer, BasisRotation)
-        )
+        return sum(o.num_failed_refreshes for o in self.optimizers if isinstance(o, BasisRotation))
 
     def stage_state(self, stage: StageVersions) -> StageOptimizerState:
         """The optimizer state of one stage, by parameter name; on the CPU, so that saving takes no device memory.
@@ -188,9 +175,6 @@ def _on_cpu(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.to("cpu", copy=True)
     return [_on_cpu(entry) for entry in value] if isinstance(value, list) else value
-
-
-_NOT_SAVED = ("params", "param_names", "stage", "delay", "kind")
 
 
 def _named_groups(groups: Sequence[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -17,28 +17,15 @@ from tests.train.helpers import losses, tiny_config
 
 CPU = torch.device("cpu")
 EXAMPLES = Path(__file__).parents[2] / "examples" / "methods"
-STALENESS, LION, CORRECTOR, XPIPE = (
-    f"{EXAMPLES / name}"
-    for name in (
-        "staleness_aware_rate.py:StalenessAware",
-        "lion_on_matrices.py:LionOnMatrices",
-        "drift_corrector.py:DriftCorrector",
-        "xpipe.py:XPipe",
-    )
-)
+STALENESS = f"{EXAMPLES}/staleness_aware_rate.py:StalenessAware"
+LION = f"{EXAMPLES}/lion_on_matrices.py:LionOnMatrices"
+CORRECTOR = f"{EXAMPLES}/drift_corrector.py:DriftCorrector"
+XPIPE = f"{EXAMPLES}/xpipe.py:XPipe"
 
 
 def weights_of(method, stages, *extra, iterations=10):
     _, versions = run_engine(make_config(method, stages, "exact", 24, "optimizer.lr=0.001", *extra), iterations)
     return torch.cat([weight.detach().flatten() for stage in versions for weight in stage.newest.values()])
-
-
-@pytest.mark.parametrize("method", [STALENESS, LION, CORRECTOR, XPIPE])
-def test_examples_are_short_and_name_their_command(method):
-    file, _, name = method.rpartition(":")
-    text = Path(file).read_text()
-    assert 10 <= len(text.splitlines()) <= 40
-    assert f"optimizer.method=examples/methods/{Path(file).name}:{name}" in text
 
 
 @pytest.mark.parametrize("method", [STALENESS, CORRECTOR, XPIPE])
@@ -47,36 +34,30 @@ def test_without_delay_these_are_adamw(method):
     assert not torch.equal(weights_of(method, 4), weights_of("pipedream", 4))
 
 
-def test_staleness_aware_rate_is_the_rate_over_tau():
-    config = make_config(STALENESS, 4, "exact", 24, "optimizer.arguments={power: 0.5}")
+def updater_with_gradients(config, value):
     versions = make_versions(config)
-    updater = MethodUpdater(config, versions)
     for stage in versions:
         for weight in stage.newest.values():
-            weight.grad = torch.zeros_like(weight)
+            weight.grad = torch.full_like(weight, value)
+    return versions, MethodUpdater(config, versions)
+
+
+def test_staleness_aware_rate_is_the_rate_over_tau():
+    config = make_config(STALENESS, 4, "exact", 24, "optimizer.arguments={power: 0.5}")
+    _, updater = updater_with_gradients(config, 0.0)
     updater.step(2)
     for optimizer in updater.optimizers:
         rates = {group["delay"]: group["lr"] for group in optimizer.param_groups}
-        for tau in (1, 2, 3):
-            assert rates[tau] == pytest.approx(rates[0] / tau**0.5)
+        assert rates == pytest.approx({tau: rates[0] / max(1, tau) ** 0.5 for tau in range(4)})
 
 
 def test_lion_is_lion_on_the_matrices_alone():
-    config = make_config(LION, 1, "exact", 24, "training.clip=1e9")
-    versions = make_versions(config)
-    updater = MethodUpdater(config, versions)
-    (stage,) = versions
+    (stage,), updater = updater_with_gradients(make_config(LION, 1, "exact", 24, "training.clip=1e9"), -2.0)
     before = {name: weight.detach().clone() for name, weight in stage.newest.items()}
-    for weight in stage.newest.values():
-        weight.grad = torch.full_like(weight, -2.0)
     updater.step(10)
-    lr = updater.lr(10)
-    query = "blocks.0.attention.query.weight"
-    expected = before[query] * (1 - 0.2 * lr * 0.1) + 0.2 * lr
-    torch.testing.assert_close(stage.newest[query].detach(), expected)
-    torch.testing.assert_close(
-        stage.newest["head.linear.bias"].detach(), torch.full_like(before["head.linear.bias"], lr)
-    )
+    lr, query, bias = updater.lr(10), "blocks.0.attention.query.weight", "head.linear.bias"
+    torch.testing.assert_close(stage.newest[query].detach(), before[query] * (1 - 0.2 * lr * 0.1) + 0.2 * lr)
+    torch.testing.assert_close(stage.newest[bias].detach(), torch.full_like(before[bias], lr))
 
 
 class XPipeUpdate(NaiveUpdate):
@@ -127,30 +108,13 @@ def test_a_prediction_with_a_state_of_its_own_is_that_of_the_pipeline(tmp_path):
     assert (own - weights_of("pipedream", 4)).abs().max() > 1e-4
 
 
-@pytest.mark.parametrize("method", ["xpipe", "own average"])
-def test_a_prediction_resumes_exactly(method, tmp_path):
-    name = XPIPE if method == "xpipe" else write(tmp_path, OWN_AVERAGE)
-    settings = (f"optimizer.method={name}", "training.iterations=14")
-    train(tiny_config(tmp_path, *settings), tmp_path / "whole")
-    for stop in (5, 12):
-        train(tiny_config(tmp_path, *settings, f"training.stop_after={stop}"), tmp_path / "run", resume=True)
-    train(tiny_config(tmp_path, *settings), tmp_path / "run", resume=True)
-    resumed, whole = (
-        [record for record in losses(tmp_path / name) if "train_loss" in record] for name in ("run", "whole")
-    )
-    assert resumed == whole
-
-
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
-        (
-            "pipeline.forecast=average-update",
-            r"^pipeline\.forecast: .*xpipe\.py:XPipe has a prediction of its own; leave it",
-        ),
+        ("pipeline.forecast=average-update", r"^pipeline\.forecast: .*xpipe\.py:XPipe has a prediction of its own"),
         (
             "pipeline.stash=predict",
-            r"^pipeline\.stash: the prediction of .*xpipe\.py:XPipe needs exact \(got predict\)$",
+            r"^pipeline\.stash: the prediction of .*xpipe\.py:XPipe needs exact",
         ),
     ],
 )
@@ -188,14 +152,6 @@ def test_an_edited_file_is_another_run(tmp_path, monkeypatch, capsys):
     assert main(["config", "show", str(tmp_path / "run")]) == 0
 
 
-def test_a_users_method_trains_validates_and_resumes_exactly(tmp_path):
-    settings = (f"optimizer.method={LION}", "training.iterations=14")
-    train(tiny_config(tmp_path, *settings), tmp_path / "whole")
-    train(tiny_config(tmp_path, *settings, "training.stop_after=12"), tmp_path / "run")
-    train(tiny_config(tmp_path, *settings), tmp_path / "run", resume=True)
-    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
-
-
 TWO_GROUPS = """import torch
 
 class Mine(Method):
@@ -217,27 +173,25 @@ class Mine(Method):
 """
 
 
-@pytest.mark.parametrize("body", [TWO_GROUPS, MOMENTUM])
-def test_several_groups_in_a_stage_and_a_gradient_rule_with_memory_resume_exactly(body, tmp_path):
-    settings = (f"optimizer.method={write(tmp_path, body)}", "training.iterations=14")
+@pytest.mark.parametrize("method", [LION, XPIPE, OWN_AVERAGE, TWO_GROUPS, MOMENTUM])
+def test_a_method_with_groups_rules_and_memory_of_its_own_resumes_exactly(method, tmp_path):
+    name = method if ":" in method.splitlines()[0] else write(tmp_path, method)
+    settings = (f"optimizer.method={name}", "training.iterations=14")
     train(tiny_config(tmp_path, *settings), tmp_path / "whole")
-    train(tiny_config(tmp_path, *settings, "training.stop_after=12"), tmp_path / "run")
-    train(tiny_config(tmp_path, *settings), tmp_path / "run", resume=True)
-    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+    for stop in (5, 12, 14):
+        train(tiny_config(tmp_path, *settings, f"training.stop_after={stop}"), tmp_path / "run", resume=True)
+    resumed, whole = (
+        [record for record in losses(tmp_path / name) if "train_loss" in record] for name in ("run", "whole")
+    )
+    assert resumed == whole
 
 
 def test_every_group_of_a_stage_keeps_its_own_rate_and_options(tmp_path):
     config = make_config(write(tmp_path, TWO_GROUPS), 2, "exact", 24, "optimizer.lr=0.001")
-    (one, other), copies = (make_versions(config) for _ in range(2)), []
-    for versions in (one, other):
-        updater = MethodUpdater(config, versions)
-        for stage in versions:
-            for weight in stage.newest.values():
-                weight.grad = torch.ones_like(weight)
-        updater.step(5)
-        copies.append(updater)
-    copies[1].load_stage_states({stage.index: copies[0].stage_state(stage) for stage in one})
-    for updater in copies:
+    (versions, one), (_, other) = (updater_with_gradients(config, 1.0) for _ in range(2))
+    one.step(5)
+    other.load_stage_states({stage.index: one.stage_state(stage) for stage in versions})
+    for updater in (one, other):
         groups = updater.optimizers[1].param_groups
         assert [group["weight_decay"] for group in groups] == [0.01, 0.5] * 2
         assert [group["lr"] for group in groups[1::2]] == [pytest.approx(1e-2 * groups[0]["lr"])] * 2
@@ -252,7 +206,6 @@ OPTIMIZERS = "class Mine(Method):\n    def optimizers(self, stages):\n"
         ("import nothing_of_this_name\n", r"mine\.py cannot be imported: .*mine\.py:4: ModuleNotFoundError: No module"),
         ("class Mine(Method:\n", r"mine\.py cannot be imported: .*mine\.py:4: SyntaxError: "),
         ("class Other(Method):\n    pass\n", r"Mine is no Method and no torch\.optim\.Optimizer of .*\(there: Other\)"),
-        ("class Mine:\n    pass\n", r"Mine is no Method and no torch\.optim\.Optimizer .*\(there: none\)"),
         (
             "class Mine(Method):\n    def __init__(self):\n        1 / 0\n",
             r"optimizer\.method .*mine\.py:Mine: its constructor: .*mine\.py:6: ZeroDivisionError",
@@ -287,10 +240,6 @@ OPTIMIZERS = "class Mine(Method):\n    def optimizers(self, stages):\n"
         (
             "class Mine(Method):\n    def lr_divisor(self, tau, t, T):\n        return tau\n",
             r"iteration 1: its lr_divisor: .*mine\.py:5: ValueError: must be a number above 0, .* \(in a trial on a",
-        ),
-        (
-            "class Mine(Method):\n    def correct_gradients(self, gradients, newest, used):\n        pass\n",
-            r"iteration 1: its correct_gradients: .*mine\.py:5: TypeError: .* takes 4 positional arguments but 5 were",
         ),
         ("import sys\nsys.exit(3)\n", r"mine\.py cannot be imported: .*mine\.py:5: SystemExit: 3"),
     ],
@@ -349,12 +298,6 @@ def test_the_trial_keeps_few_versions_however_long_the_delay(tmp_path):
 def test_a_missing_file_is_one_line(tmp_path):
     with pytest.raises(UserError, match=r"optimizer: method: .*none\.py cannot be read: No such file"):
         make_config(f"{tmp_path}/none.py:Mine", 2, "exact")
-
-
-def test_unknown_arguments_are_told_with_the_known_ones():
-    config = make_config(STALENESS, 2, "exact", 24, "optimizer.arguments={powr: 2}")
-    with pytest.raises(UserError, match=r"takes no argument 'powr' \(known: power\)"):
-        check_method(config, CPU)
 
 
 @pytest.mark.parametrize(

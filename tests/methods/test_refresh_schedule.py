@@ -1,9 +1,11 @@
 """Refresh intervals by stage: the paper's numbers, the budget, and what the optimizer makes of them."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
-from brx.methods.refresh_schedule import refresh_intervals, refreshes_per_iteration
+from brx.methods.table import refresh_intervals, refreshes_per_iteration
 from brx.methods.updater import MethodUpdater
 from brx.optim import BasisRotation
 from brx.pipeline.delay import StageDelay, pipeline_delays
@@ -17,10 +19,13 @@ def test_the_papers_numbers():
     assert {tau: by_delay[tau] for tau in (31, 16, 15, 2, 1, 0)} == {31: 4, 16: 9, 15: 10, 2: 150, 1: None, 0: None}
     assert refresh_intervals(pipeline_delays(32), 10, "reversed") == by_delay
     assert refresh_intervals(pipeline_delays(32), 10, "uniform") == [10] * 32
+    assert refreshes_per_iteration(by_delay) == pytest.approx(3.2 * 1.072, rel=1e-3)
+    # Accumulation changes no ratio of delays.
+    assert refresh_intervals([StageDelay(delay.tau, 4) for delay in pipeline_delays(32)], 10, "reversed") == by_delay
 
 
-@pytest.mark.parametrize("num_stages", [4, 6, 8, 16, 24, 32, 64])
-@pytest.mark.parametrize("frequency", [4, 10, 100])
+@pytest.mark.parametrize("num_stages", [4, 6, 24, 32])
+@pytest.mark.parametrize("frequency", [4, 100])
 def test_budget(num_stages, frequency):
     # Without the floor the rule adds up to (P + 1 / mid) / f_0 for even P: n = mid + 1 would have been -1 / mid.
     budget = num_stages / frequency
@@ -47,19 +52,6 @@ def test_profiles_that_the_papers_rule_does_not_cover():
     assert intervals([8, 4, 4, 0], "reversed") == [None, 10, 10, 5]
     assert intervals([4, 0, 8, 4], "reversed") == [10, 5, None, 10]
     assert intervals([9, 3, 3, 1], "stage-aware-exact") == pytest.approx([40 / 9, 40 / 3, 40 / 3, 40])
-
-
-def test_accumulation_keeps_the_papers_rule():
-    accumulated = [StageDelay(delay.tau, 4) for delay in pipeline_delays(32)]
-    assert refresh_intervals(accumulated, 10, "stage-aware") == refresh_intervals(
-        pipeline_delays(32), 10, "stage-aware"
-    )
-
-
-def test_budget_of_the_paper():
-    assert refreshes_per_iteration(refresh_intervals(pipeline_delays(32), 10, "stage-aware")) == pytest.approx(
-        3.2 * 1.072, rel=1e-3
-    )
 
 
 @pytest.mark.parametrize("schedule", RULES)
@@ -99,11 +91,10 @@ def test_optimizer_refreshes_as_often_as_told(frequency, monkeypatch):
     for _ in range(190):
         parameter.grad = torch.ones(3, 3)
         optimizer.step()
-    expected = {2} if frequency is None else {2} | {t for t in range(3, 191) if any(
-        t - 1 < k * frequency <= t for k in range(1, 191))}  # fmt: skip
-    assert set(refreshed) == expected
+    multiples = [] if frequency is None else [t for t in range(3, 191) if t // frequency > (t - 1) // frequency]
+    assert sorted(set(refreshed)) == [2, *multiples]
     if frequency is not None:
-        assert len(expected - {2}) == pytest.approx(188 / frequency, abs=1)
+        assert len(multiples) == pytest.approx(188 / frequency, abs=1)
 
 
 def test_method_gives_each_stage_its_interval():
@@ -112,3 +103,13 @@ def test_method_gives_each_stage_its_interval():
     rotation = MethodUpdater(config, make_versions(config)).optimizers[0]
     expected = refresh_intervals(pipeline_delays(8), 10, "stage-aware")
     assert {group["stage"]: group["frequency"] for group in rotation.param_groups} == dict(enumerate(expected))
+
+
+def test_the_budgets_of_the_documentation_are_those_of_the_code():
+    text = " ".join((Path(__file__).parents[2] / "docs" / "methods.md").read_text().split())
+    uniform, aware, exact = (
+        refreshes_per_iteration(refresh_intervals(pipeline_delays(32), 10, name))
+        for name in ("uniform", "stage-aware", "stage-aware-exact")
+    )
+    assert f"{aware:.2f} refreshes per iteration instead of {uniform:g} at P = 32" in text
+    assert f"spend {exact:g}." in text

@@ -1,6 +1,9 @@
 """Every method against its library optimizer in a plain loop; what a method refuses, in one line."""
 
+import itertools
+import re
 import sys
+from pathlib import Path
 
 import pytest
 import pytorch_optimizer
@@ -11,6 +14,7 @@ from brx.methods.table import METHODS, find_method
 from brx.methods.updater import MethodUpdater
 from brx.model.stage import initialize, whole_model
 from brx.train.build import assemble
+from tests.methods.test_custom import updater_with_gradients
 from tests.pipeline.test_engine import VOCABULARY, make_config, make_versions, micro_batch, run_engine
 
 MOE = ["model.moe.experts=4", "model.moe.every=2"]
@@ -82,17 +86,11 @@ def test_baseline_is_the_librarys_optimizer(method, extra):
 
 def test_compensation_without_delay_or_stash_is_pipedream():
     losses = {}
-    for method, stages, stash in [
-        ("pipedream", 1, "exact"),
-        ("delay-compensation", 1, "exact"),
-        ("pipedream", 4, "none"),
-        ("delay-compensation", 4, "none"),
-        ("pipedream", 4, "exact"),
-        ("delay-compensation", 4, "exact"),
-    ]:
+    places = ((1, "exact"), (4, "none"), (4, "exact"))
+    for method, (stages, stash) in itertools.product(("pipedream", "delay-compensation"), places):
         results, _ = run_engine(make_config(method, stages, stash, 24), 24)
         losses[method, stages, stash] = [result.loss.item() for result in results]
-    for place in ((1, "exact"), (4, "none")):
+    for place in places[:2]:
         assert losses["pipedream", *place] == losses["delay-compensation", *place]
     assert losses["pipedream", 4, "exact"] != losses["delay-compensation", 4, "exact"]
 
@@ -143,12 +141,7 @@ def test_custom_arguments_leave_what_is_brxs(key):
 
 
 def test_gradient_that_the_optimizer_refuses_ends_the_run_in_one_line():
-    config = make_config("basis-rotation", 2, "exact")
-    versions = make_versions(config)
-    updater = MethodUpdater(config, versions)
-    for stage in versions:
-        for weight in stage.newest.values():
-            weight.grad = torch.full_like(weight, float("nan"))
+    _, updater = updater_with_gradients(make_config("basis-rotation", 2, "exact"), float("nan"))
     with pytest.raises(RunError, match=r"iteration 7: parameter blocks\.0\.attention\.query\.weight of shape .* NaN"):
         updater.step(7)
 
@@ -160,11 +153,16 @@ def test_every_entry_is_complete(method):
     config = make_config(name, 1, "exact")
     assert type(find_method(config)) is type(entry)
     assert isinstance(config.optimizer, entry.section)
-    assert entry.summary
-    assert entry.source
-    assert entry.equation
-    assert entry.gets
-    assert entry.why
+    assert all([entry.summary, entry.source, entry.equation, entry.gets, entry.why])
+
+
+def test_the_table_of_the_documentation_has_every_method_and_its_optimizers():
+    text = (Path(__file__).parents[2] / "docs" / "methods.md").read_text()
+    rows = {name: row for row in text.splitlines() for name in re.findall(r"^\| `(.+?)` \|", row)}
+    assert list(rows) == list(METHODS)
+    for name, method in METHODS.items():
+        for optimizer in method.gets:
+            assert re.sub(r"SCION, |the class", "", optimizer).lower() in rows[name].lower()
 
 
 @pytest.mark.parametrize(
@@ -193,11 +191,9 @@ def test_every_entry_is_complete(method):
         "basis-rotation optimizer.rotation_precision=bf16",
         "basis-rotation optimizer.staggered=true",
         "basis-rotation optimizer.as_published=true",
-        *(
-            f"{method} optimizer.{key}"
-            for method in ("pipedream", "basis-rotation", "soap", "muon")
-            for key in ("beta1=0.5", "beta2=0.5", "eps=1e-3", "weight_decay=1.0")
-        ),
+        *(f"pipedream optimizer.{key}" for key in ("beta1=0.5", "beta2=0.5", "eps=1e-3", "weight_decay=1.0")),
+        *(f"basis-rotation optimizer.{key}" for key in ("beta1=0.5", "beta2=0.5", "eps=1e-3", "weight_decay=1.0")),
+        *("soap optimizer.beta1=0.5", "soap optimizer.eps=1e-3", "muon optimizer.weight_decay=1.0"),
         *(f"{method} optimizer.rest_lr=0.01" for method in ("basis-rotation", "soap", "muon")),
     ],
 )
@@ -213,7 +209,7 @@ def test_every_option_changes_the_run(option):
 
 
 @pytest.mark.parametrize("method", ["basis-rotation", "soap", "muon", "scion"])
-@pytest.mark.parametrize("stash", ["exact", "none", "predict"])
+@pytest.mark.parametrize("stash", ["exact", "predict"])
 def test_mixtures_train_under_every_method(method, stash):
     config = make_config(method, 4, stash, 12, "optimizer.lr=0.001", *MOE)
     assembly = assemble(config, micro_batch)
