@@ -70,7 +70,6 @@ def check_validation_examples(file: TokenFile, sequence_length: int, examples: i
 
 
 def check_length(file: TokenFile, sequence_length: int) -> None:
-    """Refuse a file that is shorter than one window."""
     if file.num_tokens <= sequence_length:
         raise UserError(
             f"data.source: {file.sidecar.source}: {file.num_tokens} tokens are too few for model.sequence_length"

@@ -151,7 +151,6 @@ class TokenWriter:
             file.truncate(self.written.splits[split].num_tokens * DTYPE.itemsize)
 
     def append(self, split: str, tokens: Tokens) -> None:
-        """Add a document to a split."""
         self._files[split].write(tokens.astype(DTYPE).tobytes())
         count = self.written.splits[split]
         count.num_tokens += len(tokens)
@@ -177,7 +176,6 @@ class TokenWriter:
         sync_folder(folder.parent)
 
     def close(self) -> None:
-        """Close the files."""
         for file in self._files.values():
             file.close()
 

@@ -88,7 +88,6 @@ class TokenFile:
 
 
 def sha256(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -207,7 +207,6 @@ def choose_checkpoint(folder: RunFolder, config: RunConfig) -> tuple[Path | None
 
 
 def check_data(manifest: Content, checkpoint: Path, fingerprint: str) -> None:
-    """Refuse a checkpoint that was trained on other data."""
     if manifest["fingerprint"] != fingerprint:
         both = f"fingerprint {manifest['fingerprint'][:12]}, now {fingerprint[:12]}"
         raise UserError(f"{checkpoint}: was trained on other data ({both}); restore the token files or start a new run")

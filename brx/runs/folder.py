@@ -57,17 +57,14 @@ class RunFolder:
 
     @property
     def config(self) -> Path:
-        """The resolved configuration; reloads to the same run."""
         return self.path / "config.yaml"
 
     @property
     def metrics(self) -> Path:
-        """One JSON object per line."""
         return self.path / "metrics.jsonl"
 
     @property
     def summary(self) -> Path:
-        """Final and best losses, status, times, versions."""
         return self.path / "summary.json"
 
     def read_summary(self) -> dict[str, Any]:

@@ -56,7 +56,6 @@ class MetricsWriter:
             self._file = path.open("a", encoding="utf-8")
 
     def write(self, records: Iterable[Record]) -> None:
-        """Append the records and flush them."""
         with self._told():
             self._file.writelines(json.dumps(record) + "\n" for record in records)
             self._file.flush()

@@ -125,7 +125,6 @@ def passage_error(iterations: Series, losses: Series, passage: float) -> float:
 
 
 def geometric_mean(iterations: Sequence[float]) -> float:
-    """Of the iterations of several seeds."""
     return math.exp(np.mean(np.log(iterations)))
 
 

@@ -41,7 +41,6 @@ class Experiment(BaseModel, frozen=True, extra="forbid"):
     """The largest delay of a stage, in updates: 0 without asynchrony."""
     lr: float
     num_rates: int
-    """How many learning rates were tried."""
     seconds: float = Field(gt=0)
     """Per iteration of the fastest seed while nothing else used the machine."""
     micro_batches: int = 1
@@ -55,9 +54,7 @@ class Measurements(BaseModel, frozen=True, extra="forbid"):
     """Runs that compare: on the same data, model and budget."""
 
     source: str
-    """Where the runs are."""
     model: str
-    """The model in a few words."""
     examples: int = Field(gt=0)
     """Per update."""
     last_iteration: int = Field(gt=0)
@@ -85,7 +82,6 @@ class Measurements(BaseModel, frozen=True, extra="forbid"):
         return validate(content, cls, str(path))
 
     def write(self, path: Path) -> None:
-        """Write the measurements as JSON, which `read` reads again."""
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, self.model_dump_json(exclude_defaults=True) + "\n")
 
@@ -179,5 +175,4 @@ def _experiment(method: str, delay: float, seeds: pd.DataFrame, num_rates: int, 
 
 
 def _left_out(why: str, names: Sequence[str]) -> str:
-    """How many finished runs take no part, and the names of the first few."""
     return f"Left out: {len(names)} run(s) that {why}: {first_names(names)}."

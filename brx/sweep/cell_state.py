@@ -19,8 +19,6 @@ LOG, FAILURE = "log.txt", "failed.txt"
 
 
 class State(Enum):
-    """What has become of a cell."""
-
     WAITING = "waiting"
     INTERRUPTED = "interrupted"
     RUNNING = "running"

@@ -70,7 +70,6 @@ def list_cells(sweep: Sweep, jobs: int | None, *, retry_failed: bool) -> None:
 
 
 def make_launcher(kind: Literal["local", "ray"], sweep: Sweep, jobs: int | None, address: str | None) -> Launcher:
-    """Where the cells run, `jobs` at a time."""
     if kind == "ray":
         return RayLauncher(jobs, sweep.cells, address)
     configs = [cell.config for cell in sweep.cells]

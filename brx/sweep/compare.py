@@ -68,8 +68,12 @@ def take_committed(sweeps: Sequence[Sweep], committed: Path, data_fingerprint: s
     """
     if not committed.is_dir():
         return 0
-    candidates = {path.name.rpartition("--")[2]: path for path in sorted(committed.iterdir())}
-    kept = {key: path for key, path in candidates.items() if _compares(path, data_fingerprint)}
+    kept: dict[str, Path] = {}
+    for path in sorted(committed.iterdir()):
+        summary = RunFolder(path).read_summary()
+        is_of_this_corpus = data_fingerprint in (None, summary.get("data_fingerprint"))
+        if summary.get("trajectory_version") == TRAJECTORY_VERSION and is_of_this_corpus:
+            kept[path.name.rpartition("--")[2]] = path
     copied: set[Path] = set()
     for sweep in sweeps:
         num_before = -1
@@ -83,12 +87,6 @@ def take_committed(sweeps: Sequence[Sweep], committed: Path, data_fingerprint: s
                     shutil.copytree(source, cell.folder)
                     copied.add(cell.folder)
     return len(copied)
-
-
-def _compares(run: Path, data_fingerprint: str | None) -> bool:
-    summary = RunFolder(run).read_summary()
-    is_of_this_corpus = data_fingerprint in (None, summary.get("data_fingerprint"))
-    return summary.get("trajectory_version") == TRAJECTORY_VERSION and is_of_this_corpus
 
 
 def parse_settings(texts: Sequence[str]) -> dict[str, Any]:

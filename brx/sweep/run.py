@@ -127,14 +127,12 @@ class SweepDisplay:
             self._console.print(line, soft_wrap=True, markup=False)
 
     def refresh(self) -> None:
-        """Draw the table anew, every few seconds."""
         now = time.monotonic()
         if self._console.is_terminal and now - self._last_refresh > REFRESH_S:
             self._last_refresh = now
             self._live.update(self._render(), refresh=True)
 
     def close(self) -> None:
-        """Leave the table as it is now."""
         if self._console.is_terminal:
             self._live.update(self._render(), refresh=True)
             self._live.stop()

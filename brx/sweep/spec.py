@@ -29,10 +29,7 @@ SHORT_NAMES = {
     "training.iterations": "t",
     "training.seed": "s",
 }
-SILENT_KEYS = {
-    *("optimizer.method", "optimizer.source", "optimizer.geometry", "optimizer.refresh_schedule"),
-    "pipeline.stash",
-}
+SILENT_KEYS = {f"optimizer.{key}" for key in ("method", "source", "geometry", "refresh_schedule")} | {"pipeline.stash"}
 """Keys whose values speak for themselves in a name."""
 
 

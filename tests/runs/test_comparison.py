@@ -86,10 +86,9 @@ def test_a_seed_that_diverged_makes_a_lower_bound(tmp_path):
     assert np.isnan(slowdown["low"])
 
 
-@pytest.mark.parametrize("problem", ["diverged", "too slow"])
-def test_a_reference_that_never_gets_there_gives_no_ratio(problem, tmp_path):
+@pytest.mark.parametrize(("status", "at"), [("diverged", 50.5), ("finished", 4000)])
+def test_a_reference_that_never_gets_there_gives_no_ratio(status, at, tmp_path):
     write_pipelines(tmp_path, {1: 50.5, 4: 200.5})
-    status, at = ("diverged", 50.5) if problem == "diverged" else ("finished", 4000)
     write_run(tmp_path, "p1s1", "pipeline.stages=1", "training.seed=1", crosses_3_at=at, status=status)
     slowdown = only_slowdown(tmp_path)
     assert slowdown["reference_is_censored"]
@@ -228,12 +227,8 @@ def slowdowns_in_json(capsys, *arguments):
 
 def test_rates_can_be_restricted_or_the_same_on_both_sides(tmp_path, capsys):
     """At P = 1 the higher rate is faster, at P = 4 it is slower."""
-    for P, lr, at, val_loss in (
-        (1, 0.001, 100.5, 1.0),
-        (1, 0.01, 50.5, 0.5),
-        (4, 0.001, 150.5, 1),
-        (4, 0.01, 200.5, 2),
-    ):
+    runs = ((1, 0.001, 100.5, 1.0), (1, 0.01, 50.5, 0.5), (4, 0.001, 150.5, 1), (4, 0.01, 200.5, 2))
+    for P, lr, at, val_loss in runs:
         settings = (f"pipeline.stages={P}", f"optimizer.lr={lr}")
         write_run(tmp_path, f"p{P}-{lr}", *settings, crosses_3_at=at, val_loss=val_loss)
     folder = tmp_path / "runs"
@@ -246,16 +241,16 @@ def test_rates_can_be_restricted_or_the_same_on_both_sides(tmp_path, capsys):
     assert len(slowdowns_in_json(capsys, folder, "--same-rate", "--rates", "0.001")) == 1
 
 
-@pytest.mark.parametrize("arguments", [(), ("--same-rate",)])
-def test_an_experiment_of_which_every_run_failed_is_a_bound(tmp_path, capsys, arguments):
+def test_an_experiment_of_which_every_run_failed_is_a_bound(tmp_path, capsys):
     write_pipelines(tmp_path, {1: 50.5, 2: 100.5})
     write_pipelines(tmp_path, {4: 9000}, status="diverged")
     (tmp_path / "runs" / "p4" / "metrics.jsonl").unlink()
-    assert main(["slowdown", str(tmp_path / "runs"), "--format", "json", *arguments]) == 0
-    two, four = json.loads(capsys.readouterr().out)["slowdowns"]
-    assert two["target"] == four["target"] == pytest.approx(4 - 350.5 / 100.5)
-    assert (two["is_censored"], four["is_censored"]) == (False, True)
-    assert four["iterations"] == [ITERATIONS]
+    for arguments in ((), ("--same-rate",)):
+        assert main(["slowdown", str(tmp_path / "runs"), "--format", "json", *arguments]) == 0
+        two, four = json.loads(capsys.readouterr().out)["slowdowns"]
+        assert two["target"] == four["target"] == pytest.approx(4 - 350.5 / 100.5)
+        assert (two["is_censored"], four["is_censored"]) == (False, True)
+        assert four["iterations"] == [ITERATIONS]
 
 
 def test_incomparable_runs_are_told(tmp_path, capsys):
@@ -309,21 +304,18 @@ def test_compact_runs_read_like_the_originals_and_replace_what_was_there(tmp_pat
     assert (again.config, again.summary) == (run.config, run.summary)
 
 
-@pytest.mark.parametrize(
-    ("name", "change", "problem"),
-    [
-        ("iterations", lambda values: values[::-1], "iterations must rise"),
-        ("train_loss", lambda values: values[:-1], "iterations and train_loss must be two lists of one length"),
-        ("val_loss", lambda values: values[None], "val_iterations and val_loss must be two lists"),
-    ],
-)
-def test_compact_curves_that_are_none_are_one_line(name, change, problem, tmp_path, capsys):
+def test_compact_curves_that_are_none_are_one_line(tmp_path, capsys):
     path = export(write_run(tmp_path, "a", crosses_3_at=50).path, tmp_path / "compact" / "a") / "curves.npz"
     with np.load(path) as file:
         arrays = dict(file)
-    np.savez(path, **{**arrays, name: change(arrays[name])})
-    assert main(["slowdown", str(tmp_path / "compact")]) == 2
-    assert f"{path}: not readable: {problem}" in capsys.readouterr().err
+    for name, wrong, problem in (
+        ("iterations", arrays["iterations"][::-1], "iterations must rise"),
+        ("train_loss", arrays["train_loss"][:-1], "iterations and train_loss must be two lists of one length"),
+        ("val_loss", arrays["val_loss"][None], "val_iterations and val_loss must be two lists"),
+    ):
+        np.savez(path, **{**arrays, name: wrong})
+        assert main(["slowdown", str(tmp_path / "compact")]) == 2
+        assert f"{path}: not readable: {problem}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -40,17 +40,10 @@ def test_a_folder_is_held_by_one_and_the_other_is_told_by_whom(tmp_path):
         assert is_locked(tmp_path / "run")
 
 
-def test_a_child_goes_on_holding_what_its_parent_hands_down(tmp_path):
-    with lock(tmp_path) as descriptor:
-        holder = start_holder(tmp_path, pass_fds=(descriptor,), env=os.environ | hand_down(descriptor))
-    assert is_locked(tmp_path)
-    holder.kill()
-    holder.wait()
-    assert not is_locked(tmp_path)
-
-
-def test_what_was_handed_down_for_another_folder_does_not_count(tmp_path, monkeypatch):
-    holder = start_holder(tmp_path / "run")
+def test_a_child_goes_on_holding_what_its_parent_hands_down_for_this_folder_alone(tmp_path, monkeypatch):
+    with lock(tmp_path / "run") as descriptor:
+        holder = start_holder(tmp_path / "run", pass_fds=(descriptor,), env=os.environ | hand_down(descriptor))
+    assert is_locked(tmp_path / "run")
     with lock(tmp_path / "other") as descriptor:
         monkeypatch.setenv("BRX_RUN_LOCK", str(descriptor))
         with pytest.raises(UserError, match="trains in this folder"), hold(tmp_path / "run"):
@@ -58,6 +51,7 @@ def test_what_was_handed_down_for_another_folder_does_not_count(tmp_path, monkey
     monkeypatch.setenv("BRX_RUN_LOCK", "nonsense")
     holder.kill()
     holder.wait()
+    assert not is_locked(tmp_path / "run")
     with hold(tmp_path / "run"):
         assert is_locked(tmp_path / "run")
 

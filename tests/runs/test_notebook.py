@@ -24,12 +24,9 @@ def test_the_snippets_run_and_say_what_they_promise(monkeypatch):
     assert names["question"].shape == (2, 2)
     assert len(names["axes"].lines) == 4
     (cost,) = names["costs"][names["costs"]["method"] == "pipedream"].to_dict("records")
-    runs, curves = names["runs"], names["curves"]
-    passages = {}
-    for run, losses in curves.groupby("run"):
+    runs, passages = names["runs"], {}
+    for run, losses in names["curves"].groupby("run"):
         if runs.at[run, "method"] == "pipedream":
-            loss = losses["train_loss"].to_numpy()
-            passages[runs.at[run, "pipeline.stages"]] = iterations_to_target(
-                losses["iteration"].to_numpy(), loss, cost["target"]
-            )
+            series = losses["iteration"].to_numpy(), losses["train_loss"].to_numpy()
+            passages[runs.at[run, "pipeline.stages"]] = iterations_to_target(*series, cost["target"])
     assert cost["ratio"] == pytest.approx(passages[8] / passages[1])

@@ -45,39 +45,28 @@ def test_refused_before_data_are_prepared(arguments, expected, run, tmp_path, ca
     assert not (tmp_path / "data").exists()
 
 
-def test_stop_after_that_is_reached_is_finished(run, tmp_path):
+def test_stop_after_that_is_reached_is_finished_and_remains_refuse_a_new_run(run, tmp_path):
     before = content_of(run)
     assert train(tiny_config(tmp_path, "training.stop_after=20"), run, resume=True) == "finished"
     assert content_of(run) == before
-
-
-def test_a_new_run_is_refused_where_only_metrics_or_checkpoints_are_left(run, tmp_path):
-    (run / "config.yaml").unlink()
-    with pytest.raises(UserError, match="holds a run already"):
-        check_request(RunFolder(run), tiny_config(tmp_path), resume=False)
-    (run / "metrics.jsonl").unlink()
-    with pytest.raises(UserError, match="holds a run already"):
-        check_request(RunFolder(run), tiny_config(tmp_path), resume=False)
+    for name in ("config.yaml", "metrics.jsonl"):  # where only metrics or checkpoints are left, too
+        (run / name).unlink()
+        with pytest.raises(UserError, match="holds a run already"):
+            check_request(RunFolder(run), tiny_config(tmp_path), resume=False)
 
 
 def test_a_checkpoint_of_other_settings_is_not_continued_whatever_config_yaml_says(run, tmp_path):
     other = tiny_config(tmp_path, "optimizer.lr=0.5")
     (run / "config.yaml").write_text(dump_config(other))
-    with pytest.raises(
-        UserError, match=r"00000020: optimizer\.lr was 0\.01 and is now 0\.5: it is not a checkpoint of"
-    ):
+    with pytest.raises(UserError, match=r"00000020: optimizer\.lr was 0\.01 and is now 0\.5: it is not a checkpoint"):
         train(other, run, resume=True)
 
 
-def test_settings_that_a_checkpoint_does_not_know_do_not_count(run, tmp_path):
+def test_new_settings_and_text_that_was_moved_do_not_count(run, tmp_path):
     newest = list_checkpoints(run)[-1]
     manifest = read_manifest(newest)
-    assert manifest["settings"]["training"].pop("clip") == 1.0
+    assert manifest["settings"]["training"].pop("clip") == 1.0  # as if the setting were new in brx
     (newest / "manifest.json").write_text(json.dumps(manifest | {"sha256": _sha256_of_content(manifest)}))
-    assert train(tiny_config(tmp_path), run, resume=True) == "finished"
-
-
-def test_text_that_was_moved_is_the_same_data(run, tmp_path):
     (tmp_path / "text.txt").rename(tmp_path / "moved.txt")
     moved = tiny_config(tmp_path, f"data.source={tmp_path / 'moved.txt'}")
     (run / "config.yaml").write_text(dump_config(moved))
@@ -103,16 +92,14 @@ def test_a_manifest_that_was_changed_is_refused(run, tmp_path):
         assert str(error.value).endswith(f"; remove {path.parent} to resume before it")
 
 
-def test_a_checkpoint_under_another_name_is_refused(run, tmp_path):
+def test_folders_that_are_no_checkpoints_are_left_alone_and_one_under_another_name_is_refused(run, tmp_path):
     newest = list_checkpoints(run)[-1]
-    newest.rename(newest.with_name("00000019"))
+    shutil.copytree(newest, run / "checkpoints" / "20 (copy)")
+    assert [iteration_of(path) for path in list_checkpoints(run)] == [14, 20]
+    renamed = newest.rename(newest.with_name("00000019"))
     with pytest.raises(UserError, match="is that of iteration 20, which its folder's name is not"):
         train(tiny_config(tmp_path), run, resume=True)
-
-
-def test_folders_that_are_no_checkpoints_are_left_alone(run, tmp_path):
-    shutil.copytree(list_checkpoints(run)[-1], run / "checkpoints" / "20 (copy)")
-    assert [iteration_of(path) for path in list_checkpoints(run)] == [14, 20]
+    renamed.rename(newest)
     assert train(tiny_config(tmp_path), run, resume=True) == "finished"
     assert (run / "checkpoints" / "20 (copy)").is_dir()
 

@@ -63,26 +63,12 @@ def test_runs_compare_by_the_examples_of_an_update_and_others_are_named(tmp_path
     assert Measurements.read(tmp_path / "kept.json") == measured
 
 
-def test_settings_of_a_method_are_kept_with_it(tmp_path):
-    settings = ["optimizer={method: basis-rotation, geometry: unilateral, lr: 0.02}", "pipeline.stash=none"]
-    write_run(tmp_path, "run", *settings, crosses_3_at=150)
-    (only,) = measure_largest_set(load(tmp_path / "runs"), "runs")[0].experiments
-    assert only.settings == {
-        "optimizer": {"method": "basis-rotation", "geometry": "unilateral"},
-        "pipeline": {"stash": "none", "forecast": None},
-    }
-
-
 def test_what_is_kept_is_what_the_runs_say():
     runs = load(DEMO)
     (chosen,) = comparable(at_best_rates(runs))
     measured = measure(chosen, dict.fromkeys(chosen["experiment"], 1), "results/demo")
-    assert {(one.method, one.delay) for one in measured.experiments} == {
-        ("pipedream", 0.0),
-        ("pipedream", 7.0),
-        ("basis-rotation", 0.0),
-        ("basis-rotation", 7.0),
-    }
+    expected = {(method, delay) for method in ("pipedream", "basis-rotation") for delay in (0.0, 7.0)}
+    assert {(one.method, one.delay) for one in measured.experiments} == expected
     for run, row in chosen.iterrows():
         key = (row["method"], row["pipeline.stages"] - 1)
         one = next(e for e in measured.experiments if (e.method, e.delay) == key)
@@ -94,28 +80,30 @@ def test_what_is_kept_is_what_the_runs_say():
         assert passage(run, target + LOSS_STEP) <= between.iterations <= reached.iterations
 
 
-def test_a_seed_that_diverged_never_reaches_a_loss(tmp_path):
+def test_a_seed_that_diverged_never_reaches_a_loss_and_a_methods_settings_are_kept(tmp_path):
+    settings = ["optimizer={method: basis-rotation, geometry: unilateral, lr: 0.02}", "pipeline.stash=none"]
     for seed, status in ((0, "finished"), (1, "diverged")):
-        write_run(tmp_path, f"s{seed}", "pipeline.stages=1", f"training.seed={seed}", crosses_3_at=150, status=status)
-    measured, _ = measure_largest_set(load(tmp_path / "runs"), "runs")
-    (only,) = measured.experiments
+        write_run(tmp_path, f"s{seed}", *settings, f"training.seed={seed}", crosses_3_at=150, status=status)
+    (only,) = measure_largest_set(load(tmp_path / "runs"), "runs")[0].experiments
     assert {row[1] for row in only.iterations} == {None}
     assert any(row[0] is not None for row in only.iterations)
+    assert only.settings == {
+        "optimizer": {"method": "basis-rotation", "geometry": "unilateral"},
+        "pipeline": {"stash": "none", "forecast": None},
+    }
 
 
-@pytest.mark.parametrize(
-    ("change", "problem"),
-    [
+def test_measurements_that_are_none_are_refused(tmp_path):
+    path = tmp_path / "kept.json"
+    measure_largest_set(load([DEMO]), "demo")[0].write(path)
+    good = path.read_text()
+    for change, problem in (
         (lambda content: content["losses"].reverse(), "losses: must descend"),
         (lambda content: content["experiments"][0]["iterations"].pop(), "iterations must have a row per loss"),
-        (lambda content: content["experiments"][0]["iterations"][1].append(1.0), "iterations must have a row per loss"),
+        (lambda content: content["experiments"][0]["iterations"][1].append(1.0), "must have a row per loss"),
         (lambda content: content["experiments"][0].update(seconds=0), "input should be greater than 0"),
-    ],
-)
-def test_measurements_that_are_none_are_refused(change, problem, tmp_path):
-    measure_largest_set(load([DEMO]), "demo")[0].write(tmp_path / "kept.json")
-    content = json.loads((tmp_path / "kept.json").read_text())
-    change(content)
-    (tmp_path / "kept.json").write_text(json.dumps(content))
-    with pytest.raises(UserError, match=problem):
-        Measurements.read(tmp_path / "kept.json")
+    ):
+        change(content := json.loads(good))
+        path.write_text(json.dumps(content))
+        with pytest.raises(UserError, match=problem):
+            Measurements.read(path)

@@ -56,6 +56,7 @@ def test_the_protocol_is_the_same_for_every_method_and_further_seeds_are_of_the_
         assert one.config.model == other.config.model == load_config("compare").model
         assert one.config.training == other.config.training
     assert len({cell.folder for cells in grids for cell in cells}) == 18
+    assert parse_settings(["optimizer.arguments.betas=[0.9, 0.95]"]) == {"optimizer.arguments.betas": [0.9, 0.95]}
     sweep = protocol("pipedream", {}, 3, tmp_path)
     assert sweep.spec.repeat.set == {"training.seed": [1, 2]}
     assert len(sweep.repetitions(sweep.cells[:3])) == 6
@@ -184,9 +185,7 @@ def test_rates_of_the_rest_are_variants_with_rates_chosen_anew(tmp_path, capsys)
         (["muon", "soap", "--rest-lr", "1e-3"], "--rest-lr: is about one METHOD"),
         (["nesterov", "--rest-lr", "1e-3"], "rest_lr"),
         (["muon", "--set", "training.iterations=5"], "must be optimizer.KEY=VALUE"),
-        (["muon", "--set", "optimizer.lr=5"], "must be optimizer.KEY=VALUE"),
         (["muon", "--set", "beta1"], "must be optimizer.KEY=VALUE"),
-        (["muon", "--seeds", "0"], "--seeds: input should be greater than or equal to 1"),
         (["muon", "--jobs", "-1"], "--jobs: input should be greater than or equal to 1"),
         (["muon", "--all-builtin"], "give one of the two"),
     ],
@@ -217,10 +216,6 @@ def test_a_broken_method_is_refused_before_anything_is_trained(command, body, me
     assert message in error
     assert error.count("\n") == 1
     assert not {path.name for path in tmp_path.iterdir()} - {"mine.py", "sweep.yaml", "__pycache__"}
-
-
-def test_settings_are_yaml():
-    assert parse_settings(["optimizer.arguments.betas=[0.9, 0.95]"]) == {"optimizer.arguments.betas": [0.9, 0.95]}
 
 
 def test_own_method_gets_its_place_and_twice_costs_nothing(tmp_path, monkeypatch, capsys):

@@ -19,14 +19,8 @@ def finish(cell, seconds, val_loss=1.0):
     """A made-up summary."""
     prepare_folder(cell)
     iterations = cell.config.training.last_iteration
-    summary = {
-        "status": "finished",
-        "iteration": iterations,
-        "training_seconds": seconds,
-        "final_val_loss": val_loss,
-        "trajectory_version": TRAJECTORY_VERSION,
-    }
-    (cell.folder / "summary.json").write_text(json.dumps(summary))
+    summary = {"status": "finished", "iteration": iterations, "training_seconds": seconds, "final_val_loss": val_loss}
+    (cell.folder / "summary.json").write_text(json.dumps(summary | {"trajectory_version": TRAJECTORY_VERSION}))
 
 
 def test_repetitions_count_and_follow_the_choice(tmp_path):

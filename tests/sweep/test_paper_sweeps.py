@@ -1,5 +1,7 @@
 """The sweeps at the paper's scale, against what its text and appendix say."""
 
+from collections import defaultdict
+
 import pytest
 
 from brx.config.loading import PRESETS
@@ -44,14 +46,15 @@ def test_a_sweep_is_the_papers_experiment(name):
     assert values(sweep, lambda config: config.pipeline.stash) == STASHES.get(name, {"exact"})
     assert values(sweep, lambda config: config.training.seed) == {0}
     # The same rates for every method and P.
-    rates = {}
-    for cell in sweep.cells:
-        rates.setdefault((cell.config.optimizer.method, cell.config.pipeline.stages), set()).add(
-            cell.config.optimizer.lr
-        )
+    rates = defaultdict(set)
+    for config in (cell.config for cell in sweep.cells):
+        rates[config.optimizer.method, config.pipeline.stages].add(config.optimizer.lr)
     assert all(tried == RATES.get(name, {1e-4, 3e-4, 1e-3}) for tried in rates.values())
     for cell in sweep.cells:
         check_common(cell.config, {"3b": 82_000}.get(name, 250_000))
+    if name == "main":  # beside the three other strategies
+        rotated = [cell.config.optimizer for cell in sweep.cells if cell.config.optimizer.method == "basis-rotation"]
+        assert {(one.source, one.geometry, one.frequency) for one in rotated} == {("2nd", "bilateral", 10)}
 
 
 def check_common(config, last_iteration):
@@ -66,32 +69,26 @@ def check_common(config, last_iteration):
     assert config.model.blocks % config.pipeline.stages == 0  # as many blocks in each stage
 
 
-def test_strategies_are_the_three_that_main_does_not_have():
-    def kind(config):
-        return config.optimizer.source, config.optimizer.geometry
-
-    sweep = Sweep.load(FOLDER / "strategies.yaml")
-    assert values(sweep, kind) == {("2nd", "unilateral"), ("1st", "bilateral"), ("1st", "unilateral")}
-    main = [c for c in Sweep.load(FOLDER / "main.yaml").cells if c.config.optimizer.method == "basis-rotation"]
-    assert {(*kind(cell.config), cell.config.optimizer.frequency) for cell in main} == {("2nd", "bilateral", 10)}
+STRATEGIES = {("2nd", "unilateral"), ("1st", "bilateral"), ("1st", "unilateral")}
 
 
-def test_what_varies_in_the_others():
-    def varied(name, get):
-        return values(Sweep.load(FOLDER / f"{name}.yaml"), get)
-
-    assert varied("block-scaling", lambda c: (c.model.blocks, c.model.width)) == {(4, 384), (8, 384), (16, 384)}
-    assert varied("delay-compensation", lambda c: c.optimizer.compensation) == {0.04, 0.1, 0.5, 1.0}
-    assert varied("frequency", lambda c: c.optimizer.frequency) == {1, 100}
-    assert varied("stage-aware", lambda c: c.optimizer.refresh_schedule) == {"stage-aware", "reversed"}
-    assert varied("stage-aware-exact", lambda c: c.optimizer.refresh_schedule) == {
-        "stage-aware-exact",
-        "reversed-exact",
-    }
-    assert varied("width", lambda c: (c.model.blocks, c.model.width)) == {(24, 384)}
-    assert varied("1b", lambda c: (c.model.blocks, c.model.width, c.model.heads)) == {(24, 1728, 27)}
-    assert varied("3b", lambda c: (c.model.blocks, c.model.width)) == {(32, 2688)}
-    assert varied("moe", lambda c: (c.model.moe.experts, c.model.moe.top_k)) == {(8, 2)}
+@pytest.mark.parametrize(
+    ("name", "get", "expected"),
+    [
+        ("strategies", lambda c: (c.optimizer.source, c.optimizer.geometry), STRATEGIES),
+        ("block-scaling", lambda c: (c.model.blocks, c.model.width), {(4, 384), (8, 384), (16, 384)}),
+        ("delay-compensation", lambda c: c.optimizer.compensation, {0.04, 0.1, 0.5, 1.0}),
+        ("frequency", lambda c: c.optimizer.frequency, {1, 100}),
+        ("stage-aware", lambda c: c.optimizer.refresh_schedule, {"stage-aware", "reversed"}),
+        ("stage-aware-exact", lambda c: c.optimizer.refresh_schedule, {"stage-aware-exact", "reversed-exact"}),
+        ("width", lambda c: (c.model.blocks, c.model.width), {(24, 384)}),
+        ("1b", lambda c: (c.model.blocks, c.model.width, c.model.heads), {(24, 1728, 27)}),
+        ("3b", lambda c: (c.model.blocks, c.model.width), {(32, 2688)}),
+        ("moe", lambda c: (c.model.moe.experts, c.model.moe.top_k), {(8, 2)}),
+    ],
+)
+def test_what_varies(name, get, expected):
+    assert values(Sweep.load(FOLDER / f"{name}.yaml"), get) == expected
 
 
 def test_the_runs_whose_curvature_is_measured_are_those_of_main_with_a_checkpoint_midway():

@@ -50,7 +50,7 @@ def test_the_same_folders_as_the_local_launcher_and_failures_told(ray, tmp_path,
 
 
 def test_interrupted_cells_save_and_a_lost_one_is_continued(ray, tmp_path):
-    settings = {"training.iterations": 600, "training.checkpoint_every": 20}
+    settings = {"training.iterations": 300, "training.checkpoint_every": 20}
     path = write_sweep(tmp_path, grid={"pipeline.stages": [4, 2]}, set=settings)
     cells = Sweep.load(path).cells
 
@@ -102,8 +102,3 @@ def test_without_ray_one_line_names_the_extra(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(builtins, "__import__", without_ray)
     assert main(["sweep", str(write_sweep(tmp_path)), "--launcher", "ray"]) == 2
     assert capsys.readouterr().err == "brx: --launcher ray: Ray is not installed: pip install 'brx[ray]'\n"
-
-
-def test_an_address_is_for_ray_alone(tmp_path, capsys):
-    assert main(["sweep", str(write_sweep(tmp_path)), "--address", "auto"]) == 2
-    assert "--address: only --launcher ray has one" in capsys.readouterr().err

@@ -3,13 +3,11 @@
 import json
 import os
 import signal
-import time
 
 import pytest
 
 from brx.cli.main import main
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
-from brx.runs.folder import lock
 from brx.sweep.cell_state import State, state_of
 from brx.sweep.choice import choose, tried_cells
 from brx.sweep.spec import Sweep
@@ -42,7 +40,9 @@ def test_cells_equal_runs_by_hand_and_are_skipped_the_second_time(tmp_path, caps
     assert "all 4 cells are done" in capsys.readouterr().out
 
 
-def test_a_cell_that_was_told_to_stop_early_is_continued(tmp_path):
+def test_a_cell_that_was_told_to_stop_early_is_continued_and_done_for_its_trajectory_version_alone(
+    tmp_path, capsys, monkeypatch
+):
     path = write_sweep(tmp_path, grid={"pipeline.stages": [4]})
     (cell,) = Sweep.load(path).cells
     stopped = cell.config.training.model_copy(update={"stop_after": 3})
@@ -51,6 +51,9 @@ def test_a_cell_that_was_told_to_stop_early_is_continued(tmp_path):
     assert main(["sweep", str(path), "--jobs", "1"]) == 0
     assert states(path) == [State.DONE]
     assert losses(cell.folder)[-1]["iteration"] == 30
+    monkeypatch.setattr("brx.methods.trajectory_version.TRAJECTORY_VERSION", TRAJECTORY_VERSION + 1)
+    assert main(["sweep", str(path), "--jobs", "1"]) == 2
+    assert f"trained at trajectory version {TRAJECTORY_VERSION}" in capsys.readouterr().err.replace("\n", " ")
 
 
 def test_a_folder_that_holds_another_run_is_left_alone(tmp_path, capsys):
@@ -61,16 +64,6 @@ def test_a_folder_that_holds_another_run_is_left_alone(tmp_path, capsys):
     assert main(["sweep", str(path), "--jobs", "1"]) == 2
     assert "config.yaml: differs from what the sweep asks for" in capsys.readouterr().err.replace("\n", " ")
     assert (cell.folder / "config.yaml").read_text() == before
-
-
-def test_a_cell_that_another_trajectory_version_finished_is_not_done(tmp_path, capsys, monkeypatch):
-    path = write_sweep(tmp_path, grid={"pipeline.stages": [4]})
-    (cell,) = Sweep.load(path).cells
-    train(cell.config, cell.folder)
-    assert states(path) == [State.DONE]
-    monkeypatch.setattr("brx.methods.trajectory_version.TRAJECTORY_VERSION", TRAJECTORY_VERSION + 1)
-    assert main(["sweep", str(path), "--jobs", "1"]) == 2
-    assert f"trained at trajectory version {TRAJECTORY_VERSION}" in capsys.readouterr().err.replace("\n", " ")
 
 
 def test_a_failed_cell_is_recorded_and_the_rest_goes_on(tmp_path, capsys):
@@ -140,14 +133,6 @@ def test_two_sweeps_at_once_run_no_cell_twice(tmp_path):
     assert len(lines) == len({line.split()[1] for line in lines}) == 4
 
 
-def test_the_lock_is_held_by_one(tmp_path):
-    with lock(tmp_path) as first, lock(tmp_path) as second:
-        assert first is not None
-        assert second is None
-    with lock(tmp_path) as again:
-        assert again is not None
-
-
 def test_choice_and_repetitions(tmp_path, capsys):
     grid = {"pipeline.stages": [4, 1], "optimizer.lr": [1e-4, 0.01, 1e30]}
     repeat = {"set": {"training.seed": [1]}, "where": {"pipeline.stages": 4}}
@@ -176,18 +161,15 @@ def test_where_every_rate_diverges_none_is_chosen_or_repeated(tmp_path, capsys):
     assert "none" in capsys.readouterr().out
 
 
-def test_a_choice_at_the_edge_is_flagged(tmp_path, capsys):
-    path = write_sweep(tmp_path, grid={"optimizer.lr": [1e-4, 0.01]}, choose={})
-    train_here(Sweep.load(path).cells)
-    assert main(["sweep", str(path), "--jobs", "2"]) == 0
-    assert "at the edge: widen the grid" in (tmp_path / "cells" / "choice-sweep.csv").read_text()
-    assert "at the edge" in capsys.readouterr().out.replace("\n", " ")
-
-
 def test_a_choice_at_the_edge_goes_on_beyond_the_grid_until_it_is_none(tmp_path, capsys):
     choice = {"over": "optimizer.lr", "further": [1e-5, 0.01, 1e20, 1e30]}
     path = write_sweep(tmp_path, grid={"pipeline.stages": [4], "optimizer.lr": [1e-4, 1e-3]}, choose=choice)
     train_here(Sweep.load(path).cells)
+    narrow = write_sweep(tmp_path, grid={"pipeline.stages": [4], "optimizer.lr": [1e-4, 1e-3]}, choose={})
+    assert main(["sweep", str(narrow)]) == 0
+    assert "at the edge: widen the grid" in (tmp_path / "cells" / "choice-sweep.csv").read_text()
+    assert "at the edge" in capsys.readouterr().out.replace("\n", " ")
+    write_sweep(tmp_path, grid={"pipeline.stages": [4], "optimizer.lr": [1e-4, 1e-3]}, choose=choice)
     assert main(["sweep", str(path), "--jobs", "2"]) == 1  # 1e20 diverges
     sweep = Sweep.load(path)
     tried = tried_cells(sweep)
@@ -203,9 +185,7 @@ def test_a_choice_at_the_edge_goes_on_beyond_the_grid_until_it_is_none(tmp_path,
 
 def test_dry_run_lists_cells_and_time_and_runs_nothing(tmp_path, capsys):
     path = write_sweep(tmp_path)
-    started = time.monotonic()
     assert main(["sweep", str(path), "--dry-run", "--jobs", "2"]) == 0
-    assert time.monotonic() - started < 60
     out = capsys.readouterr().out
     assert out.count("waiting") == 5
     assert "4 cells" in out
@@ -215,7 +195,10 @@ def test_dry_run_lists_cells_and_time_and_runs_nothing(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
-    [(["--jobs", "0"], "--jobs: input should be greater than or equal to 1")],
+    [
+        (["--jobs", "0"], "--jobs: input should be greater than or equal to 1"),
+        (["--address", "auto"], "--address: only --launcher ray has one"),
+    ],
 )
 def test_bad_arguments(tmp_path, capsys, arguments, expected):
     assert main(["sweep", str(write_sweep(tmp_path)), *arguments]) == 2
