@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Sequence
 from typing import Annotated
@@ -20,7 +21,6 @@ from brx.cli.options import (
     option,
 )
 from brx.cli.usage import Application, print_note, print_table, refuse
-from brx.errors import UserError
 
 OWN_MODEL = "A model of your own (default: the paper's LLaMA models)"
 
@@ -84,9 +84,9 @@ def plan(
     """Print the plan; exit code 0 also where it does not fit."""
     from brx.config.loading import load_config
     from brx.planning.memory_tables import rank_notes, rank_table
+    from brx.planning.placement import fit_line
     from brx.planning.plan import plan_memory, planned_device_type
-    from brx.planning.planned_run import parse_devices
-    from brx.planning.prospects import fit_line, time_lines
+    from brx.planning.planned_run import parse_devices, time_lines
 
     settings = overrides if devices is None else [*overrides, f"pipeline.devices={devices}"]
     run_config = load_config(config, settings, is_new=True)
@@ -144,9 +144,11 @@ def memory(
 def gigabytes(text: str) -> float:
     """`24` or `24GB` as 24.0."""
     try:
-        return float(text.lower().removesuffix("gb"))
+        size = float(text.lower().removesuffix("gb"))
     except ValueError:
-        raise UserError(f"--memory {text}: write a number of GB, for example 24") from None
+        size = math.nan
+    refuse(not 0 < size < math.inf, f"--memory {text}: write a number of GB above 0, for example 24")
+    return size
 
 
 @app.add("""\
@@ -156,17 +158,17 @@ def gigabytes(text: str) -> float:
 """)
 def stages(
     *,
-    hidden: Annotated[int | None, option("H", "embedding dimension", rich_help_panel=OWN_MODEL)] = None,
-    heads: Annotated[int | None, option("A", "attention heads", rich_help_panel=OWN_MODEL)] = None,
+    hidden: Annotated[int | None, option("H", "embedding dimension", min=1, rich_help_panel=OWN_MODEL)] = None,
+    heads: Annotated[int | None, option("A", "attention heads", min=1, rich_help_panel=OWN_MODEL)] = None,
     params_per_block: Annotated[
-        float | None, option("W", "parameters of one block, for example 202e6", rich_help_panel=OWN_MODEL)
+        float | None, option("W", "parameters of one block, for example 202e6", min=1, rich_help_panel=OWN_MODEL)
     ] = None,
-    blocks: Annotated[int | None, option("L", "Transformer blocks", rich_help_panel=OWN_MODEL)] = None,
+    blocks: Annotated[int | None, option("L", "Transformer blocks", min=1, rich_help_panel=OWN_MODEL)] = None,
     memory: Annotated[
         list[float] | None, option("GB...", "memory of devices, in 1e9 bytes (default: the paper's)", parser=gigabytes)
     ] = None,
-    sequence_length: Annotated[int, option("S", "tokens of a sequence")] = 4096,
-    batch_size: Annotated[int, option("B", "examples per micro-batch")] = 1,
+    sequence_length: Annotated[int, option("S", "tokens of a sequence", min=1)] = 4096,
+    batch_size: Annotated[int, option("B", "examples per micro-batch", min=1)] = 1,
     format: Format = "table",
 ) -> None:
     """Print the table."""

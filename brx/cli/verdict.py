@@ -83,9 +83,8 @@ def verdict(
     verbose: Annotated[bool, typer.Option("--verbose", help="tables, what is not measured, what is assumed")] = False,
 ) -> None:
     """Print who is faster and why; with --verbose the schedules, the methods, and what is assumed."""
-    from brx.planning.cuts import EqualStages
-    from brx.planning.verdict import Question, answer, losses_to_ask
-    from brx.planning.verdict_inputs import parse_costs, parse_local_steps, read_costs, read_measurements
+    from brx.planning import verdict as verdicts
+    from brx.planning.schedules import EqualStages
     from brx.planning.verdict_text import long_text, verdict_text
 
     refuse(loss is not None and not 0 < loss < math.inf, f"--loss {loss}: must be a loss above 0, in nats")
@@ -93,8 +92,8 @@ def verdict(
         config is None and (overrides or device_memory or bandwidth or throughput),
         "--set, --device-memory, --bandwidth and --throughput: need a --config, whose sizes they are about",
     )
-    measurements, notes = read_measurements(runs or [])
-    costs = read_costs(cost_from or []) | parse_costs(cost or [], measurements)
+    measurements, notes = verdicts.read_measurements(runs or [])
+    costs = verdicts.read_costs(cost_from or []) | verdicts.parse_costs(cost or [], measurements)
     model = None
     if config is not None:
         from brx.config.loading import load_config
@@ -102,15 +101,15 @@ def verdict(
 
         model = parse_devices(load_config(config, overrides), device_memory, throughput, bandwidth)
     run = None if model is None else model.split(stages, micro_batches)
-    local = parse_local_steps(local_steps, averaging, local_slowdown, stages, run)
-    losses = losses_to_ask(measurements, (stages - 1) / micro_batches) if loss is None else [loss]
+    local = verdicts.parse_local_steps(local_steps, averaging, local_slowdown, stages, run)
+    losses = verdicts.losses_to_ask(measurements, (stages - 1) / micro_batches) if loss is None else [loss]
 
-    def ask(num_stages: int, num_micro_batches: int, to_loss: float = losses[0]) -> Question:
+    def ask(num_stages: int, num_micro_batches: int, to_loss: float = losses[0]) -> verdicts.Question:
         equal = EqualStages(num_stages, num_micro_batches, measurements.examples)
         devices = equal if model is None else model.split(num_stages, num_micro_batches)
-        return Question(to_loss, num_stages, num_micro_batches, devices, costs, local)
+        return verdicts.Question(to_loss, num_stages, num_micro_batches, devices, costs, local)
 
-    found = [answer(measurements, ask(stages, micro_batches, one)) for one in losses]
+    found = [verdicts.answer(measurements, ask(stages, micro_batches, one)) for one in losses]
     print(verdict_text(found, measurements, run))
     if verbose:
         print(long_text(found[0], run), *notes, sep="\n")

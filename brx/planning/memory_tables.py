@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from decimal import ROUND_HALF_UP, Decimal
@@ -14,7 +15,7 @@ from brx.errors import UserError
 from brx.model.sizes import FP32, stage_shapes
 from brx.pipeline.delay import stage_delays
 from brx.planning.optimizer_memory import STRATEGIES, matrices, overhead_elements
-from brx.planning.plan import RANK_PARTS, STAGE_PARTS, RankMemory
+from brx.planning.plan import RANK_PARTS, STAGE_PARTS, Memory
 
 UNITS = {"GB": 10**9, "MB": 10**6, "kB": 10**3}
 BINARY_UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
@@ -31,22 +32,23 @@ def overhead_texts(
     """
     largest = max(FP32 * overhead_elements(shape, *STRATEGIES[0]) for shape in shapes)
     unit, unit_bytes = next(((unit, size) for unit, size in BINARY_UNITS.items() if largest >= size / 20), ("bytes", 1))
-    are_several = any(count > 1 for count in shapes.values())
-    columns = ["source", "geometry", "rotation", "covariances"]
-    for (m, n), count in shapes.items():
-        name = f"{names[m, n]} " if (m, n) in names else ""
-        columns.append(f"{name}{m}x{n}" + (f" ({count} of them)" if count > 1 else ""))
-    columns += [f"all, {unit}"] if are_several else []
-    columns.append("share of Adam's moments")
     moments = 2 * FP32 * sum(math.prod(shape) * count for shape, count in shapes.items())
     rows = []
     for source, geometry in STRATEGIES:
         formula = "m^2 + n^2" if geometry == "bilateral" else "min(m, n)^2"
-        by_shape = {shape: FP32 * overhead_elements(shape, source, geometry) for shape in shapes}
-        total = sum(by_shape[shape] * count for shape, count in shapes.items())
-        sizes = [_two_decimals(size, unit_bytes) for size in [*by_shape.values(), *([total] if are_several else [])]]
-        rows.append([source, geometry, formula, formula if source == "2nd" else "--", *sizes, f"{total / moments:.1%}"])
-    return f"Memory beyond Adam's moments, {unit} per matrix (fp32)", pd.DataFrame(rows, columns=columns)
+        row = {"source": source, "geometry": geometry, "rotation": formula}
+        row["covariances"] = formula if source == "2nd" else "--"
+        total = 0
+        for shape, count in shapes.items():
+            size = FP32 * overhead_elements(shape, source, geometry)
+            total += size * count
+            name = f"{names[shape]} " if shape in names else ""
+            heading = f"{name}{shape[0]}x{shape[1]}" + (f" ({count} of them)" if count > 1 else "")
+            row[heading] = _two_decimals(size, unit_bytes)
+        if max(shapes.values()) > 1:
+            row[f"all, {unit}"] = _two_decimals(total, unit_bytes)
+        rows.append(row | {"share of Adam's moments": f"{total / moments:.1%}"})
+    return f"Memory beyond Adam's moments, {unit} per matrix (fp32)", pd.DataFrame(rows)
 
 
 def _two_decimals(num_bytes: int, unit_bytes: int) -> str:
@@ -68,28 +70,26 @@ def parse_matrix(text: str) -> tuple[int, int]:
     Raises:
         UserError: it is not of this form.
     """
-    sides = text.lower().split("x")
-    if len(sides) != 2 or not all(side.isdecimal() and int(side) > 0 for side in sides):
+    match = re.fullmatch(r"0*([1-9]\d*)x0*([1-9]\d*)", text.lower())
+    if match is None:
         raise UserError(f"--matrix {text}: write rows x columns, for example 4096x14336")
-    return int(sides[0]), int(sides[1])
+    return int(match[1]), int(match[2])
 
 
 def rank_table(
-    config: RunConfig, ranks: Sequence[RankMemory], device_memory: float | None = None
+    config: RunConfig, ranks: Sequence[Memory], device_memory: float | None = None
 ) -> tuple[str, pd.DataFrame]:
     """Title, and a row per rank; with the memory of a device, whether the rank fits into it."""
     unit, unit_bytes = _unit(max(rank.peak for rank in ranks))
     parts = [part for part in (*RANK_PARTS, "peak") if part != "probe" or config.logging.staleness_every is not None]
-    rows = [
-        {
-            "rank": str(rank.rank),
-            "stages": f"{rank.stages[0]}-{rank.stages[-1]}",
-            "parameters": _millions(rank.num_parameters),
-            **{part: f"{getattr(rank, part) / unit_bytes:.2f}" for part in parts},
-            **({} if device_memory is None else {"fits": "yes" if rank.peak <= device_memory else "no"}),
-        }
-        for rank in ranks
-    ]
+    rows = []
+    for number, rank in enumerate(ranks):
+        row = {"rank": str(number), "stages": f"{rank.stages[0]}-{rank.stages[-1]}"}
+        row["parameters"] = _millions(rank.num_parameters)
+        row |= {part: f"{getattr(rank, part) / unit_bytes:.2f}" for part in parts}
+        if device_memory is not None:
+            row["fits"] = "yes" if rank.peak <= device_memory else "no"
+        rows.append(row)
     title = f"{_run(config, ranks)}: {sum(rank.num_parameters for rank in ranks):,} parameters; {unit} per rank"
     return title, pd.DataFrame(rows)
 
@@ -107,25 +107,19 @@ def rank_notes(config: RunConfig) -> list[str]:
     return notes
 
 
-def stage_table(config: RunConfig, ranks: Sequence[RankMemory]) -> tuple[str, pd.DataFrame]:
+def stage_table(config: RunConfig, ranks: Sequence[Memory]) -> tuple[str, pd.DataFrame]:
     """Title, and a row per stage, with its delay and its rank."""
     unit, unit_bytes = _unit(min(stage.weights for rank in ranks for stage in rank.by_stage))
-    delays = stage_delays(config.pipeline)
-    rows = [
-        {
-            "stage": str(stage.stage),
-            "rank": str(rank.rank),
-            "delay": str(delays[stage.stage].tau),
-            "parameters": _millions(stage.num_parameters),
-            **{part: f"{getattr(stage, part) / unit_bytes:,.1f}" for part in STAGE_PARTS},
-        }
-        for rank in ranks
-        for stage in rank.by_stage
-    ]
+    delays, rows = stage_delays(config.pipeline), []
+    for number, rank in enumerate(ranks):
+        for index, stage in zip(rank.stages, rank.by_stage, strict=True):
+            row = {"stage": str(index), "rank": str(number), "delay": str(delays[index].tau)}
+            row["parameters"] = _millions(stage.num_parameters)
+            rows.append(row | {part: f"{getattr(stage, part) / unit_bytes:,.1f}" for part in STAGE_PARTS})
     return f"{_run(config, ranks)}; {unit} per stage", pd.DataFrame(rows)
 
 
-def _run(config: RunConfig, ranks: Sequence[RankMemory]) -> str:
+def _run(config: RunConfig, ranks: Sequence[Memory]) -> str:
     return f"{config.optimizer.method}, P = {config.pipeline.stages}, R = {len(ranks)}"
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -21,7 +20,6 @@ from brx.optim.parameter_state import state_shapes
 
 Source = Literal["2nd", "1st"]
 Geometry = Literal["bilateral", "unilateral"]
-
 STRATEGIES: tuple[tuple[Source, Geometry], ...] = (
     ("2nd", "bilateral"),
     ("2nd", "unilateral"),
@@ -35,19 +33,12 @@ NEWTON_SCHULZ_STEPS = 5
 """Of torch's Muon and pytorch-optimizer's Scion."""
 
 
-@dataclass(frozen=True)
-class Rotation:
-    """What a method keeps for one parameter (*lead, m, n) beyond moments; no sides where it does not rotate it.
+class Rotation(NamedTuple):
+    """What a method keeps for one parameter (*lead, m, n) beyond moments; no sides where it does not rotate it."""
 
-    Attributes:
-        sides: the lengths of the sides that are rotated.
-        bases: elements of U and V, of all matrices of the stack.
-        covariances: elements of L and R.
-    """
-
-    sides: tuple[int, ...] = ()
-    bases: int = 0
-    covariances: int = 0
+    sides: tuple[int, ...]  # the lengths of those that are rotated
+    bases: int  # elements of U and V, of all matrices of the stack
+    covariances: int  # elements of L and R
 
 
 @lru_cache(maxsize=1024)
@@ -59,8 +50,7 @@ def rotation(optimizer: schema.BasisRotationConfig | schema.SoapConfig, shape: t
         return Rotation(sides, elements, elements)
     method = METHODS["basis-rotation"].bound_to(RunConfig(optimizer=optimizer))
     parameter = torch.nn.Parameter(torch.empty(shape, device="meta"))
-    made = method.matrices([{"params": [("weight", parameter)], "stage": 0, "delay": 0.0}])
-    return _kept(parameter, made)
+    return _kept(parameter, method.matrices([{"params": [("weight", parameter)], "stage": 0, "delay": 0.0}]))
 
 
 def overhead_elements(shape: tuple[int, ...], source: Source, geometry: Geometry) -> int:
@@ -74,7 +64,7 @@ def _kept(parameter: torch.Tensor, optimizer: torch.optim.Optimizer) -> Rotation
     shapes = state_shapes(parameter, optimizer.param_groups[0])
     bases = [shape for name, shape in shapes.items() if name.endswith("_basis")]
     covariances = [shape for name, shape in shapes.items() if name.endswith("_covariance")]
-    return Rotation(tuple(shape[-1] for shape in bases), *(sum(map(math.prod, of)) for of in (bases, covariances)))
+    return Rotation(tuple(shape[-1] for shape in bases), sum(map(math.prod, bases)), sum(map(math.prod, covariances)))
 
 
 def rotations(config: RunConfig, shapes: Shapes) -> Iterator[tuple[tuple[int, ...], Rotation]]:
@@ -98,11 +88,6 @@ def optimizer_bytes(config: RunConfig, shapes: Shapes) -> tuple[int, int]:
     if isinstance(config.optimizer, schema.ScionConfig):
         moments //= 2
     return moments, FP32 * sum(kept.bases + kept.covariances for _, kept in rotations(config, shapes))
-
-
-def basis_bytes(config: RunConfig, shapes: Shapes) -> int:
-    """Bytes of the bases alone."""
-    return FP32 * sum(kept.bases for _, kept in rotations(config, shapes))
 
 
 def method_flops(config: RunConfig, shapes: Shapes) -> float:
@@ -134,21 +119,18 @@ def method_flops(config: RunConfig, shapes: Shapes) -> float:
 def rotation_update_bytes(config: RunConfig, shapes: Shapes, device_type: str) -> int:
     """Temporary tensors of BasisRotation's update: those of its largest batch of equal matrices at a refresh.
 
-    Args:
-        config: of a run with that method.
-        shapes: of all parameters of the device.
-        device_type: decides how many matrices are a batch.
+    `shapes` are of all parameters of the device, whose type decides how many matrices are a batch.
     """
-    kept = dict(rotations(config, shapes))
     largest, all_matrices = 0, list(matrices(shapes))
-    for shape, of in kept.items():
+    for shape, kept in dict(rotations(config, shapes)).items():
         size = math.prod(shape)
         capacity = max(1, BATCH_BYTES.get(device_type, BATCH_BYTES["cuda"]) // (FP32 * size))
         members = min(all_matrices.count(shape), capacity)
-        side = math.prod(shape[:-2]) * max(of.sides, default=0) ** 2
+        side = math.prod(shape[:-2]) * max(kept.sides, default=0) ** 2
         # Gradients, momentum, both moments anew, their way through the products with the bases. For the side under
         # way: the product with its basis, and what its columns are orthonormalised in, on the CPU a padded copy,
         # elsewhere the columns, their products, the triangular factor and the solution, in float64.
         orthonormalisation = 1 if device_type == "cpu" else 7
-        largest = max(largest, FP32 * members * ((3 + 2 * len(of.sides)) * size + (1 + orthonormalisation) * side))
+        per_member = (3 + 2 * len(kept.sides)) * size + (1 + orthonormalisation) * side
+        largest = max(largest, FP32 * members * per_member)
     return largest

@@ -8,9 +8,8 @@ checked against measured peaks (tests/planning/test_plan.py).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -28,62 +27,34 @@ from brx.model.sizes import (
 )
 from brx.model.stage import partition
 from brx.model.transformer import CHUNK_LOGITS
-from brx.pipeline.delay import StageDelay, cannot_run, check_devices, stage_delays
-from brx.planning.optimizer_memory import basis_bytes, matrices, method_flops, optimizer_bytes, rotation_update_bytes
+from brx.pipeline.delay import StageDelay, check_devices, stage_delays
+from brx.planning.optimizer_memory import matrices, method_flops, optimizer_bytes, rotation_update_bytes, rotations
 
 STAGE_PARTS = ("weights", "gradients", "moments", "rotation", "rings", "activations")
 """What a stage holds, by the names of `Memory`."""
 
 RANK_PARTS = (*STAGE_PARTS, "logits", "update", "probe")
-"""What a rank holds, by the names of `RankMemory`."""
+"""What a rank holds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """What stages hold, in bytes but for the number of parameters; weights, gradients and moments are fp32.
+    """What one virtual stage adds to its rank, or what a rank holds; in bytes but for the number of parameters."""
 
-    Attributes:
-        rotation: bases and covariances.
-        rings: the older weight versions, with what weight prediction keeps.
-        activations: of all micro-batches in flight, with autocast's copies of the matrices.
-    """
-
+    stages: Sequence[int]
     num_parameters: int
-    weights: int
+    weights: int  # fp32, as gradients and moments
     gradients: int
     moments: int
-    rotation: int
-    rings: int
-    activations: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class StageMemory(Memory):
-    """What one virtual stage adds to the memory of its rank."""
-
-    stage: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankMemory(Memory):
-    """The memory of one rank: the sums over its stages, and what it has once.
-
-    Attributes:
-        stages: the virtual stages that it holds.
-        by_stage: what each of them adds; `activations` have the buffers of what is exchanged with neighbours besides.
-        logits: bytes of the head's and the loss's working memory (of the rank with the last stage).
-        update: of the working memory of an update.
-        probe: of what the measures of staleness keep (`logging.staleness_every`; nothing without them).
-        peak: of the largest sum of what is there at one time.
-    """
-
-    rank: int
-    stages: Sequence[int]
-    by_stage: tuple[StageMemory, ...]
-    logits: int
-    update: int
-    probe: int
-    peak: int
+    rotation: int  # bases and covariances
+    rings: int  # the older weight versions, with what weight prediction keeps
+    activations: int  # of all micro-batches in flight, with autocast's copies; of a rank with the links' buffers
+    # What a rank has once.
+    logits: int = 0  # working memory of head and loss, of the rank with the last stage
+    update: int = 0  # working memory of an update
+    probe: int = 0  # of the measures of staleness (`logging.staleness_every`)
+    peak: int = 0  # the largest sum of what is there at one time
+    by_stage: Sequence[Memory] = ()
 
 
 def plan_memory(
@@ -92,15 +63,15 @@ def plan_memory(
     ranges: Sequence[Sequence[int]] | None = None,
     *,
     in_flight: Sequence[float] | None = None,
-) -> list[RankMemory]:
+) -> list[Memory]:
     """The memory of every rank.
 
     Args:
         config: the run.
-        device_type: `cuda`, `cpu` or `mps`: autocast keeps other activations on CUDA, and optimizers other batches.
+        device_type: autocast keeps other activations on CUDA, and optimizers have other batches.
         ranges: the stages of each rank; by default an even cut into `pipeline.devices` runs.
-        in_flight: the most micro-batches whose activations each rank keeps at one time, for a schedule that is not the
-            engine's: a synchronous one (of a run without delays). By default R - r, those of asynchronous 1F1B.
+        in_flight: the most micro-batches whose activations each rank keeps at one time; by default R - r, those of
+            asynchronous 1F1B. Others are of synchronous schedules, without delays.
 
     Raises:
         UserError: so many devices cannot run the configured delays.
@@ -110,68 +81,12 @@ def plan_memory(
     if in_flight is None:
         check_devices(stage_delays(config.pipeline), ranges)
         in_flight = range(len(ranges), 0, -1)
-    return [
-        _rank_memory(config, device_type, rank, own, len(ranges), in_flight[rank]) for rank, own in enumerate(ranges)
-    ]
+    return [_rank(config, device_type, own, len(ranges), most) for own, most in zip(ranges, in_flight, strict=True)]
 
 
 def planned_device_type(config: RunConfig) -> str:
     """The kind of device that a plan is for: the configured one; CUDA where any would do."""
     return "cuda" if config.runtime.device == "auto" else config.runtime.device
-
-
-def smallest_num_ranks(config: RunConfig, device_type: str, device_memory: float) -> int | None:
-    """The smallest R that can run the delays and all of whose ranks fit; None if there is none."""
-    for num_ranks in range(1, config.pipeline.stages + 1):
-        ranges = partition(config.pipeline.stages, num_ranks)
-        if cannot_run(stage_delays(config.pipeline), ranges):
-            continue
-        if fits(plan_memory(config, device_type, ranges), device_memory):
-            return num_ranks
-    return None
-
-
-def most_ranks(config: RunConfig) -> int:
-    """The largest R that can run the configured delays."""
-    delays, num_stages = stage_delays(config.pipeline), config.pipeline.stages
-    return max(r for r in range(1, num_stages + 1) if cannot_run(delays, partition(num_stages, r)) is None)
-
-
-def fits(ranks: list[RankMemory], device_memory: float) -> bool:
-    """Whether every rank's peak is within the memory of its device."""
-    return max(rank.peak for rank in ranks) <= device_memory
-
-
-def what_would_fit(config: RunConfig, device_type: str, device_memory: float) -> list[str]:
-    """Changes of the configuration that would make it fit, as overrides: alone if that is enough, else with devices."""
-    remedies: list[str] = []
-    for change in _changes(config):
-        overrides = [f"{section}.{key}={str(value).lower()}" for section, key, value in change]
-        changed = config
-        for section, key, value in change:
-            updated = getattr(changed, section).model_copy(update={key: value})
-            changed = changed.model_copy(update={section: updated})
-        if change and fits(plan_memory(changed, device_type), device_memory):
-            return [*remedies, " ".join(overrides)]
-        smallest = smallest_num_ranks(changed, device_type, device_memory)
-        if smallest is not None and not remedies:
-            remedies.append(" ".join([f"pipeline.devices={smallest}", *overrides]))
-    return remedies
-
-
-def _changes(config: RunConfig) -> Iterator[list[tuple[str, str, Any]]]:
-    """What may be changed besides the number of devices, in order of what it costs."""
-    yield []
-    savings: list[tuple[str, str, Any]] = []
-    if config.pipeline.stash == "exact" and not config.pipeline.recompute:
-        savings.append(("pipeline", "recompute", True))
-        yield savings
-    if config.pipeline.rings == "device":
-        yield [("pipeline", "rings", "host")]
-        savings = [*savings, ("pipeline", "rings", "host")]
-        yield savings
-    for halvings in range(1, config.training.batch_size.bit_length()):
-        yield [*savings, ("training", "batch_size", config.training.batch_size >> halvings)]
 
 
 def stages_shapes(config: RunConfig, own: Sequence[int]) -> dict[int, Shapes]:
@@ -207,23 +122,21 @@ def boundary_bytes(config: RunConfig) -> int:
     return element * config.training.batch_size * config.model.sequence_length * config.model.width
 
 
-def _rank_memory(
-    config: RunConfig, device_type: str, rank: int, own: Sequence[int], num_ranks: int, in_flight: float
-) -> RankMemory:
+def _rank(config: RunConfig, device_type: str, own: Sequence[int], num_ranks: int, in_flight: float) -> Memory:
     model, batch, bf16 = config.model, config.training.batch_size, config.runtime.precision == "bf16"
     vocabulary, num_stages = config.data.vocabulary_size, config.pipeline.stages
-    blocks = partition(model.blocks, num_stages)
-    shapes = stages_shapes(config, own)
+    delays, blocks, shapes = (
+        stage_delays(config.pipeline),
+        partition(model.blocks, num_stages),
+        stages_shapes(config, own),
+    )
     has_first, has_last = 0 in own, num_stages - 1 in own
     boundary = boundary_bytes(config)
 
-    by_stage = tuple(
-        _stage_memory(config, device_type, index, blocks[index], stage, in_flight) for index, stage in shapes.items()
-    )
+    by_stage = [_stage(config, device_type, index, blocks[index], shapes[index], in_flight) for index in own]
     total = {part: sum(getattr(stage, part) for stage in by_stage) for part in ("num_parameters", *STAGE_PARTS)}
     # In flight across an update, once the backward pass has used up its own: without delay there are none.
-    delays = stage_delays(config.pipeline)
-    delayed = sum(stage.activations for stage in by_stage if delays[stage.stage].tau)
+    delayed = sum(stage.activations for index, stage in zip(own, by_stage, strict=True) if delays[index].tau)
     others = int(delayed / in_flight * (in_flight - 1))
     buffers = 0
     if num_ranks > 1:  # received activations and gradients, and what is being sent
@@ -249,21 +162,11 @@ def _rank_memory(
         moments = [both_passes + older, moments[1], measured]
     always = total["weights"] + total["moments"] + total["rotation"] + total["rings"] + buffers
     total["activations"] += buffers
-    return RankMemory(
-        rank=rank,
-        stages=own,
-        by_stage=by_stage,
-        **total,
-        logits=logits,
-        update=update,
-        probe=probe,
-        peak=always + max(moments),
-    )
+    peak = always + max(moments)
+    return Memory(stages=own, by_stage=by_stage, **total, logits=logits, update=update, probe=probe, peak=peak)
 
 
-def _stage_memory(
-    config: RunConfig, device_type: str, index: int, blocks: range, shapes: Shapes, in_flight: float
-) -> StageMemory:
+def _stage(config: RunConfig, device_type: str, index: int, blocks: range, shapes: Shapes, in_flight: float) -> Memory:
     delay = stage_delays(config.pipeline)[index]
     casts = 0
     if config.runtime.precision == "bf16" and not (ring_matrix_dtype(config) == torch.bfloat16 and delay.tau):
@@ -275,8 +178,8 @@ def _stage_memory(
         kept = sum(_block_bytes(config, device_type, block) for block in blocks)
     num_parameters = num_elements(shapes)
     moments, rotation = optimizer_bytes(config, shapes)
-    return StageMemory(
-        stage=index,
+    return Memory(
+        stages=[index],
         num_parameters=num_parameters,
         weights=FP32 * num_parameters,
         gradients=FP32 * num_parameters,
@@ -297,24 +200,18 @@ def _block_bytes(config: RunConfig, device_type: str, block: int) -> int:
 def _ring_bytes(config: RunConfig, delay: StageDelay, shapes: Shapes, device_type: str, in_flight: int) -> int:
     if delay.tau == 0:
         return 0
-    num_matrix_elements = _num_matrix_elements(shapes)
-    num_other_elements = num_elements(shapes) - num_matrix_elements
+    pipeline, num_all, num_in_matrices = config.pipeline, num_elements(shapes), _num_matrix_elements(shapes)
     num_slots = delay.num_slots
-    if config.pipeline.rings == "host":  # only those in use and the next one are on the device
+    if pipeline.rings == "host":  # only those in use and the next one are on the device
         num_slots = in_flight + 1 + (num_slots if device_type == "cpu" else 0)
-    elif config.pipeline.stash != "exact" and config.pipeline.accumulation > 1:
+    elif pipeline.stash != "exact" and pipeline.accumulation > 1:
         num_slots += in_flight  # the backward pass overwrites copies of its own
-    ring = num_slots * (ring_matrix_dtype(config).itemsize * num_matrix_elements + FP32 * num_other_elements)
-    return ring + _num_predictors_copies(config) * FP32 * num_elements(shapes)
-
-
-def _num_predictors_copies(config: RunConfig) -> int:
-    """How often weight prediction keeps a stage's weights: those before the last update, and their average step.
-
-    What a user's own forecast keeps besides is not known.
-    """
-    averages = config.pipeline.stash == "predict" or config.pipeline.forecast == "average-update"
-    return 2 if averages else int(_forecasts(config))
+    # Weight prediction keeps the weights before the last update, and for an average their average step. What a user's
+    # own forecast keeps besides is not known.
+    is_average = pipeline.stash == "predict" or pipeline.forecast == "average-update"
+    num_copies = 2 if is_average else int(_forecasts(config))
+    slot = ring_matrix_dtype(config).itemsize * num_in_matrices + FP32 * (num_all - num_in_matrices)
+    return num_slots * slot + num_copies * FP32 * num_all
 
 
 def _forecasts(config: RunConfig) -> bool:
@@ -322,10 +219,9 @@ def _forecasts(config: RunConfig) -> bool:
     return config.pipeline.forecast is not None or find_method(config).forecasts
 
 
-def _update_bytes(config: RunConfig, by_stage: Mapping[int, Shapes], device_type: str) -> int:
+def _update_bytes(config: RunConfig, by_stage: dict[int, Shapes], device_type: str) -> int:
     """Temporary tensors of an update: of the largest batch of equal matrices, or of the largest stage."""
     sizes = {index: FP32 * num_elements(stage) for index, stage in by_stage.items()}
-    delays = stage_delays(config.pipeline)
     # For the norms of the updates, the weights before.
     before = sum(sizes.values()) if config.logging.update_norms else 0
     if isinstance(config.optimizer, schema.BasisRotationConfig):
@@ -333,6 +229,7 @@ def _update_bytes(config: RunConfig, by_stage: Mapping[int, Shapes], device_type
         return before + rotation_update_bytes(config, together, device_type)
     if isinstance(config.optimizer, schema.NesterovConfig):
         return before + 2 * max(sizes.values())
+    delays = stage_delays(config.pipeline)
     largest_delayed = max((size for index, size in sizes.items() if delays[index].tau), default=0)
     predicted = 2 if _forecasts(config) else int(config.pipeline.stash == "predict")  # the update, and the forecast
     correction = isinstance(config.optimizer, schema.DelayCompensationConfig) and config.pipeline.stash != "none"
@@ -340,20 +237,13 @@ def _update_bytes(config: RunConfig, by_stage: Mapping[int, Shapes], device_type
 
 
 def _probe_bytes(
-    config: RunConfig, by_stage: Mapping[int, Shapes], gradients: int, second_pass: int, update: int
+    config: RunConfig, by_stage: dict[int, Shapes], gradients: int, second_pass: int, update: int
 ) -> tuple[int, int, int]:
     """What the measures of staleness (`logging.staleness_every`) take, in a run on one device.
 
-    Args:
-        config: the run.
-        by_stage: the shapes of all stages.
-        gradients: bytes of all of them.
-        second_pass: of the activations of the fresh gradients' passes, and their working memory.
-        update: of its working memory.
-
-    Returns:
-        Bytes of the older updates, which the newest is compared with; of these with the weights and the bases before
-        the update; and of the largest sum that is there at one time beside what always is.
+    Arguments in bytes; `second_pass`: activations of the fresh gradients' passes, and their working memory. Returns
+    the bytes of the older updates, which the newest is compared with; of these with the weights and the bases before
+    the update; and of the largest sum that is there at one time beside what always is.
     """
     every, delays = config.logging.staleness_every, stage_delays(config.pipeline)
     assert every is not None
@@ -364,7 +254,7 @@ def _probe_bytes(
         older += len({1, *range(delays[index].most_tau_updates, 0, -every)}) * size
         before += size
         if isinstance(config.optimizer, schema.BasisRotationConfig):
-            bases += basis_bytes(config, shapes)
+            bases += FP32 * sum(kept.bases for _, kept in rotations(config, shapes))
     # Of the largest parameter, in float64, when the cosine of two gradients is taken.
     products = 3 * 8 * max(math.prod(shape) for shapes in by_stage.values() for shape in shapes.values())
     beside_gradients = (second_pass, gradients + products, bases + max(update, before))

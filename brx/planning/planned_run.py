@@ -2,46 +2,98 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from brx.config.loading import validate
-from brx.config.parsing import parse_bytes
+from brx.config.parsing import parse_bytes, parse_flops
 from brx.config.schema import RunConfig
 from brx.errors import UserError
-from brx.model.sizes import FP32, num_elements
+from brx.model.sizes import FP32, num_elements, training_flops
 from brx.model.stage import partition
-from brx.planning.cuts import ASYNCHRONOUS, REPLICAS, Cut, LocalSteps, divisors, preference
-from brx.planning.device_peaks import parse_throughput
-from brx.planning.idle import SYNCHRONOUS, Pace, asynchronous_elapsed, synchronous_pace
 from brx.planning.plan import (
     boundary_bytes,
     forward_flops,
     passes,
     plan_memory,
     planned_device_type,
+    rank_flops,
     stages_shapes,
     update_flops,
 )
+from brx.planning.schedules import (
+    ASYNCHRONOUS,
+    REPLICAS,
+    SYNCHRONOUS,
+    Cut,
+    LocalSteps,
+    asynchronous_elapsed,
+    divisors,
+    first_that_fits,
+    preference,
+    synchronous_pace,
+)
+
+# From their makers' data sheets, dense, in TFLOP/s: bf16 matrix products with fp32 accumulation, fp32 without TF32.
+# Longer names first where one holds another.
+PEAKS = {
+    "B200": (2250, 75),
+    "H200": (989, 67),
+    "H100 PCIe": (756, 51),
+    "H100": (989, 67),
+    "A100": (312, 19.5),
+    "A6000": (154.8, 38.7),
+    "A40": (149.7, 37.4),
+    "A10": (125, 31.2),
+    "L40S": (362, 91.6),
+    "L4": (121, 30.3),
+    "RTX 4090": (165.2, 82.6),
+    "RTX 3090": (71, 35.6),
+    "RTX 3080": (59.5, 29.8),
+    "MI300X": (1307, 163.4),
+}
+UTILIZATION = 0.4
+"""Assumed share of a data sheet's peak."""
+
+
+def peak_flops(name: str, precision: str) -> float | None:
+    """Peak FLOP/s of the device that calls itself `name` (for example "NVIDIA A100-SXM4-80GB"); None if unknown.
+
+    Case, and spaces for hyphens, do not count. The precision is `bf16` or `fp32`.
+    """
+    words = name.lower().replace("-", " ")
+    for known, (bf16, fp32) in PEAKS.items():
+        # As a whole word: an L40 is no L4, an A1000 no A100.
+        if f" {known.lower()} " in f" {words} ":
+            return 1e12 * (bf16 if precision == "bf16" else fp32)
+    return None
+
+
+def parse_throughput(text: str, precision: str) -> float:
+    """FLOP/s from a number, or from a device's name.
+
+    Raises:
+        UserError: it is neither.
+    """
+    peak = peak_flops(text, precision)
+    if peak is not None:
+        return UTILIZATION * peak
+    if text[:1].isdigit():
+        return parse_flops(text, "--throughput")
+    raise UserError(f"--throughput {text}: write FLOP/s as a number, for example 120T, or one of: {', '.join(PEAKS)}")
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run on its `pipeline.devices`, with what they can do.
-
-    Attributes:
-        config: with P stages on R devices, M micro-batches per update.
-        memory: of a device, in bytes.
-        throughput: FLOP/s of a device.
-        bandwidth: bytes per second between neighbours; None: transfers take no time.
-    """
+    """A run of P stages on its `pipeline.devices`, with what they can do; see `EqualStages` for its questions."""
 
     config: RunConfig
-    memory: float | None = None
-    throughput: float | None = None
-    bandwidth: float | None = None
+    memory: float | None = None  # of a device, in bytes
+    throughput: float | None = None  # FLOP/s of a device
+    bandwidth: float | None = None  # bytes per second between neighbours; None: transfers take no time
 
     def split(self, num_stages: int, num_micro_batches: int) -> PlannedRun:
         """The same examples per update on a device per stage, as a pipeline of so many micro-batches.
@@ -49,26 +101,29 @@ class PlannedRun:
         Raises:
             UserError: the batch does not divide, or the model has fewer blocks than stages.
         """
-        examples = self.config.training.batch_size * self.config.pipeline.accumulation
-        if examples % num_micro_batches:
+        if self.examples % num_micro_batches:
             raise UserError(
-                f"--micro-batches {num_micro_batches}: training.batch_size {examples} is no multiple of it"
+                f"--micro-batches {num_micro_batches}: training.batch_size {self.examples} is no multiple of it"
                 " (set another one)"
             )
         if num_stages > self.config.model.blocks:
             raise UserError(f"--stages {num_stages}: the model has only {self.config.model.blocks} blocks")
         return replace(self, config=_resized(self.config, num_stages, num_stages, num_micro_batches, delay="pipeline"))
 
-    @cached_property
+    @property
     def num_ranks(self) -> int:
         return self.config.pipeline.devices
+
+    @property
+    def examples(self) -> int:
+        """Of an update."""
+        return self.config.training.batch_size * self.config.pipeline.accumulation
 
     @cached_property
     def unit(self) -> float:
         """Operations of a device for an update's passes, if all devices did as many."""
-        config = self.config
-        forward = forward_flops(config, range(config.pipeline.stages))
-        return passes(config) * config.pipeline.accumulation * forward / self.num_ranks
+        forward = forward_flops(self.config, range(self.config.pipeline.stages))
+        return passes(self.config) * self.config.pipeline.accumulation * forward / self.num_ranks
 
     @cached_property
     def uneven(self) -> str | None:
@@ -82,8 +137,8 @@ class PlannedRun:
         if len(shares := counts[self.num_ranks]) == 1:
             return None
         even = [num_ranks for num_ranks, found in counts.items() if len(found) == 1]
-        below, above = ([one for one in even if one < self.num_ranks], [one for one in even if one > self.num_ranks])
-        told = " or ".join(map(str, [*below[-1:], *above[:1]]))
+        place = bisect(even, self.num_ranks)
+        told = " or ".join(map(str, even[max(0, place - 1) : place + 1]))
         return f"The cut is uneven: {' or '.join(map(str, shares))} blocks per device; {told} device(s) would be even."
 
     @property
@@ -110,52 +165,39 @@ class PlannedRun:
         return Cut(ASYNCHRONOUS, count, elapsed, 1.0 - 1.0 / waiting, memory)
 
     def synchronous(self, settings: Mapping[str, Any], cost: float | None) -> Iterator[Cut]:
-        config = with_method(self.config, settings)
-        without_delay = config.pipeline.model_copy(update={"stash": "exact", "forecast": None, "delay": 0})
-        config = config.model_copy(update={"pipeline": without_delay})
-        examples = config.training.batch_size * config.pipeline.accumulation
+        config = _without_delay(with_method(self.config, settings))
         found = []
         for name, schedule in SYNCHRONOUS.items():
             num_chunks = schedule.num_chunks * self.num_ranks
             if num_chunks > config.model.blocks:
                 continue
-            for count in divisors(examples):
+            ranks = [schedule.chunks(rank, self.num_ranks) for rank in range(self.num_ranks)]
+            for count in divisors(self.examples):
                 sized = _resized(config, num_chunks, self.num_ranks, count, delay=0)
-                pace = self._pace(sized, name)
-                if pace is not None:
-                    time = pace.elapsed + self._update_time(sized, name, cost)
-                    found.append((Cut(name, count, time, 1.0 - 1.0 / pace.elapsed), sized, pace))
-        for cut, sized, pace in sorted(found, key=lambda entry: preference(entry[0])):
-            ranks = self._chunks(cut.schedule)
-            planned = plan_memory(sized, planned_device_type(sized), ranks, in_flight=pace.in_flight)
-            yield Cut(cut.schedule, cut.num_micro_batches, cut.time, cut.idle, max(rank.peak for rank in planned))
+                forward = tuple(forward_flops(sized, [chunk]) / self.unit for chunk in range(num_chunks))
+                pace = synchronous_pace(name, forward, count, self._transfer(sized), float(passes(sized) - 3))
+                if pace is None:
+                    continue
+                # The next step waits for the update of the busiest rank.
+                if cost is None:
+                    update = max(update_flops(sized, own) for own in ranks) / self.unit
+                else:
+                    busiest = max(forward_flops(sized, own) for own in ranks)
+                    update = cost * count * passes(sized) * busiest / self.unit
+                cut = Cut(name, count, pace.elapsed + update, 1.0 - 1.0 / pace.elapsed)
+                found.append((cut, sized, ranks, pace.in_flight))
+        for cut, sized, ranks, in_flight in sorted(found, key=lambda entry: preference(entry[0])):
+            planned = plan_memory(sized, planned_device_type(sized), ranks, in_flight=in_flight)
+            yield cut._replace(memory=max(rank.peak for rank in planned))
 
     def replicas(self, settings: Mapping[str, Any], cost: float | None, local: LocalSteps) -> Cut | None:
-        config = with_method(self.config, settings)
-        examples = config.training.batch_size * config.pipeline.accumulation
-        if examples % self.num_ranks:
+        if self.examples % self.num_ranks:
             return None
-        config = _resized(config, 1, 1, self.num_ranks, delay=0)
-        pipeline = config.pipeline.model_copy(update={"accumulation": 1, "stash": "exact", "forecast": None})
-        config = config.model_copy(update={"pipeline": pipeline})
+        config = _without_delay(_resized(with_method(self.config, settings), 1, 1, self.num_ranks, delay=0))
+        config = _updated(config, "pipeline", accumulation=1)
         update = update_flops(config, [0]) / self.unit if cost is None else cost * self.num_ranks
         memory = plan_memory(config, planned_device_type(config))[0].peak
         return Cut(REPLICAS, 1, 1.0 + update + local.averaging / local.steps, 0.0, memory)
-
-    def _chunks(self, name: str) -> list[tuple[int, ...]]:
-        return [SYNCHRONOUS[name].chunks(rank, self.num_ranks) for rank in range(self.num_ranks)]
-
-    def _pace(self, config: RunConfig, name: str) -> Pace | None:
-        forward = tuple(forward_flops(config, [chunk]) / self.unit for chunk in range(config.pipeline.stages))
-        count, again = config.pipeline.accumulation, float(passes(config) - 3)
-        return synchronous_pace(name, forward, count, self._transfer(config), again)
-
-    def _update_time(self, config: RunConfig, name: str, cost: float | None) -> float:
-        """Of the busiest rank: the next step waits for it."""
-        if cost is None:
-            return max(update_flops(config, own) for own in self._chunks(name)) / self.unit
-        shares = (forward_flops(config, own) for own in self._chunks(name))
-        return cost * config.pipeline.accumulation * passes(config) * max(shares) / self.unit
 
     def _transfer(self, config: RunConfig) -> float:
         if self.bandwidth is None or self.throughput is None:
@@ -191,10 +233,54 @@ def with_method(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
     return validate(content, RunConfig, "measured settings")
 
 
+def _updated(config: RunConfig, section: str, **changes: Any) -> RunConfig:
+    return config.model_copy(update={section: getattr(config, section).model_copy(update=changes)})
+
+
+def _without_delay(config: RunConfig) -> RunConfig:
+    return _updated(config, "pipeline", stash="exact", forecast=None, delay=0)
+
+
 def _resized(config: RunConfig, num_stages: int, num_ranks: int, num_micro_batches: int, delay: Any) -> RunConfig:
     """The same examples per update on other stages and devices, in so many micro-batches."""
     examples = config.training.batch_size * config.pipeline.accumulation
-    changes = {"stages": num_stages, "devices": num_ranks, "accumulation": num_micro_batches, "delay": delay}
-    training = config.training.model_copy(update={"batch_size": examples // num_micro_batches})
-    pipeline = config.pipeline.model_copy(update=changes)
-    return config.model_copy(update={"pipeline": pipeline, "training": training})
+    pipeline = {"stages": num_stages, "devices": num_ranks, "accumulation": num_micro_batches, "delay": delay}
+    return _updated(_updated(config, "training", batch_size=examples // num_micro_batches), "pipeline", **pipeline)
+
+
+def time_lines(run: PlannedRun) -> list[str]:
+    """Multiplications, the time of an iteration and of all, and those of the best synchronous cut of the same examples.
+
+    The memory of the run's devices, where it is known, limits the synchronous cuts, too.
+    """
+    config, num_ranks = run.config, run.num_ranks
+    by_rank = [rank_flops(config, own) for own in partition(config.pipeline.stages, num_ranks)]
+    model = training_flops(config.model, config.data.vocabulary_size, run.examples)
+    lines = [run.uneven] if run.uneven else []
+    lines.append(
+        f"FLOPs per iteration: {model / 1e12:.3g} T for the model, {(sum(by_rank) - model) / 1e12:.3g} T for"
+        f" recomputation and the method's matrix products; the busiest rank does {max(by_rank) / sum(by_rank):.0%}."
+    )
+    ours, iterations = run.asynchronous({}, None), config.training.last_iteration
+    seconds = run.seconds(ours)
+    if seconds is None or run.throughput is None:
+        lines.append("For the time, give --throughput (FLOP/s per device as measured, or a device's name).")
+    else:
+        hours = seconds * iterations / 3600
+        lines.append(
+            f"At {run.throughput / 1e12:.4g} TFLOP/s per device: {seconds:.3g} s per iteration,"
+            f" {iterations:,} iterations in {hours:.3g} h on {num_ranks} device(s)."
+        )
+    if num_ranks == 1:
+        return lines
+    best = first_that_fits(run.synchronous({}, None), run.memory)
+    if best is None:
+        return [*lines, "No synchronous cut of the same examples fits."]
+    took = "" if seconds is None else f": {hours * best.time / ours.time:.3g} h"
+    assert best.memory is not None
+    lines.append(
+        f"The best synchronous cut of the same {run.examples} examples, {best.schedule} with {best.num_micro_batches}"
+        f" micro-batches, takes {best.time / ours.time:.2f} times the time per iteration{took}. Its devices wait for"
+        f" {best.idle:.0%} of the passes' time, the busiest needs {best.memory / 1e9:.1f} GB."
+    )
+    return lines

@@ -12,8 +12,6 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from brx.errors import UserError
-
 GB = 10**9
 BYTES_PER_PARAMETER = 16
 """Half-precision weight and gradient (2 + 2); master weight and both moments in full precision (4 + 4 + 4)."""
@@ -32,25 +30,15 @@ class ModelShape(NamedTuple):
 def stage_count_table(
     models: Sequence[ModelShape], memories: Sequence[float], sequence_length: int = 4096, batch_size: int = 1
 ) -> pd.DataFrame:
-    """A row per model, a column per device with its memory in units of 1e9 bytes; texts.
-
-    Raises:
-        UserError: a size is not positive.
-    """
+    """A row per model, a column per device with its memory in units of 1e9 bytes; texts."""
     rows = []
     for model in models:
-        shape = {"h": str(model.hidden), "a": str(model.heads), "W": _short(model.params_per_block)}
+        per_block = model.params_per_block
+        short = f"{per_block / 1e9:.4g}B" if per_block >= 1e9 else f"{per_block / 1e6:.4g}M"
+        shape = {"h": str(model.hidden), "a": str(model.heads), "W": short, "L": str(model.blocks)}
         counts = {f"{memory:g} GB": stage_count(model, GB * memory, sequence_length, batch_size) for memory in memories}
-        rows.append({"model": model.name, **shape, "L": str(model.blocks), **counts})
+        rows.append({"model": model.name, **shape, **counts})
     return pd.DataFrame(rows)
-
-
-def _short(number: float) -> str:
-    """A number of parameters as 67M or 3.19B."""
-    for size, letter in ((1e9, "B"), (1e6, "M")):
-        if number >= size:
-            return f"{number / size:.4g}{letter}"
-    return f"{number:.0f}"
 
 
 def block_memory(model: ModelShape, sequence_length: int, batch_size: int) -> float:
@@ -65,22 +53,6 @@ def block_memory(model: ModelShape, sequence_length: int, batch_size: int) -> fl
 
 
 def stage_count(model: ModelShape, device_bytes: float, sequence_length: int = 4096, batch_size: int = 1) -> str:
-    """P = ceil(L / N) where N blocks fit on a device; where none does, `>= 2 L`, two devices for each.
-
-    Raises:
-        UserError: a size is not positive.
-    """
-    sizes = {
-        "--hidden": model.hidden,
-        "--heads": model.heads,
-        "--params-per-block": model.params_per_block,
-        "--blocks": model.blocks,
-        "--memory": device_bytes,
-        "--sequence-length": sequence_length,
-        "--batch-size": batch_size,
-    }
-    for name, size in sizes.items():
-        if not (size > 0 and math.isfinite(size)):
-            raise UserError(f"{name} must be more than 0, got {size:g}")
+    """P = ceil(L / N) where N blocks fit on a device; where none does, `>= 2 L`, two devices for each."""
     fitting = math.floor(device_bytes / block_memory(model, sequence_length, batch_size))
     return f">= {2 * model.blocks}" if fitting == 0 else str(math.ceil(model.blocks / fitting))

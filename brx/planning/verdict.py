@@ -3,7 +3,7 @@
 A synchronous pipeline takes the fewest iterations and waits in each of them; an asynchronous one never waits and takes
 more of them:
 
-    time = iterations x time of an update (`brx.planning.cuts`).
+    time = iterations x time of an update (`brx.planning.schedules`).
 
 The synchronous side may split up an update's examples as it likes, and takes the schedule that is fastest so. What is
 assumed: equal examples per update, a device per stage, updates that are not overlapped with passes, and iterations to
@@ -13,21 +13,29 @@ measured to need fewer iterations with delay than without is taken to need as ma
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import pandas as pd
 
+from brx.config.parsing import parse_bytes
 from brx.errors import UserError
-from brx.planning.cuts import Cut, EqualStages, LocalSteps, first_that_fits
+from brx.planning.schedules import Cut, EqualStages, LocalSteps, first_that_fits
+from brx.runs.frames import load
 from brx.runs.slowdown import IterationRatio, Reached, geometric_mean, iteration_ratio
-from brx.runs.time_to_loss import Experiment, Measurements
+from brx.runs.time_to_loss import Experiment, Measurements, measure_largest_set
 
 if TYPE_CHECKING:
     from brx.planning.planned_run import PlannedRun
+
+COMMITTED = Path("results/tables/laptop/time-to-loss.json")
+"""What the committed runs say; `make reproduce-figures` writes it."""
 
 COST_REFERENCE = "pipedream"
 """AdamW, whose update counts as part of an iteration."""
@@ -44,22 +52,16 @@ NORMAL_QUANTILE = 1.96
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked.
+    """What is asked."""
 
-    Attributes:
-        loss: training loss to reach, in nats.
-        num_stages: P.
-        num_micro_batches: M per update, of the asynchronous pipeline.
-        costs: of methods' updates, as shares of an update's passes, in place of what the runs or the model say.
-        local: the third rival, data-parallel replicas with local steps; None: not asked for.
-    """
-
-    loss: float
+    loss: float  # training loss to reach, in nats
     num_stages: int
-    num_micro_batches: int
+    num_micro_batches: int  # per update, of the asynchronous pipeline
     devices: EqualStages | PlannedRun
     costs: Mapping[str, float] = field(default_factory=dict)
+    """Of methods' updates, as shares of an update's passes, in place of what the runs or the model say."""
     local: LocalSteps | None = None
+    """The third rival, data-parallel replicas with local steps; None: not asked for."""
 
     @property
     def delay(self) -> float:
@@ -67,19 +69,12 @@ class Question:
         return (self.num_stages - 1) / self.num_micro_batches
 
 
-@dataclass(frozen=True)
-class Iterations:
-    """How many iterations a method needs under a delay.
+class Iterations(NamedTuple):
+    """How many iterations a method needs under a delay."""
 
-    Attributes:
-        by_seed: a run that never got there counts all of its iterations.
-        delays: the measured delays that they are from: one, or two for an interpolation.
-        num_rates: learning rates tried, the fewest of those experiments.
-    """
-
-    by_seed: Mapping[int, Reached]
-    delays: tuple[float, ...]
-    num_rates: int
+    by_seed: Mapping[int, Reached]  # a run that never got there counts all of its iterations
+    delays: tuple[float, ...]  # the measured delays that they are from: one, or two for an interpolation
+    num_rates: int  # learning rates tried, the fewest of those experiments
 
     @property
     def is_lower_bound(self) -> bool:
@@ -87,65 +82,43 @@ class Iterations:
         return not all(run.is_reached for run in self.by_seed.values())
 
     @property
-    def count(self) -> float:
+    def mean(self) -> float:
         """Geometric mean over the seeds."""
         return geometric_mean([run.iterations for run in self.by_seed.values()])
 
 
-@dataclass(frozen=True)
-class Option:
-    """One way to train.
+class Option(NamedTuple):
+    """One way to train."""
 
-    Attributes:
-        cut: how the devices run it.
-        method: with what tells its variants apart.
-        iterations: as measured.
-        slowdown: in iterations, over the method's own without delay, seed by seed; None without such runs, or where
-            they do not reach the loss.
-        noise: half the 95 % interval of the logarithm of its count.
-        count: of the iterations that it is taken to need: without delay times the slowdown, if that is above 1.
-        cost: of the update beyond AdamW's, as a share of the passes; None: as its products take.
-    """
-
-    cut: Cut
-    method: str
+    cut: Cut  # how the devices run it
+    method: str  # with what tells its variants apart
     iterations: Iterations
     slowdown: IterationRatio | None
-    noise: float
-    count: float
-    cost: float | None
+    """In iterations, over the method's own without delay, seed by seed; None where those do not reach the loss."""
+    noise: float  # half the 95 % interval of the logarithm of `num_iterations`
+    num_iterations: float  # that it is taken to need: without delay times the slowdown, if that is above 1
+    cost: float | None  # of the update beyond AdamW's, as a share of the passes; None: as its products take
 
     @property
     def time(self) -> float:
         """To the loss, in units of the passes of an update."""
-        return self.count * self.cut.time
+        return self.num_iterations * self.cut.time
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The answer; options are sorted, fastest first.
-
-    Attributes:
-        question: what was asked.
-        synchronous: the best cut of every method that reaches the loss without delay.
-        schedules: the best cut of every schedule, with the method of the best of them.
-        asynchronous: every method under this delay; those that never got there last.
-        replicas: every method, if they were asked for.
-        too_large: methods whose asynchronous run does not fit into a device.
-        unmeasured: methods that no run measures at this delay, with the delays at which runs do.
-        has_runs_without_delay: whether there are any, which synchronous options are from.
-        has_cuts: whether any synchronous schedule fits.
-    """
+    """The answer; options are sorted, fastest first."""
 
     question: Question
-    synchronous: Sequence[Option]
-    schedules: Sequence[Option]
-    asynchronous: Sequence[Option]
-    replicas: Sequence[Option]
-    too_large: Sequence[str]
+    synchronous: Sequence[Option]  # the best cut of every method that reaches the loss without delay
+    schedules: Sequence[Option]  # the best cut of every schedule, with the method of the best of them
+    asynchronous: Sequence[Option]  # every method under this delay; those that never got there last
+    replicas: Sequence[Option]  # every method, if they were asked for
+    too_large: Sequence[str]  # methods whose asynchronous run does not fit into a device
     unmeasured: Mapping[str, tuple[float, ...]]
-    has_runs_without_delay: bool
-    has_cuts: bool
+    """Methods that no run measures at this delay, with the delays at which runs do."""
+    has_runs_without_delay: bool  # which synchronous options are from
+    has_cuts: bool  # whether any synchronous schedule fits
 
     @property
     def rival(self) -> Option | None:
@@ -158,19 +131,15 @@ class Verdict:
 
         An upper bound where the asynchronous time is a lower bound.
         """
-        if self.rival is None or not self.asynchronous:
-            return None
-        return self.rival.time / self.asynchronous[0].time
+        return self.rival.time / self.asynchronous[0].time if self.rival and self.asynchronous else None
 
     @property
     def noise(self) -> float:
-        """Half the 95 % interval of the advantage's logarithm."""
-        if self.rival is None or not self.asynchronous:
-            return math.inf
+        """Half the 95 % interval of the advantage's logarithm, where there is one."""
         best = self.asynchronous[0]
+        assert self.rival is not None
         # Of one method, both sides share the noise of the runs without delay.
-        between = 0.0 if best.method == self.rival.method else self.rival.noise
-        return math.hypot(best.noise, between)
+        return math.hypot(best.noise, 0.0 if best.method == self.rival.method else self.rival.noise)
 
     @property
     def is_upper_bound(self) -> bool:
@@ -191,7 +160,7 @@ class Verdict:
         """The slowdown at which an asynchronous option is as fast as the rival; None without a slowdown."""
         if self.rival is None or option.slowdown is None:
             return None
-        return self.rival.time / (option.cut.time * option.iterations.count / option.slowdown.ratio)
+        return self.rival.time / (option.cut.time * option.iterations.mean / option.slowdown.ratio)
 
 
 Grid = dict[tuple[int, int], Verdict | None]
@@ -201,7 +170,7 @@ Grid = dict[tuple[int, int], Verdict | None]
 def answer(measurements: Measurements, question: Question) -> Verdict:
     """Compare the synchronous cuts of every method without delay with every method under this delay."""
     experiments = by_method(measurements)
-    devices, loss = question.devices, question.loss
+    devices, memory, loss = question.devices, question.devices.memory, question.loss
     costs: dict[str, float | None] = {method: question.costs.get(method) for method in experiments}
     if isinstance(devices, EqualStages):
         costs = {**update_costs(measurements.experiments), **question.costs}
@@ -214,30 +183,32 @@ def answer(measurements: Measurements, question: Question) -> Verdict:
         # A method that never gets there is no synchronous option: its lower bound would win by never arriving.
         reference = None if fresh is None or fresh.is_lower_bound else fresh
         if reference is not None:
-            count, noise = reference.count, NORMAL_QUANTILE * spread / math.sqrt(len(reference.by_seed))
-            cut = first_that_fits(devices.synchronous(settings, cost), devices.memory)
+            noise = NORMAL_QUANTILE * spread / math.sqrt(len(reference.by_seed))
+            cut = first_that_fits(devices.synchronous(settings, cost), memory)
             has_cuts = cut is not None
             if cut is not None:
-                synchronous.append(Option(cut, method, reference, None, noise, count, cost))
-            if question.local is not None:
-                copies = devices.replicas(settings, cost, question.local)
-                if copies is not None and first_that_fits(iter([copies]), devices.memory):
-                    count *= question.local.slowdown
-                    replicas.append(Option(copies, method, reference, None, noise, count, cost))
+                synchronous.append(Option(cut, method, reference, None, noise, reference.mean, cost))
+            copies = question.local and devices.replicas(settings, cost, question.local)
+            if question.local and copies and first_that_fits(iter([copies]), memory):
+                num_iterations = reference.mean * question.local.slowdown
+                replicas.append(Option(copies, method, reference, None, noise, num_iterations, cost))
         delayed = iterations_at(measurements, own, question.delay, loss)
         if delayed is None:
             unmeasured[method] = tuple(sorted(experiment.delay for experiment in own))
-            continue
-        cut = first_that_fits(iter([devices.asynchronous(settings, cost)]), devices.memory)
-        if cut is None:
-            too_large.append(method)
-        else:
+        elif cut := first_that_fits(iter([devices.asynchronous(settings, cost)]), memory):
             asynchronous.append(_asynchronous(cut, method, delayed, reference, spread, cost))
+        else:
+            too_large.append(method)
     synchronous.sort(key=lambda option: option.time)
+    schedules: dict[str, Option] = {}  # with the best synchronous method
+    for best in synchronous[:1]:
+        for cut in devices.synchronous(experiments[best.method][0].settings, best.cost):
+            if cut.schedule not in schedules and first_that_fits(iter([cut]), memory):
+                schedules[cut.schedule] = best._replace(cut=cut)
     return Verdict(
         question,
         synchronous,
-        _schedules(question, experiments, synchronous),
+        list(schedules.values()),
         sorted(asynchronous, key=lambda option: (option.iterations.is_lower_bound, option.time)),
         sorted(replicas, key=lambda option: option.time),
         too_large,
@@ -252,7 +223,7 @@ def _asynchronous(
 ) -> Option:
     noise = NORMAL_QUANTILE * spread / math.sqrt(len(delayed.by_seed))
     if reference is None:
-        return Option(cut, method, delayed, None, noise, delayed.count, cost)
+        return Option(cut, method, delayed, None, noise, delayed.mean, cost)
     slowdown = iteration_ratio(delayed.by_seed, reference.by_seed)
     assert slowdown is not None
     if slowdown.high is not None:
@@ -261,21 +232,7 @@ def _asynchronous(
         num_pairs = len(delayed.by_seed.keys() & reference.by_seed.keys()) or 1
         noise = NORMAL_QUANTILE * spread * math.sqrt(2 / num_pairs)
     # Delay is no gain: what looks like one is noise.
-    return Option(cut, method, delayed, slowdown, noise, reference.count * max(1.0, slowdown.ratio), cost)
-
-
-def _schedules(
-    question: Question, experiments: Mapping[str, Sequence[Experiment]], synchronous: Sequence[Option]
-) -> list[Option]:
-    """The best cut of every schedule that fits, with the best synchronous method."""
-    if not synchronous:
-        return []
-    best, memory = synchronous[0], question.devices.memory
-    options: dict[str, Option] = {}
-    for cut in question.devices.synchronous(experiments[best.method][0].settings, best.cost):
-        if cut.schedule not in options and first_that_fits(iter([cut]), memory):
-            options[cut.schedule] = Option(cut, best.method, best.iterations, None, best.noise, best.count, best.cost)
-    return list(options.values())
+    return Option(cut, method, delayed, slowdown, noise, reference.mean * max(1.0, slowdown.ratio), cost)
 
 
 def iterations_at(
@@ -283,10 +240,8 @@ def iterations_at(
 ) -> Iterations | None:
     """The iterations of one method's experiments to a loss at a delay, linear in log(1 + delay) between measured ones.
 
-    Between two delays, those of the seeds that both have; where they have none in common, their means.
-
-    Returns:
-        None beyond the measured delays, or between two that are further apart than `WIDEST_GAP`.
+    Between two delays, those of the seeds that both have; where they have none in common, their means. None beyond the
+    measured delays, or between two that are further apart than `WIDEST_GAP`.
     """
     ordered = sorted(experiments, key=lambda experiment: experiment.delay)
     exact = next((measured for measured in ordered if math.isclose(measured.delay, delay, abs_tol=1e-9)), None)
@@ -294,26 +249,25 @@ def iterations_at(
         return Iterations(measurements.reached(exact, loss), (exact.delay,), exact.num_rates)
     for low, high in pairwise(ordered):
         if low.delay < delay < high.delay and (1 + high.delay) / (1 + low.delay) <= WIDEST_GAP:
-            below, above = (_shared(measurements, one, other, loss) for one, other in ((low, high), (high, low)))
+            below, above = (measurements.reached(one, loss) for one in (low, high))
+            if not below.keys() & above.keys():
+                below, above = ({-1: _mean(seeds)} for seeds in (below, above))
             share = math.log((1 + delay) / (1 + low.delay)) / math.log((1 + high.delay) / (1 + low.delay))
             by_seed = {
                 seed: Reached(
-                    below[seed].iterations + share * (above[seed].iterations - below[seed].iterations),
-                    below[seed].is_reached and above[seed].is_reached,
+                    run.iterations + share * (above[seed].iterations - run.iterations),
+                    run.is_reached and above[seed].is_reached,
                 )
-                for seed in below
+                for seed, run in below.items()
+                if seed in above
             }
             return Iterations(by_seed, (low.delay, high.delay), min(low.num_rates, high.num_rates))
     return None
 
 
-def _shared(measurements: Measurements, one: Experiment, other: Experiment, loss: float) -> dict[int, Reached]:
-    reached = measurements.reached(one, loss)
-    shared = {seed: run for seed, run in reached.items() if seed in other.seeds}
-    if shared:
-        return shared
-    mean = geometric_mean([run.iterations for run in reached.values()])
-    return {-1: Reached(mean, all(run.is_reached for run in reached.values()))}
+def _mean(by_seed: Mapping[int, Reached]) -> Reached:
+    runs = by_seed.values()
+    return Reached(geometric_mean([run.iterations for run in runs]), all(run.is_reached for run in runs))
 
 
 def seed_spread(measurements: Measurements, loss: float) -> float:
@@ -335,16 +289,12 @@ def update_costs(experiments: Iterable[Experiment]) -> dict[str, float]:
     micro-batches does, so that only runs of equal M compare: of several M, that at which AdamW is fastest. Without
     AdamW's runs of an M, the fastest method stands for it.
     """
-    fastest: dict[int, dict[str, float]] = {}
-    for experiment in experiments:
-        alike = fastest.setdefault(experiment.micro_batches, {})
-        alike[experiment.method] = min(experiment.seconds, alike.get(experiment.method, math.inf))
-    costs: dict[str, float] = {}
-    # The last that has a method decides its cost.
-    for alike in sorted(fastest.values(), key=lambda alike: alike.get(COST_REFERENCE, math.inf), reverse=True):
-        reference = alike.get(COST_REFERENCE, min(alike.values()))
-        costs |= {method: max(0.0, seconds / reference - 1.0) for method, seconds in alike.items()}
-    return costs
+    measured = pd.DataFrame([(one.method, one.micro_batches, one.seconds) for one in experiments])
+    seconds = measured.groupby([0, 1])[2].min().unstack()  # a row per method, a column per M
+    reference = seconds.reindex([COST_REFERENCE]).iloc[0]
+    shares = (seconds / reference.fillna(seconds.min()) - 1.0).clip(lower=0.0)
+    by_preference = shares[reference.sort_values().index]
+    return dict(by_preference.bfill(axis=1).iloc[:, 0])
 
 
 def losses_to_ask(measurements: Measurements, delay: float) -> list[float]:
@@ -383,3 +333,122 @@ def by_method(measurements: Measurements) -> dict[str, list[Experiment]]:
     for experiment in measurements.experiments:
         methods.setdefault(experiment.method, []).append(experiment)
     return methods
+
+
+def read_measurements(runs: Sequence[Path]) -> tuple[Measurements, list[str]]:
+    """From one file of measurements, or from folders of runs (none: the committed measurements).
+
+    Of runs, the largest set that compares counts; there is a line for each run left out.
+
+    Raises:
+        UserError: there are none, or they say nothing (see `measure_largest_set`).
+    """
+    if not runs and not COMMITTED.is_file():
+        raise UserError(f"RUNS: needed, since {COMMITTED} is not there (it is in a checkout of brx)")
+    paths = list(runs) or [COMMITTED]
+    if len(paths) == 1 and paths[0].suffix == ".json":
+        return Measurements.read(paths[0]), []
+    return measure_largest_set(load(paths), ", ".join(map(str, paths)))
+
+
+def parse_costs(texts: Sequence[str], measurements: Measurements) -> dict[str, float]:
+    """`METHOD=SHARE` as numbers.
+
+    Raises:
+        UserError: a method is not among those measured, or its share is none.
+    """
+    methods = {experiment.method for experiment in measurements.experiments}
+    costs = {}
+    for text in texts:
+        method, _, share = text.rpartition("=")
+        if method not in methods:
+            raise UserError(f"--cost {text}: write METHOD=SHARE, METHOD one of: {'; '.join(sorted(methods))}")
+        costs[method] = _number(share)
+        if not costs[method] < math.inf:
+            raise UserError(f"--cost {text}: the share of an iteration must be a number from 0, as 0.05 for 5 %")
+    return costs
+
+
+def _number(text: str) -> float:
+    """A number from 0; infinite if the text is none."""
+    try:
+        number = float(text)
+    except ValueError:
+        return math.inf
+    return number if number >= 0 else math.inf
+
+
+def parse_local_steps(
+    steps: int | None, averaging: str | None, slowdown: float, num_replicas: int, run: PlannedRun | None
+) -> LocalSteps | None:
+    """The third rival: P replicas that average their weights every `steps` steps; None if it is not asked for.
+
+    The time of an averaging is in units of an update's passes (`3`); with a run and its throughput, in seconds
+    (`0.5s`), or by the bandwidth of the replicas' links (`1GB`), over which a ring sends each 2 (P - 1) / P times the
+    fp32 weights.
+
+    Raises:
+        UserError: one of them is missing or none.
+    """
+    if steps is None and averaging is None:
+        return None
+    if steps is None or averaging is None:
+        raise UserError("--local-steps and --averaging: give both; how long an averaging takes is yours to say")
+    if not 1.0 <= slowdown < math.inf:
+        raise UserError(f"--local-slowdown {slowdown:g}: must be a ratio of iterations from 1")
+    units = _number(averaging)
+    if units == math.inf:
+        if run is None or run.throughput is None:
+            raise UserError(
+                f"--averaging {averaging}: write units of an update's passes, for example 3; seconds (0.5s) and"
+                " bandwidths (1GB) need --config and --throughput"
+            )
+        seconds = _number(averaging.removesuffix("s"))
+        if seconds == math.inf:
+            sent = 2 * (num_replicas - 1) / num_replicas * run.weight_bytes
+            seconds = sent / parse_bytes(averaging, "--averaging")
+        units = seconds * run.throughput / run.unit
+    return LocalSteps(steps, units, slowdown)
+
+
+def read_costs(paths: Sequence[Path]) -> dict[str, float]:
+    """What a method's update takes beyond AdamW's, as a share of AdamW's iteration: by method with its variant.
+
+    From folders of runs of one model and batch, or from the file of `benchmarks.lab`; without paths no costs.
+
+    Raises:
+        UserError: they are of different models, none is of AdamW, or the file is none.
+    """
+    if not paths:
+        return {}
+    where = f"--cost-from {' '.join(map(str, paths))}"
+    is_table = len(paths) == 1 and paths[0].suffix == ".json"
+    seconds = _seconds_of_table(paths[0]) if is_table else _seconds_of_runs(paths, where)
+    if COST_REFERENCE not in seconds:
+        raise UserError(f"{where}: has no {COST_REFERENCE} (AdamW), which costs are relative to")
+    return {method: max(0.0, one / seconds[COST_REFERENCE] - 1.0) for method, one in seconds.items()}
+
+
+def _seconds_of_runs(folders: Sequence[Path], where: str) -> dict[str, float]:
+    """Per iteration of the fastest run of each method."""
+    runs = load(folders).dropna(subset="seconds_per_iteration")
+    different = runs[["architecture", "training.batch_size", "pipeline.accumulation"]].drop_duplicates()
+    if len(different) > 1:
+        models = " and ".join(
+            f"{name}, batch {batch} x {count}" for name, batch, count in different.itertuples(index=False)
+        )
+        raise UserError(f"{where}: runs of one model and batch are needed, these are of {models}")
+    methods = runs["variant"].map(lambda variant: variant.partition(", delay ")[0])
+    return dict(runs["seconds_per_iteration"].groupby(methods).min())
+
+
+def _seconds_of_table(path: Path) -> dict[str, float]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        table = pd.DataFrame(content["rows"], columns=content["columns"]).set_index("method")
+        seconds = 1e-3 * table.filter(regex="^ms / iteration").iloc[:, 0].astype(float)
+        if not seconds.between(0, math.inf, inclusive="neither").all():
+            raise ValueError("a time must be above 0")
+        return dict(seconds)
+    except (OSError, ValueError, KeyError, TypeError, IndexError):
+        raise UserError(f"--cost-from {path}: no table of milliseconds per iteration by method") from None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from brx.planning.cuts import EqualStages
+from brx.planning.schedules import EqualStages
 from brx.planning.verdict import Option, Verdict
 from brx.runs.formats import format_table
 from brx.runs.time_to_loss import Measurements
@@ -17,40 +17,34 @@ if TYPE_CHECKING:
     from brx.planning.planned_run import PlannedRun
 
 MOST_METHODS = 8
-"""Rows of the asynchronous table."""
+"""Rows of a table."""
 
 
 def verdict_text(found: Sequence[Verdict], measurements: Measurements, run: PlannedRun | None) -> str:
     """The answer, and why: the slowdown; the loss, and the answer for a lower one; what it rests on.
 
-    Args:
-        found: the answer, and that for the lowest loss that any method reaches, if that is another one.
-        measurements: what they are from.
-        run: the model and its devices, if they were given.
+    `found` are the answer, and that for the lowest loss that any method reaches, if that is another one.
     """
     verdict, *lower = found
-    question = verdict.question
-    delay = f"at delays up to {question.delay:.3g} updates"
-    loss = f"To a training loss of {question.loss:g} nats."
-    if lower:
-        loss = (
-            f"To {question.loss:g} nats, which AdamW reaches {delay}, too. To {lower[0].question.loss:g}, the lowest"
-            f" of any method: {sentence(lower[0])}"
-        )
+    delay, loss = f"at delays up to {verdict.question.delay:.3g} updates", verdict.question.loss
+    line = f"To a training loss of {loss:g} nats."
+    for low in lower:
+        others = f"To {low.question.loss:g}, the lowest of any method: {sentence(low)}"
+        line = f"To {loss:g} nats, which AdamW reaches {delay}, too. {others}"
     source = "updates and stages as the model has them" if run else "equal stages, updates as they cost in these runs"
     rests = f"Measured on {measurements.source} ({measurements.model}); {source}. --verbose: tables, assumptions."
-    return "\n".join([sentence(verdict), f"  {_reason(verdict, delay)}", f"  {loss}", f"  {rests}"])
+    return "\n".join([sentence(verdict), f"  {_reason(verdict, delay)}", f"  {line}", f"  {rests}"])
 
 
 def _reason(verdict: Verdict, delay: str) -> str:
     if not verdict.asynchronous:
         return f"No slowdown {delay}: {len(verdict.unmeasured)} methods were measured at other delays only."
-    best, even = verdict.asynchronous[0], verdict.break_even(verdict.asynchronous[0])
-    against = ""
-    if verdict.rival is not None and even is not None:
-        against = f"; as fast as {_name(verdict.rival)} at {even:.2f}" + (", below any slowdown" if even < 1 else "")
-        if verdict.rival.method in verdict.unmeasured:
-            against += f" ({verdict.rival.method} itself was not run at such delays)"
+    best, rival = verdict.asynchronous[0], verdict.rival
+    even, against = verdict.break_even(best), ""
+    if rival is not None and even is not None:
+        against = f"; as fast as {_name(rival)} at {even:.2f}" + (", below any slowdown" if even < 1 else "")
+        if rival.method in verdict.unmeasured:
+            against += f" ({rival.method} itself was not run at such delays)"
     return f"Slowdown of {best.method} {delay}: {slowdown_text(best)}{against}."
 
 
@@ -74,100 +68,83 @@ def sentence(verdict: Verdict) -> str:
     best, rival, advantage = verdict.asynchronous[0], verdict.rival, verdict.advantage
     assert advantage is not None
     assert rival is not None
-    if best.iterations.is_lower_bound and advantage > 1.0:
+    if verdict.is_upper_bound and advantage > 1.0:
         return "No verdict: no asynchronous method reached the loss; ask for a higher --loss."
     if verdict.is_tie:
         low, high = (advantage * math.exp(sign * verdict.noise) for sign in (-1, 1))
-        return (
-            f"A tie, within noise: asynchronous {best.method} is {advantage:.2f} [{low:.2f}, {high:.2f}] times as fast"
-            f" as {_name(rival)}."
-        )
+        times = f"{advantage:.2f} [{low:.2f}, {high:.2f}] times as fast as {_name(rival)}"
+        return f"A tie, within noise: asynchronous {best.method} is {times}."
     if advantage > 1.0:
         return f"Asynchronous wins: {best.method} is {advantage:.2f} times as fast as {_name(rival)}."
     side = "Synchronous wins" if rival in verdict.synchronous else "Replicas win"
-    bound = "more than " if best.iterations.is_lower_bound else ""
+    bound = "more than " if verdict.is_upper_bound else ""
     return f"{side}: {_name(rival)} is {bound}{1 / advantage:.2f} times as fast as asynchronous {best.method}."
 
 
 def _missing(verdict: Verdict) -> str | None:
     """What keeps the sides from being compared, if anything does."""
-    too_large = verdict.too_large and not verdict.asynchronous
-    if not verdict.has_cuts:
-        if too_large:
-            return "no schedule fits into the memory of a device."
-        if verdict.rival is None:
-            return "no synchronous schedule fits into the memory of a device, the asynchronous one does."
+    too_large, rival = verdict.too_large and not verdict.asynchronous, verdict.rival
+    if not verdict.has_cuts and too_large:
+        return "no schedule fits into the memory of a device."
+    if not verdict.has_cuts and rival is None:
+        return "no synchronous schedule fits into the memory of a device, the asynchronous one does."
     if not verdict.has_runs_without_delay:
         return "none of the runs is without delay; runs with pipeline.stages=1 would measure it."
-    if verdict.rival is None:
+    if rival is None:
         return "no run without delay reaches this loss; ask for a higher --loss."
     if too_large:
-        return f"no asynchronous method fits into the memory of a device, {_name(verdict.rival)} does."
+        return f"no asynchronous method fits into the memory of a device, {_name(rival)} does."
     if not verdict.asynchronous:
-        return (
-            f"no run measures a slowdown at delays up to {verdict.question.delay:.3g} updates. {_name(verdict.rival)}"
-            " is the fastest without."
-        )
+        delay = f"delays up to {verdict.question.delay:.3g} updates"
+        return f"no run measures a slowdown at {delay}. {_name(rival)} is the fastest without."
     return None
 
 
 def long_text(verdict: Verdict, run: PlannedRun | None) -> str:
     """The tables, what is not measured, and what is assumed."""
-    parts = []
-    if verdict.schedules:
-        parts += ["", format_table(synchronous_table(verdict, run), "table")]
-    if verdict.synchronous:
-        parts.append(format_table(method_table(verdict, "synchronous method", run), "table"))
-    if verdict.asynchronous:
-        parts.append(format_table(method_table(verdict, "asynchronous method", run), "table"))
-    if verdict.replicas:
-        parts.append(format_table(method_table(verdict, "replicas", run), "table"))
+    tables = [option_table(verdict, kind, run) for kind in COLUMNS]
+    parts = [format_table(table, "table") for table in tables if len(table)]
     if verdict.too_large:
         parts.append(f"Asynchronous runs that do not fit into a device: {', '.join(verdict.too_large)}.")
-    return "\n".join([*parts, *unmeasured_lines(verdict), *assumption_lines(verdict, run)])
+    start = [""] if verdict.schedules else []
+    return "\n".join([*start, *parts, *unmeasured_lines(verdict), *assumption_lines(verdict, run)])
 
 
-def synchronous_table(verdict: Verdict, run: PlannedRun | None) -> pd.DataFrame:
-    """A row per schedule, each by its best number of micro-batches, with the method that is fastest without delay."""
-    rows = [
-        {
-            "synchronous schedule": option.cut.schedule,
-            "M": str(option.cut.num_micro_batches),
-            "idle": f"{option.cut.idle:.1%}",
-            **_numbers(verdict, option, run),
-        }
-        for option in verdict.schedules
-    ]
-    return pd.DataFrame(rows)
+# Of the tables of `Verdict.schedules` and so on: headings and cells, beside those that all have.
+COLUMNS = {
+    "schedules": {"synchronous schedule": "schedule", "M": "M", "idle": "idle"},
+    "synchronous": {"synchronous method": "method", "schedule": "schedule", "M": "M"},
+    "asynchronous": {
+        "asynchronous method": "method",
+        **{name: name for name in ("slowdown", "break-even", "at delays")},
+    },
+    "replicas": {"replicas": "method"},
+}
 
 
-def method_table(verdict: Verdict, kind: str, run: PlannedRun | None) -> pd.DataFrame:
-    """A row per method, fastest first, by its best cut."""
-    sides = {"asynchronous method": verdict.asynchronous, "synchronous method": verdict.synchronous}
+def option_table(verdict: Verdict, kind: str, run: PlannedRun | None) -> pd.DataFrame:
+    """A row per option of a kind (a key of `COLUMNS`), fastest first, each by its best cut."""
     rows = []
-    for option in sides.get(kind, verdict.replicas)[:MOST_METHODS]:
-        row = {kind: option.method}
-        if kind == "asynchronous method":
-            even = verdict.break_even(option)
-            row["slowdown"] = slowdown_text(option)
-            row["break-even"] = "--" if even is None else f"{even:.2f}"
-            row["at delays"] = " to ".join(f"{delay:g}" for delay in option.iterations.delays)
-        elif kind == "synchronous method":
-            row["schedule"], row["M"] = option.cut.schedule, str(option.cut.num_micro_batches)
-        rows.append(row | _numbers(verdict, option, run))
+    for option in getattr(verdict, kind)[:MOST_METHODS]:
+        cut, even, bound = option.cut, verdict.break_even(option), "> " if option.iterations.is_lower_bound else ""
+        cells = {
+            "method": option.method,
+            "schedule": cut.schedule,
+            "M": str(cut.num_micro_batches),
+            "idle": f"{cut.idle:.1%}",
+            "slowdown": slowdown_text(option),
+            "break-even": "--" if even is None else f"{even:.2f}",
+            "at delays": " to ".join(f"{delay:g}" for delay in option.iterations.delays),
+        }
+        row = {heading: cells[name] for heading, name in COLUMNS[kind].items()}
+        row["iterations"] = f"{bound}{option.num_iterations:.0f}"
+        if run is not None and (seconds := run.seconds(cut)) is not None:
+            row["s / update"] = f"{seconds:.4g}"
+        if cut.memory is not None:
+            row["GB"] = f"{cut.memory / 1e9:.2f}"
+        row["time"] = f"{bound}{option.time / (verdict.rival.time if verdict.rival else 1.0):.3g}"
+        rows.append(row)
     return pd.DataFrame(rows)
-
-
-def _numbers(verdict: Verdict, option: Option, run: PlannedRun | None) -> dict[str, str]:
-    """Iterations, time, and with a model what it says."""
-    bound = "> " if option.iterations.is_lower_bound else ""
-    time = option.time if verdict.rival is None else option.time / verdict.rival.time
-    numbers = {"iterations": f"{bound}{option.count:.0f}"}
-    if run is not None and (seconds := run.seconds(option.cut)) is not None:
-        numbers["s / update"] = f"{seconds:.4g}"
-    if option.cut.memory is not None:
-        numbers["GB"] = f"{option.cut.memory / 1e9:.2f}"
-    return numbers | {"time": f"{bound}{time:.3g}"}
 
 
 def unmeasured_lines(verdict: Verdict) -> list[str]:
@@ -186,28 +163,31 @@ def unmeasured_lines(verdict: Verdict) -> list[str]:
 
 def assumption_lines(verdict: Verdict, run: PlannedRun | None) -> list[str]:
     """What the answer rests on."""
-    question, shown = verdict.question, [*verdict.synchronous[:MOST_METHODS], *verdict.asynchronous[:MOST_METHODS]]
+    question, asynchronous = verdict.question, verdict.asynchronous[:MOST_METHODS]
     lines = [units_line(run), *([run.uneven] if run is not None and run.uneven else [])]
     if isinstance(question.devices, EqualStages):
         lines.append(
             f"The synchronous side may split up an update's {question.devices.examples} examples, those of these runs,"
             f" or take M = {question.num_micro_batches}, too."
         )
-    costs = {one.method: f"{one.method} {one.cost:.0%}" for one in shown if one.cost is not None}
-    told = [text for method, text in costs.items() if method in question.costs]
-    paced = [text for method, text in costs.items() if method not in question.costs]
+    shown = {option.method: option.cost for option in [*verdict.synchronous[:MOST_METHODS], *asynchronous]}
     silent = ": --cost and --cost-from do not name them" if question.costs else ""
-    texts = [f"{', '.join(told)} (by --cost or --cost-from)"] if told else []
-    texts += [f"{', '.join(paced)} (from the pace of these runs{silent})"] if paced else []
-    texts += ["by their products' FLOPs"] if run is not None and any(one.cost is None for one in shown) else []
+    texts = []
+    for is_told, origin in ((True, "by --cost or --cost-from"), (False, f"from the pace of these runs{silent}")):
+        costs = [
+            f"{m} {cost:.0%}" for m, cost in shown.items() if cost is not None and (m in question.costs) == is_told
+        ]
+        texts += [f"{', '.join(costs)} ({origin})"] if costs else []
+    texts += ["by their products' FLOPs"] if run is not None and None in shown.values() else []
     if shown:
         lines.append(f"What a method's update costs beyond AdamW's, as a share of the passes: {'; '.join(texts)}.")
     if question.local is not None:
+        steps, averaging, slowdown = question.local
         lines.append(
-            f"Replicas: {question.local.steps} local steps, an averaging takes {question.local.averaging:.3g} times an"
-            f" update's passes; {question.local.slowdown:g} times the iterations; each updates the whole model."
+            f"Replicas: {steps} local steps, an averaging takes {averaging:.3g} times an update's passes; {slowdown:g}"
+            " times the iterations; each updates the whole model."
         )
-    few = sorted({option.method for option in verdict.asynchronous[:MOST_METHODS] if option.iterations.num_rates == 1})
+    few = sorted({option.method for option in asynchronous if option.iterations.num_rates == 1})
     if few:
         lines.append(f"At some of these delays only one learning rate was tried: {', '.join(few)}: upper estimates.")
     return [*lines, "(one seed): its noise is that between the seeds of the other experiments."]
@@ -223,8 +203,8 @@ def units_line(run: PlannedRun | None) -> str:
     )
 
 
-def _name(option: Option | None) -> str:
-    assert option is not None
-    count = option.cut.num_micro_batches
-    cut = f"{option.cut.schedule} (M = {count})" if count > 1 else option.cut.schedule
-    return f"{cut} with {option.method}"
+def _name(option: Option) -> str:
+    cut = option.cut
+    return (
+        f"{cut.schedule}{f' (M = {cut.num_micro_batches})' if cut.num_micro_batches > 1 else ''} with {option.method}"
+    )

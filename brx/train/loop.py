@@ -22,8 +22,7 @@ from brx.model.stage import partition
 from brx.pipeline.delay import check_devices, stage_delays
 from brx.pipeline.engine import StepResult, check_finite
 from brx.pipeline.world import World
-from brx.planning.balance import assign, measure_stage_costs
-from brx.planning.fit import check_memory
+from brx.planning.placement import assign, check_memory, measure_stage_costs
 from brx.progress import ProgressBar
 from brx.runs import checkpoint
 from brx.runs.checkpoint import check_data, check_request, choose_checkpoint, what_is_saved

@@ -20,7 +20,7 @@ from brx.files import write_json
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
 from brx.model.sizes import training_flops
 from brx.pipeline.engine import StepResult
-from brx.planning.device_peaks import peak_flops
+from brx.planning.planned_run import peak_flops
 from brx.progress import ProgressBar
 from brx.runs.folder import RunFolder
 from brx.runs.metrics import MetricsWriter, Record, exact, read_metrics

@@ -41,12 +41,9 @@ def test_spiral(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("landscape", "changes", "expected"),
     [
-        ("quadratic", {"lr": -1.0}, "lr: input should be greater than 0, got -1.0"),
-        ("quadratic", {"dealy": 2}, "dealy: unknown key, did you mean 'delay'?"),
         ("quadratic", {"eigenvalues": [1.0]}, "eigenvalues: "),
         ("quadratic", {"start": [0.0, 0.0]}, "start: the loss there, 0, must be above the target"),
         ("spiral", {"delay": 0}, "delay: input should be greater than or equal to 1, got 0"),
-        ("spiral", {"end_radius": 10.0}, "end_radius must be less than start_radius (10.0), got 10.0"),
         ("sweep", {"delays": "[0]"}, "delays.0: input should be greater than or equal to 1, got 0"),
         ("sweep", {"distance": 1.0}, "distance: the loss there, 0.5, must be above the target, 15"),
         ("spiral", {"most_updates": 5}, "most_updates: must be at least 20"),
@@ -59,11 +56,6 @@ def test_mistakes_exit_2_with_one_line(landscape, changes, expected, tmp_path, c
     assert f"{config}: " in error
     assert expected in error
     assert error.count("\n") == 1
-
-
-def test_missing_configuration(tmp_path, capsys):
-    assert main(["toy", "spiral", str(tmp_path / "none.yaml")]) == 2
-    assert "none.yaml: cannot be read" in capsys.readouterr().err
 
 
 def test_sweep(tmp_path, capsys):

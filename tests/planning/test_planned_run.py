@@ -1,6 +1,7 @@
 """A run on its devices: what plan and verdict say of it agrees; memory against measured peaks."""
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,10 +11,9 @@ from brx.cli.main import main
 from brx.config.loading import load_config
 from brx.errors import UserError
 from brx.model.stage import Stage, partition
-from brx.planning.cuts import LocalSteps
-from brx.planning.idle import SYNCHRONOUS
-from brx.planning.plan import plan_memory, update_flops
-from brx.planning.planned_run import PlannedRun
+from brx.planning.plan import plan_memory, rank_flops, update_flops
+from brx.planning.planned_run import PlannedRun, time_lines
+from brx.planning.schedules import SYNCHRONOUS, LocalSteps
 from brx.planning.verdict import Question, answer
 from brx.train.build import assemble
 from tests.planning.test_plan import FirstOfFour, small
@@ -52,11 +52,11 @@ def test_asynchronous_memory_is_the_measured_one(settings):
     assert memory_by_schedule(config, 4, 4)["asynchronous"] == pytest.approx(measured, rel=0.1)
 
 
-@pytest.mark.parametrize("settings", ASYNCHRONOUS_SETTINGS, ids=" ".join)
-def test_synchronous_memory_depends_on_nothing_that_is_for_delays(settings):
+def test_synchronous_memory_depends_on_nothing_that_is_for_delays():
     plain = memory_by_schedule(load_config("paper-95m"), 8, 8)
-    memory = memory_by_schedule(load_config("paper-95m", settings), 8, 8)
-    assert memory | {"asynchronous": 0} == plain | {"asynchronous": 0}
+    for settings in ASYNCHRONOUS_SETTINGS:
+        memory = memory_by_schedule(load_config("paper-95m", settings), 8, 8)
+        assert memory | {"asynchronous": 0} == plain | {"asynchronous": 0}, settings
 
 
 # Mostly activations, or mostly weights.
@@ -106,13 +106,14 @@ def train_naively(config, rank, name):
 
 
 METHODS = {
-    "pipedream": {"optimizer": {"method": "pipedream"}},
-    "pipedream, weight prediction": {"optimizer": {"method": "pipedream"}, "pipeline": {"stash": "predict"}},
-    "basis-rotation": {"optimizer": {"method": "basis-rotation"}},
-    "basis-rotation 1st/unilateral": {
-        "optimizer": {"method": "basis-rotation", "source": "1st", "geometry": "unilateral"}
-    },
-    "muon": {"optimizer": {"method": "muon"}},
+    name: {"optimizer": {"method": name.partition(" ")[0], **options}, "pipeline": pipeline}
+    for name, options, pipeline in (
+        ("pipedream", {}, {}),
+        ("pipedream weight prediction", {}, {"stash": "predict"}),
+        ("basis-rotation", {}, {}),
+        ("basis-rotation 1st/unilateral", {"source": "1st", "geometry": "unilateral"}, {}),
+        ("muon", {}, {}),
+    )
 }
 
 
@@ -129,7 +130,7 @@ def always_measured(methods, delay):
 def test_verdict_and_plan_agree_row_by_row(capsys):
     """Each row of a verdict, with its own memory and time, is what `brx plan` prints of that run."""
     config = load_config("paper-95m")
-    for num_stages, num_micro_batches in ((4, 2), (16, 1), (32, 8), (24, 4)):
+    for num_stages, num_micro_batches in ((16, 1), (24, 4)):
         run = PlannedRun(config, throughput=1e14, bandwidth=5e9).split(num_stages, num_micro_batches)
         asked = Question(3.0, num_stages, num_micro_batches, run)
         verdict = answer(always_measured(METHODS, asked.delay), asked)
@@ -137,7 +138,7 @@ def test_verdict_and_plan_agree_row_by_row(capsys):
         for option in verdict.asynchronous:
             settings = METHODS[option.method]
             overrides = [f"optimizer.{key}={value}" for key, value in settings["optimizer"].items()]
-            overrides += [f"pipeline.{key}={value}" for key, value in settings.get("pipeline", {}).items()]
+            overrides += [f"pipeline.{key}={value}" for key, value in settings["pipeline"].items()]
             overrides += [f"pipeline.stages={num_stages}", f"pipeline.accumulation={num_micro_batches}"]
             overrides += [f"training.batch_size={8 // num_micro_batches}", f"pipeline.devices={num_stages}"]
             asked_plan = ["--throughput", "100T", "--bandwidth", "5GB", "--device-memory", "80GB"]
@@ -191,3 +192,36 @@ def test_replicas_hold_and_update_the_whole_model():
 def test_impossible_splits(stages, micro_batches, message):
     with pytest.raises(UserError, match=message):
         PlannedRun(load_config("paper-95m")).split(stages, micro_batches)
+
+
+def test_the_synchronous_rival_is_the_best_cut_of_the_same_examples():
+    settings = ["pipeline.devices=6", "training.batch_size=64", "optimizer.method=basis-rotation"]
+    run = PlannedRun(load_config("paper-1b", settings), throughput=1e14)
+    printed = " ".join(time_lines(run))
+    cuts = list(run.synchronous({}, None))
+    assert [cut.time for cut in cuts] == pytest.approx(sorted(cut.time for cut in cuts))
+    assert {cut.num_micro_batches for cut in cuts} == {1, 2, 4, 8, 16, 32, 64}
+    assert f"{cuts[0].schedule} with {cuts[0].num_micro_batches} micro-batches" in printed
+    hours, synchronous = (float(hours) for hours in re.findall(r"([\d.e+]+) h", printed))
+    assert synchronous == pytest.approx(hours * cuts[0].time / run.asynchronous({}, None).time, rel=0.01)
+    # In less memory, another one; in none, none.
+    few = replace(run, memory=min(cut.memory for cut in cuts))
+    assert next(cut.schedule for cut in cuts if cut.memory == few.memory) in " ".join(time_lines(few))
+    assert "No synchronous cut" in time_lines(replace(run, memory=1e6))[-1]
+
+
+def test_time_of_an_asynchronous_iteration_is_that_of_the_busiest_rank():
+    for method in ("pipedream", "basis-rotation"):
+        run = PlannedRun(load_config("paper-1b", [f"optimizer.method={method}", "pipeline.devices=6"]), throughput=1e14)
+        busiest = max(rank_flops(run.config, own) for own in partition(24, 6))
+        assert run.seconds(run.asynchronous({}, None)) == pytest.approx(busiest / 1e14)
+
+
+def test_uneven_cuts_are_named_with_even_ones():
+    def uneven(*settings):
+        return PlannedRun(load_config("paper-1b", [f"pipeline.{setting}" for setting in settings])).uneven
+
+    assert uneven("devices=6") is None
+    assert uneven("devices=16") == "The cut is uneven: 1 or 2 blocks per device; 12 or 24 device(s) would be even."
+    # Devices hold whole stages: five of 4, 5, 5, 5, 5 blocks are even nowhere but on one device.
+    assert uneven("stages=5", "devices=5") == "The cut is uneven: 4 or 5 blocks per device; 1 device(s) would be even."

@@ -7,7 +7,7 @@ import torch
 
 import brx
 from brx.config.loading import load_config
-from brx.planning.device_peaks import peak_flops
+from brx.planning.planned_run import peak_flops
 from brx.train.recorder import RefreshTime, Utilization, git_commit
 
 

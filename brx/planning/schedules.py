@@ -1,4 +1,4 @@
-"""The pace of pipeline schedules: how long an update takes once they are under way, and what they keep meanwhile.
+"""How long an update takes on P devices, and what they keep meanwhile: by each pipeline schedule, and as replicas.
 
 Synchronous schedules are simulated action by action; ZB-V and DualPipeV, and the asynchronous one, have closed forms.
 Times are in any unit, the same for all arguments; no rank waits at an update for more than its own passes.
@@ -6,9 +6,11 @@ Times are in any unit, the same for all arguments; no rank waits at an update fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
+from typing import Any, NamedTuple
 
 from brx.pipeline.schedule import (
     DURATIONS,
@@ -22,27 +24,26 @@ from brx.pipeline.schedule import (
     zero_bubble,
 )
 
+ASYNCHRONOUS, REPLICAS = "asynchronous", "replicas"
+
 MOST_ROUNDS = 6
 """A step of more than so many times R micro-batches is simulated as a shorter one, and the rest by its pace."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """A synchronous schedule; they differ in idle time and memory, never in the trajectory.
-
-    Attributes:
-        actions: by (rank, R, M, number of steps); None for one that has a closed form here.
-        bubble: of such a one, per rank but the last, in forward passes of the busiest rank.
-        extra: the activations that such a one keeps beyond those of R micro-batches, in micro-batches.
-        num_chunks: of the model per rank.
-        is_v: whether the second chunks lie in reverse order, rank r with chunk 2 R - 1 - r.
-    """
+    """A synchronous schedule; they differ in idle time and memory, never in the trajectory."""
 
     actions: Callable[[int, int, int, int], Iterator[Action]] | None = None
+    """By (rank, R, M, number of steps); None for one that has a closed form here."""
     bubble: float = 0.0
+    """Of such a one, per rank but the last, in forward passes of the busiest rank."""
     extra: float = 0.0
+    """The activations that such a one keeps beyond those of R micro-batches, in micro-batches."""
     num_chunks: int = 1
+    """Of the model per rank."""
     is_v: bool = False
+    """Whether the second chunks lie in reverse order, rank r with chunk 2 R - 1 - r."""
 
     def chunks(self, rank: int, num_ranks: int) -> tuple[int, ...]:
         """The chunks of a rank, of `num_chunks` R."""
@@ -64,17 +65,11 @@ SYNCHRONOUS: dict[str, Schedule] = {
 }
 
 
-@dataclass(frozen=True)
-class Pace:
-    """What a schedule costs once it is under way.
+class Pace(NamedTuple):
+    """What a schedule costs once it is under way."""
 
-    Attributes:
-        elapsed: from one update to the next, without the time of the update itself.
-        in_flight: the most micro-batches whose activations a rank keeps at a time, by rank.
-    """
-
-    elapsed: float
-    in_flight: tuple[float, ...]
+    elapsed: float  # from one update to the next, without the time of the update itself
+    in_flight: tuple[float, ...]  # the most micro-batches whose activations a rank keeps at a time, by rank
 
 
 @cache
@@ -90,9 +85,8 @@ def synchronous_pace(
         transfer: from one device to the next.
         recompute: of a backward pass, beside twice the forward pass, in forward passes.
 
-    Returns:
-        None where the schedule does not exist, or its closed form does not hold: interleaving needs whole rounds; ZB-V
-        and DualPipeV need M >= 2 R, and are known here without transfers and recomputation alone.
+    None where the schedule does not exist, or its closed form does not hold: interleaving needs whole rounds; ZB-V and
+    DualPipeV need M >= 2 R, and are known here without transfers and recomputation alone.
     """
     schedule = SYNCHRONOUS[name]
     num_ranks = len(forward) // schedule.num_chunks
@@ -112,8 +106,7 @@ def synchronous_pace(
         assert shorter is not None
         assert shortest is not None
         elapsed = shorter.elapsed + surplus / num_ranks * (shorter.elapsed - shortest.elapsed)
-        in_flight = tuple(num_micro_batches if name == "GPipe" else most for most in shorter.in_flight)
-        return Pace(elapsed, in_flight)
+        return Pace(elapsed, tuple(num_micro_batches if name == "GPipe" else most for most in shorter.in_flight))
     try:
         rows = [list(schedule.actions(rank, num_ranks, num_micro_batches, 2)) for rank in range(num_ranks)]
     except ValueError:
@@ -145,12 +138,12 @@ def asynchronous_elapsed(
         transfer: from one rank to the next.
     """
     num_ranks = len(passes)
-    busy = max(accumulation * time + update for time, update in zip(passes, updates, strict=True))
+    by_rank = list(zip(passes, updates, strict=True))
+    busy = max(accumulation * time + update for time, update in by_rank)
     waits = (
         (sum(passes[rank:]) + 2 * (num_ranks - 1 - rank) * transfer) / (num_ranks - rank) for rank in range(num_ranks)
     )
-    is_even = len({*zip(passes, updates, strict=True)}) == 1
-    has_updates = any(updates)
+    is_even, has_updates = len(set(by_rank)) == 1, any(updates)
     if (accumulation == 1 and not (transfer and has_updates)) or (not transfer and (is_even or not has_updates)):
         return max(busy, accumulation * max(waits))
 
@@ -165,3 +158,75 @@ def asynchronous_elapsed(
     rows = [list(asynchronous_1f1b(rank, num_ranks, 1, lambda: last, accumulation)) for rank in range(num_ranks)]
     ends = [entry.end for entry in timeline(rows, transfer, duration)[0] if entry.action.kind == "U"]
     return (ends[end - 1] - ends[start - 1]) / (end - start)
+
+
+class Cut(NamedTuple):
+    """One way to run a method on the devices."""
+
+    schedule: str  # a key of `SYNCHRONOUS`, `ASYNCHRONOUS` or `REPLICAS`
+    num_micro_batches: int  # that an update's examples are split up into
+    time: float  # from one update to the next, in units of an update's passes, shared evenly among the devices
+    idle: float  # the share of that time, without the time of the updates, in which devices wait
+    memory: float | None = None  # bytes of the busiest device; None where no model is given
+
+
+class LocalSteps(NamedTuple):
+    """Data-parallel replicas, each with the whole model, that average their weights every few steps.
+
+    Local SGD (arXiv:1805.09767), DiLoCo (arXiv:2311.08105).
+    """
+
+    steps: int  # between two averagings
+    averaging: float  # time of one, in units of an update's passes
+    slowdown: float = 1.0  # iterations over those of synchronous training, as the user expects them
+
+
+@dataclass(frozen=True)
+class EqualStages:
+    """P equal stages, a device each, of a model that is not known; updates take the cost that is given.
+
+    `PlannedRun` is the same of a known model: its real cut, with what its devices hold. Both are asked about methods by
+    their settings (`Experiment.settings`) and by the cost of their update as a share of an update's passes (None: what
+    their products take, if that is known).
+    """
+
+    num_stages: int
+    num_micro_batches: int  # M of the asynchronous pipeline
+    examples: int  # of an update; the synchronous side may split them up otherwise
+    memory: float | None = None
+
+    def asynchronous(self, settings: Mapping[str, Any], cost: float | None) -> Cut:
+        """Of asynchronous 1F1B with M micro-batches per update."""
+        return Cut(ASYNCHRONOUS, self.num_micro_batches, 1.0 + (cost or 0.0), 0.0)
+
+    def synchronous(self, settings: Mapping[str, Any], cost: float | None) -> Iterator[Cut]:
+        """Of every schedule with every number of micro-batches that exists, fastest first."""
+        cuts = []
+        for name, schedule in SYNCHRONOUS.items():
+            forward = (1.0 / schedule.num_chunks,) * self.num_stages * schedule.num_chunks
+            for count in {*divisors(self.examples), self.num_micro_batches}:
+                pace = synchronous_pace(name, forward, count)
+                if pace is not None:
+                    time = pace.elapsed / (3 * count)
+                    cuts.append(Cut(name, count, time + (cost or 0.0), 1.0 - 1.0 / time))
+        return iter(sorted(cuts, key=preference))
+
+    def replicas(self, settings: Mapping[str, Any], cost: float | None, local: LocalSteps) -> Cut | None:
+        """Of replicas, each of which updates the whole model; None if there are fewer examples than devices."""
+        return Cut(REPLICAS, 1, 1.0 + self.num_stages * (cost or 0.0) + local.averaging / local.steps, 0.0)
+
+
+def first_that_fits(cuts: Iterator[Cut], memory: float | None) -> Cut | None:
+    """The fastest whose busiest device has room for it."""
+    return next((cut for cut in cuts if memory is None or (cut.memory or 0.0) <= memory), None)
+
+
+def divisors(number: int) -> list[int]:
+    """In increasing order."""
+    small = [one for one in range(1, math.isqrt(number) + 1) if number % one == 0]
+    return sorted({*small, *(number // one for one in small)})
+
+
+def preference(cut: Cut) -> tuple[float, int, int]:
+    """Fastest first; of equally fast ones the larger micro-batches, and the better known schedule."""
+    return round(cut.time, 9), cut.num_micro_batches, list(SYNCHRONOUS).index(cut.schedule)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch.distributed.pipelining.schedules import ScheduleDualPipeV, ScheduleZBVZeroBubble
 
 from brx.pipeline.schedule import Action, asynchronous_1f1b, most_in_flight, timeline
-from brx.planning.idle import SYNCHRONOUS, asynchronous_elapsed, synchronous_pace
+from brx.planning.schedules import SYNCHRONOUS, asynchronous_elapsed, synchronous_pace
 
 # Time of an update on P ranks with M micro-batches, in forward passes: 3 M of work and the bubble.
 # With M < P, what a rank waits for is the way of M micro-batches through all ranks and back.
@@ -104,7 +104,7 @@ def test_uneven_stages_wait_for_the_slowest():
 def test_many_micro_batches_are_a_shorter_step_and_its_pace(monkeypatch):
     arguments = ("1F1B", (1.0, 1.3, 0.7), 48, 0.2)
     shorter = synchronous_pace(*arguments)
-    monkeypatch.setattr("brx.planning.idle.MOST_ROUNDS", 100)
+    monkeypatch.setattr("brx.planning.schedules.MOST_ROUNDS", 100)
     synchronous_pace.cache_clear()
     assert shorter.elapsed == pytest.approx(synchronous_pace(*arguments).elapsed)
     assert shorter.in_flight == synchronous_pace(*arguments).in_flight

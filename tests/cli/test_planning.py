@@ -1,0 +1,182 @@
+"""`brx methods`, `memory`, `schedule` and `stages`: what they print, and what they refuse in one line."""
+
+import re
+
+import pytest
+
+from brx.cli.main import main
+from brx.methods.table import METHODS
+
+OWN = ["--hidden", "4096", "--heads", "32", "--params-per-block", "202e6", "--blocks", "32"]
+
+
+@pytest.fixture(autouse=True)
+def _wide(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+def printed(capsys, *arguments):
+    assert main(list(arguments)) == 0
+    return capsys.readouterr().out
+
+
+def rows_of(table):
+    return [[cell.strip() for cell in line.split("│")[1:-1]] for line in table.splitlines() if line.startswith("│")]
+
+
+def test_all_methods_with_equation_source_defaults_and_parameters(capsys):
+    text = printed(capsys, "methods")
+    for name, method in METHODS.items():
+        entry = text.partition(f"{name}: {method.summary}\n")[2].partition("\n\n")[0]
+        flat = " ".join(entry.split())
+        assert f"equation {method.equation}" in flat
+        assert f"source {method.source}" in flat
+        assert all(optimizer in flat for optimizer in method.gets)
+        assert "defaults lr=0.001" in flat
+
+
+def test_one_method_in_full_explains_every_option(capsys):
+    for name in ("basis-rotation", "pipedream-lr"):
+        text = printed(capsys, "methods", name)
+        assert METHODS[name].why[:40] in text
+        for key in METHODS[name].section.model_fields:
+            # Every option has a default and an explanation.
+            assert key == "method" or re.search(rf"^  {key} = \S+ +\S", text, flags=re.M), key
+    text = printed(capsys, "methods", "torch.optim:SGD")
+    assert "arguments of torch.optim:SGD" in text
+    assert "  momentum: float = 0" in text
+
+
+def test_refresh_intervals_are_printed_with_their_budget(capsys):
+    lines = printed(capsys, "methods", "basis-rotation", "--stages", "32").splitlines()
+    rows = {int(line.split()[1]): line.split()[2:] for line in lines if re.match(r"  +\d+ +\d+ ", line)}
+    assert {tau: rows[tau][1] for tau in (31, 16, 15, 2, 1, 0)} == {
+        31: "4", 16: "9", 15: "10", 2: "150", 1: "never", 0: "never"
+    }  # fmt: skip
+    assert next(line for line in lines if "sum of 1/f" in line).split()[3:] == [
+        "3.2000", "3.4302", "3.4302", "3.2000", "3.2000"
+    ]  # fmt: skip
+    assert "+7.2% against the uniform 32/10 = 3.2" in "\n".join(lines)
+
+
+def test_memory_is_the_papers_table(capsys):
+    assert [tuple(row[:6]) for row in rows_of(printed(capsys, "memory"))] == [
+        ("2nd", "bilateral", "m^2 + n^2", "m^2 + n^2", "0.25", "1.66"),
+        ("2nd", "unilateral", "min(m, n)^2", "min(m, n)^2", "0.13", "0.13"),
+        ("1st", "bilateral", "m^2 + n^2", "--", "0.13", "0.83"),
+        ("1st", "unilateral", "min(m, n)^2", "--", "0.06", "0.06"),
+    ]
+
+
+def test_memory_of_a_model_counts_every_matrix_and_expert(capsys):
+    text = printed(capsys, "memory", "paper-moe-100m")
+    # 16 of 32 blocks are mixtures of 8 experts: 4 x 32 attention matrices, 16 + 16 x 8 of each kind in MLPs.
+    assert "240x240 (128 of them)" in text
+    assert "960x240 (144 of them)" in text
+    assert "MiB" in text
+    row = next(row for row in rows_of(text) if row[:2] == ["1st", "unilateral"])
+    assert float(row[7]) == pytest.approx(4 * 240**2 * (128 + 2 * 144) / 2**20, abs=0.01)
+
+
+def test_memory_of_a_run_is_shown_by_stage_and_by_device(capsys):
+    deep = ["model.blocks=32", "pipeline.stages=32", "pipeline.devices=2"]
+    text = printed(capsys, "memory", "laptop", "--set", *deep, "optimizer.method=basis-rotation")
+    _, by_stage, by_rank = text.split("P = 32, R = 2")
+    rows = rows_of(by_stage)
+    assert [tuple(map(int, row[:3])) for row in rows] == [(k, k // 16, 31 - k) for k in range(32)]
+    # A block of width 32: 12 d^2 + 2 d weights; U, V, L and R of four (32, 32) and two (128, 32) matrices.
+    assert [float(rows[1][4]), float(rows[1][7])] == [
+        pytest.approx(4 * (12 * 32**2 + 10 * 32) / 1e3, abs=2),
+        pytest.approx(4 * 2 * (4 * 2 * 32**2 + 2 * (128**2 + 32**2)) / 1e3, abs=0.1),
+    ]
+    assert len(rows_of(by_rank)) == 2
+    assert "Peak: " in by_rank
+
+
+def test_schedule_shows_the_engines_actions_and_the_delays(capsys):
+    lines = printed(capsys, "schedule", "--stages", "4", "--devices", "2", "--micro-batches", "3").splitlines()
+    assert "GPipe, one step: idle 25.0% of the time shown" in lines
+    assert "  0F1 0F2 0F3 0B1 0B2 0B3 0U1" in lines
+    assert "  1F1 1B1 1F2 1B2 1F3 1B3 1U1" in lines
+    assert any(line.startswith("  0F1 0F2 0B1 0U1 0F3 0B2 0U2") for line in lines)
+    assert any(line.endswith("0.0% once the pipeline is full") for line in lines)
+    assert lines[-7:-5] == ["  0: 3 2", "  1: 1 0"]
+    assert lines[-4] == "    0:   0   0   0   0   1   2   3   4 kept"
+
+
+def test_schedule_of_2bw_keeps_two_versions(capsys):
+    options = ["--stages", "3", "--delay", "2bw", "--accumulation", "2", "--micro-batches", "2"]
+    lines = printed(capsys, "schedule", *options).splitlines()
+    assert lines[-1] == "    2:   0   0|  0   0|  1   1|  2   2   2 kept"
+    assert any(line.startswith("  0F1 0F2 0F3 0B1 0F4 0B2 0U1 0F5") for line in lines)
+
+
+def test_schedules_are_wrapped_at_the_terminals_width_or_drawn(capsys, monkeypatch, tmp_path):
+    texts = {}
+    for width in (60, 500):
+        monkeypatch.setenv("COLUMNS", str(width))
+        texts[width] = printed(capsys, "schedule", "--stages", "8", "--devices", "4", "--micro-batches", "9")
+        assert max(map(len, texts[width].splitlines())) <= width
+    assert "".join(texts[60].split()) == "".join(texts[500].split())
+    assert main(["schedule", "--stages", "3", "--figure", str(tmp_path / "schedule")]) == 0
+    assert (tmp_path / "schedule.png").stat().st_size > 0
+    assert "3 devices" in (tmp_path / "schedule.txt").read_text()
+
+
+def test_stages_are_the_papers_table(capsys):
+    assert main(["stages", "--format", "csv"]) == 0
+    output = capsys.readouterr()
+    rows = [line.split(",") for line in output.out.splitlines()]
+    assert rows[0][5:] == ["8 GB", "16 GB", "24 GB", "48 GB", "80 GB"]
+    assert rows[3] == ["LLaMA 1-7B", "4096", "32", "202M", "32", "32", "16", "11", "5", "3"]
+    assert len(rows) == 8
+    assert "the paper prints >= 512" in output.err
+
+
+def test_stages_of_an_own_model_on_own_devices(capsys):
+    assert main(["stages", *OWN, "--memory", "16", "80", "--format", "markdown"]) == 0
+    output = capsys.readouterr()
+    assert output.out.splitlines() == [
+        "| model | h | a | W | L | 16 GB | 80 GB |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| model | 4096 | 32 | 202M | 32 | 16 | 3 |",
+    ]
+    assert output.err == ""
+    assert main(["stages", *OWN, "--memory", "8", "80", "--sequence-length", "8192", "--format", "csv"]) == 0
+    output = capsys.readouterr()
+    assert output.out.splitlines()[1].endswith(",>= 64,7")
+    assert "does not hold a whole block" in output.err
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "message"),
+    [
+        ("methods", ["muonn"], "muonn: no such method, did you mean 'muon'? (known: pipedream,"),
+        ("methods", ["torch.optim:Sgd"], "did you mean SGD?"),
+        ("methods", ["muon", "--stages", "4"], "--stages: only basis-rotation has refresh intervals"),
+        ("memory", ["--matrix", "4096"], "--matrix 4096: write rows x columns"),
+        ("memory", ["--matrix", "0x3"], "--matrix 0x3: write rows x columns"),
+        ("memory", ["quick", "--matrix", "3x3"], "give one of the two"),
+        ("memory", ["--set", "model.width=3"], "--set: needs a CONFIG"),
+        ("schedule", ["--stages", "2", "--devices", "3"], "--devices must be from 1 to --stages (2), got 3"),
+        ("schedule", ["--stages", "0"], "--stages: input should be greater than or equal to 1"),
+        ("schedule", ["--stages", "4", "--devices", "2", "--figure", "x"], "--figure shows one stage per device"),
+        ("schedule", ["--stages", "4", "--delay", "[1, 2]"], "delay must have one entry per stage (4), got 2"),
+        ("schedule", ["--stages", "4", "--delay", "-1"], "delay must be pipeline, 2bw, a whole number from 0"),
+        ("schedule", ["--stages", "4", "--delay", "2"], "rank 0 of 4 runs 3 forward passes ahead"),
+        ("schedule", ["--stages", "4", "--accumulation", "0"], "--accumulation"),
+        ("schedule", ["--stages", "2000"], "--micro-batches 4: 32,032,000 actions are more than can be shown (20,000)"),
+        ("schedule", ["--stages", "2000", "--figure", "x"], "actions are more than can be shown"),
+        ("schedule", ["--stages", "4", "--accumulation", "2", "--figure", "x"], "shows one micro-batch per update"),
+        ("stages", OWN[:2], "a model of your own needs --heads, --params-per-block, --blocks too"),
+        ("stages", [*OWN[:-1], "0"], "--blocks: input should be greater than or equal to 1"),
+        ("stages", ["--memory", "-8"], "--memory -8: write a number of GB above 0"),
+        ("stages", ["--memory", "inf"], "--memory inf: write a number of GB above 0"),
+        ("stages", ["--sequence-length", "0"], "--sequence-length: input should be greater than or equal to 1"),
+    ],
+)
+def test_mistakes_exit_2_with_one_line(command, arguments, message, capsys):
+    assert main([command, *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
