@@ -30,26 +30,21 @@ Unit = Literal["times", "percent", "plain"]
 class Claim:
     """One statement of the paper: its name on the command line, its place in the paper, and its sentence in our words.
 
-    Attributes:
-        evidence: ours, from the runs of a scale.
-        paper: the printed number; None for a direction.
-        rule: of the verdict (docs/protocol.md, 5): `number` (within `FACTOR` of the paper's, of 1 - share for a share;
-            a slowdown above 1, a share above 0, by their intervals where there are any), `at least` (ours is no
-            smaller), `closed form` (equal as printed), `direction`, `order of norms` (their intervals apart). Without
-            one number the evidence says whether it holds.
-        command: that repeats what no sweep makes; `{curvature}`: the scale's folder of that.
-        longer: ours, extrapolated from longer training to the paper's, for a number that is not reproduced without.
+    The rules of the verdict (docs/protocol.md, 5): `number` (within `FACTOR` of the paper's, of 1 - share for a share;
+    a slowdown above 1, a share above 0, by their intervals where there are any), `at least` (ours is no smaller),
+    `closed form` (equal as printed), `direction`, `order of norms` (their intervals apart). Without one number the
+    evidence says whether it holds.
     """
 
     name: str
     where: str
     statement: str
     evidence: Question
-    paper: float | None = None
+    paper: float | None = None  # the printed number; None for a direction
     unit: Unit = "plain"
     rule: Rule = "direction"
-    command: str = ""
-    longer: Question | None = None
+    command: str = ""  # repeats what no sweep makes; `{curvature}`: the scale's folder of that
+    longer: Question | None = None  # extrapolated from longer training, for a number that is not reproduced without
 
     def is_reproduced(self, ours: Evidence, num_seeds: int | None) -> bool:
         """By the rule."""
@@ -70,23 +65,15 @@ class Claim:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A claim beside our runs.
-
-    Attributes:
-        evidence: None where it was not tried, for a `reason`.
-        runs: names of the runs that it is from.
-        num_seeds: of the experiment with the fewest; None where it is from no runs.
-        sweeps: the files that make the runs, those that are not there among them.
-        longer: what longer training says of a claim that is not reproduced, if that is reproduced then.
-    """
+    """A claim beside our runs."""
 
     claim: Claim
-    evidence: Evidence | None
+    evidence: Evidence | None  # None where it was not tried, for a `reason`
     reason: str
-    runs: Sequence[str]
-    num_seeds: int | None = None
-    sweeps: Sequence[str] = ()
-    longer: Evidence | None = None
+    runs: Sequence[str]  # names of those that it is from
+    num_seeds: int | None = None  # of the experiment with the fewest; None where it is from no runs
+    sweeps: Sequence[str] = ()  # the files that make the runs, those that are not there among them
+    longer: Evidence | None = None  # what longer training says of a claim that is reproduced only then
 
     @property
     def command(self) -> str:

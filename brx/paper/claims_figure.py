@@ -14,15 +14,12 @@ from brx.paper.claims import FACTOR, GROUPS, Outcome, in_groups, measured_text, 
 from brx.plot.style import GROUP_COLORS
 
 LINE_IN = 0.13
-LINE_CHARACTERS = 92
-"""Of a statement, before it goes on below."""
-WIDEST = 16.0
-"""Ratios are drawn up to this factor either way; those beyond sit at the edge."""
+LINE_CHARACTERS = 92  # of a statement, before it goes on below
+WIDEST = 16.0  # ratios are drawn up to this factor either way; those beyond sit at the edge
 COLUMNS = (("the paper", 0.01), ("here [95 %]", 0.17), ("where", 0.7))
 
 
 def fill_claims(figure: Figure, outcomes: Sequence[Outcome]) -> None:
-    """Groups by how claims came out, rows in the paper's order: statement, ratio where there are numbers, both."""
     groups = in_groups(outcomes)
     statements = {each.claim.name: textwrap.fill(each.claim.statement, LINE_CHARACTERS) for each in outcomes}
     lines = sum(1.5 + statement.count("\n") for statement in statements.values()) + 1.6 * len(GROUPS)
@@ -64,10 +61,7 @@ def fill_claims(figure: Figure, outcomes: Sequence[Outcome]) -> None:
 
 
 def ratio_of(outcome: Outcome) -> tuple[float, float, float] | None:
-    """Ours over the paper's number with the ends of its interval (NaN for none); of shares saved, of what is left.
-
-    None for a direction, a claim that was not tried, and a number that could not be measured.
-    """
+    """Ours over the paper's number with the ends of its interval (NaN for none); of shares saved, of what is left."""
     claim, ours = outcome.claim, outcome.evidence
     if ours is None or claim.paper is None or pd.isna(ours.value):
         return None
@@ -78,7 +72,6 @@ def ratio_of(outcome: Outcome) -> tuple[float, float, float] | None:
 
 
 def paper_text(outcome: Outcome) -> str:
-    """The paper's number; without a single one, what there is."""
     claim = outcome.claim
     if claim.paper is None:
         return "numbers" if claim.rule == "closed form" else "direction"
@@ -90,21 +83,21 @@ def our_text(outcome: Outcome) -> str:
     claim, ours = outcome.claim, outcome.evidence
     if ours is None:
         return ""
-    if claim.paper is None:
-        texts = ("as printed", "not all as printed") if claim.rule == "closed form" else ("holds", "does not hold")
-        text = texts[0 if ours.holds else 1]
-    else:
+    if claim.paper is not None:
         text = measured_text(claim, ours)
+    elif claim.rule == "closed form":
+        text = "as printed" if ours.holds else "not all as printed"
+    else:
+        text = "holds" if ours.holds else "does not hold"
     text += f"; longer: {number_text(outcome.longer.value, claim.unit)}" if outcome.longer else ""
     return text + (", one seed" if outcome.num_seeds == 1 else "")
 
 
 def _draw_ratio(axes: Axes, outcome: Outcome, place: float, color: str) -> None:
     ratios = ratio_of(outcome)
-    if ratios is None:
+    if ratios is None or outcome.evidence is None:
         return
     ratio, low, high = (float(np.clip(value, 1 / WIDEST, WIDEST)) for value in ratios)
-    assert outcome.evidence is not None
     marker = ">" if outcome.evidence.is_bound or ratios[0] > WIDEST else "<" if ratios[0] < 1 / WIDEST else "o"
     face = "white" if outcome.num_seeds == 1 else color
     if not pd.isna(ratios[1]):

@@ -44,22 +44,15 @@ class NotTriedError(Exception):
 
 @dataclass(frozen=True)
 class Evidence:
-    """What our runs say of a number, `value` with its interval, or of a direction, whether it `holds`.
-
-    Attributes:
-        is_bound: whether `value` is a bound: of a slowdown a lower one, of a share saved an upper one.
-        text: in words, for a direction.
-        num_seeds: of measurements that are kept beside the runs, or that both sides have; None: as many as the runs
-            that were asked for.
-    """
+    """What our runs say of a number, `value` with its interval, or of a direction, whether it `holds`."""
 
     value: float = math.nan
     low: float = math.nan
     high: float = math.nan
-    is_bound: bool = False
+    is_bound: bool = False  # `value` is a bound: of a slowdown a lower one, of a share saved an upper one
     holds: bool | None = None
     text: str = ""
-    num_seeds: int | None = None
+    num_seeds: int | None = None  # None: as many as the runs that were asked for have
 
     def decisive(self, num_seeds: int | None) -> float:
         """What decides: the lower end of the interval from three seeds on, else the value."""
@@ -68,13 +61,9 @@ class Evidence:
 
 
 class Margin:
-    """By how much something is as the paper says, by seed; negative where it is not.
+    """By how much something is as the paper says, by seed that both sides have; negative where it is not.
 
-    `by_seed` has the seeds that both sides of a comparison have. It is infinite where one side diverged; where both
-    did, a seed says nothing and is left out.
-
-    Raises:
-        NotTriedError: no seed is left.
+    It is infinite where one side diverged; where both did, a seed says nothing and is left out.
     """
 
     def __init__(self, by_seed: pd.Series) -> None:
@@ -112,11 +101,7 @@ class Margin:
 def runs_of(
     experiments: Experiments, method: str, stages: int | None = None, sweep: str = "", **options: Any
 ) -> pd.DataFrame:
-    """The runs that `Experiments.find` finds; of a seed that diverged a row with infinite losses: it ended above all.
-
-    Raises:
-        NotTriedError: there are none; `experiments.missing` names the sweep that makes them.
-    """
+    """The runs that `Experiments.find` finds; a seed that diverged has infinite losses: it ended above all."""
     seeds = experiments.find(method, stages, sweep, **options)
     if seeds is None:
         what, _, why = experiments.missing[-1].partition(": ")
@@ -127,19 +112,14 @@ def runs_of(
 
 
 def shared_seeds(*experiments: pd.DataFrame) -> list[pd.DataFrame]:
-    """The runs of each experiment with a seed that all have: it decides weights and order, so that they make pairs.
-
-    Other seeds that diverged are forgotten, as others that finished are.
-
-    Raises:
-        NotTriedError: they have none in common.
-    """
+    """The runs of each experiment with a seed that all have: it decides weights and order, so that they make pairs."""
     shared = set[int].intersection(*(set(runs[SEED]) for runs in experiments))
     if not shared:
         raise NotTriedError(f"no seed in common among {', '.join(str(runs.index[0]) for runs in experiments)}")
     pairs = []
     for runs in experiments:
         kept = runs[runs[SEED].isin(shared)]
+        # Other seeds that diverged are forgotten, as others that finished are.
         lost = [[seed for seed in diverged if seed in shared] for diverged in kept["diverged_seeds"]]
         pairs.append(kept.assign(diverged_seeds=pd.Series(lost, kept.index, dtype=object)))
     return pairs
@@ -185,10 +165,7 @@ def _lead(experiments: Experiments, method: str, others: Sequence[str], stages: 
 def ends_below_at_every_depth(
     experiments: Experiments, pairs: Iterable[tuple[str, str | Sequence[str]]], from_stages: int
 ) -> Evidence:
-    """In every pair the first method ends below the other, or the lowest of the others, from a number of stages on.
-
-    The text has the smallest lead at each, and the intervals of those that are within chance.
-    """
+    """In every pair the first method ends below the other, or the lowest of the others, from a number of stages on."""
     named = [(method, (others,) if isinstance(others, str) else others) for method, others in pairs]
     depths = [P for P in experiments.scale.depths if from_stages <= P]
     leads = {P: [_lead(experiments, method, others, P) for method, others in named] for P in depths}
@@ -218,22 +195,16 @@ def beats_baselines(
     own: Settings | None = None,
     model: str = "main",
 ) -> Evidence:
-    """Basis rotation ends below all baselines at the deepest pipeline.
-
-    `shared` are settings of all methods, `own` of basis rotation alone, of which `sweep` has no baselines.
-    """
+    """Basis rotation ends below all baselines at the deepest pipeline; `own` are settings that these do not have."""
     settings = {**(shared or {}), **(own or {})}
     ours = runs_of(experiments, "basis-rotation", sweep=sweep, model=model, settings=settings)
-    of_baselines = sweep if shared else ""
-    theirs = {name: runs_of(experiments, name, sweep=of_baselines, model=model, settings=shared) for name in BASELINES}
+    usual = "" if own else sweep
+    theirs = {name: runs_of(experiments, name, sweep=usual, model=model, settings=shared) for name in BASELINES}
     return ends_below("basis-rotation", ours, theirs)
 
 
 def few_refreshes_cost_little(experiments: Experiments) -> Evidence:
-    """Refreshes every 100 iterations lose less than a tenth of the lead over the best baseline.
-
-    The paper says "little", we say a tenth (docs/protocol.md, 6).
-    """
+    """Refreshes every 100 iterations lose less than a tenth of the lead over the best baseline (the paper: little)."""
     usual, *baselines = (runs_of(experiments, name) for name in ("basis-rotation", *BASELINES))
     few = runs_of(experiments, "basis-rotation", sweep="frequency", settings={"optimizer.frequency": 100})
     usual, few, *baselines = shared_seeds(usual, few, *baselines)
@@ -263,7 +234,6 @@ def deeper_ends_lower(experiments: Experiments, method: str, holds: bool) -> Evi
 
 
 def loses_less_without_stashing(experiments: Experiments) -> Evidence:
-    """Basis rotation's final loss rises less than that of any baseline when weights are not stashed."""
     rises = {}
     for method in ("basis-rotation", *BASELINES):
         without = runs_of(experiments, method, sweep="stashing", settings={"pipeline.stash": "none"})
@@ -284,7 +254,6 @@ def _compensated(experiments: Experiments, stages: int) -> tuple[dict[str, pd.Da
 
 
 def beats_delay_compensation(experiments: Experiments) -> Evidence:
-    """Basis rotation ends below delay compensation in every strength; the text has the strength that ends lowest."""
     leads, holds = [], True
     for P in DELAYS_OF_COMPENSATION:
         ours = runs_of(experiments, "basis-rotation", P)
@@ -295,7 +264,7 @@ def beats_delay_compensation(experiments: Experiments) -> Evidence:
 
 
 def delay_compensation_is_like_pipedream(experiments: Experiments) -> Evidence:
-    """The best strength ends nearer to PipeDream than to basis rotation (docs/protocol.md, 6)."""
+    """The best strength ends nearer to PipeDream than to basis rotation."""
     lines, holds = [], True
     for P in DELAYS_OF_COMPENSATION:
         by_strength, best = _compensated(experiments, P)
@@ -307,10 +276,7 @@ def delay_compensation_is_like_pipedream(experiments: Experiments) -> Evidence:
 
 
 def validation_follows_training(experiments: Experiments) -> Evidence:
-    """The main methods are in the same order by validation as by training loss, at the deepest pipeline.
-
-    Of each pair whose training losses differ by more than chance, the validation losses differ alike, and so, too.
-    """
+    """Of each pair of the main methods whose training losses surely differ, the validation losses surely do, alike."""
     runs = dict(zip(MAIN, _paired(experiments, MAIN), strict=True))
     training = {method: final_loss(seeds, "train_loss") for method, seeds in runs.items()}
     by_training = sorted(runs, key=training.__getitem__)
@@ -340,7 +306,6 @@ def slowdown_of(experiments: Experiments, method: str) -> Evidence:
 
 
 def extrapolated_slowdown(experiments: Experiments, method: str) -> Evidence:
-    """What the ladder's power law says of the paper's length of training."""
     rows = ladder_slowdowns(complete_lengths(experiments))
     law = None if rows.empty else SLOWDOWN.law(rows[rows["method"] == method])
     if law is None:
@@ -387,7 +352,7 @@ def _log_slowdowns(experiments: Experiments, methods: Sequence[str]) -> tuple[pd
 
 
 def soap_is_close(experiments: Experiments) -> Evidence:
-    """SOAP's slowdown is nearer to basis rotation's, as a factor, than Muon's and Scion's (docs/protocol.md, 6)."""
+    """SOAP's slowdown is nearer to basis rotation's, as a factor, than Muon's and Scion's."""
     logs, bounds = _log_slowdowns(experiments, ("basis-rotation", "soap", "muon", "scion"))
     distances = logs.drop(columns="basis-rotation").sub(logs["basis-rotation"], axis="index").abs()
     text = ", ".join(f"{method} {np.exp(distances[method].mean()):.2f}" for method in distances)
@@ -419,12 +384,8 @@ def _with_best_baseline(
 
 
 def saved_over_baselines(
-    experiments: Experiments,
-    method: str = "basis-rotation",
-    baselines: Sequence[str] = BASELINES,
-    model: str = "main",
+    experiments: Experiments, method: str = "basis-rotation", baselines: Sequence[str] = BASELINES, model: str = "main"
 ) -> Evidence:
-    """The share of the iterations of the best of `baselines` that a method saves to its final loss."""
     return _saved(*_with_best_baseline(experiments, method, baselines, model))
 
 
@@ -440,10 +401,7 @@ def saves_more(experiments: Experiments, larger: str, smaller: str) -> Evidence:
 
 
 def hours_saved(experiments: Experiments) -> Evidence:
-    """The share of the best baseline's time that basis rotation saves to its final loss.
-
-    Iterations times the measured time of one, not the clocks of runs that shared a machine.
-    """
+    """Iterations saved, times the measured time of one: the runs' own clocks shared a machine."""
     ours, baseline = _with_best_baseline(experiments, "basis-rotation", BASELINES)
     saved = _saved(ours, baseline)
     best = baseline["method"].iloc[0]

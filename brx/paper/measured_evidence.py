@@ -136,13 +136,7 @@ def _surely_above(norms: Sequence[NormResult], others: Sequence[NormResult]) -> 
 
 
 def _variances(experiments: Experiments) -> pd.DataFrame:
-    """Variances of the updates of both methods along two directions, as logarithms.
-
-    Columns: P, method, seed, iteration, dominant, random, and `eigenvalue`, the dominant one's.
-
-    Raises:
-        NotTriedError: none was measured.
-    """
+    """Variances of the updates of both methods along the dominant and a random direction, as logarithms."""
     rows = [
         {
             "P": measured.num_stages,
@@ -243,8 +237,7 @@ def misalignment_slows_on_the_spiral(_: Experiments) -> Evidence:
 def memory_share(_: Experiments) -> Evidence:
     """1st/unilateral of an MLP matrix of Llama-3-8B, over what the paper counts for Adam, 4 m n.
 
-    Adam's two moments are 2 m n elements, so that the share of what Adam really keeps is twice as large; our table of
-    memory has one attention and one MLP matrix together (n^2 + n^2 over 2 (n^2 + m n)): 22.2 %.
+    Adam's two moments are 2 m n elements, so that the share of what Adam really keeps is twice as large.
     """
     m, n = LLAMA_3_8B["MLP"]
     overhead = overhead_elements((m, n), "1st", "unilateral")
@@ -253,9 +246,14 @@ def memory_share(_: Experiments) -> Evidence:
     return Evidence(overhead / (4 * m * n), text=text)
 
 
-def memory_of_strategies(_: Experiments) -> Evidence:
+def llama_overhead() -> pd.DataFrame:
+    """What the strategies of basis rotation add for one matrix of Llama-3-8B's attention and of its MLP, texts."""
     names = {shape: name for name, shape in LLAMA_3_8B.items()}
-    table = overhead_texts(dict.fromkeys(names, 1), names)[1]
+    return overhead_texts(dict.fromkeys(names, 1), names)[1]
+
+
+def memory_of_strategies(_: Experiments) -> Evidence:
+    table = llama_overhead()
     sizes = table.iloc[:, 4:6].to_numpy().tolist()
     strategies = table["source"] + "/" + table["geometry"]
     text = ", ".join(f"{name} {' and '.join(both)}" for name, both in zip(strategies, sizes, strict=True))

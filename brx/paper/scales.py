@@ -52,28 +52,18 @@ class Model(NamedTuple):
 
 @dataclass(frozen=True)
 class Scale:
-    """Where the runs of a scale are and what they are made of.
-
-    Attributes:
-        curvature: folder of the runs whose Hessians were measured.
-        depths: numbers of stages of the main comparison.
-        blocks: models of the block scaling, one block per stage.
-        lengths: of the trainings of the ladder, in iterations; none at the paper's scale.
-        further_seeds: by sweep, the first seed that another one adds to its runs, and which.
-        between_sweep: makes the main comparison's runs between its ends.
-        times: the benchmark's table of the time of an iteration at the main model's size, by method.
-    """
+    """Where the runs of a scale are and what they are made of."""
 
     name: str
     runs: Path
-    curvature: Path
+    curvature: Path  # the runs whose Hessians were measured
     models: Mapping[str, Model]
-    depths: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
-    blocks: tuple[int, ...] = (4, 8, 16, 32)
-    lengths: tuple[int, ...] = ()
-    further_seeds: Mapping[str, tuple[int, str]] = field(default_factory=dict)
-    between_sweep: str = "main"
-    times: Path | None = None
+    depths: tuple[int, ...] = (1, 2, 4, 8, 16, 32)  # numbers of stages of the main comparison
+    blocks: tuple[int, ...] = (4, 8, 16, 32)  # models of the block scaling, one block per stage
+    lengths: tuple[int, ...] = ()  # of the trainings of the ladder, in iterations
+    further_seeds: Mapping[str, tuple[int, str]] = field(default_factory=dict)  # by sweep: the first, and their sweep
+    between_sweep: str = "main"  # makes the main comparison's runs between its ends
+    times: Path | None = None  # the benchmark's table of the time of an iteration, by method
 
     @property
     def preset(self) -> str:
@@ -139,34 +129,21 @@ def _blocks(preset: str) -> int:
 
 
 class Experiments:
-    """Finds a scale's experiments among its runs, and remembers what was asked for: what was there and what was not.
-
-    Attributes:
-        runs: all of its runs, rows of `load`.
-        folder: where they are, for messages.
-        chosen: the runs at the best learning rate of each experiment.
-        used: the runs of each experiment that was asked for, by its id.
-        sweeps: the files that make these.
-        missing: a line for each that is not there, or of which every run diverged; the last asked for comes last.
-    """
+    """Finds a scale's experiments among its runs, and remembers what was asked for: what was there and what was not."""
 
     def __init__(self, scale: Scale, runs: pd.DataFrame, folder: Path) -> None:
         self.scale, self.runs, self.folder = scale, runs, folder
-        self.chosen = at_best_rates(runs)
+        self.chosen = at_best_rates(runs)  # of each experiment
         self._origin = main_origin(self.chosen)
         self._by_experiment = dict(iter(self.chosen.groupby("experiment")))
         self._diverged = set(runs.loc[runs["status"] == "diverged", "experiment"]) - set(self._by_experiment)
-        self.used: dict[str, pd.DataFrame] = {}
-        self.sweeps: list[str] = []
-        self.missing: list[str] = []
+        self.used: dict[str, pd.DataFrame] = {}  # of each experiment that was asked for, by its id
+        self.sweeps: list[str] = []  # the files that make these
+        self.missing: list[str] = []  # a line for each that is not there or diverged; the last asked for comes last
 
     @classmethod
     def load(cls, scale: Scale, folder: Path | None = None) -> Experiments:
-        """Read the runs of a scale, from its own folder by default.
-
-        Raises:
-            UserError: there are no runs at all; names the sweep that makes them.
-        """
+        """Read the runs of a scale, from its own folder by default."""
         folder = folder or scale.runs
         if not folder.is_dir():
             raise UserError(f"{folder}: no such folder; make the runs with brx sweep {scale.sweep('main')}")
@@ -208,12 +185,9 @@ class Experiments:
         Args:
             method: a key of VARIANTS.
             stages: P; by default that at which the model's methods are compared.
-            sweep: the name of the sweep that makes them, for `missing`; by default the usual one.
+            sweep: that makes them, for `missing`; by default the usual one.
             model: a key of the scale's models.
             settings: dotted keys that differ from the model's.
-
-        Raises:
-            UserError: the scale has no such model.
         """
         if model not in self.scale.models:
             self.missing.append(f"{method} with {model} parameters: brx sweep {SCALES['paper'].sweep('3b')}")
@@ -260,8 +234,7 @@ class Experiments:
     def slowdown_target(self) -> float | None:
         """The one target of all the paper's slowdowns at this scale; None while no method has both ends.
 
-        It is the highest mean training loss over the last quarter, at P = 1 and at the deepest pipeline, of
-        TARGET_METHODS.
+        The highest mean training loss over the last quarter, of TARGET_METHODS at both ends.
         """
         quietly = self.fresh()
         pairs = [quietly.find_ends(method) for method in TARGET_METHODS]

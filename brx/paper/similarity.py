@@ -47,6 +47,12 @@ SETTINGS: dict[str, Mapping[str, Any]] = {
 }
 """By name, how a setting differs from the preset `laptop`."""
 CHOSEN_RATES = "each side's best rate"
+CAPTION = (
+    "Which numbers decide what delay costs: the laptop preset with one factor changed at a time, slowdown under"
+    " the delays of 32 stages to each setting's own target (bars: 95 % where there are two seeds, arrows: lower"
+    " bounds), and iterations that basis rotation saves; dashed: the paper's numbers. Repeat:"
+    " brx sweep configs/sweeps/similarity/*.yaml, brx plot similarity."
+)
 
 
 def study(runs: pd.DataFrame) -> pd.DataFrame:
@@ -88,11 +94,7 @@ def _rows(setting: str, chosen: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def load_study(scale: Scale) -> pd.DataFrame:
-    """The study of the committed runs, which are a laptop's.
-
-    Raises:
-        UserError: there are none, or another scale is asked for.
-    """
+    """The study of the committed runs, which are a laptop's."""
     if scale.name != "laptop" or not RUNS.is_dir():
         raise UserError(f"the study of similarity has runs in {RUNS} alone: brx sweep configs/sweeps/similarity/*.yaml")
     return study(load([RUNS]))
@@ -121,13 +123,7 @@ def draw_study(path: Path, scale: Scale) -> list[Path]:
     settings = list(dict.fromkeys(rows["setting"]))
     with new_figure(width=7.0, height=0.9 + 0.27 * len(settings)) as figure:
         _fill_study(figure, rows, settings)
-        caption = (
-            "Which numbers decide what delay costs: the laptop preset with one factor changed at a time, slowdown under"
-            " the delays of 32 stages to each setting's own target (bars: 95 % where there are two seeds, arrows: lower"
-            " bounds), and iterations that basis rotation saves; dashed: the paper's numbers. Repeat:"
-            " brx sweep configs/sweeps/similarity/*.yaml, brx plot similarity."
-        )
-        return save(figure, path, caption)
+        return save(figure, path, CAPTION)
 
 
 def _fill_study(figure: Figure, rows: pd.DataFrame, settings: list[str]) -> None:

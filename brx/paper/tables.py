@@ -22,10 +22,10 @@ from brx.paper.ladder import (
     ladder_savings,
     ladder_slowdowns,
 )
-from brx.paper.printed import DEVICES_GB, LLAMA_3_8B, LLAMAS, SAVED, SLOWDOWNS
+from brx.paper.measured_evidence import llama_overhead
+from brx.paper.printed import DEVICES_GB, LLAMAS, SAVED, SLOWDOWNS
 from brx.paper.scales import BASELINES_AND_STRATEGIES, LADDER_METHODS, MAIN, VARIANTS, Experiments
 from brx.paper.similarity import load_study, study_table
-from brx.planning.memory_tables import overhead_texts
 from brx.planning.stage_count import stage_count_table
 from brx.runs.comparison import reductions, slowdowns
 from brx.runs.folder import find_runs
@@ -35,6 +35,7 @@ from brx.runs.tables import (
     final_loss_text,
     rate_table,
     rate_text,
+    reduction_table,
     saved_text,
     seeds_text,
     slowdown_text,
@@ -134,31 +135,21 @@ def wider_rates(experiments: Experiments) -> pd.DataFrame:
 
 def paper_reductions(experiments: Experiments) -> pd.DataFrame:
     """Iterations that basis rotation saves over the best baseline, as the paper's headline numbers put it."""
-    rows = []
+    tables = []
     for model in experiments.scale.models:
         present = experiments.find_all(*((method, None) for method in MAIN), model=model)
-        for reduction in reductions(pd.concat(present)).to_dict("records") if present else []:
-            rows.append(
-                {
-                    "model": model,
-                    "P": str(reduction["stages"]),
-                    "method": reduction["method"],
-                    "best baseline": reduction["baseline"],
-                    "iterations saved": saved_text(reduction),
-                    "the paper's": number_text(SAVED[model], "percent"),
-                }
-            )
-    return pd.DataFrame(rows)
+        saved = reductions(pd.concat(present)) if present else pd.DataFrame()
+        if len(saved):
+            table = reduction_table(saved).assign(model=model)
+            tables.append(table.assign(**{"the paper's": number_text(SAVED[model], "percent")}))
+    shown = ["model", "P", "method", "best baseline", "iterations saved", "the paper's"]
+    return pd.concat(tables)[shown] if tables else pd.DataFrame()
 
 
 def slowdowns_by_length(experiments: Experiments) -> pd.DataFrame:
     """What delay costs, by the length of the training: a target for each length, that the ladder's methods reach.
 
-    Methods beside the ladder's are there for the lengths that they were trained. The last rows extrapolate to the
-    paper's relative delay, 0.013 %.
-
-    Raises:
-        UserError: the scale has one length only.
+    The last rows extrapolate to the paper's relative delay, 0.013 %, with 95 % prediction intervals.
     """
     rows = []
     ladder = complete_lengths(experiments)
@@ -184,7 +175,6 @@ def slowdowns_by_length(experiments: Experiments) -> pd.DataFrame:
 
 
 def _extrapolated(ladder: Sequence[Length]) -> list[dict[str, str]]:
-    """What the ladder's laws say of the paper's relative delay, with 95 % prediction intervals."""
     if len(ladder) < LEAST_LENGTHS:
         return []
     slowdowns, savings = ladder_slowdowns(ladder), ladder_savings(ladder)
@@ -203,12 +193,6 @@ def _extrapolated(ladder: Sequence[Length]) -> list[dict[str, str]]:
     return rows
 
 
-def memory_overhead(_: Experiments) -> pd.DataFrame:
-    """What the strategies of basis rotation add for one matrix of Llama-3-8B's attention and of its MLP."""
-    names = {shape: name for name, shape in LLAMA_3_8B.items()}
-    return overhead_texts(dict.fromkeys(names, 1), names)[1]
-
-
 TABLES = {
     table.name: table
     for table in (
@@ -225,7 +209,7 @@ TABLES = {
         PaperTable("ladder", "", "What delay costs, by the length of the training", slowdowns_by_length),
         PaperTable("stages", "Table 1", "The least number of stages of large models, by the memory of a device",
                    lambda _: stage_count_table(LLAMAS, DEVICES_GB)),
-        PaperTable("memory", "", "Memory beyond Adam's moments, GiB per matrix (fp32)", memory_overhead),
+        PaperTable("memory", "", "Memory beyond Adam's moments, GiB per matrix (fp32)", lambda _: llama_overhead()),
         PaperTable("hessian-norm", "", NORM_TITLE,
                    lambda experiments: norm_table(measured_norms(find_runs([experiments.scale.curvature])))),
         PaperTable("similarity", "", "What delay costs where one number of the laptop preset is another",

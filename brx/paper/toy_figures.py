@@ -44,16 +44,13 @@ def run_toy(
     landscape: Literal["quadratic", "spiral", "sweep"], figure: Path, config: Path | None = None,
     numbers: Path | None = None,
 ) -> list[Path]:  # fmt: skip
-    """Run the descents of one landscape, draw them, and keep their numbers.
+    """Run the descents of one landscape, draw them, and keep their numbers; returns the files written.
 
     Args:
         landscape: which one; `sweep` is the quadratic over angle and delay.
         figure: its path without suffix.
         config: YAML file of the set-up; by default the paper's.
         numbers: the JSON file to write, if any.
-
-    Returns:
-        The files written.
     """
     section, run, draw = TOYS[landscape]
     result = run(load_yaml_as(config or PRESETS / "toy" / f"{landscape}.yaml", section))

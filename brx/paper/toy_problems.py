@@ -1,9 +1,7 @@
-"""The paper's two toy landscapes, where the effect of basis alignment on delay can be seen in two dimensions.
+"""The paper's two toy landscapes: a quadratic with eigenvectors at an angle, a spiral valley where they turn.
 
-A quadratic whose eigenvectors stand at an angle to the coordinates ("Impact of basis alignment"), and a spiral valley
-whose Hessian's eigenbasis turns along the way ("spiral"). The sweep goes over angles and delays on the quadratic,
-beside the Hessian's (1,1)-norm: theorem 2.3 bounds the cost of delay by tau times that norm, and a rotation changes
-nothing else.
+The sweep goes over angles and delays on the quadratic, beside the Hessian's (1,1)-norm: theorem 2.3 bounds the cost of
+delay by tau times that norm, and a rotation changes nothing else.
 """
 
 from __future__ import annotations
@@ -72,7 +70,6 @@ class QuadraticConfig(_QuadraticSection):
         return self
 
     def degrees(self, aligned: bool) -> float:
-        """The angle of the eigenvectors to the axes."""
         return 0.0 if aligned else self.rotation_degrees
 
 
@@ -118,9 +115,7 @@ class SpiralConfig(ToySection):
 
 
 class State(NamedTuple):
-    """Points with their optimizer's moments, each (..., 2)."""
-
-    point: Array
+    point: Array  # (..., 2), as its moments
     exp_avg: Array
     exp_avg_sq: Array
 
@@ -129,24 +124,20 @@ class State(NamedTuple):
 class DelayedAdam:
     """Adam on many points (..., 2) at once, each by itself: w(t) = w(t-1) - update(gradient(w(t-1-tau))).
 
-    Attributes:
-        recent: the last tau + 1 points, the newest last; at first all are the start.
-        step: updates behind the points: one number, or one per point (..., 1).
-        one_size: AdaSGD (Wang & Wiens 2020, arXiv:2006.16541): the second moment is of the mean squared gradient, so
-            that all coordinates have one step size.
-        trace: a list to which every update adds its state; None where nobody asks.
+    With `one_size` it is AdaSGD (Wang & Wiens 2020, arXiv:2006.16541): the second moment is of the mean squared
+    gradient, so that all coordinates have one step size.
     """
 
     gradient: Callable[[Array], Array]
     lr: float
     beta1: float
     beta2: float
-    recent: list[Array]
+    recent: list[Array]  # the last tau + 1 points, the newest last; at first all are the start
     exp_avg: Array | float = 0.0
     exp_avg_sq: Array | float = 0.0
-    step: Array | int = 0
+    step: Array | int = 0  # updates behind the points: one number, or one per point (..., 1)
     one_size: bool = False
-    trace: list[State] | None = None
+    trace: list[State] | None = None  # every update adds its state
 
     def update(self) -> Array:
         """Make one update; returns the new points."""
@@ -201,16 +192,12 @@ class Case(NamedTuple):
 
 
 class Trajectory(NamedTuple):
-    """A run from the configured start, and how long other starts took."""
-
     path: Array  # the points (T + 1, 2), in the coordinates in which the optimizer works
     along_dominant: Array  # each update's component along the dominant eigenvector (T,)
     updates: Array  # to the target loss, from the start and from the others (1 + N,); infinite for never
 
 
 class QuadraticResult(NamedTuple):
-    """What was measured."""
-
     config: QuadraticConfig
     runs: dict[Case, Trajectory]
 
@@ -242,8 +229,6 @@ class QuadraticResult(NamedTuple):
 
 
 class SweepResult(NamedTuple):
-    """What was measured."""
-
     config: SweepConfig
     norms: Array  # sum |H_ij| over the sum of the eigenvalues, its minimum over rotations, at each angle (A,)
     updates: Array  # to the target (momenta, 1 + delays, angles, starts), first without delay; infinite for never
@@ -340,17 +325,14 @@ def descend(
 ) -> Array:
     """How many updates each start needs to the target loss of its quadratic (A, S); infinite for never."""
 
-    def gradient(points: Array) -> Array:
-        slopes: Array = np.einsum("aij,asj->asi", curvatures, points)
-        return slopes
-
-    def has_arrived(points: Array) -> NDArray[np.bool_]:
-        losses: Array = 0.5 * np.einsum("asi,aij,asj->as", points, curvatures, points)
-        return losses <= config.target
-
-    recent = [starts] * (delay + 1)
-    adam = DelayedAdam(gradient, config.lr, beta1, config.beta2, recent, one_size=one_size, trace=trace)
-    return adam.updates_until(has_arrived, config.most_updates)
+    adam = DelayedAdam(
+        lambda points: np.einsum("aij,asj->asi", curvatures, points), config.lr, beta1, config.beta2,
+        [starts] * (delay + 1), one_size=one_size, trace=trace,
+    )  # fmt: skip
+    return adam.updates_until(
+        lambda points: 0.5 * np.einsum("asi,aij,asj->as", points, curvatures, points) <= config.target,
+        config.most_updates,
+    )
 
 
 class SpiralResult(NamedTuple):
@@ -362,8 +344,7 @@ class SpiralResult(NamedTuple):
     plain: Array  # updates for the interval without delay (N,); infinite where it was not travelled
     delayed: Array  # the same with delay
     misalignments: Array  # there (N,)
-    special_angles: tuple[Array, Array]
-    """Where the dominant eigenvector on the valley's floor lies along an axis, and where half-way between axes."""
+    special_angles: tuple[Array, Array]  # of the floor: the dominant eigenvector lies on an axis; half-way between axes
 
     @property
     def slowdowns(self) -> Array:
@@ -390,7 +371,6 @@ class SpiralResult(NamedTuple):
         return None if np.isnan(chosen).all() else float(np.nanmedian(chosen))
 
     def numbers(self) -> dict[str, Any]:
-        """What is kept in a file."""
         correlation, p_value = self.correlation() or (None, None)
         way = angles_along(self.path)
         aligned, misaligned = (_rounded(angles, 2) for angles in self.special_angles)
@@ -433,9 +413,9 @@ def spiral_gradient(points: Array) -> Array:
     radius, phase = _radius_and_phase(points)
     by_phase = 2.0 * (20.0 * np.sin(phase) + 1.0) * 20.0 * np.cos(phase)
     by_radius, by_angle = 2.0 * radius + 4.0 * by_phase, -by_phase
-    return np.stack(
-        [by_radius * x / radius - by_angle * y / radius**2, by_radius * y / radius + by_angle * x / radius**2], axis=1
-    )
+    by_x = by_radius * x / radius - by_angle * y / radius**2
+    by_y = by_radius * y / radius + by_angle * x / radius**2
+    return np.stack([by_x, by_y], axis=1)
 
 
 def spiral_hessians(points: Array) -> Tensor:
@@ -459,8 +439,7 @@ def floor_points(radii: Array) -> Array:
 def distance_from_floor(points: Array) -> Array:
     """Signed and to first order, for points (N, 2) in the valley."""
     radius, phase = _radius_and_phase(points)
-    distance: Array = _wrapped(phase - PHASE_OF_FLOOR) / np.sqrt(16.0 + 1.0 / radius**2)
-    return distance
+    return _wrapped(phase - PHASE_OF_FLOOR) / np.sqrt(16.0 + 1.0 / radius**2)
 
 
 def _wrapped(angle: Array) -> Array:
@@ -521,7 +500,7 @@ def updates_for_interval(config: SpiralConfig, adam: DelayedAdam) -> Array:
 
 
 def special_angles(config: SpiralConfig, angles: Array) -> tuple[Array, Array]:
-    """Where on the valley's floor the dominant eigenvector of the Hessian lies on an axis, and half-way between axes.
+    """Where on the valley's floor the Hessian's dominant eigenvector lies on an axis, and half-way between axes.
 
     Only within the range of `angles`, a trajectory's, whose first one is the floor's at the start.
     """
@@ -533,9 +512,5 @@ def special_angles(config: SpiralConfig, angles: Array) -> tuple[Array, Array]:
     turns = np.unwrap(4.0 * np.arctan2(dominant[:, 1], dominant[:, 0])) / (2.0 * math.pi)
     inside = (along_floor >= angles.min()) & (along_floor <= angles.max())
 
-    def crossings(offset: float) -> Array:
-        crossed = np.diff(np.floor(turns - offset)) != 0
-        angles: Array = along_floor[1:][crossed & inside[1:]]
-        return angles
-
-    return crossings(0.0), crossings(0.5)
+    aligned, misaligned = (np.diff(np.floor(turns - offset)) != 0 for offset in (0.0, 0.5))
+    return along_floor[1:][aligned & inside[1:]], along_floor[1:][misaligned & inside[1:]]
