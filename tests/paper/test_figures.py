@@ -1,14 +1,19 @@
-"""The paper's figures from made-up runs: all of them draw, and say what is missing and what makes it."""
+"""The paper's figures: all of them draw, say what is missing and what makes it, and are those of their own commands."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from brx.cli.main import main
 from brx.cli.paper import complete_figure, complete_table
+from brx.curvature.norm_measurement import measure_runs
+from brx.curvature.norm_result import STRATEGY_SPACES, NormSettings
+from brx.errors import UserError
 from brx.paper.figures import FIGURES, draw_paper_figure
 from brx.paper.scales import SCALES, VARIANTS, Experiments
 from brx.plot.style import new_figure
+from tests.curvature.helpers import finished_run
 from tests.paper.helpers import write_experiment
 
 LAPTOP = SCALES["laptop"]
@@ -38,19 +43,19 @@ def test_titles_say_what_the_numbers_say(tmp_path):
     between = {"pipeline.stages": 8, **VARIANTS["pipedream"]}
     write_experiment(tmp_path, LAPTOP.preset, between, slowness=3.5)
     experiments = Experiments.load(LAPTOP, tmp_path)
-    finals = {name: float(experiments.find(name, P)["train_loss"].mean())
-              for name, P in (("pipedream", 32), ("basis-rotation", 32))}  # fmt: skip
-    undelayed = float(experiments.find("pipedream", 1)["train_loss"].mean())
+    undelayed, delayed, ours = (
+        float(experiments.find(name, P)["train_loss"].mean())
+        for name, P in (("pipedream", 1), ("pipedream", 32), ("basis-rotation", 32))
+    )
     figure = FIGURES["teaser"]
     with new_figure() as drawn:
         for panel, axes in zip(figure.panels, drawn.subplots(1, 2), strict=True):
             panel(experiments, axes)
         left, right = (" ".join(axes.get_title().split()) for axes in drawn.axes)
         labels = [text.get_text() for text in drawn.axes[1].get_legend().get_texts()]
-    assert left == f"(a) PipeDream P = 1 to P = 32: {finals['pipedream'] - undelayed:+.2f} nats"
-    below = undelayed - finals["basis-rotation"]
-    assert below > 0
-    assert right == f"(b) P = 32 Basis rotation ends {below:.2f} nats below AdamW without delay"
+    assert left == f"(a) PipeDream P = 1 to P = 32: {delayed - undelayed:+.2f} nats"
+    assert undelayed > ours
+    assert right == f"(b) P = 32 Basis rotation ends {undelayed - ours:.2f} nats below AdamW without delay"
     assert labels == ["PipeDream", "Basis rotation", "AdamW without delay"]
 
 
@@ -62,34 +67,28 @@ def test_same_runs_give_the_same_bytes(experiments, drawn, tmp_path, monkeypatch
 
 
 def test_all_draws_what_there_is_and_names_the_sweep_of_the_rest(tmp_path, capsys, monkeypatch):
-    few = {name: FIGURES[name] for name in ("schedule", "teaser", "weight-prediction")}
+    few = {name: FIGURES[name] for name in ("schedule", "teaser", "weight-prediction", "preconditioned")}
     monkeypatch.setattr("brx.paper.publishing.FIGURES", few)
     write_experiment(tmp_path / "runs", LAPTOP.preset, {"pipeline.stages": 32})
-    assert main(["plot", "all", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "figures")]) == 0
+    places = ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "figures")]
+    assert main(["plot", "all", *places]) == 0
     out, error = capsys.readouterr()
     assert [line.rpartition("/")[2] for line in out.splitlines()] == ["schedule.png", "teaser.png"]
-    assert "figure weight-prediction: none of its runs" in error
-    assert "brx sweep configs/sweeps/laptop/prediction.yaml" in error
-
-
-def test_a_figure_without_runs_of_its_own_sweep_is_not_drawn_from_others_alone(tmp_path, capsys):
-    write_experiment(tmp_path / "runs", LAPTOP.preset, {"pipeline.stages": 32})
-    plot = ["plot", "preconditioned", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path)]
-    assert main(plot) == 2
-    error = capsys.readouterr().err
-    assert "figure preconditioned: none of its runs are in" in error
-    assert "brx sweep configs/sweeps/laptop/preconditioned.yaml" in error
+    # A figure without runs of its own sweep is not drawn from others alone.
+    for name, sweep in (("weight-prediction", "prediction"), ("preconditioned", "preconditioned")):
+        assert f"figure {name}: none of its runs" in error
+        assert f"brx sweep configs/sweeps/laptop/{sweep}.yaml" in error
+    assert main(["plot", "preconditioned", *places]) == 2
     write_experiment(tmp_path / "runs", LAPTOP.preset, {"pipeline.stages": 32, **VARIANTS["soap"]})
-    assert main(plot) == 0
-    assert (tmp_path / "preconditioned.png").is_file()
+    assert main(["plot", "preconditioned", *places]) == 0
+    assert (tmp_path / "figures" / "preconditioned.png").is_file()
 
 
-@pytest.mark.parametrize("form", ["png", "svg"])
-def test_a_file_is_written_where_one_is_named(form, tmp_path):
-    out = tmp_path / "new" / f"x.{form}"
+def test_a_file_is_written_where_one_is_named(tmp_path):
+    out = tmp_path / "new" / "x.svg"
     assert main(["plot", "Figure 1", "--out", str(out)]) == 0
     assert [path.name for path in out.parent.iterdir()] == [out.name]
-    assert out.read_bytes()[:5] in (b"\x89PNG\r", b"<?xml")
+    assert out.read_bytes().startswith(b"<?xml")
 
 
 def test_names_complete():
@@ -119,3 +118,58 @@ def test_looking_up_an_experiment_takes_all_seeds_and_the_best_rate(tmp_path):
     write_experiment(tmp_path, LAPTOP.preset, {**settings, "optimizer.lr": 0.001}, seeds=(0,), val_loss=2.0)
     seeds = Experiments.load(LAPTOP, tmp_path).find("nesterov")
     assert seeds["optimizer.lr"].tolist() == [0.003, 0.003]
+
+
+OWN_COMMANDS = {
+    "schedule": ["schedule", "--stages", "4", "--figure"],
+    "hessian-norm": ["hessian-norm", "{runs}", "--measured", "--out"],
+    "oscillation": ["oscillation", "{runs}", "--measured", "--out"],
+    "effective-delay": ["effective-delay", "{runs}", "--out"],
+}
+
+
+@pytest.mark.parametrize("name", OWN_COMMANDS)
+def test_figure_is_that_of_its_own_command(name, tmp_path):
+    arguments = [part.format(runs=SCALES["laptop"].curvature) for part in OWN_COMMANDS[name]]
+    (tmp_path / "own").mkdir()
+    assert main([*arguments, str(tmp_path / "own" / name)]) == 0
+    assert main(["plot", FIGURES[name].place or name, "--out", str(tmp_path / "plot")]) == 0
+    for suffix in (".png", ".pdf", ".svg", ".txt"):
+        own, drawn = (tmp_path / which / f"{name}{suffix}" for which in ("own", "plot"))
+        assert own.read_bytes().replace(b"/own/", b"/plot/") == drawn.read_bytes()
+
+
+def test_toy_figures_are_drawn_from_the_papers_settings(tmp_path, monkeypatch):
+    toys = []
+    monkeypatch.setattr("brx.paper.figures.run_toy", lambda *arguments: toys.append(arguments) or [tmp_path])
+    for name in ("quadratic", "spiral"):
+        assert main(["plot", f"toy-{name}", "--out", str(tmp_path)]) == 0
+        assert toys[-1] == (name, tmp_path / f"toy-{name}")
+
+
+def test_norms_by_strategy_stand_beside_the_slowdowns_of_the_scale_as_far_as_there_are_any(tmp_path):
+    (tmp_path / "curvature").mkdir()
+    run = finished_run(tmp_path / "curvature", "run")
+    scale = replace(SCALES["laptop"], curvature=run.parent, runs=tmp_path / "runs")
+    with pytest.raises(UserError, match="no checkpoint was measured in all coordinates"):
+        FIGURES["strategy-norms"].draw_to(tmp_path / "figure", scale)
+    measure_runs([run], STRATEGY_SPACES, NormSettings(vectors=4, batches_per_vector=2, basis_batches=3))
+    *_, caption = FIGURES["strategy-norms"].draw_to(tmp_path / "figure", scale)
+    assert "slowdown" not in caption.read_text()
+    for method in ("pipedream-lr", "basis-rotation"):
+        for stages in (1, 32):
+            write_experiment(scale.runs, scale.preset, {"pipeline.stages": stages, **VARIANTS[method]})
+    text = FIGURES["strategy-norms"].draw_to(tmp_path / "figure", scale)[-1].read_text()
+    assert "slowdown at P = 32" in text
+    assert "(basis-rotation)" in text
+    assert "not run (basis-rotation 1st/bilateral)" in text
+
+
+def test_what_a_scale_has_measured_is_drawn_into_its_own_folder_and_refused_without(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(SCALES, "paper", replace(SCALES["paper"], curvature=SCALES["laptop"].curvature.resolve()))
+    monkeypatch.setitem(SCALES, "laptop", replace(SCALES["laptop"], curvature=tmp_path / "nothing"))
+    monkeypatch.chdir(tmp_path)
+    assert main(["plot", "oscillation", "--scale", "paper"]) == 0
+    assert (tmp_path / "figures" / "paper" / "oscillation.png").is_file()
+    assert main(["plot", "oscillation"]) == 2
+    assert capsys.readouterr().err == f"brx: figure oscillation: {tmp_path / 'nothing'}: no such folder\n"

@@ -33,14 +33,15 @@ def write_ladder(folder, iterations, slowness_by_method, seeds=(0,)):
             write_experiment(folder, LAPTOP.preset, settings, seeds=seeds, slowness=slower)
 
 
-@pytest.fixture
-def runs(tmp_path):
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
     """Slowdowns of 1 + 200 tau / T (basis rotation), twice and three times as much; there are no others."""
+    folder = tmp_path_factory.mktemp("ladder")
     for iterations in (2000, 4000, 16000):
         cost = 200 * 31 / iterations
         methods = {"basis-rotation": 1 + cost, "pipedream-lr": 1 + 2 * cost, "nesterov": 1 + 3 * cost}
-        write_ladder(tmp_path / "runs", iterations, methods, seeds=(0, 1) if iterations == 2000 else (0,))
-    return tmp_path / "runs"
+        write_ladder(folder, iterations, methods, seeds=(0, 1) if iterations == 2000 else (0,))
+    return folder
 
 
 def test_slowdowns_and_savings_of_every_complete_length(runs):
@@ -90,11 +91,6 @@ def test_a_length_that_lacks_a_run_is_left_out(runs, tmp_path):
     assert experiments.missing
 
 
-def test_scale_of_one_length_has_no_ladder(complete):
-    with pytest.raises(UserError, match="the ladder: only at the scale of a laptop"):
-        complete_lengths(Experiments.load(SCALES["paper"], complete))
-
-
 def test_power_law_is_the_line_through_the_logarithms():
     generator = np.random.default_rng(0)
     x = np.array([1e-4, 3e-4, 1e-3, 4e-3])
@@ -105,6 +101,8 @@ def test_power_law_is_the_line_through_the_logarithms():
     assert law.at(2e-5)[0] == pytest.approx(math.exp(intercept + slope * math.log(2e-5)))
     exact = fit_power_law(x.tolist(), (30 * x**0.7).tolist()).at(PAPER_RELATIVE_DELAY)
     assert exact == pytest.approx((30 * PAPER_RELATIVE_DELAY**0.7,) * 3)
+    assert fit_power_law([1e-3, 2e-3], [1.0, 2.0]) is None
+    assert fit_power_law([1e-3, 2e-3, 4e-3], [0.5, 0.0, 1.0]) is None  # delay costs nothing
 
 
 def test_interval_of_the_extrapolation_covers_a_new_point_as_often_as_it_says():
@@ -119,30 +117,16 @@ def test_interval_of_the_extrapolation_covers_a_new_point_as_often_as_it_says():
     assert 0.93 < covered / 2000 < 0.97
 
 
-def test_there_is_no_law_through_too_few_points_or_where_delay_costs_nothing():
-    assert fit_power_law([1e-3, 2e-3], [1.0, 2.0]) is None
-    assert fit_power_law([1e-3, 2e-3, 4e-3], [0.5, 0.0, 1.0]) is None
-
-
-def test_figure_states_the_extrapolation_with_its_interval_beside_the_papers_number(runs):
-    with new_figure() as figure:
-        fill_ladder(figure, complete_lengths(Experiments.load(LAPTOP, runs)))
-        labels = [text.get_text() for axes in figure.axes for text in axes.get_legend().get_texts()]
-        scales = [axes.get_xscale() for axes in figure.axes]
-        left, right = (axes.get_xlim() for axes in figure.axes)
-    assert scales == ["log", "log"]
-    assert left[0] < PAPER_RELATIVE_DELAY < left[1]
-    assert right[0] < PAPER_RELATIVE_DELAY
-    assert any(label.startswith("PipeDream-LR: ") and label.endswith("/ 5.43") for label in labels)
-    assert any(label.startswith("Basis rotation: ") and label.endswith("/ 71.6%") for label in labels)
-    assert all("[" in label for label in labels)
-
-
-def test_table_ends_with_the_extrapolation_that_the_figure_states(runs):
+def test_figure_and_table_state_the_extrapolation_with_its_interval_beside_the_papers_number(runs):
     experiments = Experiments.load(LAPTOP, runs)
     with new_figure() as figure:
         fill_ladder(figure, complete_lengths(experiments))
         labels = [text.get_text() for axes in figure.axes for text in axes.get_legend().get_texts()]
+        for axes in figure.axes:
+            assert axes.get_xscale() == "log"
+            assert axes.get_xlim()[0] < PAPER_RELATIVE_DELAY < axes.get_xlim()[1]
+    assert all("[" in label for label in labels)
+    assert any(label.startswith("PipeDream-LR: ") and label.endswith("/ 5.43") for label in labels)
     table = slowdowns_by_length(experiments)
     last = table[table["iterations"].str.endswith("extrapolated")].set_index("method")
     assert set(last.index) == set(LADDER_METHODS)
@@ -151,10 +135,13 @@ def test_table_ends_with_the_extrapolation_that_the_figure_states(runs):
     assert f"Basis rotation: {last.loc['basis-rotation', 'iterations saved at P']} / 71.6%" in labels
 
 
-def test_figure_without_complete_lengths_says_so(tmp_path):
+def test_without_complete_lengths_the_figure_says_so_and_a_scale_of_one_length_has_none(tmp_path):
     write_ladder(tmp_path / "runs", 2000, {"basis-rotation": 2.0})
-    written, asked = draw_paper_figure(FIGURES["ladder"], Experiments.load(LAPTOP, tmp_path / "runs"), tmp_path)
+    experiments = Experiments.load(LAPTOP, tmp_path / "runs")
+    written, asked = draw_paper_figure(FIGURES["ladder"], experiments, tmp_path)
     assert asked.used
     details = json.loads(written[-1].read_text())
     assert details["not there"][0].startswith("nesterov at P = 1")
     assert next(iter(details["runs"])).startswith("basis-rotation, P = 1, lr 0.001*, 8 blocks")
+    with pytest.raises(UserError, match="the ladder: only at the scale of a laptop"):
+        complete_lengths(Experiments(SCALES["paper"], experiments.runs, tmp_path))
