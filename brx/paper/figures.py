@@ -40,8 +40,6 @@ from brx.paper.panels import (
     change,
     curves,
     deeper_models,
-    draw_against_time,
-    draw_validation,
     final_losses,
     lines,
     rates,
@@ -63,6 +61,7 @@ from brx.paper.similarity import draw_study
 from brx.paper.tables import PRECONDITIONED_TABLE
 from brx.paper.toy_figures import run_toy
 from brx.plot.curvature import draw_effective_delay, draw_norms, draw_oscillation, draw_strategy_norms
+from brx.plot.losses import draw_against_time, draw_validation
 from brx.plot.schedule import draw_schedules
 from brx.plot.style import COLUMN_WIDTH_IN, look_of, new_figure, save
 from brx.runs.comparison import BASELINES
@@ -72,8 +71,7 @@ from brx.runs.reading import SMOOTHING
 from brx.runs.tables import rate_text
 
 PANEL_IN, HEIGHT_IN = 2.3, 2.5
-ALONE_IN = (COLUMN_WIDTH_IN, 2.9)
-"""Of a figure of one panel."""
+ALONE_IN = (COLUMN_WIDTH_IN, 2.9)  # a figure of one panel
 READING = (
     f"Training losses are means over {SMOOTHING:.0%} of the iterations, at the learning rate of the lowest final"
     " validation loss; bands: range over seeds, thin: one seed."
@@ -85,41 +83,26 @@ DEPTHS = (1, 2, 4, 8, 16, 32)
 class PaperFigure:
     """One figure: from runs, its `panels` or `fill` for the whole; or drawn by `draw_to` from no runs of a sweep."""
 
-    name: str
-    """On the command line and of the files."""
-    place: str
-    """In the paper, such as `Figure 5`; empty where it has no such figure."""
+    name: str  # on the command line and of the files
+    place: str  # in the paper, such as `Figure 5`; empty where it has no such figure
     caption: str
-    panels: Sequence[Panel | None] = ()
-    """Row by row; in the place of a None is the legend."""
-    fill: Callable[[Experiments, Figure], None] | None = None
-    """Draws the whole figure, where it is no grid of panels."""
-    draw_to: Callable[[Path, Scale], list[Path]] | None = None
-    """Draws it at a path without suffix, from what was measured at a scale; the files written."""
-    is_measured: bool = False
-    """Whether `draw_to` draws what was measured, and not the same at all scales."""
-    across: int = 1
-    """Panels in a row."""
-    height: float | None = None
-    """In inches; by default HEIGHT_IN per row."""
-    shares_y: int | None = 0
-    """From which panel on panels have one vertical axis; None: each has its own."""
-    legend: bool = True
-    """One under all panels, instead of one under each."""
-    reading: str = READING
-    """The caption's second sentence: how to read it."""
-    sweep: str = ""
-    """Without runs of this one the figure would show other experiments alone; empty where any run will do."""
+    panels: Sequence[Panel | None] = ()  # row by row; in the place of a None is the legend
+    fill: Callable[[Experiments, Figure], None] | None = None  # draws the whole, where it is no grid of panels
+    draw_to: Callable[[Path, Scale], list[Path]] | None = None  # at a path without suffix; the files written
+    is_measured: bool = False  # `draw_to` draws what was measured at a scale, and not the same at all scales
+    across: int = 1  # panels in a row
+    height: float | None = None  # in inches; by default HEIGHT_IN per row
+    shares_y: int | None = 0  # from which panel on panels have one vertical axis; None: each has its own
+    legend: bool = True  # one under all panels, instead of one under each
+    reading: str = READING  # the caption's second sentence: how to read it
+    sweep: str = ""  # without runs of this one it would show other experiments alone; empty where any run will do
 
 
 def draw_paper_figure(figure: PaperFigure, experiments: Experiments, folder: Path) -> tuple[list[Path], Experiments]:
-    """Draw one of the figures that are from runs into a folder.
+    """Draw one of the figures that are from runs into a folder; a UserError where none of its runs exist.
 
     Returns:
         The files written, and the experiments with what was used and what was missing.
-
-    Raises:
-        UserError: none of its runs exist.
     """
     asked = experiments.fresh()
     down = -(-len(figure.panels) // figure.across) or 1

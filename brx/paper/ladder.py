@@ -29,12 +29,9 @@ from brx.runs.slowdown import CONFIDENCE
 PAPER_RELATIVE_DELAY = 31 / 244_000
 """The paper's largest delay over its training: 1 B tokens at 4,096 per iteration."""
 LEAST_LENGTHS = 3
-MOST = 100
-"""Ends of intervals above it are not worth their digits."""
-SIDEWAYS = 1.03
-"""Neighbouring methods' points, as a factor of the relative delay: their intervals must not cover each other."""
-TICKS = [digit * 10.0**power for power in range(-5, 0) for digit in (1, 2, 5)]
-"""Relative delays that are marked."""
+MOST = 100  # ends of intervals above it are not worth their digits
+SIDEWAYS = 1.03  # factor between neighbouring methods' points: their intervals must not cover each other
+TICKS = [digit * 10.0**power for power in range(-5, 0) for digit in (1, 2, 5)]  # of the relative delay
 
 
 class Length(NamedTuple):

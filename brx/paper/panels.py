@@ -4,45 +4,28 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from brx.paper.scales import Experiments
-from brx.plot.style import draw_points, finish_panel, look_of, shade, thin
+from brx.paper.scales import Experiments, Scale
+from brx.plot.losses import Curve, curve_of, draw_final_losses, draw_rates, draw_training_losses
+from brx.plot.style import finish_panel, look_of, shade
 from brx.runs.comparison import slowdowns
-from brx.runs.frames import DEPTH, RATE, SEED, side_by_side, smoothed_loss, validation_loss
+from brx.runs.frames import DEPTH, SEED
 from brx.runs.slowdown import geometric_mean
 from brx.runs.tables import slowdown_text
 
 TITLE_CHARACTERS = 37
-THIN, THICK = 0.8, 1.5
-"""Widths of curves of one seed, and of several."""
-
 Panel = Callable[[Experiments, Axes], None]
 Wanted = Mapping[str, Any]
 """Options of `Experiments.find`: one experiment."""
 
 
-class Curve(NamedTuple):
-    """One experiment in a panel."""
-
-    runs: pd.DataFrame  # its seeds, rows of `brx.runs.load`
-    label: str
-    style: dict[str, Any]  # of matplotlib's lines
-
-
 Series = Callable[[Experiments], list[Curve]]
 """The curves of some experiments; those that are not there are left out."""
-
-
-def curve_of(runs: pd.DataFrame, label: str | None = None, **style: Any) -> Curve:
-    """A curve in its method's colour."""
-    look = look_of(runs["method"].iloc[0])
-    return Curve(runs, label or look.label, {"color": look.color, **style})
 
 
 def lines(wanted: Sequence[Wanted], label: str | None = None, **style: Any) -> Series:
@@ -66,11 +49,19 @@ def refresh_schedules(*schedules: str) -> Series:
     )
 
 
-def by_depth(method: str) -> Series:
-    """A curve per number of stages, from light to dark."""
-    return lambda experiments: _shaded(
-        experiments, {f"P = {P}": {"method": method, "stages": P} for P in experiments.scale.depths}
-    )
+def by_depth(method: str, *, per_block: bool = False) -> Series:
+    """A curve per number of stages, or per depth of the model, from light to dark."""
+    return lambda experiments: _shaded(experiments, _at_depths(method, experiments.scale, per_block))
+
+
+def _at_depths(method: str, scale: Scale, per_block: bool) -> dict[str, Wanted]:
+    """By label, a method at each number of stages, or on each depth of the model with one block per stage."""
+    if per_block:
+        return {
+            f"{n} blocks, P = {n}": {"method": method, "stages": n, "settings": {"model.blocks": n}}
+            for n in scale.blocks
+        }
+    return {f"P = {P}": {"method": method, "stages": P} for P in scale.depths}
 
 
 def by_setting(
@@ -96,10 +87,6 @@ def _shaded(experiments: Experiments, wanted_by_label: Mapping[str, Wanted]) -> 
 def _find_all(experiments: Experiments, wanted: Sequence[Wanted]) -> list[pd.DataFrame]:
     found = [experiments.find(**options) for options in wanted]
     return [seeds for seeds in found if seeds is not None]
-
-
-def _one_block_per_stage(method: str, blocks: int) -> Wanted:
-    return {"method": method, "stages": blocks, "settings": {"model.blocks": blocks}}
 
 
 Says = Callable[[Sequence[Curve], str], str]
@@ -135,64 +122,6 @@ def finals_of(shown: Sequence[Curve], loss: str) -> dict[str, float]:
     return finals
 
 
-def draw_training_losses(axes: Axes, curves: Sequence[Curve], title: str = "") -> None:
-    """Training loss against iterations: mean over seeds, and their range as a band; thin where there is one seed."""
-    for runs, label, style in curves:
-        losses = thin(side_by_side(runs))
-        width = THIN if len(losses.columns) == 1 else THICK
-        (line,) = axes.plot(losses.mean(axis="columns"), label=label, **{"linewidth": width, **style})
-        if len(losses.columns) > 1:
-            low, high = losses.min(axis="columns"), losses.max(axis="columns")
-            axes.fill_between(losses.index, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
-    finish_panel(axes, "iteration", "training loss (nats)", title)
-    _limit_losses(axes, curves)
-    _note_evidence(axes, curves)
-
-
-def _note_evidence(axes: Axes, curves: Sequence[Curve]) -> None:
-    """Say in the panel which curves are of one seed, and which of one learning rate."""
-    num_single = sum(len(curve.runs) == 1 for curve in curves)
-    num_one_rate = sum((curve.runs["num_rates"] == 1).all() for curve in curves)
-    notes = []
-    if num_single:
-        notes.append("one seed" if num_single == len(curves) else "thin: one seed")
-    if num_one_rate:
-        notes.append("one rate" + ("" if num_one_rate == len(curves) else f": {num_one_rate} of {len(curves)}"))
-    axes.annotate("\n".join(notes), (1, 1), xycoords="axes fraction", ha="right", va="top", fontsize=6, color="dimgrey")
-
-
-def draw_validation(axes: Axes, curves: Sequence[Curve], title: str) -> None:
-    """Validation loss against iterations, mean over seeds."""
-    for runs, label, style in curves:
-        axes.plot(side_by_side(runs, validation_loss).mean(axis="columns"), label=label, **style)
-    finish_panel(axes, "iteration", "validation loss (nats)", title)
-
-
-def draw_against_time(axes: Axes, curves: Sequence[Curve], title: str) -> None:
-    """The first seed's training loss against training time at the undisturbed pace of the method's fastest seed."""
-    for runs, label, style in curves:
-        losses = thin(smoothed_loss(runs.index[0]))
-        minutes = losses.index * runs["seconds_per_iteration"].min() / 60.0
-        axes.plot(minutes, losses, label=label, **style)
-    finish_panel(axes, "training time (minutes)", "training loss (nats)", title)
-    _limit_losses(axes, curves)
-
-
-def _limit_losses(axes: Axes, curves: Sequence[Curve]) -> None:
-    """Leave the first steep fall and spikes out of the range; panels that share theirs all fit in.
-
-    The upper end lies above what each curve is below of for three quarters of the training: spikes are rarer.
-    """
-    losses = [side_by_side(curve.runs).to_numpy() for curve in curves]
-    finite = [values[np.isfinite(values)] for values in losses]
-    low = min(float(values.min()) for values in finite)
-    usual = max(float(np.quantile(values, 0.75)) for values in finite)
-    low, high = low - 0.05, usual + max(0.1, 0.4 * (usual - low))
-    if not axes.get_autoscaley_on():  # a panel that shares this range has set it
-        low, high = min(low, axes.get_ylim()[0]), max(high, axes.get_ylim()[1])
-    axes.set_ylim(low, high)
-
-
 def curves(
     title: str,
     *series: Series,
@@ -216,54 +145,26 @@ def curves(
 
 def deeper_models(method: str) -> Panel:
     """A method's curves by the depth of the model, one block per stage."""
-
-    def series(experiments: Experiments) -> list[Curve]:
-        counts = experiments.scale.blocks
-        return _shaded(experiments, {f"{n} blocks, P = {n}": _one_block_per_stage(method, n) for n in counts})
-
-    return curves(look_of(method).label, series, says=change)
+    return curves(look_of(method).label, by_depth(method, per_block=True), says=change)
 
 
 def final_losses(methods: Sequence[str], *, per_block: bool = False, best_of: Sequence[str] = ()) -> Panel:
-    """Final training loss against the number of stages, or against the model's depth, one block per stage.
-
-    A line per method; bars: range over seeds. Of the methods in `best_of`, the best at each number of stages is drawn
-    alone, as one line.
-    """
+    """Final training loss against the number of stages, or against the model's depth, one block per stage."""
 
     def panel(experiments: Experiments, axes: Axes) -> None:
-        scale = experiments.scale
-        if per_block:
-            wanted = [_one_block_per_stage(name, count) for name in methods for count in scale.blocks]
-        else:
-            wanted = [{"method": name, "stages": P} for name in methods for P in scale.depths]
-        present = _find_all(experiments, wanted)
+        wanted = [_at_depths(method, experiments.scale, per_block).values() for method in methods]
+        present = _find_all(experiments, [options for of_method in wanted for options in of_method])
         if not present:
             say_not_run(axes, "(a) final loss")
             return
         runs = pd.concat(present)
         finals = runs.groupby([DEPTH, "variant"])["train_loss"].mean().unstack()
         (best, count), *_ = finals.idxmin(axis="columns").value_counts().items()
-        _draw_final_losses(axes, runs, best_of)
+        draw_final_losses(axes, runs, best_of)
         title = f"(a) final loss\n{look_of(best).label} lowest at {count} of {len(finals)} P"
         finish_panel(axes, "blocks = stages P" if per_block else "stages P", "final training loss (nats)", title)
 
     return panel
-
-
-def _draw_final_losses(axes: Axes, runs: pd.DataFrame, best_of: Sequence[str]) -> None:
-    is_rival = runs["method"].isin(best_of)
-    if is_rival.any():
-        best = runs[is_rival].groupby(["method", DEPTH])["train_loss"].mean().groupby(DEPTH).min()
-        axes.plot(best.index, best, color="black", linestyle="--", marker="o", markersize=3, label="best baseline")
-    for method, of_method in runs[~is_rival].groupby("method", sort=False):
-        look = look_of(method)
-        finals = of_method.groupby(DEPTH)["train_loss"].agg(["mean", "min", "max"])
-        ends = finals["min"], finals["max"]
-        draw_points(axes, finals.index, finals["mean"], ends, look, label=look.label, linestyle="-")
-    axes.set_xscale("log", base=2)
-    ticks = sorted(runs.loc[~is_rival, DEPTH].unique())
-    axes.set_xticks(ticks, [str(tick) for tick in ticks])
 
 
 def slowdown(method: str, letter: str = "") -> Panel:
@@ -292,10 +193,7 @@ def slowdown(method: str, letter: str = "") -> Panel:
 
 
 def rates(method: str) -> Panel:
-    """Final validation loss against the learning rate, a line per number of stages.
-
-    The chosen rate is filled, crosses at the top diverged or failed.
-    """
+    """Final validation loss against the learning rate, a line per number of stages."""
 
     def panel(experiments: Experiments, axes: Axes) -> None:
         depths, tried, label = experiments.scale.depths, experiments.tried, look_of(method).label
@@ -305,7 +203,7 @@ def rates(method: str) -> Panel:
             if seeds is not None:
                 at_edge += [seeds["lr_at_edge"].iloc[0]] if seeds["num_rates"].iloc[0] > 1 else []
                 scores = tried[tried["experiment"] == seeds["experiment"].iloc[0]]
-                _draw_rates(axes, scores, shade(look_of(method).color, index, len(depths)), f"P = {depth}")
+                draw_rates(axes, scores, shade(look_of(method).color, index, len(depths)), f"P = {depth}")
         if axes.lines:
             title = f"{label}\nbest at the edge of the rates: {sum(at_edge)} of {len(at_edge)}"
             finish_panel(axes, "learning rate", "final validation loss (nats)", title)
@@ -313,17 +211,6 @@ def rates(method: str) -> Panel:
             say_not_run(axes, label)
 
     return panel
-
-
-def _draw_rates(axes: Axes, scores: pd.DataFrame, color: Any, label: str) -> None:
-    """`scores`: rows of `brx.runs.experiments.tried_rates`, of one experiment."""
-    rates, failed, chosen = scores[RATE], np.isinf(scores["score"]), scores[scores["is_best"]]
-    style: dict[str, Any] = {"color": color, "marker": "o", "markersize": 4}
-    axes.plot(rates[~failed], scores["score"][~failed], fillstyle="none", label=label, **style)
-    axes.plot(chosen[RATE], chosen["score"], **style)
-    at_top = np.full(failed.sum(), 0.97)
-    axes.plot(rates[failed], at_top, "x", color=color, transform=axes.get_xaxis_transform())
-    axes.set_xscale("log")
 
 
 def say_not_run(axes: Axes, title: str) -> None:

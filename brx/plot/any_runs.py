@@ -32,15 +32,7 @@ NUM_TARGETS = 40
 
 
 def draw_curves(runs: pd.DataFrame, path: Path, *, target: float | None = None) -> list[Path]:
-    """Smoothed training loss against iterations; solid without delay, dashed with.
-
-    Args:
-        runs: what to draw, rows of `brx.runs.load`.
-        path: of the figure, without suffix.
-        target: a loss to mark with a line.
-
-    Returns:
-        The files written (PNG, PDF, SVG, caption, runs).
+    """Smoothed training loss of rows of `brx.runs.load` against iterations; solid without delay, dashed with.
 
     Raises:
         UserError: a run failed before its first loss was written.
@@ -82,12 +74,8 @@ def draw_all_targets(
     """Slowdown at the largest number of stages for every target from an early loss to the best final one.
 
     So nobody has to trust one choice of target. A line ends where its method no longer reaches it under delay.
-
-    Args:
-        chosen: experiments of one model and budget, rows of `at_best_rates`, of which `has_slowdowns`.
-        path: of the figure, without suffix.
-        reference_stages: what slowdown is relative to.
-        marked: a target to mark; by default the loss that all of `chosen` that have a reference reach.
+    `chosen` are experiments of one model and budget, rows of `at_best_rates`, of which `has_slowdowns`; `marked` is a
+    target to mark, by default the loss that all of them that have a reference reach.
     """
     compared = with_reference(chosen, reference_stages)
     most = compared.loc[~is_reference(compared, reference_stages), DEPTH].max()

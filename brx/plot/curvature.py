@@ -85,10 +85,10 @@ def draw_strategy_norms(results: Sequence[NormResult], delays: StrategySlowdowns
     """Norms by coordinates with 95 % intervals, or the range of seeds; if given, slowdowns against norms beside."""
     columns = 1 if delays is None else 2
     with new_figure(width=3.4, height=3.1, columns=columns) as figure:
-        panels = figure.subplots(1, columns, squeeze=False)[0]
-        _draw_norms_by_strategy(panels[0], results)
+        left, *right = figure.subplots(1, columns, squeeze=False)[0]
+        _draw_norms_by_strategy(left, results)
         if delays is not None:
-            _draw_slowdown_by_norm(panels[1], results, delays)
+            _draw_slowdown_by_norm(right[0], results, delays)
         table = format_table(strategy_table(results, delays), "markdown")
         return save(figure, path, f"{NORM_TITLE}; bars: 95 % intervals, of several seeds their range\n{table}")
 
@@ -149,17 +149,14 @@ def draw_effective_delay(
 ) -> list[Path]:
     """tau' as a share of the largest delay against the number of stages, and measured slowdowns against tau'.
 
-    Args:
-        curves: measurements, and tau' of each for several numbers of stages.
-        points: runs with their slowdown.
-        path: of the figure, without suffix.
+    `curves` are measurements, each with tau' for several numbers of stages.
     """
     columns = 2 if points else 1
     with new_figure(height=3.6, columns=columns) as figure:
-        panels = figure.subplots(1, columns, squeeze=False)[0]
-        _draw_delays(panels[0], curves)
+        left, *right = figure.subplots(1, columns, squeeze=False)[0]
+        _draw_delays(left, curves)
         if points:
-            _draw_slowdown_by_delay(panels[1], points)
+            _draw_slowdown_by_delay(right[0], points)
         lines = [
             f"{_label(result)} coordinates: "
             + ", ".join(f"P = {point.num_stages}: {point.delay:.3g} +- {point.standard_error:.2g}" for point in delays)

@@ -33,8 +33,7 @@ GROUP_COLORS = (_BLUE, _GREEN, _RED, _GREY)
 
 COLUMN_WIDTH_IN = 3.4
 DPI = 200
-SHORT_LABEL = 10
-"""Characters of a label that leave room for two columns under a panel."""
+SHORT_LABEL = 10  # characters that leave room for two columns of a legend under a panel
 
 
 class Look(NamedTuple):

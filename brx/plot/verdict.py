@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
 STAGES, MICRO_BATCHES = (2, 4, 8, 16, 32), (1, 2, 4, 8, 16, 32)
 
-STRONGEST = 2.0
-"""log2 of the ratio of times at which the colour is full."""
+STRONGEST = 2.0  # log2 of the ratio of times at which the colour is full
 
 
 def grid(
@@ -51,11 +50,7 @@ def grid(
 def draw_verdict(cells: Grid, path: Path, measurements: Measurements, run: PlannedRun | None = None) -> list[Path]:
     """Left: times against each other, P by M; right: at the largest P, measured slowdowns and the break-even.
 
-    Args:
-        cells: the answers of the same loss, by P and M; one of them at least.
-        path: of the figure, without suffix.
-        measurements: what they are from.
-        run: the model and its devices, if they were given.
+    `cells` are the answers of one loss from `measurements`, one at least; `run` is the model, if it was given.
     """
     verdicts = [verdict for verdict in cells.values() if verdict is not None]
     deepest = max(verdict.question.num_stages for verdict in verdicts)

@@ -119,10 +119,9 @@ def _packed(content: Any) -> str:
 
 
 def paper_drawings(experiments: Experiments, folders: Iterable[Path]) -> tuple[list[Drawing], list[str]]:
-    """The paper's figures: taken from some folders where they were drawn from these very runs, else drawn.
+    """The paper's figures that have runs, and a line for each that has none.
 
-    Returns:
-        Those that have runs, and a line for each that has none.
+    They are taken from some folders where they were drawn from these very runs, else drawn.
     """
     drawn, undrawn = [], []
     with tempfile.TemporaryDirectory(prefix="brx-report-") as scratch:

@@ -5,8 +5,9 @@ import re
 import numpy as np
 import pytest
 
-from brx.paper.panels import THICK, THIN, curve_of, draw_training_losses, final_losses, slowdown
+from brx.paper.panels import final_losses, slowdown
 from brx.paper.scales import VARIANTS, Experiments
+from brx.plot.losses import THICK, THIN, curve_of, draw_training_losses
 from brx.plot.style import new_figure
 from tests.paper.helpers import LAPTOP, write_experiment
 

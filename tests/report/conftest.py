@@ -2,6 +2,7 @@ import pytest
 
 from brx.cli.main import main
 from brx.paper.figures import FIGURES
+from brx.paper.tables import TABLES
 from tests.report.helpers import EVIL_NAME, write_run
 
 
@@ -22,11 +23,13 @@ def runs(tmp_path_factory):
 
 
 @pytest.fixture(scope="package", autouse=True)
-def _few_figures():
-    """Two with runs, one without: to draw them all is not this room's to test, and takes a while."""
+def _few_figures_and_tables():
+    """Two with runs, one without: to make them all is not this room's to test, and takes a while."""
     with pytest.MonkeyPatch.context() as patch:
         few = {name: FIGURES[name] for name in ("teaser", "validation", "width")}
         patch.setattr("brx.report.page.FIGURES", few)
+        few_tables = {name: TABLES[name] for name in ("claims", "final-loss", "ladder")}
+        patch.setattr("brx.report.page.TABLES", few_tables)
         yield
 
 

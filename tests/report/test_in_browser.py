@@ -102,24 +102,20 @@ def shown_runs(elements):
     return names
 
 
-def num_curves(elements):
-    return sum("trace scatter" in (attributes.get("class") or "") for attributes, _ in elements.named("g"))
-
-
-def test_the_address_restores_a_selection(opened):
-    elements = opened("#stages=1&method=pipedream&method=nesterov")
-    assert shown_runs(elements) == ["pipedream-1", EVIL_NAME]
-    assert num_curves(elements) == 2
-
-
-def test_all_runs_can_be_shown_and_sorted(opened):
+def test_the_address_restores_a_selection_and_all_runs_can_be_shown_and_sorted(opened):
     click = """
+        document.documentElement.dataset.restored = JSON.stringify({
+          runs: [...document.querySelectorAll("#run-table tr:not([hidden]) .name")].map((one) => one.textContent),
+          curves: document.querySelectorAll("g.trace.scatter").length,
+        });
         document.querySelector("#filters button[type=reset]").click();
         [...document.querySelectorAll("#run-table th button")].find((one) => one.textContent === "val loss").click();
     """
-    elements = opened(then=click)
+    elements = opened("#stages=1&method=pipedream&method=nesterov", click)
+    ((root, _),) = elements.named("html")
+    assert json.loads(root["data-restored"]) == {"runs": ["pipedream-1", EVIL_NAME], "curves": 2}
     assert [text for _, text in elements.named("output")] == ["7 of 7 runs"]
-    assert num_curves(elements) == 7
+    assert sum("trace scatter" in (attributes.get("class") or "") for attributes, _ in elements.named("g")) == 7
     names = shown_runs(elements)
     assert set(names[:2]) == {"pipedream-1", "basis-rotation-1"}
     assert names[2:] == [
