@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
+from torch.optim.adamw import adamw
 from torch.optim.optimizer import ParamsT
 
 from brx.optim import eigenbasis, sharded
-from brx.optim.elementwise import fused_adamw, update_elementwise
 from brx.optim.matrix_batch import Layout, MatrixBatch, Member, for_each, rotate, seen_from, unless_bad
 from brx.optim.options import Group, check_options, shared_options, step_options
 from brx.optim.parameter_state import (
@@ -338,8 +338,7 @@ class BasisRotation(Optimizer):
     def _rotated_adam(self, batch: MatrixBatch, rotated_gradient: Tensor) -> Tensor:
         """The moments' recursions in the rotated space, and the update -lr m^ / (sqrt(v^) + eps) there (b, m, n).
 
-        Between refreshes U^T M V obeys M's own recursion, so that M needs no rotation in an ordinary step. The kernel
-        is torch's fused AdamW, on weights of zero.
+        Between refreshes U^T M V obeys M's own recursion: M needs no rotation then. AdamW's kernel, on weights of zero.
         """
         gradient, update = rotated_gradient.view_as(batch.state["exp_avg"]), torch.zeros_like(batch.state["exp_avg"])
         momentum, second_moment, steps = (batch.state[name] for name in ("exp_avg", "exp_avg_sq", "step"))
@@ -353,8 +352,8 @@ class BasisRotation(Optimizer):
     def _check_gradients(self, members: list[Member]) -> Tensor | None:
         """One look at all gradients together: their norms also find entries whose squares overflow.
 
-        On a GPU the host does not wait for the answer in an ordinary step: the flag () that is returned makes the step
-        change nothing. None where gradients are known to be finite.
+        On a GPU the host does not wait for it in an ordinary step: the flag () that is returned makes the step change
+        nothing.
         """
         for member in members:
             if member.gradient is not None and member.gradient.layout is not torch.strided:
@@ -362,12 +361,11 @@ class BasisRotation(Optimizer):
                     f"{self._describe(member.parameter)}: its gradient is sparse; give a dense one (sparse=False)"
                 )
         norms: dict[Tensor, Tensor] = {}
-        for (_, dtype), alike in groupby(members, lambda m: (m.parameter.device, arithmetic(m.parameter))):
-            gradients = {m.parameter: local(m.gradient) for m in alike if m.gradient is not None}
-            norms.update(zip(gradients, torch._foreach_norm(list(gradients.values()), dtype=dtype), strict=True))
         by_device: dict[torch.device, list[Tensor]] = {}
-        for parameter, norm in norms.items():
-            by_device.setdefault(parameter.device, []).append(norm)
+        for (device, dtype), alike in groupby(members, lambda m: (m.parameter.device, arithmetic(m.parameter))):
+            gradients = {m.parameter: local(m.gradient) for m in alike if m.gradient is not None}
+            norms |= zip(gradients, torch._foreach_norm(list(gradients.values()), dtype=dtype), strict=True)
+            by_device.setdefault(device, []).extend(map(norms.__getitem__, gradients))
         bad = {device: ~torch.stack(of_device).isfinite().all() for device, of_device in by_device.items()}
         self._sharding.agree(filter(is_sharded, norms), bad)
         can_wait = len(bad) == 1 and next(iter(bad)).type in ASYNCHRONOUS and len(self._unseen) < LONGEST_WAIT
@@ -568,6 +566,55 @@ class BasisRotation(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._forget()
+
+
+def update_elementwise(members: list[Member], bad: Tensor | None) -> None:
+    """One step of AdamW; of sharded parameters, of the part that lies here."""
+    for _, of_one_call in groupby(members, lambda m: (id(m.group), m.parameter.dtype, m.parameter.device)):
+        alike = list(of_one_call)
+        parameters = [local(member.parameter) for member in alike]
+        dtype = arithmetic(parameters[0])
+        # Half-precision weights are rounded once, after the update. The kernel goes through memory from end to end.
+        weights = [parameter.to(dtype).contiguous() for parameter in parameters]
+        gradients = [local(member.gradient).to(dtype).contiguous() for member in alike if member.gradient is not None]
+        momenta, seconds = ([local(member.state[name]) for member in alike] for name in ("exp_avg", "exp_avg_sq"))
+        steps = [member.state["step"] for member in alike]
+        fused_adamw(weights, gradients, momenta, seconds, steps, alike[0].options, bad)
+        for parameter, weight in zip(parameters, weights, strict=True):
+            if weight is not parameter:
+                parameter.copy_(weight)
+
+
+def fused_adamw(
+    weights: list[Tensor],
+    gradients: list[Tensor],
+    momenta: list[Tensor],
+    second_moments: list[Tensor],
+    steps: list[Tensor],
+    options: Group,
+    bad: Tensor | None,
+) -> None:
+    """torch's kernel, which counts the step, too; if the flag `bad` is set, it changes nothing."""
+    beta1, beta2 = options["betas"]
+    # Below this, squares of gradients are zero, and a zero over a zero would be NaN.
+    smallest_eps = math.sqrt(torch.finfo(weights[0].dtype).tiny)
+    adamw(
+        weights,
+        gradients,
+        momenta,
+        second_moments,
+        [],  # of AMSGrad
+        steps,
+        fused=True,
+        found_inf=None if bad is None else bad.float(),
+        amsgrad=False,
+        beta1=beta1,
+        beta2=beta2,
+        lr=options["lr"],
+        weight_decay=options["weight_decay"],
+        eps=max(options["eps"], smallest_eps),
+        maximize=options["maximize"],
+    )
 
 
 def above_noise(second_moment: Tensor) -> Tensor:

@@ -55,7 +55,6 @@ class Member:
 
     @property
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        """What this rank keeps for it, by name."""
         shapes = state_shapes(self.parameter, self.group)
         if self.shards is None or self.shards.is_owner:
             return shapes
@@ -64,7 +63,6 @@ class Member:
 
     @property
     def decay(self) -> float:
-        """What this step multiplies the weights by."""
         return float(1 - self.options["lr"] * self.options["weight_decay"])
 
     def is_due(self, update: int | None = None) -> bool:

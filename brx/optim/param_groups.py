@@ -96,9 +96,10 @@ def _is_embedding(module: nn.Module) -> bool:
 
 def _embedding(name: str, module: nn.Module) -> str:
     """Why a parameter is one; nothing if it is not."""
+    if _is_embedding(module):
+        return "embedding"
     own_name = name.rpartition(".")[2]
-    by_name = own_name != "weight" and EMBEDDING_NAME.search(own_name.lower())
-    return "embedding" if _is_embedding(module) else "embedding by its name" if by_name else ""
+    return "embedding by its name" if own_name != "weight" and EMBEDDING_NAME.search(own_name.lower()) else ""
 
 
 def _heads(model: nn.Module, modules: dict[str, nn.Module], named: Mapping[str, Tensor]) -> dict[str, str]:
@@ -148,10 +149,9 @@ def _asked_parts(
     for pattern, given in split.items():
         names = {name for name in named if pattern in name.split(".") and named[name].ndim >= 2}
         for name in names or _matching(named, [pattern], "split"):
-            number, dim = given if isinstance(given, tuple) else (given, _output(owners[name]))
+            parts[name] = number, dim = given if isinstance(given, tuple) else (given, _output(owners[name]))
             if named[name].ndim < 2 or number < 1 or named[name].shape[dim] % number:
                 raise ValueError(f"split: {name} of shape {tuple(named[name].shape)} is not {number} equal matrices")
-            parts[name] = number, dim
     return parts
 
 

@@ -22,8 +22,7 @@ def product(left: Tensor, right: Tensor, precision: Precision) -> Tensor:
     - `bf16`: 3 x 2^-16 AB: each factor is the sum of two bf16 numbers, and three of the four products are taken
       (arXiv:1904.06376).
 
-    On CUDA these run on the matrix units (bf16: torch >= 2.8). Elsewhere the same roundings are made by hand: not
-    faster, but it shows what they would do to a training.
+    On CUDA these run on the matrix units. Elsewhere the same roundings are made by hand, which shows what they do.
     """
     if precision == "highest" or left.dtype == torch.float64:
         return left @ right

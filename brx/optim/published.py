@@ -1,6 +1,6 @@
-"""An update as the authors' implementation takes it (`as_published`), where it differs from the paper's text and ours.
+"""An update as the authors' implementation takes it (`as_published`); docs/methods.md lists the differences to ours.
 
-Read in github.com/LOG-postech/basis-rotation, `optim/basis_rotation.py`; docs/methods.md lists the differences.
+Read in github.com/LOG-postech/basis-rotation, `optim/basis_rotation.py`.
 """
 
 from __future__ import annotations

@@ -80,7 +80,6 @@ class Shards:
         return tensor[tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))]
 
     def size(self, rank: int) -> int:
-        """Number of entries of a rank's shard."""
         return math.prod(self.boxes[rank][0])
 
 

@@ -7,7 +7,6 @@ import torch
 
 from brx.cli.main import main
 from brx.errors import RunError, UserError
-from brx.methods.custom import load_class
 from brx.methods.updater import MethodUpdater
 from brx.runs.folder import default_folder, settings_key, trajectory_of
 from brx.train.build import check_method
@@ -282,12 +281,6 @@ def test_the_trial_is_on_the_runs_device(tmp_path):
         check_method(make_config(write(tmp_path, body), 2, "exact"), torch.device("meta"))
 
 
-def test_an_edited_file_is_executed_anew_in_one_process(tmp_path):
-    for divisor in ("2", "3"):
-        body = f"class Mine(Method):\n    def lr_divisor(self, tau, t, T):\n        return {divisor}\n"
-        assert load_class(write(tmp_path, body)).lr_divisor(None, 1, 1, 1) == int(divisor)
-
-
 def test_the_trial_keeps_few_versions_however_long_the_delay(tmp_path):
     body = "class Mine(Method):\n    def lr_divisor(self, tau, t, T):\n        return 1 if tau < 10**9 else 1 / 0\n"
     config = make_config(write(tmp_path, body), 2, "exact", 24, "pipeline.delay=1000000000")
@@ -306,10 +299,6 @@ def test_a_missing_file_is_one_line(tmp_path):
         (
             "class Mine(Method):\n    def lr_divisor(self, tau, t, T):\n        return 1 / (t - 1)\n",
             r"iteration 1: its lr_divisor: .*mine\.py:6: ZeroDivisionError: division by zero",
-        ),
-        (
-            "class Mine(Method):\n    def lr_divisor(self, tau, t, T):\n        return -1.0\n",
-            r"iteration 1: its lr_divisor: .*mine\.py:5: ValueError: must be a number above 0, got -1 ",
         ),
         (
             "class Mine(Method):\n    def correct_gradients(self, gradients, *others):\n        gradients[99]\n",
@@ -334,11 +323,10 @@ def test_faults_while_training_are_one_line(body, message, tmp_path):
 def test_a_module_works_as_a_file_does(tmp_path, monkeypatch):
     (tmp_path / "my_module_for_brx.py").write_text(Path(STALENESS.partition(":")[0]).read_text())
     monkeypatch.syspath_prepend(tmp_path)
-    by_module, by_file = "my_module_for_brx:StalenessAware", f"{tmp_path}/my_module_for_brx.py:StalenessAware"
-    assert torch.equal(weights_of(by_module, 4), weights_of(by_file, 4))
-    hashes = {make_config(name, 2, "exact").optimizer.code_sha256 for name in (by_module, by_file)}
-    assert len(hashes) == 1
-    assert None not in hashes
+    names = ("my_module_for_brx:StalenessAware", STALENESS)
+    assert torch.equal(*(weights_of(name, 4) for name in names))
+    (sha256,) = {make_config(name, 2, "exact").optimizer.code_sha256 for name in names}
+    assert sha256 is not None
     assert make_config("torch.optim:SGD", 2, "exact").optimizer.code_sha256 is None
 
 
@@ -349,7 +337,7 @@ def test_brx_methods_describes_it(capsys):
     assert "  power: 'float' = 1.0" in text or "  power: float = 1.0" in text
 
 
-def test_a_new_run_from_an_old_ones_settings_takes_the_file_as_it_is(tmp_path, monkeypatch, capsys):
+def test_a_new_run_from_an_old_ones_settings_takes_the_file_as_it_is(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write(tmp_path, "class Mine(Method):\n    pass\n")
     write(tmp_path, "class Mine(Method):\n    pass  # other\n", "other.py")
@@ -359,8 +347,6 @@ def test_a_new_run_from_an_old_ones_settings_takes_the_file_as_it_is(tmp_path, m
         write(tmp_path, "class Mine(Method):\n    pass  # edited\n")
         assert main(["train", "run", "--out", out, *extra]) == 0
     assert main(["plan", "run"]) == 0
-    assert main(["train", "run", "--resume"]) == 2
-    assert "its file has changed since this run was set up" in capsys.readouterr().err
 
 
 def test_a_method_is_its_files_name_and_content_wherever_it_is(tmp_path, monkeypatch):

@@ -13,7 +13,6 @@ from benchmarks.first_steps import (
     OPTIMIZERS,
     SHAPES,
     basis_rotation,
-    cosines,
     floor_over_noise,
     largest_step_and_drift,
     weights,
@@ -109,11 +108,6 @@ def test_perturbations_stay_about_as_small_as_with_adamw(gradients, source, firs
 @pytest.mark.parametrize("shape", [(16, 48), (64, 64), (128, 512)])
 def test_noise_floor_is_some_times_the_noise(shape, rank):
     assert 5 < floor_over_noise(shape, rank) < 50
-
-
-def test_cosines_are_orthogonal():
-    basis = cosines(48, torch.Generator().manual_seed(0))
-    torch.testing.assert_close(basis.mT @ basis, torch.eye(48), rtol=0, atol=1e-6)
 
 
 def test_noise_does_not_move_and_what_a_trained_matrix_has_does():

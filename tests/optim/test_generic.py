@@ -148,19 +148,6 @@ def test_step_is_nothing_without_gradients(case, rotate):
 
 @every_input
 @rotated_or_not
-def test_zero_gradients_only_decay(case, rotate):
-    parameters = matrices((4, 4), (3, 5))
-    optimizer = optimizer_of(parameters, case, rotate)
-    group, before = optimizer.param_groups[0], [parameter.detach().clone() for parameter in parameters]
-    for parameter in parameters:
-        parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    for parameter, value in zip(parameters, before, strict=True):
-        torch.testing.assert_close(parameter.detach(), value * (1 - float(group["lr"]) * group["weight_decay"]))
-
-
-@every_input
-@rotated_or_not
 def test_gradients_are_left_as_they_are(case, rotate):
     parameters = matrices((4, 4), (3, 5))
     optimizer = optimizer_of(parameters, case, rotate, frequency=2)
@@ -189,19 +176,6 @@ def test_hooks_and_names_of_step_state_dict_and_loading(rotate):
     assert [group["param_names"] for group in optimizer.param_groups] == [["first", "second"]]
     train(optimizer, [first, second], 1, 2)
     assert int(optimizer.state[first]["step"]) == 2
-
-
-@rotated_or_not
-def test_dtypes_side_by_side(rotate):
-    parameters = [matrices((4, 4), dtype=dtype)[0] for dtype in DTYPES]
-    train(BasisRotation(parameters, rotate=rotate, frequency=2), parameters, 0, 12)
-    for parameter, dtype in zip(parameters, DTYPES, strict=True):
-        (alone,) = matrices((4, 4), dtype=dtype)
-        optimizer = BasisRotation([alone], rotate=rotate, frequency=2)
-        for time in range(12):
-            alone.grad = random(4, 4, seed=100 * time + DTYPES.index(dtype), dtype=dtype)
-            optimizer.step()
-        assert torch.equal(parameter, alone)
 
 
 @rotated_or_not

@@ -1,4 +1,4 @@
-"""One optimizer for a whole model in the training loops of others: accelerate, HF Trainer, Lightning, ZeRO, DDP."""
+"""One optimizer for a whole model in the training loops of others: HF Trainer, Lightning, ZeRO, DDP."""
 
 import pytest
 import torch
@@ -33,24 +33,6 @@ def make():
     torch.manual_seed(0)
     model = Model()
     return model, BasisRotation(param_groups(model), lr=1e-2)
-
-
-def test_accelerate(tmp_path):
-    accelerate = pytest.importorskip("accelerate")
-    model, optimizer = make()
-    before = loss_of(model).item()
-    accelerator = accelerate.Accelerator(cpu=True)
-    loader = torch.utils.data.DataLoader(data(), batch_size=16)
-    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-    for _ in range(3):
-        for batch in loader:
-            optimizer.zero_grad()
-            accelerator.backward(model(**batch)["loss"])
-            optimizer.step()
-    assert loss_of(model).item() < before
-    accelerator.save_state(str(tmp_path))
-    accelerator.load_state(str(tmp_path))
-    assert {int(state["step"]) for state in optimizer.state.values()} == {12}
 
 
 def test_hf_trainer(tmp_path):
