@@ -8,12 +8,11 @@ goes on where it was left.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import statistics
 from pathlib import Path
 
-from benchmarks.report import Table
+from benchmarks.report import Table, parser_of
 from brx.config import load_config
 from brx.runs.folder import RunFolder
 from brx.runs.frames import load
@@ -24,10 +23,7 @@ RUNS = Path("runs/as-published")
 
 def main() -> None:
     """Train and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--iterations", type=int, default=1000)
-    parser.add_argument("--seeds", type=int, default=2)
-    options = parser.parse_args()
+    options = parser_of(__doc__, iterations=1000, seeds=2).parse_args()
     table = Table("as_published", ["strategy", "code", "final validation loss by seed", "mean"])
     strategies = list(itertools.product(("2nd", "1st"), ("bilateral", "unilateral")))
     for is_theirs, (source, geometry) in itertools.product((True, False), strategies):
@@ -37,9 +33,7 @@ def main() -> None:
             keys = ["method=basis-rotation", "lr=1e-3", *(f"{key}={value}" for key, value in settings.items())]
             common = [f"training.iterations={options.iterations}", f"training.seed={seed}", "pipeline.stages=8"]
             folder = RUNS / f"{source}-{geometry}-{'theirs' if is_theirs else 'ours'}-s{seed}"
-            if RunFolder(folder).read_summary().get("status") != "finished":
-                train(load_config("compare", [*common, *(f"optimizer.{key}" for key in keys)]), folder, resume=True)
-            losses.append(float(load([folder])["val_loss"].item()))
+            losses.append(final_loss(folder, [*common, *(f"optimizer.{key}" for key in keys)]))
         table.add(
             f"{source} {geometry}",
             "the authors'" if is_theirs else "brx",
@@ -48,6 +42,13 @@ def main() -> None:
         )
     table.rows.sort(key=lambda row: row[0], reverse=True)
     table.write(f"Basis rotation at P = 8: {options.iterations} iterations of the model of brx compare, rate 1e-3")
+
+
+def final_loss(folder: Path, overrides: list[str]) -> float:
+    """The validation loss at the end of a run of the preset `compare`; a run that is there already is continued."""
+    if RunFolder(folder).read_summary().get("status") != "finished":
+        train(load_config("compare", overrides), folder, resume=True)
+    return float(load([folder])["val_loss"].item())
 
 
 if __name__ == "__main__":

@@ -8,15 +8,13 @@ nothing. Loop, delayed loop and copy take turns in one process, so that ratios h
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import time
 from collections.abc import Callable
 
 import torch
 from torch import nn
 
-from benchmarks.report import Table
+from benchmarks.report import Table, parser_of, ratio, synchronize, take_turns
 from brx import delayed
 
 BLOCKS, WIDTH, HEADS, SEQUENCE, BATCH, STAGES = 4, 768, 12, 128, 2, 4
@@ -24,33 +22,23 @@ BLOCKS, WIDTH, HEADS, SEQUENCE, BATCH, STAGES = 4, 768, 12, 128, 2, 4
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=9, help="turns of each variant")
-    parser.add_argument("--iterations", type=int, default=2, help="iterations in a turn")
+    parser = parser_of(__doc__, threads=1, rounds=9, iterations=2)
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     device = torch.device(options.device)
 
     plain, _ = loop(device)
-    variants: dict[str, Callable[[], None]] = {"plain loop": plain}
+    variants: dict[str, Callable[[int], None]] = {"plain loop": plain}
     for stash in ("exact", "none"):
         variants[f"delayed, P = {STAGES}, {stash}"], ring = loop(device, stash)
     held, formula = ring()
     copied = [torch.empty(formula // (4 * sum(range(2, STAGES + 1))), device=device) for _ in range(2 * (STAGES - 1))]
-    variants["a copy of the delayed weights"] = lambda: torch._foreach_copy_(copied[::2], copied[1::2])
-    times: dict[str, list[float]] = {name: [] for name in variants}
-    for turn in range(options.rounds + 2):
-        for name, run in variants.items():
-            synchronize(device)
-            started = time.perf_counter()
-            for _ in range(options.iterations):
-                run()
-            synchronize(device)
-            if turn > 1:  # the first turns warm up, and make the rings
-                times[name].append((time.perf_counter() - started) / options.iterations)
-
+    variants["a copy of the delayed weights"] = lambda count: [
+        torch._foreach_copy_(copied[::2], copied[1::2]) for _ in range(count)
+    ]
+    # The first turns warm up, and make the rings.
+    times = take_turns(variants, options.rounds, options.iterations, warm_up=2, wait=lambda: synchronize(device))
     base, copy = times["plain loop"], times["a copy of the delayed weights"]
     table = Table("delayed", ["variant", "ms / update (median)", "ratio to plain loop", "ratio without its copies"])
     for name, series in times.items():
@@ -64,19 +52,8 @@ def main() -> None:
     )
 
 
-def ratio(numerator: list[float], denominator: list[float]) -> float:
-    """Median of the ratios turn by turn."""
-    return statistics.median(a / b for a, b in zip(numerator, denominator, strict=True))
-
-
-def synchronize(device: torch.device) -> None:
-    """Wait for a GPU."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-
-
-def loop(device: torch.device, stash: str | None = None) -> tuple[Callable[[], None], Callable[[], tuple[int, int]]]:
-    """One update of an ordinary loop; and of a delayed one the bytes of its rings, and those of the formula."""
+def loop(device: torch.device, stash: str | None = None) -> tuple[Callable[[int], None], Callable[[], tuple[int, int]]]:
+    """Updates of an ordinary loop; and of a delayed one the bytes of its rings, and those of the formula."""
     torch.manual_seed(0)
     layer = {"nhead": HEADS, "dropout": 0.0, "activation": "gelu", "batch_first": True, "norm_first": True}
     model = nn.Sequential(*(nn.TransformerEncoderLayer(WIDTH, **layer) for _ in range(BLOCKS))).to(device)
@@ -84,15 +61,15 @@ def loop(device: torch.device, stash: str | None = None) -> tuple[Callable[[], N
     pipeline = None if stash is None else delayed(model, optimizer, STAGES, stash=stash, accumulation=1)
     x = torch.randn(BATCH, SEQUENCE, WIDTH, device=device)
 
-    def run() -> None:
-        loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    def run(iterations: int) -> None:
+        for _ in range(iterations):
+            model(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
 
     def rings() -> tuple[int, int]:
         assert pipeline is not None
-        run()
+        run(1)
         stages = pipeline._stages
         size = [sum(weight.nbytes for weight in stage.newest.values()) for stage in stages]
         formula = sum((stage.delay.tau + 1) * n for stage, n in zip(stages, size, strict=True) if stage.delay.tau)

@@ -15,7 +15,6 @@ import os
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,8 +25,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-from benchmarks.engine import VOCABULARY, config_for, engine_runner, micro_batch
-from benchmarks.report import Table
+from benchmarks.engine import VOCABULARY, config_for, micro_batch
+from benchmarks.report import Table, parser_of, ratio, runner, take_turns
 from brx.distributed.processes import DistributedWorld
 from brx.model.stage import Stage, initialize, partition
 from brx.train.build import assemble
@@ -40,9 +39,7 @@ AUTHORS_MS = 168
 
 def main() -> None:
     """Start the workers, and print what they measured."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each variant")
-    parser.add_argument("--iterations", type=int, default=40, help="iterations in a turn")
+    parser = parser_of(__doc__, rounds=5, iterations=40)
     parser.add_argument("--out", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if "RANK" in os.environ:
@@ -64,7 +61,7 @@ def report(times: dict[str, list[float]]) -> None:
     table = Table("distributed", ["variant", "ms / iteration (median)", "speed-up over R = 1", "over best synchronous"])
     for name, series in times.items():
         table.add(
-            name, f"{1e3 * statistics.median(series):.2f}", f"{gain(series, one):.2f}", f"{gain(series, best):.2f}"
+            name, f"{1e3 * statistics.median(series):.2f}", f"{ratio(one, series):.2f}", f"{ratio(best, series):.2f}"
         )
     table.write(
         "16 blocks, d 64, sequence 64, batch 8 per update, fp32, AdamW, one thread per process, gloo; the authors' way"
@@ -72,46 +69,20 @@ def report(times: dict[str, list[float]]) -> None:
     )
 
 
-def gain(series: list[float], reference: list[float]) -> float:
-    """How many times faster than the reference, median turn by turn."""
-    return statistics.median(b / a for a, b in zip(series, reference, strict=True))
-
-
 def work(rounds: int, iterations: int, out: Path) -> None:
     """What each of the two processes does."""
     torch.set_num_threads(1)
     world = DistributedWorld(timeout_s=300)
-    variants: dict[str, Callable[[int], None]] = {"brx, P = 16, R = 1": one_device(16) if world.rank == 0 else nothing}
+    alone = runner(assemble(config_for(16), micro_batch).engine)  # on rank 0, the other one idle
+    variants: dict[str, Callable[[int], object]] = {"brx, P = 16, R = 1": alone if world.rank == 0 else lambda _: None}
     for stages in STAGES:
-        variants[f"brx, P = {stages}, R = 2"] = two_devices(stages, world)
+        variants[f"brx, P = {stages}, R = 2"] = runner(assemble(config_for(stages), micro_batch, world=world).engine)
     for count in MICRO_BATCHES:
         variants[f"synchronous 1F1B, {count} micro-batches, R = 2"] = synchronous(count, world)
-    times: dict[str, list[float]] = {name: [] for name in variants}
-    for turn in range(rounds + 1):
-        for name, run in variants.items():
-            world.barrier()
-            started = time.perf_counter()
-            run(iterations)
-            world.barrier()
-            if turn:  # the first turn warms up
-                times[name].append((time.perf_counter() - started) / iterations)
+    times = take_turns(variants, rounds, iterations, wait=world.barrier)
     if world.rank == 0:
         out.write_text(json.dumps(times))
     world.close()
-
-
-def nothing(iterations: int) -> None:
-    """Leave the machine to the other process."""
-
-
-def one_device(stages: int) -> Callable[[int], None]:
-    """All stages in this process."""
-    return engine_runner(assemble(config_for(stages), micro_batch).engine)
-
-
-def two_devices(stages: int, world: DistributedWorld) -> Callable[[int], None]:
-    """This process's share of the stages."""
-    return engine_runner(assemble(config_for(stages), micro_batch, world=world).engine)
 
 
 class Part(nn.Module):

@@ -7,46 +7,35 @@ All variants take turns in one process, so that the ratios hold when the machine
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import time
 from collections.abc import Callable
 
 import torch
 
-from benchmarks.report import Table
-from brx.config.loading import apply_overrides
+from benchmarks.report import Table, parser_of, random_tokens, ratio, runner, take_turns
+from brx.config.loading import Settings, apply_overrides
 from brx.config.schema import RunConfig
 from brx.model.stage import initialize, whole_model
-from brx.pipeline.engine import Engine, MicroBatch
+from brx.pipeline.engine import Engine
 from brx.train.build import assemble
 
 BLOCKS, WIDTH, SEQUENCE, BATCH, VOCABULARY = 16, 64, 64, 8, 256
 STAGES = (1, 2, 4, 8, 16)
 
+micro_batch = random_tokens(BATCH, SEQUENCE, VOCABULARY)
+
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=12, help="turns of each variant")
-    parser.add_argument("--iterations", type=int, default=10, help="iterations in a turn")
-    options = parser.parse_args()
+    options = parser_of(__doc__, threads=1, rounds=12, iterations=10).parse_args()
     torch.set_num_threads(options.threads)
 
-    variants: dict[str, Callable[[int], None]] = {"plain loop": plain_loop(config_for(1))}
+    variants: dict[str, Callable[[int], object]] = {"plain loop": plain_loop(config_for(1))}
     engines = {}
     for stages in STAGES:
         engines[stages] = assemble(config_for(stages), micro_batch).engine
-        variants[f"brx, P = {stages}"] = engine_runner(engines[stages])
-    times: dict[str, list[float]] = {name: [] for name in variants}
-    for turn in range(options.rounds + 1):
-        for name, run in variants.items():
-            started = time.perf_counter()
-            run(options.iterations)
-            if turn:  # the first turn warms up
-                times[name].append((time.perf_counter() - started) / options.iterations)
-
+        variants[f"brx, P = {stages}"] = runner(engines[stages])
+    times = take_turns(variants, options.rounds, options.iterations)
     columns = ["variant", "ms / iteration (median)", "ratio to plain loop", "ratio to P = 1", "rings / formula"]
     table = Table("engine", columns)
     for name in variants:
@@ -63,26 +52,15 @@ def main() -> None:
     )
 
 
-def ratio(numerator: list[float], denominator: list[float]) -> float:
-    """Median of the ratios turn by turn."""
-    return statistics.median(a / b for a, b in zip(numerator, denominator, strict=True))
-
-
-def config_for(stages: int) -> RunConfig:
-    """The configuration of the measurement."""
+def config_for(stages: int, settings: Settings | None = None) -> RunConfig:
+    """The configuration of the measurement, with other settings."""
     content = {
         "model": {"blocks": BLOCKS, "width": WIDTH, "heads": 2, "sequence_length": SEQUENCE},
         "pipeline": {"stages": stages},
         "training": {"iterations": 100_000, "batch_size": BATCH},
         "logging": {"update_norms": False},
     }
-    return apply_overrides(content, [], "benchmark")
-
-
-def micro_batch(t: int) -> MicroBatch:
-    """Random tokens."""
-    tokens = torch.randint(VOCABULARY, (BATCH, SEQUENCE + 1), generator=torch.Generator().manual_seed(t))
-    return tokens[:, :-1], tokens[:, 1:]
+    return apply_overrides(content, [f"{key}={value}" for key, value in (settings or {}).items()], "benchmark")
 
 
 def plain_loop(config: RunConfig) -> Callable[[int], None]:
@@ -98,20 +76,6 @@ def plain_loop(config: RunConfig) -> Callable[[int], None]:
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
-
-    return run
-
-
-def engine_runner(engine: Engine) -> Callable[[int], None]:
-    """Continues the engine's training where the last turn left it."""
-    done = 0
-
-    def run(iterations: int) -> None:
-        nonlocal done
-        last = done + iterations
-        for _ in engine.run(done + 1, lambda: last):
-            pass
-        done = last
 
     return run
 

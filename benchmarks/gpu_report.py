@@ -5,12 +5,11 @@ python -m benchmarks.gpu_report RUN... --out results/gpu
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import pandas as pd
 
-from benchmarks.report import Table
+from benchmarks.report import Table, parser_of
 from brx.plot.any_runs import draw_curves
 from brx.runs.comparison import common_target, passage
 from brx.runs.frames import DEPTH, differences, load
@@ -18,7 +17,7 @@ from brx.runs.frames import DEPTH, differences, load
 
 def main() -> None:
     """Draw and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--out", type=Path, required=True, help="folder of table and figure")
     options = parser.parse_args()

@@ -8,17 +8,14 @@ fused AdamW, batches copied to the device asynchronously. Each variant has the d
 
 from __future__ import annotations
 
-import argparse
 import gc
 import statistics
-import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from benchmarks.report import Table
+from benchmarks.report import Table, gpu_parser_of, random_tokens, runner, take_turns
 from brx.config.loading import load_config
 from brx.config.schema import RunConfig
 from brx.data.batches import Prefetcher
@@ -32,16 +29,7 @@ COMPARED = ("pipedream", "basis-rotation")
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("config", help="a preset or a file")
-    parser.add_argument("--stages", type=int, nargs="+", default=[1, 32], metavar="P")
-    parser.add_argument("--set", dest="overrides", nargs="+", action="extend", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--rounds", type=int, default=5, help="measurements of each variant; the median counts")
-    parser.add_argument(
-        "--iterations", type=int, default=50, help="in each of them (a multiple of the refresh interval)"
-    )
-    parser.add_argument("--out", type=Path, required=True, help="folder of the table")
-    options = parser.parse_args()
+    options = gpu_parser_of(__doc__, rounds=5, iterations=50).parse_args()
     config = load_config(options.config, [*options.overrides, "pipeline.stages=1"])
     device, _ = choose_device(config.runtime.device)
     set_up(config.runtime, device, 1)
@@ -54,7 +42,9 @@ def main() -> None:
             overrides = [*options.overrides, f"optimizer.method={method}", f"pipeline.stages={stages}"]
             variant = load_config(options.config, overrides)
             rates[f"{method}, P = {stages}"] = measure(
-                lambda variant=variant: engine_loop(variant, device),  # type: ignore[misc]
+                lambda variant=variant: runner(  # type: ignore[misc]
+                    assemble(variant, random_batches(variant, device).batch, device=device).engine
+                ),
                 options.rounds,
                 options.iterations,
             )
@@ -72,33 +62,31 @@ def main() -> None:
     )
 
 
-def measure(make: Callable[[], Callable[[int], Tensor]], rounds: int, iterations: int) -> float:
+def measure(make: Callable[[], Callable[[int], Tensor | None]], rounds: int, iterations: int) -> float:
     """Iterations per second of a loop that returns its last loss; the loop is dropped afterwards."""
-    run = make()
-    rates = []
-    for turn in range(rounds + 1):
-        started = time.perf_counter()
-        run(iterations).item()  # waits for the device
-        if turn:  # the first turn warms up
-            rates.append(iterations / (time.perf_counter() - started))
-    del run
+    times = take_turns({"": and_wait(make())}, rounds, iterations)[""]
     gc.collect()
     torch._dynamo.reset()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    return statistics.median(rates)
+    return 1 / statistics.median(times)
+
+
+def and_wait(run: Callable[[int], Tensor | None]) -> Callable[[int], None]:
+    """The loop, until the device is done."""
+
+    def work(iterations: int) -> None:
+        loss = run(iterations)
+        assert loss is not None
+        loss.item()
+
+    return work
 
 
 def random_batches(config: RunConfig, device: torch.device) -> Prefetcher:
     """Random tokens by way of the trainer's prefetcher."""
-    shape = (config.training.batch_size, config.model.sequence_length + 1)
-
-    def batch(iteration: int) -> tuple[Tensor, Tensor]:
-        generator = torch.Generator().manual_seed(iteration)
-        tokens = torch.randint(config.data.vocabulary_size, shape, generator=generator)
-        return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-
-    return Prefetcher(batch, device)
+    shape = (config.training.batch_size, config.model.sequence_length)
+    return Prefetcher(random_tokens(*shape, config.data.vocabulary_size), device)
 
 
 def plain_loop(config: RunConfig, device: torch.device) -> Callable[[int], Tensor]:
@@ -124,24 +112,6 @@ def plain_loop(config: RunConfig, device: torch.device) -> Callable[[int], Tenso
             optimizer.step()
         found: Tensor = loss.detach()
         return found
-
-    return run
-
-
-def engine_loop(config: RunConfig, device: torch.device) -> Callable[[int], Tensor]:
-    """The delay engine, as the trainer uses it."""
-    engine = assemble(config, random_batches(config, device).batch, device=device).engine
-    done = 0
-
-    def run(iterations: int) -> Tensor:
-        nonlocal done
-        last = done + iterations
-        loss = torch.empty(0)
-        for result in engine.run(done + 1, lambda: last):
-            assert result.loss is not None
-            loss = result.loss
-        done = last
-        return loss
 
     return run
 

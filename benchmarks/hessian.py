@@ -20,7 +20,7 @@ import torch
 from torch.func import grad, jvp
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks.report import Table
+from benchmarks.report import Table, parser_of, ratio, take_turns
 from brx.config import load_config
 from brx.config.schema import ModelConfig
 from brx.curvature.hessian import gradient, hessian_vector_product, training_loss
@@ -36,9 +36,7 @@ SHAPES = {
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=9, help="turns of each variant")
+    parser = parser_of(__doc__, threads=1, rounds=9)
     parser.add_argument("--memory-of", nargs=2, metavar=("SHAPE", "VARIANT"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -51,21 +49,15 @@ def main() -> None:
     )
     for shape in SHAPES:
         variants = variants_of(shape)
-        times: dict[str, list[float]] = {name: [] for name in variants}
-        for turn in range(options.rounds + 1):
-            for name, run in variants.items():
-                started = time.process_time()
-                run()
-                if turn:  # the first turn warms up
-                    times[name].append(time.process_time() - started)
+        once = {name: lambda _, run=run: run() for name, run in variants.items()}  # type: ignore[misc]
+        times = take_turns(once, options.rounds, clock=time.process_time)
         memory = {name: memory_in_fresh_process(shape, name, options.threads) for name in variants}
         for name in variants:
-            ratios = [one / base for one, base in zip(times[name], times["gradient"], strict=True)]
             table.add(
                 shape,
                 name,
                 f"{1e3 * statistics.median(times[name]):.1f}",
-                f"{statistics.median(ratios):.2f}",
+                f"{ratio(times[name], times['gradient']):.2f}",
                 f"{memory[name] / 2**20:.0f}",
                 f"{memory[name] / memory['gradient']:.2f}",
             )

@@ -14,7 +14,6 @@ repeated; inputs that had a problem are then tried again. hostile_inputs.md is t
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import os
@@ -38,13 +37,13 @@ import pandas  # noqa: F401
 import torch
 import yaml
 
+from benchmarks.report import RESULTS, parser_of
 from brx.cli.main import COMMANDS as COMMANDS_OF_BRX
 from brx.cli.main import main as brx
 from brx.config.loading import apply_overrides, dump_config
 from brx.runs.folder import LOCK
 from brx.train.loop import train
 
-RESULTS = Path(__file__).parent / "results"
 LIMIT_S, START_S, WALL_LIMIT_S = 10, 10, 1200
 REAL_EVERY = 100
 LONGEST_LINE = 1500
@@ -79,17 +78,11 @@ READERS = [
 
 
 class Case(NamedTuple):
-    """A command on hostile input.
+    """A command on hostile input."""
 
-    Attributes:
-        what: was made wrong.
-        arguments: of brx.
-        continued: the run that the command may rightly go on with.
-    """
-
-    what: str
-    arguments: list[str]
-    continued: Path | None = None
+    what: str  # was made wrong
+    arguments: list[str]  # of brx
+    continued: Path | None = None  # the run that the command may rightly go on with
 
 
 def config_of(folder: Path) -> dict[str, Any]:
@@ -460,8 +453,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=1000)
+    parser = parser_of(__doc__, count=1000)
     parser.add_argument("--case", type=int, help="try this one alone, and print what the command says")
     parser.add_argument("--out", type=Path, default=RESULTS / "hostile_inputs.jsonl")
     args = parser.parse_args()

@@ -14,7 +14,6 @@ kills.md is the table.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -31,6 +30,7 @@ from typing import Any
 import pytorch_optimizer  # noqa: F401  (loaded once, before the forks)
 import torch
 
+from benchmarks.report import RESULTS, parser_of
 from brx.config.loading import dump_config
 from brx.config.schema import RunConfig
 from brx.data.prepare import prepare
@@ -41,7 +41,6 @@ from brx.runs.metrics import MEASURED, read_metrics
 from brx.train.loop import train
 from tests.train.helpers import tiny_config
 
-RESULTS = Path(__file__).parent / "results"
 TOLERANCE = 1e-4
 ITERATIONS = 60
 REAL_EVERY = 10
@@ -255,8 +254,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=100, help="kills")
+    parser = parser_of(__doc__, count=100)
     parser.add_argument("--out", type=Path, default=RESULTS / "kills.jsonl")
     args = parser.parse_args()
     torch.set_num_threads(1)

@@ -16,35 +16,28 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.report import RESULTS, Table
-from brx.config.loading import apply_overrides
+from benchmarks.engine import BATCH, SEQUENCE, config_for, micro_batch
+from benchmarks.report import RESULTS, Table, parser_of, ratio, runner, take_turns
+from brx.config.loading import Settings
 from brx.methods.table import CUSTOM, METHODS
-from brx.pipeline.engine import Engine, MicroBatch
+from brx.pipeline.engine import Engine
 from brx.train.build import assemble
 
-WIDTH, SEQUENCE, BATCH, VOCABULARY, STAGES = 32, 64, 8, 256, 8
+WIDTH, STAGES = 32, 8
 ACCUMULATION, MEASURE_EVERY, WITHOUT_MEASURES, FREQUENCY = 4, 100, 80, 10
 VERDICT = ("verdict", "--stages", "32", "--micro-batches", "8")
-
-Settings = dict[str, Any]
-"""Dotted keys and values."""
 
 
 def main() -> None:
     """Measure, print and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=12, help="turns of each variant")
-    parser.add_argument("--iterations", type=int, default=20, help="iterations in a turn (a multiple of 10)")
+    parser = parser_of(__doc__, threads=1, rounds=12, iterations=20, blocks=8)
     parser.add_argument("--turns", type=int, default=10, help=f"of {MEASURE_EVERY} iterations, for staleness measures")
-    parser.add_argument("--blocks", type=int, default=8)
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the tables")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -57,7 +50,7 @@ def main() -> None:
 def write_methods(options: argparse.Namespace, title: str) -> None:
     """A row per built-in method."""
     variants: dict[str, Settings] = {name: {"optimizer.method": name} for name in METHODS if name != CUSTOM}
-    times = measure(variants, options.blocks, options.rounds, options.iterations)
+    times = measure(variants, options)
     table = Table("methods", ["method", "ms / iteration (median)", "ratio to pipedream"])
     for name, turns in times.items():
         table.add(name, f"{1e3 * statistics.median(turns):.3f}", f"{ratio(turns, times['pipedream']):.3f}")
@@ -67,7 +60,7 @@ def write_methods(options: argparse.Namespace, title: str) -> None:
 def write_delays(options: argparse.Namespace, title: str) -> None:
     """A row per requirement: the ratio that was measured, and the largest that is wanted."""
     table = Table("lab", ["what", "over", "ratio (median)", "at most"])
-    several: Settings = {"pipeline.accumulation": ACCUMULATION}
+    several = {"pipeline.accumulation": ACCUMULATION}
     variants: dict[str, Settings] = {
         "pipeline": {},
         "delay 4": {"pipeline.delay": 4},
@@ -76,7 +69,7 @@ def write_delays(options: argparse.Namespace, title: str) -> None:
         "2BW": {**several, "pipeline.delay": "2bw"},
         "no stashing": {**several, "pipeline.stash": "none"},
     }
-    times = measure(variants, options.blocks, options.rounds, options.iterations)
+    times = measure(variants, options)
     for name, settings in variants.items():
         if settings.get("pipeline.accumulation"):
             per_micro_batch = [turn / ACCUMULATION for turn in times[name]]
@@ -91,17 +84,10 @@ def write_delays(options: argparse.Namespace, title: str) -> None:
     table.write(title, folder=options.out)
 
 
-def measure(variants: Mapping[str, Settings], blocks: int, rounds: int, iterations: int) -> dict[str, list[float]]:
-    """Seconds per iteration of each variant, turn by turn; the first turn warms up and is left out."""
-    engines = {name: make_engine(settings, blocks) for name, settings in variants.items()}
-    times: dict[str, list[float]] = {name: [] for name in variants}
-    for turn in range(rounds + 1):
-        # Each turn in the other order: who comes after whom must not decide.
-        for name in list(engines)[:: 1 if turn % 2 else -1]:
-            seconds = run(engines[name], turn * iterations + 1, iterations)
-            if turn:
-                times[name].append(seconds / iterations)
-    return times
+def measure(variants: Mapping[str, Settings], options: argparse.Namespace) -> dict[str, list[float]]:
+    """Seconds per iteration of each variant, turn by turn."""
+    runners = {name: runner(make_engine(settings, options.blocks)) for name, settings in variants.items()}
+    return take_turns(runners, options.rounds, options.iterations)
 
 
 def measures_share(settings: Settings, blocks: int, turns: int) -> float:
@@ -111,56 +97,32 @@ def measures_share(settings: Settings, blocks: int, turns: int) -> float:
     80 of 100 iterations keep nothing for the measures (delays are less than 20). Each of the last 20 is compared with
     the median of these at the same place between two refreshes of the basis. The median over turns.
     """
-    engine = make_engine(settings | {"logging.staleness_every": MEASURE_EVERY}, blocks)
-    count = (turns + 1) * MEASURE_EVERY
-    seconds = np.reshape([run(engine, iteration, 1) for iteration in range(1, count + 1)], (turns + 1, -1, FREQUENCY))
+    run = runner(make_engine({**settings, "logging.staleness_every": MEASURE_EVERY}, blocks))
+    seconds = np.reshape(
+        [seconds_of(lambda: run(1)) for _ in range((turns + 1) * MEASURE_EVERY)], (turns + 1, -1, FREQUENCY)
+    )
     seconds = seconds[1:]  # the first turn warms up
     without = np.median(seconds[:, : WITHOUT_MEASURES // FREQUENCY], axis=1, keepdims=True)
     extra = (seconds[:, WITHOUT_MEASURES // FREQUENCY :] - without).sum(axis=(1, 2))
     return float(np.median(1.0 + extra / (without.sum(axis=(1, 2)) * MEASURE_EVERY / FREQUENCY)))
 
 
-def run(engine: Engine, first: int, count: int) -> float:
-    """Seconds of `count` iterations."""
-    started = time.perf_counter()
-    for _ in engine.run(first, lambda: first + count - 1):
-        pass
-    return time.perf_counter() - started
-
-
-def ratio(numerator: list[float], denominator: list[float]) -> float:
-    """Median of the ratios turn by turn."""
-    return statistics.median(a / b for a, b in zip(numerator, denominator, strict=True))
-
-
 def verdict_seconds() -> float:
     """Of the fastest of three answers, as a user waits for them."""
-    return min(_seconds_of([sys.executable, "-m", "brx", *VERDICT]) for _ in range(3))
+    command = [sys.executable, "-m", "brx", *VERDICT]
+    return min(seconds_of(lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL)) for _ in range(3))
 
 
-def _seconds_of(command: list[str]) -> float:
+def seconds_of(work: Callable[[], object]) -> float:
+    """How long it takes."""
     started = time.perf_counter()
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    work()
     return time.perf_counter() - started
 
 
 def make_engine(settings: Settings, blocks: int) -> Engine:
     """A small model under delay on one device."""
-    content = {
-        "model": {"blocks": blocks, "width": WIDTH, "heads": 2, "sequence_length": SEQUENCE},
-        "pipeline": {"stages": STAGES},
-        "training": {"iterations": 100_000, "batch_size": BATCH},
-        "logging": {"update_norms": False},
-    }
-    return assemble(
-        apply_overrides(content, [f"{key}={value}" for key, value in settings.items()], "benchmark"), micro_batch
-    ).engine
-
-
-def micro_batch(n: int) -> MicroBatch:
-    """Random tokens."""
-    tokens = torch.randint(VOCABULARY, (BATCH, SEQUENCE + 1), generator=torch.Generator().manual_seed(n))
-    return tokens[:, :-1], tokens[:, 1:]
+    return assemble(config_for(STAGES, {"model.blocks": blocks, "model.width": WIDTH, **settings}), micro_batch).engine
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ allocator, as torch.profiler records each of them (resident memory would count P
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import tempfile
@@ -18,7 +17,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.report import Table
+from benchmarks.report import Table, gpu_parser_of
 from brx.config.loading import load_config
 from brx.config.schema import RunConfig
 from brx.planning.plan import plan_memory
@@ -30,12 +29,7 @@ COMPARED = ("pipedream", "basis-rotation")
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("config", help="a preset or a file")
-    parser.add_argument("--stages", type=int, nargs="+", default=[1, 32], metavar="P")
-    parser.add_argument("--set", dest="overrides", nargs="+", action="extend", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--out", type=Path, required=True, help="folder of the table")
-    options = parser.parse_args()
+    options = gpu_parser_of(__doc__).parse_args()
     table = Table("memory", ["method", "P", "planned GB", "measured GB", "planned / measured"])
     for method in COMPARED:
         for stages in options.stages:

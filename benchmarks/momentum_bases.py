@@ -18,13 +18,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from benchmarks.as_published import final_loss
 from benchmarks.report import Table
-from brx.config import load_config
 from brx.optim import eigenbasis
 from brx.optim.basis_rotation import BasisRotation
 from brx.optim.matrix_batch import MatrixBatch
-from brx.runs.frames import load
-from brx.train.loop import train
 
 SETTINGS = ["pipeline.stages=8", "optimizer.method=basis-rotation", "optimizer.source=1st"]
 SEEDS = (0, 1, 2)
@@ -35,12 +33,9 @@ RUNS = Path("runs/momentum-bases")
 def product_of_other_side(factor: Tensor, basis: Tensor, other: Tensor) -> Tensor:
     """M V for U, or M^T U for V, with signs that agree with the present basis; zeros beyond the factor's rank.
 
-    Args:
-        factor: M seen from the side to refresh (b, m, n).
-        basis: of that side (b, m, m).
-        other: of the other one (b, n, n).
+    The factor is M seen from the side to refresh (b, m, n).
     """
-    product = torch.zeros_like(basis)
+    product = torch.zeros_like(basis)  # (b, m, m)
     num_columns = min(factor.shape[-2:])
     product[..., :num_columns] = (factor @ other)[..., :num_columns]
     agreement = (basis * product).sum(dim=-2, keepdim=True)
@@ -70,12 +65,7 @@ def refreshed_from_the_other_side() -> Iterator[None]:
 
 def train_all(name: str) -> list[float]:
     """Final validation losses of the seeds."""
-    losses = []
-    for seed in SEEDS:
-        folder = RUNS / f"{name}-s{seed}"
-        train(load_config("compare", [*SETTINGS, f"training.seed={seed}"]), folder, resume=True)
-        losses.append(float(load([folder])["val_loss"].item()))
-    return losses
+    return [final_loss(RUNS / f"{name}-s{seed}", [*SETTINGS, f"training.seed={seed}"]) for seed in SEEDS]
 
 
 def main() -> None:

@@ -9,7 +9,6 @@ Rows of the table that this call does not measure (of other threads or sizes) st
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import re
@@ -25,7 +24,7 @@ from pytorch_optimizer import SOAP
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.report import RESULTS, Table
+from benchmarks.report import RESULTS, Table, parser_of, synchronize
 from brx.optim import BasisRotation
 
 try:
@@ -122,17 +121,11 @@ VARIANTS: dict[str, Callable[[list[Tensor]], torch.optim.Optimizer]] = {
 
 @dataclass
 class Runner:
-    """One optimizer at work on its own copy of the weights.
-
-    Attributes:
-        optimizer: the optimizer.
-        weights: its matrices.
-        seconds: of every timed step.
-    """
+    """One optimizer at work on its own copy of the weights."""
 
     optimizer: torch.optim.Optimizer
     weights: list[Tensor]
-    seconds: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)  # of every timed step
 
     def step(self, gradients: list[Tensor]) -> float:
         """Take one step; the seconds it took."""
@@ -147,9 +140,8 @@ class Runner:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, steps=20)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--steps", type=int, default=20, help="timed steps of each optimizer (a multiple of 10)")
     parser.add_argument("--device", choices=list(SIZES), default="cpu")
     parser.add_argument("--blocks", type=int, help="measure this size only (with --width)")
     parser.add_argument("--width", type=int)
@@ -255,12 +247,6 @@ def product_rate(width: int, device: torch.device) -> float:
         left @ right
     synchronize(device)
     return repeats * 32 * width**3 / (time.perf_counter() - started)
-
-
-def synchronize(device: torch.device) -> None:
-    """Wait for a GPU."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()
 
 
 def explain(blocks: int, width: int, seconds: float, rate: float, runner: Runner) -> str:

@@ -1,27 +1,107 @@
-"""A benchmark's table: printed, and kept as Markdown and JSON under benchmarks/results/ with the machine it is from."""
+"""What the benchmarks share: options, timing in turns, and tables under benchmarks/results/ with their machine."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
+import statistics
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
 from rich.console import Console
 from rich.table import Table as RichTable
+from torch import Tensor
+
+from brx.pipeline.engine import Engine, MicroBatch
 
 RESULTS = Path(__file__).parent / "results"
+HELP = {"rounds": "turns of each variant", "iterations": "iterations in a turn", "steps": "timed steps"}
+
+
+def parser_of(description: str | None, **defaults: int) -> argparse.ArgumentParser:
+    """A benchmark's options, of those that take a number the given ones."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in defaults.items():
+        parser.add_argument(f"--{name}", type=int, default=default, help=HELP.get(name))
+    return parser
+
+
+def gpu_parser_of(description: str | None, **defaults: int) -> argparse.ArgumentParser:
+    """The options of benchmarks on one device, of a preset at several P."""
+    parser = parser_of(description, **defaults)
+    parser.add_argument("config", help="a preset or a file")
+    parser.add_argument("--stages", type=int, nargs="+", default=[1, 32], metavar="P")
+    parser.add_argument("--set", dest="overrides", nargs="+", action="extend", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the table")
+    return parser
+
+
+def take_turns(
+    variants: Mapping[str, Callable[[int], object]],
+    rounds: int,
+    iterations: int = 1,
+    *,
+    warm_up: int = 1,
+    clock: Callable[[], float] = time.perf_counter,
+    wait: Callable[[], None] = lambda: None,
+) -> dict[str, list[float]]:
+    """Seconds per iteration of each variant, turn by turn, without the first turns, which warm up.
+
+    They take turns, so that ratios hold when the machine's speed drifts. `wait` ends what a variant has begun.
+    """
+    times: dict[str, list[float]] = {name: [] for name in variants}
+    for turn in range(rounds + warm_up):
+        # Each turn in the other order: who comes after whom must not decide.
+        for name in list(variants)[:: 1 if turn % 2 else -1]:
+            wait()
+            started = clock()
+            variants[name](iterations)
+            wait()
+            if turn >= warm_up:
+                times[name].append((clock() - started) / iterations)
+    return times
+
+
+def ratio(numerator: list[float], denominator: list[float]) -> float:
+    """Median of the ratios turn by turn."""
+    return statistics.median(a / b for a, b in zip(numerator, denominator, strict=True))
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for a GPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def random_tokens(batch_size: int, sequence_length: int, vocabulary: int = 256) -> Callable[[int], MicroBatch]:
+    """Micro-batches, each with its own tokens."""
+
+    def micro_batch(n: int) -> MicroBatch:
+        generator = torch.Generator().manual_seed(n)
+        tokens = torch.randint(vocabulary, (batch_size, sequence_length + 1), generator=generator)
+        return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+    return micro_batch
+
+
+def runner(engine: Engine) -> Callable[[int], Tensor | None]:
+    """Continues the engine's training where the last turn left it; returns the last loss."""
+    done = 0
+
+    def run(iterations: int) -> Tensor | None:
+        nonlocal done
+        first, done = done + 1, done + iterations
+        return [result.loss for result in engine.run(first, lambda: done)][-1]
+
+    return run
 
 
 class Table:
-    """Rows of text under named columns.
-
-    Args:
-        name: of the files.
-        columns: their headings.
-    """
+    """Rows of text under named columns; NAME.md and NAME.json when written."""
 
     def __init__(self, name: str, columns: list[str]) -> None:
         self.name = name

@@ -5,7 +5,6 @@ python -m benchmarks.sharded [--blocks 8] [--width 384] [--steps 20]
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 import time
@@ -18,17 +17,13 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 from benchmarks.optimizers import FREQUENCY, make_gradients, matrix_shapes
-from benchmarks.report import Table
+from benchmarks.report import Table, parser_of
 from brx.optim import BasisRotation
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--blocks", type=int, default=8)
-    parser.add_argument("--width", type=int, default=384)
-    parser.add_argument("--steps", type=int, default=20, help="timed steps (a multiple of 10)")
-    options = parser.parse_args()
+    options = parser_of(__doc__, blocks=8, width=384, steps=20).parse_args()
     table = Table("sharded", ["processes", "ms / step (mean)", "over one process"])
     means = {}
     for num_processes in (1, 2):

@@ -13,7 +13,6 @@ Two tables: the estimate that `brx slowdown` uses, on every cell; and the other 
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from benchmarks.report import Table
+from benchmarks.report import Table, parser_of
 from brx.runs.slowdown import CONFIDENCE, Reached, iteration_ratio, iterations_to_target, last_quarter_loss
 
 Series = NDArray[np.float64]
@@ -433,9 +432,8 @@ def write_candidate_table(repeats: int) -> None:
 
 def main() -> None:
     """Write the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=2000, help="per cell of the first table")
-    parser.add_argument("--candidate-repeats", type=int, default=500, help="per cell of the second")
+    parser = parser_of(__doc__, repeats=2000)
+    parser.add_argument("--candidate-repeats", type=int, default=500, help="per cell of the second table")
     parser.add_argument("--table", choices=["estimate", "candidates"], help="only this one")
     options = parser.parse_args()
     if options.table != "candidates":

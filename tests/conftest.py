@@ -17,19 +17,12 @@ for variable in ("FORCE_COLOR", "TTY_COMPATIBLE", "COLUMNS"):
     os.environ.pop(variable, None)
 
 
-def _declare_operators_of_torchvision() -> None:
-    """Let torchvision be imported beside a torch that its operators do not fit; no test calls one.
-
-    PyPI's torchvision is built for CUDA. Beside torch's CPU build it cannot be imported, and neither can transformers
-    and Lightning, which import it where it is installed (a dependency of curvlinops installs it).
-    """
-    found = find_spec("torchvision")
-    if torch.version.cuda is None and found and "+cu" in Path(found.origin).with_name("version.py").read_text():
-        for name in ("nms", "qnms"):
-            torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-
-
-_declare_operators_of_torchvision()
+# PyPI's torchvision (curvlinops depends on it) is built for CUDA. Beside torch's CPU build it cannot be imported, and
+# neither can transformers and Lightning, unless its operators are declared; no test calls one.
+_vision = find_spec("torchvision")
+if torch.version.cuda is None and _vision and "+cu" in Path(_vision.origin).with_name("version.py").read_text():
+    for name in ("nms", "qnms"):
+        torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 
 @pytest.fixture(autouse=True)

@@ -24,7 +24,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @names
-def test_links_lead_somewhere(page):
+def test_links_and_named_files_are_there(page):
     for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
         if link.startswith(("http://", "https://")):
             continue
@@ -32,11 +32,7 @@ def test_links_lead_somewhere(page):
         target = (page.parent / path).resolve() if path else page
         assert target.exists(), link
         assert not anchor or anchor in anchors(target), link
-
-
-@names
-def test_named_files_exist(page):
-    """Paths of this repository that a page names without a link; patterns with a star may match anything."""
+    # Paths of this repository without a link; patterns with a star may match anything.
     for name in re.findall(
         r"`((?:brx|configs|results|figures|benchmarks|tests|examples)/[\w./*\-]+)`", page.read_text()
     ):
