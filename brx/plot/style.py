@@ -112,10 +112,10 @@ def new_figure(width: float = COLUMN_WIDTH_IN, height: float = 2.4, columns: int
             plt.close(figure)
 
 
-def legend_below(axes: Axes, columns: int = 1, **options: Any) -> None:
+def legend_below(axes: Axes, columns: int = 1) -> None:
     """A panel's legend under the label of its horizontal axis, where it lies on no curve."""
     # Padding in font sizes: room for the ticks and the label.
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, 0), borderaxespad=5.0, ncols=columns, **options)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, 0), borderaxespad=5.0, ncols=columns)
 
 
 def draw_points(axes: Axes, x: Any, y: Any, ends: tuple[Any, Any], look: Look, **style: Any) -> None:
