@@ -458,7 +458,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=RESULTS / "hostile_inputs.jsonl")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    for _, module, _ in COMMANDS_OF_BRX.values():  # loaded once, before the forks
+    for module, _ in COMMANDS_OF_BRX.values():  # loaded once, before the forks
         import_module(f"brx.cli.{module}")
     os.environ["OMP_NUM_THREADS"] = "1"
     rows = [json.loads(line) for line in args.out.read_text().splitlines()] if args.out.exists() else []

@@ -54,9 +54,7 @@ def hessian_norm(
     strategies: Annotated[
         bool,
         typer.Option(
-            "--strategies",
-            help="the original coordinates and those of all four strategies, each basis estimated from the gradients of"
-            " --basis-batches (default: 200) at the checkpoint's weights",
+            "--strategies", help="the original and all four strategies' coordinates, from --basis-batches (200)"
         ),
     ] = False,
     slowdown_runs: Annotated[

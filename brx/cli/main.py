@@ -14,58 +14,42 @@ import brx
 from brx.cli.usage import Application, CommandGroup, usage_line
 from brx.errors import RunError, UserError
 
-TRAIN, COMPARE, UNDERSTAND, PLAN = "Train", "Compare", "Understand", "Plan"
-
-# Name: panel, module (imported when the command is used: `brx --help` reads this table alone), summary.
-COMMANDS: dict[str, tuple[str, str, str]] = {
-    "demo": (
-        TRAIN,
-        "paper",
-        "train the quick preset with and without delay, with two methods, and draw the loss curves",
-    ),
-    "train": (TRAIN, "train", "train a GPT under asynchronous-pipeline delay"),
-    "sweep": (TRAIN, "sweep", "run a grid of runs, several at a time; continues where it was left"),
-    "config": (TRAIN, "config", "show the complete settings of a preset or file"),
-    "data": (TRAIN, "config", "tokenize a corpus into token files"),
-    "compare": (
-        COMPARE,
-        "sweep",
-        "how robust methods are against delay: the same runs for each, and their leaderboard",
-    ),
-    "slowdown": (COMPARE, "runs", "how many times the iterations each method needs under delay to reach a loss"),
-    "plot": (COMPARE, "paper", "draw loss curves of runs, or the paper's figures"),
-    "claims": (
-        COMPARE,
-        "paper",
-        "every number and direction that the paper states, beside what the runs of a scale say",
-    ),
-    "tables": (COMPARE, "paper", "the paper's tables, from the runs of a scale"),
-    "report": (COMPARE, "paper", "one HTML page with all figures, tables and runs; opens without a network"),
-    "export": (COMPARE, "runs", "copy runs in compact form (config, summary, loss curves), to be committed or shared"),
-    "hessian-norm": (
-        UNDERSTAND,
-        "curvature",
-        "measure basis misalignment: the (1,1)-norm of the Hessian at a checkpoint",
-    ),
-    "effective-delay": (UNDERSTAND, "curvature", "the effective delay tau' of measured runs, and their slowdown"),
-    "oscillation": (UNDERSTAND, "curvature", "project a run's updates on the Hessian's dominant eigenvector"),
-    "toy": (UNDERSTAND, "paper", "draw what delay does to Adam on a quadratic or in a spiral valley, aligned or not"),
-    "methods": (UNDERSTAND, "config", "list the methods: equation, source, defaults, which optimizer gets what"),
-    "verdict": (
-        PLAN,
-        "verdict",
-        "synchronous or asynchronous: time to a loss for P stages and M micro-batches per update",
-    ),
-    "schedule": (PLAN, "planning", "show who computes what when, synchronously and asynchronously, with idle times"),
-    "plan": (PLAN, "planning", "say what a run needs: memory of every device, FLOPs, time"),
-    "similarity": (PLAN, "planning", "how far a training resembles another: the dimensionless numbers of both"),
-    "memory": (
-        PLAN,
-        "planning",
-        "memory of the basis-rotation strategies; for a configuration, of every stage and device",
-    ),
-    "stages": (PLAN, "planning", "the least number of pipeline stages that a model needs, by the memory of a device"),
+# By panel of the help: name, and module (imported when the command is used: `brx --help` reads this table alone) with
+# a summary.
+PANELS: dict[str, dict[str, tuple[str, str]]] = {
+    "Train": {
+        "demo": ("paper", "train the quick preset with and without delay, with two methods, and draw the loss curves"),
+        "train": ("train", "train a GPT under asynchronous-pipeline delay"),
+        "sweep": ("sweep", "run a grid of runs, several at a time; continues where it was left"),
+        "config": ("config", "show the complete settings of a preset or file"),
+        "data": ("config", "tokenize a corpus into token files"),
+    },
+    "Compare": {
+        "compare": ("sweep", "how robust methods are against delay: the same runs for each, and their leaderboard"),
+        "slowdown": ("runs", "how many times the iterations each method needs under delay to reach a loss"),
+        "plot": ("paper", "draw loss curves of runs, or the paper's figures"),
+        "claims": ("paper", "every number and direction that the paper states, beside what the runs of a scale say"),
+        "tables": ("paper", "the paper's tables, from the runs of a scale"),
+        "report": ("paper", "one HTML page with all figures, tables and runs; opens without a network"),
+        "export": ("runs", "copy runs in compact form (config, summary, loss curves), to be committed or shared"),
+    },
+    "Understand": {
+        "hessian-norm": ("curvature", "measure basis misalignment: the (1,1)-norm of the Hessian, per parameter"),
+        "effective-delay": ("curvature", "the effective delay tau' of measured runs, and their measured slowdown"),
+        "oscillation": ("curvature", "project updates on the Hessian's dominant eigenvector and a random direction"),
+        "toy": ("paper", "draw what delay does to Adam on a quadratic or in a spiral valley, aligned with axes or not"),
+        "methods": ("config", "list the methods: equation, source, defaults, which optimizer gets which parameters"),
+    },
+    "Plan": {
+        "verdict": ("verdict", "synchronous or asynchronous: time to a loss for P stages, M micro-batches per update"),
+        "schedule": ("planning", "show who computes what when, synchronously and not, with idle times and delays"),
+        "plan": ("planning", "say what a run needs: memory of every device, FLOPs, time"),
+        "similarity": ("planning", "how far a training resembles another: the dimensionless numbers of both"),
+        "memory": ("planning", "memory overhead of the basis-rotation strategies; of a run's stages and devices, too"),
+        "stages": ("planning", "the least number of pipeline stages that a model needs, by the memory of a device"),
+    },
 }
+COMMANDS = {name: entry for commands in PANELS.values() for name, entry in commands.items()}
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 
@@ -74,7 +58,7 @@ class _LazyCommands(Mapping[str, TyperCommand | TyperGroup]):
     """The commands by name, each taken from the `app` of its module when somebody asks for it."""
 
     def __getitem__(self, name: str) -> TyperCommand | TyperGroup:
-        _, module, summary = COMMANDS[name]
+        module, summary = COMMANDS[name]
         command = typer.main.get_group(import_module(f"brx.cli.{module}").app).commands[name]
         assert isinstance(command, TyperCommand | TyperGroup)
         command.name, command.help = name, summary
@@ -96,9 +80,9 @@ class _Brx(CommandGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """One panel per purpose, from the table alone."""
-        for panel in (TRAIN, COMPARE, UNDERSTAND, PLAN):
+        for panel, commands in PANELS.items():
             with formatter.section(panel):
-                formatter.write_dl([(name, summary) for name, (of, _, summary) in COMMANDS.items() if of == panel])
+                formatter.write_dl([(name, summary) for name, (_, summary) in commands.items()])
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command; where Typer would end silently on Ctrl-C, say so."""
