@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock, Timeout
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from brx.config.schema import DataConfig
 from brx.data.sources import documents, installed_versions, is_validation, local_files, other_packages
@@ -116,10 +116,8 @@ def remove(folder: Path) -> None:
     _lock_file(complete).unlink(missing_ok=True)
 
 
-class SplitCount(BaseModel):
+class SplitCount(BaseModel, extra="forbid", strict=True):
     """How much of one split has been written."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     num_tokens: int = 0
     num_documents: int = 0

@@ -74,7 +74,14 @@ def documents(config: DataConfig, *, skip: int = 0) -> Iterator[str]:
 
 def package_sources() -> Iterator[str]:
     """The text of each source file, in an order that mixes the packages and depends on the files' names alone."""
-    files = {name: file for package in PUBLISHED_VERSIONS for name, file in _source_files(package)}
+    files = {}
+    for package in PUBLISHED_VERSIONS:
+        folder = _package_folder(package)
+        for file in folder.rglob("*.py"):
+            relative = file.relative_to(folder)
+            is_written_by_build = len(relative.parts) == 1 and file.name in BUILD_FILES
+            if not is_written_by_build and SKIPPED_FOLDERS.isdisjoint(relative.parts):
+                files[f"{package}/{relative.as_posix()}"] = file
     # Shuffled, so that any prefix (`data.tokens`) and any stretch of the validation tokens holds all packages.
     for name in sorted(files, key=lambda name: hashlib.sha256(name.encode()).digest()):
         yield files[name].read_text(encoding="utf-8", errors="replace")
@@ -105,16 +112,6 @@ def other_packages(config: DataConfig, fingerprint: str) -> str:
     if not others and is_default and fingerprint != PUBLISHED_FINGERPRINT:
         return "files of the installed packages were changed"
     return ", ".join(others)
-
-
-def _source_files(package: str) -> Iterator[tuple[str, Path]]:
-    """Name (`scipy/stats/_qmc.py`) and path of each file."""
-    folder = _package_folder(package)
-    for file in folder.rglob("*.py"):
-        relative = file.relative_to(folder)
-        is_written_by_build = len(relative.parts) == 1 and file.name in BUILD_FILES
-        if not is_written_by_build and SKIPPED_FOLDERS.isdisjoint(relative.parts):
-            yield f"{package}/{relative.as_posix()}", file
 
 
 def _package_folder(package: str) -> Path:

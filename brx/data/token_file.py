@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from brx.data.tokenizers import Tokens
 from brx.errors import UserError
@@ -18,10 +18,8 @@ from brx.files import write_text
 DTYPE = np.dtype("<u2")
 
 
-class Sidecar(BaseModel):
+class Sidecar(BaseModel, extra="forbid", strict=True, frozen=True):
     """What a token file holds."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     source: str
     tokenizer: str

@@ -27,12 +27,9 @@ def tried_rates(runs: pd.DataFrame) -> pd.DataFrame:
 def score_values(runs: pd.DataFrame, group: str, over: str) -> pd.DataFrame:
     """Score the values of a setting: the rule by which sweeps, figures and tables choose a learning rate alike.
 
-    Values are compared over the seeds that all of them have; if there are none, over the lowest seed that any has.
-
-    Args:
-        runs: rows with `group`, `over`, the seed, and their `score`: lower is better; infinite for a run that diverged.
-        group: column that is equal among runs whose values are compared.
-        over: column of the values.
+    `runs` have columns `group`, equal where values are compared, `over`, the value, the seed, and `score`: lower is
+    better; infinite for a run that diverged. Values are compared over the seeds that all of them have; if there are
+    none, over the lowest seed that any has.
 
     Returns:
         A row per group and value that has those seeds, in order, with `score` (the mean), `is_best`, and `at_edge`:

@@ -111,16 +111,12 @@ def rate_table(runs: pd.DataFrame, chosen: pd.DataFrame) -> pd.DataFrame:
             "chosen": f"{first[RATE]:g}",
             "seeds": str(len(seeds)),
             "at the edge": "yes" if first["lr_at_edge"] else "",
-            "final validation loss of each": scores_text(tried.get_group(first["experiment"]).set_index(RATE)["score"]),
+            "final validation loss of each": ", ".join(f"{rate:g}: {score:.3f}" for rate, score in scores),
         }
         for seeds in by_experiment(chosen)
         for first in [seeds.iloc[0]]
+        for scores in [tried.get_group(first["experiment"])[[RATE, "score"]].to_numpy()]
     )
-
-
-def scores_text(scores: pd.Series) -> str:
-    """For example `0.001: 2.351, 0.003: 2.302`."""
-    return ", ".join(f"{value:g}: {score:.3f}" for value, score in scores.items())
 
 
 def final_loss_text(seeds: pd.DataFrame) -> str:

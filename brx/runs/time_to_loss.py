@@ -101,11 +101,6 @@ class Measurements(BaseModel, frozen=True, extra="forbid"):
             for seed, before, after in pairs
         }
 
-    def lowest_loss(self, experiment: Experiment) -> float:
-        """The lowest of `losses` that all seeds reach; infinite if there is none."""
-        reached = [loss for loss, row in zip(self.losses, experiment.iterations, strict=True) if None not in row]
-        return min(reached, default=math.inf)
-
 
 def measure_largest_set(runs: pd.DataFrame, source: str) -> tuple[Measurements, list[str]]:
     """What the largest set of runs that compare says about delay, and lines on those that are left out.

@@ -34,22 +34,16 @@ LARGEST_ON_CPU = 20_000_000
 
 def check_own_methods(sweeps: Sequence[Sweep]) -> None:
     """Refuse a user's own method that cannot train (`check_method`), before anything is paid for any run."""
-    checked = []
-    for cell in (cell for sweep in sweeps for cell in sweep.cells):
-        optimizer = cell.config.optimizer
-        if isinstance(optimizer, CustomConfig):
-            asked = (optimizer.method, optimizer.arguments, cell.config.pipeline)
-            if asked not in checked:
-                check_method(cell.config, _trial_device(cell.config))
-                checked.append(asked)
-
-
-def _trial_device(config: RunConfig) -> torch.device:
-    """The cell's, or the CPU where a machine without it starts the sweep of others."""
-    try:
-        return choose_device(config.runtime.device)[0]
-    except UserError:
-        return torch.device("cpu")
+    asked = {}
+    for config in (cell.config for sweep in sweeps for cell in sweep.cells):
+        if isinstance(config.optimizer, CustomConfig):
+            asked[repr((config.optimizer.method, config.optimizer.arguments, config.pipeline))] = config
+    for config in asked.values():
+        try:
+            device = choose_device(config.runtime.device)[0]
+        except UserError:  # a machine without it may start the sweep of others
+            device = torch.device("cpu")
+        check_method(config, device)
 
 
 def list_cells(sweep: Sweep, jobs: int | None, *, retry_failed: bool) -> None:
@@ -105,7 +99,12 @@ def remaining_seconds(
 ) -> float | None:
     """Expected time of what is left, with `num_jobs` cells at a time; None if it cannot be told here."""
     ended = (State.DONE,) if retry_failed else (State.DONE, State.FAILED)
-    rates = measured_rates(cells)
+    seconds = defaultdict(list)  # per iteration of the finished cells, by kind
+    for cell in cells:
+        summary = RunFolder(cell.folder).read_summary()
+        if summary.get("status") == "finished" and summary.get("training_seconds"):
+            seconds[cost_kind(cell.config)].append(summary["training_seconds"] / summary["iteration"])
+    rates: dict[str, float | None] = {kind: statistics.fmean(values) for kind, values in seconds.items()}
     total = 0.0
     for cell in cells:
         if state_of(cell) in ended:
@@ -118,16 +117,6 @@ def remaining_seconds(
             return None
         total += (cell.config.training.last_iteration - iterations_done(cell.folder)) * rate
     return total / num_jobs
-
-
-def measured_rates(cells: Sequence[Cell]) -> dict[str, float | None]:
-    """Seconds per iteration of the finished cells, by kind."""
-    seconds = defaultdict(list)
-    for cell in cells:
-        summary = RunFolder(cell.folder).read_summary()
-        if summary.get("status") == "finished" and summary.get("training_seconds"):
-            seconds[cost_kind(cell.config)].append(summary["training_seconds"] / summary["iteration"])
-    return {kind: statistics.fmean(values) for kind, values in seconds.items()}
 
 
 def cost_kind(config: RunConfig) -> str:

@@ -28,7 +28,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -47,27 +47,6 @@ MOST_RESTARTS = 3
 """How often Ray continues a cell elsewhere after its node or Ray's process there was lost."""
 POLL_S = 0.2
 CONNECT_S = 10.0
-
-
-class Launcher(Protocol):
-    """Where cells run, `num_jobs` of them at a time; to be closed."""
-
-    num_jobs: int
-
-    @property
-    def is_full(self) -> bool:
-        """Whether every place is taken."""
-
-    def start(self, cell: Cell) -> bool:
-        """Start or resume a cell; False if another sweep runs it, or has finished it meanwhile."""
-
-    def collect(self) -> list[tuple[Cell, State, str]]:
-        """Take the cells that have ended since the last call: each with its state and, if it failed, why."""
-
-    def interrupt(self) -> None:
-        """Ask all cells to save and end, and wait until they have."""
-
-    def close(self) -> None: ...
 
 
 @dataclass
@@ -95,9 +74,11 @@ class LocalLauncher:
 
     @property
     def is_full(self) -> bool:
+        """Whether every place is taken."""
         return len(self.jobs) >= self.num_jobs
 
     def start(self, cell: Cell) -> bool:
+        """Start or resume a cell; False if another sweep runs it, or has finished it meanwhile."""
         with ExitStack() as stack:
             descriptor = stack.enter_context(lock(cell.folder))
             if descriptor is None or state_of(cell) is State.DONE:
@@ -110,6 +91,7 @@ class LocalLauncher:
         return True
 
     def collect(self) -> list[tuple[Cell, State, str]]:
+        """Take the cells that have ended since the last call: each with its state and, if it failed, why."""
         outcomes = []
         for job in list(self.jobs):
             if (code := job.process.exitcode) is not None:
@@ -119,6 +101,7 @@ class LocalLauncher:
         return outcomes
 
     def interrupt(self) -> None:
+        """Ask all cells to save and end, and wait until they have."""
         for job in self.jobs:
             if job.process.pid is not None and job.process.is_alive():
                 os.kill(job.process.pid, signal.SIGINT)
@@ -126,7 +109,7 @@ class LocalLauncher:
             job.process.join()
 
     def close(self) -> None:
-        pass
+        """Nothing is left to end; `RayLauncher` leaves its cluster."""
 
     def _environment(self, share: int) -> dict[str, str]:
         environment = {**os.environ, "OMP_NUM_THREADS": str(self._threads)}
@@ -174,7 +157,7 @@ def _train(folder: Path, working_folder: Path, locked: Connection, environment: 
 
 
 class RayLauncher:
-    """Starts cells as tasks of a Ray cluster.
+    """Starts cells as tasks of a Ray cluster, with the methods of `LocalLauncher`.
 
     Each device of a cell asks for a GPU, if the cluster has any, and for as many CPU cores as `runtime.threads` says
     (one, if it says nothing). `num_jobs` of `cells` run at a time, by default as many as the cluster has room for; more
@@ -244,6 +227,9 @@ class RayLauncher:
     def close(self) -> None:
         """Leave the cluster; end it, if it was started here."""
         self._ray.shutdown()
+
+
+Launcher = LocalLauncher | RayLauncher
 
 
 def run_cell(cell: Cell, working_folder: Path) -> tuple[State, str]:
