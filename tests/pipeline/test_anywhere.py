@@ -16,7 +16,12 @@ from brx.model.stage import initialize, whole_model
 from brx.train.build import assemble
 from tests.pipeline.test_engine import VOCABULARY, make_config, micro_batch
 
-PROFILES = ("pipeline", "2bw", "3", "{like: 16}", "[7, 0, 3, 1, 1, 2, 5, 4]")
+
+def start(net=None, stages=4, delay="pipeline", **settings):
+    """A model under delay, its optimizer and its pipeline."""
+    net = make_net() if net is None else net
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    return net, optimizer, delayed(net, optimizer, stages, delay, **settings)
 
 
 def test_needs_torch_alone():
@@ -30,39 +35,45 @@ def test_needs_torch_alone():
     subprocess.run([sys.executable, "-c", nothing], check=True)
 
 
-@pytest.mark.parametrize("stash", ["exact", "none", "predict", "last-update", "average-update"])
-@pytest.mark.parametrize("profile", PROFILES)
-def test_is_the_engine_bit_for_bit(profile, stash):
-    forecast, stash = (stash, "exact") if "update" in stash else (None, stash)
-    for accumulation in (1, 3):
-        settings = [f"pipeline.delay={profile}", f"pipeline.accumulation={accumulation}", "training.clip=.inf"]
-        settings += [f"pipeline.forecast={forecast or 'null'}", "training.warmup_fraction=0", "training.batch_size=2"]
-        config = make_config("pipedream", 8, stash, 24, *settings, "training.final_lr_fraction=1")
-        assembly = assemble(config, micro_batch)
-        expected = [result.loss for result in assembly.engine.run(1, lambda: 10)]
-        model = whole_model(config.model, VOCABULARY)
-        initialize(model, config.model.blocks, seed=0)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
-        pipeline = delayed(model, optimizer, 8, config.pipeline.delay, stash=stash, forecast=forecast)
-        found = []
-        for t in range(10):
-            losses = []
-            for n in range(t * accumulation + 1, (t + 1) * accumulation + 1):
-                loss = model(*micro_batch(n)).loss
-                loss.backward()
-                losses.append(loss.detach())
-            for weight in model.parameters():
-                weight.grad /= accumulation
-            optimizer.step()
-            optimizer.zero_grad()
-            found.append(losses[0] if accumulation == 1 else torch.stack(losses).mean())
-        assert torch.equal(torch.stack(found), torch.stack(expected))
-        weights = dict(model.named_parameters())
-        for stage in assembly.stages:
-            assert all(torch.equal(weight, weights[name]) for name, weight in stage.newest.items())
-        assert [pipeline.delay_of(weights[f"blocks.{k}.mlp.up.bias"]) for k in range(8)] == [
-            stage.delay.tau_updates for stage in assembly.stages
-        ]
+@pytest.mark.parametrize("accumulation", [1, 3])
+@pytest.mark.parametrize(
+    ("profile", "stash", "forecast"),
+    [
+        ("pipeline", "none", None),
+        ("2bw", "predict", None),
+        ("3", "exact", "last-update"),
+        ("{like: 16}", "exact", "average-update"),
+        ("[7, 0, 3, 1, 1, 2, 5, 4]", "exact", None),
+    ],
+)
+def test_is_the_engine_bit_for_bit(profile, stash, forecast, accumulation):
+    settings = [f"pipeline.delay={profile}", f"pipeline.accumulation={accumulation}", "training.clip=.inf"]
+    settings += [f"pipeline.forecast={forecast or 'null'}", "training.warmup_fraction=0", "training.batch_size=2"]
+    config = make_config("pipedream", 8, stash, 24, *settings, "training.final_lr_fraction=1")
+    assembly = assemble(config, micro_batch)
+    expected = [result.loss for result in assembly.engine.run(1, lambda: 10)]
+    model = whole_model(config.model, VOCABULARY)
+    initialize(model, config.model.blocks, seed=0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
+    pipeline = delayed(model, optimizer, 8, config.pipeline.delay, stash=stash, forecast=forecast)
+    found = []
+    for t in range(10):
+        losses = []
+        for n in range(t * accumulation + 1, (t + 1) * accumulation + 1):
+            loss = model(*micro_batch(n)).loss
+            loss.backward()
+            losses.append(loss.detach())
+        for weight in model.parameters():
+            weight.grad /= accumulation
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(losses[0] if accumulation == 1 else torch.stack(losses).mean())
+    assert torch.equal(torch.stack(found), torch.stack(expected))
+    weights = dict(model.named_parameters())
+    for stage in assembly.stages:
+        assert all(torch.equal(weight, weights[name]) for name, weight in stage.newest.items())
+    taus = [pipeline.delay_of(weights[f"blocks.{k}.mlp.up.bias"]) for k in range(8)]
+    assert taus == [stage.delay.tau_updates for stage in assembly.stages]
 
 
 class Net(nn.Module):
@@ -118,10 +129,6 @@ def naive(taus, num_updates, accumulation=1, lr=0.1, tau_at=None):
     return losses, versions[-1]
 
 
-def sgd(net, lr=0.1):
-    return torch.optim.SGD(net.parameters(), lr=lr, momentum=0.9)
-
-
 def loop(net, optimizer, first, last, accumulation=1):
     """An ordinary loop; losses of micro-batches."""
     losses = []
@@ -141,13 +148,19 @@ def assert_is(net, losses, expected, tolerance=1e-12):
         torch.testing.assert_close(weight.detach(), expected[1][name], rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("recompute", [None, False, True])
-@pytest.mark.parametrize(("delay", "taus"), [("pipeline", [3, 2, 1, 0]), ([5, 0, 2, 3], [5, 0, 2, 3]), (2, [2] * 4)])
-@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize(
+    ("accumulation", "delay", "taus", "recompute"),
+    [
+        (1, "pipeline", [3, 2, 1, 0], None),
+        (2, "pipeline", [3, 2, 1, 0], True),
+        (1, [5, 0, 2, 3], [5, 0, 2, 3], True),
+        (2, [5, 0, 2, 3], [5, 0, 2, 3], False),
+        (1, 2, [2] * 4, False),
+        (2, 2, [2] * 4, None),
+    ],
+)
 def test_is_the_naive_simulation(accumulation, delay, taus, recompute):
-    net = make_net(recompute=recompute)
-    optimizer = sgd(net)
-    delayed(net, optimizer, 4, delay)
+    net, optimizer, _ = start(make_net(recompute=recompute), 4, delay)
     assert_is(net, loop(net, optimizer, 1, 12, accumulation), naive(taus, 12, accumulation))
 
 
@@ -159,9 +172,7 @@ outages.most = 4
 
 
 def test_a_delay_function_never_runs_backwards():
-    net = make_net()
-    optimizer = sgd(net)
-    pipeline = delayed(net, optimizer, 4, outages, seed=3)
+    net, optimizer, pipeline = start(delay=outages, seed=3)
     expected = naive([4] * 4, 20, tau_at=lambda stage, n: outages(stage, 4, n, 3))
     assert_is(net, loop(net, optimizer, 1, 20), expected)
     for delay in pipeline.delays():
@@ -172,28 +183,20 @@ def test_a_delay_function_never_runs_backwards():
         assert 0 < delay.tau_updates < 4
 
 
-@pytest.mark.parametrize("way", ["names", "function", "Sequential"])
-def test_stages_by_name_by_function_or_of_a_sequential(way):
+def test_stages_by_name_by_function_or_of_a_sequential():
     def stage_of(name):
         return int(name.split(".")[1]) if name.startswith("blocks") else 3 * name.startswith("leave")
 
-    net = make_net()
-    optimizer = sgd(net)
-    beginnings = {"enter": 0, "leave": 3, **{f"blocks.{k}": k for k in range(4)}}
-    if way == "Sequential":
-        net = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(3, 3), nn.ReLU())))
-        pipeline = delayed(net, sgd(net), 3)
-        kinds = ("weight", "bias")
-        assert pipeline.by_stage == [[f"{i}.{kind}" for i in (a, a + 2) for kind in kinds] for a in (0, 4, 8)]
-        return
-    delayed(net, optimizer, beginnings if way == "names" else stage_of)
-    assert_is(net, loop(net, optimizer, 1, 9), naive([3, 2, 1, 0], 9))
+    for stages in (stage_of, {"enter": 0, "leave": 3, **{f"blocks.{k}": k for k in range(4)}}):
+        net, optimizer, _ = start(stages=stages)
+        assert_is(net, loop(net, optimizer, 1, 9), naive([3, 2, 1, 0], 9))
+    layers = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(3, 3), nn.ReLU())))
+    by_stage = start(layers, 3)[2].by_stage
+    assert by_stage == [[f"{i}.{kind}" for i in (a, a + 2) for kind in ("weight", "bias")] for a in (0, 4, 8)]
 
 
 def test_the_newest_weights_are_seen_between_the_passes_and_in_evaluation():
-    net = make_net()
-    optimizer = sgd(net)
-    delayed(net, optimizer, 4)
+    net, optimizer, _ = start()
     loop(net, optimizer, 1, 6)
     plain = copy.deepcopy(net)
     plain._forward_hooks.clear(), plain._forward_pre_hooks.clear()
@@ -212,30 +215,21 @@ def test_the_newest_weights_are_seen_between_the_passes_and_in_evaluation():
 
 @pytest.mark.parametrize("settings", [{}, {"rings": "host"}, {"stash": "predict"}, {"forecast": "average-update"}])
 def test_resumes_bit_for_bit(settings):
-    def start():
-        net = make_net()
-        optimizer = sgd(net)
-        return net, optimizer, delayed(net, optimizer, 4, **settings)
-
-    net, optimizer, pipeline = start()
+    net, optimizer, pipeline = start(**settings)
     loop(net, optimizer, 1, 7, 2)
     saved = copy.deepcopy((net.state_dict(), optimizer.state_dict(), pipeline.state_dict()))
     expected = loop(net, optimizer, 8, 14, 2)
-    net, optimizer, pipeline = start()
+    net, optimizer, pipeline = start(**settings)
     net.load_state_dict(saved[0])
     optimizer.load_state_dict(saved[1])
     pipeline.load_state_dict(saved[2])
     assert loop(net, optimizer, 8, 14, 2) == expected
-    other = make_net()
-    of_two = delayed(other, sgd(other), 2)
     with pytest.raises(ValueError, match="4 stages, not 2"):
-        of_two.load_state_dict(saved[2])
+        start(stages=2)[2].load_state_dict(saved[2])
 
 
 def test_two_forward_passes_before_their_backward_passes():
-    net = make_net()
-    optimizer = sgd(net)
-    delayed(net, optimizer, 4)
+    net, optimizer, _ = start()
     losses = []
     for t in range(10):
         both = [net(data(2 * t + 1)), net(data(2 * t + 2))]
@@ -248,7 +242,8 @@ def test_two_forward_passes_before_their_backward_passes():
 
 def test_closures_several_optimizers_and_clipping():
     net = make_net()
-    first, second = sgd(net.blocks), torch.optim.SGD([*net.enter.parameters(), *net.leave.parameters()], 0.1, 0.9)
+    first = torch.optim.SGD(net.blocks.parameters(), 0.1, 0.9)
+    second = torch.optim.SGD([*net.enter.parameters(), *net.leave.parameters()], 0.1, 0.9)
     delayed(net, (first, second), 4)
     losses = []
     for t in range(1, 9):
@@ -262,9 +257,7 @@ def test_closures_several_optimizers_and_clipping():
     expected = naive([3, 2, 1, 0], 8)
     assert_is(net, losses, expected)
 
-    net, losses = make_net(), []
-    optimizer = sgd(net)
-    delayed(net, optimizer, 4)
+    (net, optimizer, _), losses = start(), []
     for t in range(1, 9):
 
         def closure(t=t):
@@ -277,15 +270,12 @@ def test_closures_several_optimizers_and_clipping():
     assert_is(net, losses, expected)
 
 
-@pytest.mark.parametrize("skips", [{1}, {1, 4, 5}])
-@pytest.mark.parametrize("stash", ["exact", "none"])
+@pytest.mark.parametrize(("skips", "stash"), [({1}, "exact"), ({1, 4, 5}, "none")])
 def test_a_step_that_a_grad_scaler_skips_makes_no_version(skips, stash):
     """The micro-batch that is skipped leaves nothing behind: the rest is the loop without it."""
 
     def run(with_skips):
-        net, losses = make_net(), []
-        optimizer = sgd(net)
-        delayed(net, optimizer, 4, stash=stash)
+        (net, optimizer, _), losses = start(stash=stash), []
         scaler = torch.amp.GradScaler("cpu", init_scale=1.0, backoff_factor=0.999999, growth_interval=10**6)
         for t in range(1, 9):
             for is_bad in [True, False] if with_skips and t in skips else [False]:
@@ -312,8 +302,7 @@ def test_compiled_models_are_not_compiled_anew_per_version():
         torch._dynamo.reset()
         counter, net = CompileCounter(), make_net()
         compiled = torch.compile(net, backend=counter) if order == "compiled first" else net
-        optimizer = sgd(net)
-        delayed(compiled, optimizer, 4)
+        _, optimizer, _ = start(compiled)
         if order == "compiled last":
             compiled = torch.compile(net, backend=counter)
         losses = loop(compiled, optimizer, 1, 4)
@@ -328,8 +317,7 @@ def test_recurrent_layers_compute_with_their_version():
     torch.manual_seed(0)
     net = nn.ModuleDict({"rnn": nn.LSTM(3, 4, batch_first=True), "head": nn.Linear(4, 1)}).double()
     net.forward = lambda x: net["head"](net["rnn"](x)[0]).square().mean()
-    optimizer = sgd(net)
-    delayed(net, optimizer, {"rnn": 0, "head": 0}, 2)
+    _, optimizer, _ = start(net, {"rnn": 0, "head": 0}, 2)
     xs = torch.randn(5, 2, 6, 3, dtype=torch.float64)
     versions, losses = [copy.deepcopy(net.state_dict())], []
     for x in xs:
@@ -349,13 +337,10 @@ def test_two_processes_under_ddp_are_one_with_both_batches(tmp_path):
     program = f"""
 import sys, torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from brx import delayed
-from tests.pipeline.test_anywhere import data, make_net, sgd
+from tests.pipeline.test_anywhere import data, start
 rank = int(sys.argv[1])
 dist.init_process_group("gloo", init_method="file://{tmp_path}/store", rank=rank, world_size=2)
-net = make_net()
-optimizer = sgd(net)
-delayed(net, optimizer, 4)
+net, optimizer, _ = start()
 ddp = DistributedDataParallel(net)
 for t in range(1, 9):
     ddp(data(2 * t - 1 + rank)).backward()
@@ -367,9 +352,7 @@ dist.destroy_process_group()
     ranks = [subprocess.Popen([sys.executable, "-c", program, str(rank)]) for rank in range(2)]
     assert [rank.wait(timeout=240) for rank in ranks] == [0, 0]
     found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
-    net = make_net()
-    optimizer = sgd(net)
-    delayed(net, optimizer, 4)
+    net, optimizer, _ = start()
     for t in range(1, 9):
         (net(torch.stack([data(2 * t - 1), data(2 * t)]))).backward()
         optimizer.step()
@@ -380,9 +363,7 @@ dist.destroy_process_group()
 
 
 def test_print_shows_the_cut_and_the_memory_is_the_formula():
-    net = make_net()
-    optimizer = sgd(net)
-    pipeline = delayed(net, optimizer, 4)
+    net, optimizer, pipeline = start()
     assert "enter.weight ... blocks.0.0.bias" in str(pipeline)
     assert "of one micro-batch per update" in str(pipeline)
     assert "of the stage of its first use" not in str(pipeline)
@@ -392,13 +373,9 @@ def test_print_shows_the_cut_and_the_memory_is_the_formula():
         assert stage.ring_bytes == ((stage.delay.tau + 1) * size if stage.delay.tau else 0)
     pipeline.remove()
     assert loop(net, optimizer, 3, 4) != loop(net, optimizer, 5, 6)
-
-
-def test_a_tied_weight_is_said_once():
-    net = nn.Sequential(*(nn.Linear(2, 2) for _ in range(4)))
-    net[3].weight = net[0].weight
-    text = str(delayed(net, sgd(net), 4))
-    assert text.count("3.weight is 0.weight, of the stage of its first use") == 1
+    tied = nn.Sequential(*(nn.Linear(2, 2) for _ in range(4)))
+    tied[3].weight = tied[0].weight
+    assert str(start(tied)[2]).count("3.weight is 0.weight, of the stage of its first use") == 1
 
 
 def mistakes():
@@ -441,10 +418,14 @@ def mistakes():
         delayed(net, optimizer, 2)
         delayed(net, optimizer, 2)
 
+    def foreign(net, optimizer, pipeline):
+        delayed(make_net(), optimizer, 4)
+
     return {
         "grown": (4, {}, grown, "other parameters than it had"),
         "converted": (4, {}, converted, "went from torch.float64 to torch.float32; convert it before"),
         "twice": (4, {}, twice, "under delay already"),
+        "of another model": (4, {}, foreign, "not the model's"),
         "half a stage": (3.5, {}, None, "stages must be a number, a mapping or a function"),
         "misspelt": ({"": 0, "entre": 0}, {}, None, "no parameter's name is or begins with .*entre"),
         "parameters later": (4, {}, late, "given parameters later"),
@@ -464,21 +445,12 @@ def mistakes():
 @pytest.mark.parametrize("case", mistakes())
 def test_misuse_is_one_clear_error(case):
     stages, settings, use, message = mistakes()[case]
-    net = make_net()
-    optimizer = sgd(net)
 
     def misuse():
-        pipeline = delayed(net, optimizer, stages, **settings)
-        use(net, optimizer, pipeline)
+        use(*start(stages=stages, **settings))
 
     with pytest.raises((UserError, ValueError), match=message):
         misuse()
-
-
-def test_what_is_not_the_models_is_refused():
-    net = make_net()
-    with pytest.raises(UserError, match="not the model's"):
-        delayed(net, sgd(make_net()), 4)
 
 
 def test_sharded_parameters_are_refused(tmp_path):
@@ -488,12 +460,9 @@ def test_sharded_parameters_are_refused(tmp_path):
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
         for early in (True, False):
-            net = make_net()
-            optimizer = sgd(net)
-            if early:
-                delayed(net, optimizer, 4)
+            net = start()[0] if early else make_net()
             fully_shard(net, mesh=dist.device_mesh.init_device_mesh("cpu", (1,)))
             with pytest.raises(UserError, match="FSDP2"):
-                net(data(1)) if early else delayed(net, sgd(net), 4)
+                net(data(1)) if early else start(net)
     finally:
         dist.destroy_process_group()

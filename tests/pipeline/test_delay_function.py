@@ -25,18 +25,16 @@ def constant(folder, tau, most):
     return f"pipeline.delay={path}:mine"
 
 
-@pytest.mark.parametrize("stash", ["exact", "none", "predict"])
-def test_a_constant_function_is_the_constant(stash, tmp_path):
-    for accumulation in (1, 2):
-        common = [f"pipeline.accumulation={accumulation}", "pipeline.delay=3"]
-        expected, _ = run_engine(make_config("pipedream", 3, stash, 24, *common), 9)
-        common[1] = constant(tmp_path, 3, 3)
-        found, _ = run_engine(make_config("pipedream", 3, stash, 24, *common), 9)
-        assert [r.loss for r in found] == [r.loss for r in expected]
+@pytest.mark.parametrize(("stash", "accumulation"), [("exact", 1), ("none", 2), ("predict", 1)])
+def test_a_constant_function_is_the_constant(stash, accumulation, tmp_path):
+    found, expected = (
+        run_engine(make_config("pipedream", 3, stash, 24, delay, f"pipeline.accumulation={accumulation}"), 9)[0]
+        for delay in (constant(tmp_path, 3, 3), "pipeline.delay=3")
+    )
+    assert [r.loss for r in found] == [r.loss for r in expected]
 
 
-@pytest.mark.parametrize("name", ["jitter", "straggler", "churn"])
-@pytest.mark.parametrize("stash", ["exact", "none"])
+@pytest.mark.parametrize(("name", "stash"), [("jitter", "exact"), ("straggler", "none"), ("churn", "exact")])
 def test_the_examples_equal_the_naive_simulation(name, stash):
     settings = [f"pipeline.delay={EXAMPLES}:{name}", "pipeline.accumulation=2"]
     config = make_config("pipedream", 3, stash, 60, *settings)

@@ -1,7 +1,11 @@
-"""The engine against the naive simulation, against an ordinary training loop, and by a probe of the versions used."""
+"""The engine against the naive simulation and against an ordinary training loop.
+
+`StageVersions`, `StageDelay`, the forecasts and `MethodUpdater` have their tests here, with the engine that uses them.
+"""
 
 import math
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +15,7 @@ from brx.config.loading import apply_overrides
 from brx.config.schema import PipelineConfig
 from brx.model.stage import Stage, initialize, partition, whole_model
 from brx.pipeline.delay import StageDelay, pipeline_delays, stage_delays
+from brx.pipeline.engine import Stopwatch
 from brx.train.build import assemble, build_stages
 from tests.pipeline.naive import NaivePipeline
 
@@ -29,7 +34,7 @@ OVERRIDES = {
     "scion": [],
     "torch.optim:SGD": ["optimizer.arguments={momentum: 0.9, nesterov: true}"],
 }
-LIBRARY = ("muon", "scion", "torch.optim:SGD")
+STASHES = ("exact", "none", "predict")
 
 
 def make_config(method, stages, stash, iterations=24, *extra):
@@ -144,75 +149,51 @@ class NaiveUpdate:
         return lr
 
 
-@pytest.mark.parametrize("stash", ["exact", "none", "predict"])
-@pytest.mark.parametrize("stages", [1, 2, 3, pytest.param(5, marks=pytest.mark.slow), 8])
-@pytest.mark.parametrize("method", OVERRIDES)
-def test_engine_equals_naive_simulation(method, stages, stash):
-    # In float64 the two may only differ by rounding: any wrong version shows at once.
-    if method in LIBRARY and stages != 3:
-        pytest.skip("what a method does with a stage is the same at every P; the engine is tried with the others")
-    config = make_config(method, stages, stash)
-    assert_equals_naive(config)
-
-
-@pytest.mark.numerics
-@pytest.mark.parametrize("stash", ["exact", "none", "predict"])
-@pytest.mark.parametrize("method", ["pipedream", "basis-rotation"])
-def test_engine_equals_naive_simulation_of_a_mixture(method, stash):
-    assert_equals_naive(make_config(method, 4, stash, 24, "model.moe={experts: 4, every: 2}"))
-
-
 # Delays that an update's micro-batches see from one version or from two, older and younger than the update.
 PROFILES = {
-    "constant": ("5", [5, 5, 5]),
-    "one late": ("[0, 4, 0]", [0, 4, 0]),
-    "rising": ("[0, 1, 7]", [0, 1, 7]),
-    "like 8": ("{like: 8}", [7, 4, 0]),  # 3.5 rounds to the even 4
-    "pipeline": ("pipeline", [2, 1, 0]),
+    "5": [5, 5, 5],
+    "[0, 4, 0]": [0, 4, 0],
+    "[0, 1, 7]": [0, 1, 7],
+    "{like: 8}": [7, 4, 0],  # 3.5 rounds to the even 4
+    "pipeline": [2, 1, 0],
 }
+MIXTURE = ["model.moe={experts: 4, every: 2}"]
+FORECASTS = [f"pipeline.forecast={name}-update" for name in ("last", "average")]
+# What a method does with a stage is the same at every P: those of libraries have the table's second part alone.
+CASES = [
+    *((method, P, stash, [], None) for method in list(OVERRIDES)[:5] for P in (1, 3, 8) for stash in STASHES),
+    *((method, 3, "predict", ["pipeline.delay=2bw", "pipeline.accumulation=3"], [3, 3, 3]) for method in OVERRIDES),
+    *((method, 3, "exact", ["pipeline.delay=3", "pipeline.accumulation=2"], [3, 3, 3]) for method in OVERRIDES),
+    *((method, 3, "exact", [FORECASTS[index % 2]], None) for index, method in enumerate(OVERRIDES)),
+    *(
+        ("delay-compensation", 3, "exact", ["pipeline.delay=5", "pipeline.accumulation=2", f], [5] * 3)
+        for f in FORECASTS
+    ),
+    *((method, 4, stash, MIXTURE, None) for method in ("pipedream", "basis-rotation") for stash in STASHES),
+    *(
+        ("pipedream", 3, stash, [f"pipeline.delay={delay}", f"pipeline.accumulation={M}"], taus)
+        for delay, taus in PROFILES.items()
+        for M in (1, 2, 3)
+        for stash in (STASHES if M > 1 else ("none",))
+    ),
+]
 
 
-@pytest.mark.parametrize("stash", ["exact", "none", "predict"])
-@pytest.mark.parametrize("accumulation", [1, 2, 3])
-@pytest.mark.parametrize("profile", PROFILES)
-def test_profiles_and_accumulation_equal_naive_simulation(profile, accumulation, stash):
-    setting, taus = PROFILES[profile]
-    extra = [f"pipeline.delay={setting}", f"pipeline.accumulation={accumulation}"]
-    assert_equals_naive(make_config("pipedream", 3, stash, 24, *extra), taus)
+@pytest.mark.parametrize(("method", "stages", "stash", "extra", "taus"), CASES)
+def test_engine_equals_naive_simulation(method, stages, stash, extra, taus):
+    assert_equals_naive(make_config(method, stages, stash, 24, *extra), taus)
 
 
-@pytest.mark.parametrize("stash", ["exact", "none", "predict"])
-@pytest.mark.parametrize("method", OVERRIDES)
-def test_2bw_equals_naive_simulation(method, stash):
-    extra = ["pipeline.delay=2bw", "pipeline.accumulation=3"]
-    assert_equals_naive(make_config(method, 3, stash, 24, *extra), [3, 3, 3])
+def test_stash_modes_and_forecasts_differ():
+    # Otherwise the test above could not tell them apart.
+    def losses(stages, stash, *extra):
+        return tuple(r.loss.item() for r in run_engine(make_config("pipedream", stages, stash, 24, *extra), 12)[0])
 
-
-@pytest.mark.parametrize("method", OVERRIDES)
-def test_two_versions_in_an_update_equal_naive_simulation(method):
-    extra = ["pipeline.delay=3", "pipeline.accumulation=2"]
-    assert_equals_naive(make_config(method, 3, "exact", 24, *extra), [3, 3, 3])
-
-
-@pytest.mark.parametrize("forecast", ["last-update", "average-update"])
-@pytest.mark.parametrize("method", OVERRIDES)
-def test_forecast_equals_naive_simulation(method, forecast):
-    assert_equals_naive(make_config(method, 3, "exact", 24, f"pipeline.forecast={forecast}"))
-    if method in ("pipedream", "delay-compensation"):
-        accumulated = ["pipeline.delay=5", "pipeline.accumulation=2"]
-        config = make_config(method, 3, "exact", 24, f"pipeline.forecast={forecast}", *accumulated)
-        assert_equals_naive(config, [5, 5, 5])
-
-
-def test_forecasts_differ():
-    settings = [[], ["pipeline.forecast=last-update"], ["pipeline.forecast=average-update"]]
-    losses = {
-        tuple(r.loss.item() for r in run_engine(make_config("pipedream", 4, "exact", 24, *extra), 12)[0])
-        for extra in settings
-    }
-    assert len(losses) == 3
-    without_delay = [run_engine(make_config("pipedream", 1, "exact", 24, *extra), 6)[0] for extra in settings]
-    assert len({tuple(r.loss.item() for r in results) for results in without_delay}) == 1
+    exact = losses(4, "exact")
+    found = [exact, losses(4, "none"), losses(4, "predict"), *(losses(4, "exact", f) for f in FORECASTS)]
+    assert len(set(found)) == 5
+    assert found[1][:2] == exact[:2]
+    assert len({losses(1, "exact"), losses(1, "none"), *(losses(1, "exact", f) for f in FORECASTS)}) == 1
 
 
 def test_micro_batches_of_an_update_without_delay_are_one_larger_batch():
@@ -232,13 +213,6 @@ def test_micro_batches_of_an_update_without_delay_are_one_larger_batch():
         torch.testing.assert_close(stages[0].newest[name], weight, rtol=0, atol=1e-8)
 
 
-def test_2bw_uses_the_version_before_the_newest():
-    delays = stage_delays(PipelineConfig(stages=4, delay="2bw", accumulation=4))
-    for delay in delays:
-        assert delay.num_slots == 2
-        assert [delay.version_used(n) for n in range(1, 17)] == [0] * 8 + [1] * 4 + [2] * 4
-
-
 def test_mean_age_over_an_update_is_the_delay_in_updates():
     for tau in range(12):
         for accumulation in range(1, 6):
@@ -249,20 +223,22 @@ def test_mean_age_over_an_update_is_the_delay_in_updates():
             assert max(ages) + 1 == delay.num_slots
 
 
-def test_accumulated_bf16_rings_and_rings_on_the_host_give_the_same_numbers():
-    for stash in ("exact", "none", "predict"):
-        for precision in ("fp32", "bf16"):
-            # The last stage without a delay: its head would not see overwritten weights under bf16, and is refused.
-            common = [f"runtime.precision={precision}", "pipeline.delay=[3, 3, 3, 0]", "pipeline.accumulation=2"]
-            losses = [
-                [r.loss.item() for r in run_engine(make_config("pipedream", 4, stash, 24, *common, *extra), 10)[0]]
-                for extra in ([], ["pipeline.rings=host"])
-            ]
-            assert losses[0] == losses[1]
+@pytest.mark.parametrize(("stash", "precision"), zip(STASHES, ("bf16", "fp32", "bf16"), strict=True))
+def test_accumulated_rings_on_the_host_give_the_same_numbers(stash, precision):
+    # The last stage without a delay: its head would not see overwritten weights under bf16, and is refused.
+    common = [f"runtime.precision={precision}", "pipeline.delay=[3, 3, 3, 0]", "pipeline.accumulation=2"]
+    device, host = (
+        [r.loss.item() for r in run_engine(make_config("pipedream", 4, stash, 24, *common, *extra), 10)[0]]
+        for extra in ([], ["pipeline.rings=host"])
+    )
+    assert device == host
 
 
 def assert_equals_naive(config, taus=None, update=None, forecast=None):
-    """`update` and `forecast` of the naive simulation are by default what the configuration says."""
+    """In float64, where the two may only differ by rounding: any wrong version shows at once.
+
+    `update` and `forecast` of the naive simulation are by default what the configuration says.
+    """
     method, stages, stash = config.optimizer.method, config.pipeline.stages, config.pipeline.stash
     accumulation = config.pipeline.accumulation
     iterations = 3 * stages + 4
@@ -281,16 +257,6 @@ def assert_equals_naive(config, taus=None, update=None, forecast=None):
             # Eigenvectors of close eigenvalues magnify rounding; a wrong version would show at 1e-3.
             tolerance = 1e-6 if method == "basis-rotation" else 1e-8
             torch.testing.assert_close(weight.detach(), naive.versions[k][-1][name], rtol=0, atol=tolerance)
-
-
-def test_modes_differ():
-    # Otherwise the test above could not tell them apart.
-    losses = {
-        stash: [r.loss.item() for r in run_engine(make_config("pipedream", 4, stash), 16)[0]]
-        for stash in ("exact", "none", "predict")
-    }
-    assert losses["exact"][:2] == losses["none"][:2]
-    assert len({tuple(series) for series in losses.values()}) == 3
 
 
 @pytest.mark.numerics
@@ -314,58 +280,7 @@ def test_one_stage_equals_ordinary_training_loop():
         assert torch.equal(weight, versions[0].newest[name]), name
 
 
-@pytest.mark.parametrize("stages", [1, 2, 3, 5, 8])
-def test_probe_of_versions_used(stages):
-    # Stamp each version: after update v the final norm or first norm of a stage holds the number v.
-    config = make_config("pipedream", stages, "exact")
-    assembly = assemble(config, micro_batch)
-    versions = assembly.stages
-    used = []
-
-    @torch.no_grad()
-    def stamp(iteration):
-        for stage in versions:
-            _stamp(stage).fill_(iteration)
-
-    assembly.updater.step = stamp
-    for stage in versions:
-        _stamp(stage).data.fill_(0)
-        for slot in stage.ring:
-            slot[_stamp_index(stage)].data.fill_(0)
-        stage.module.register_forward_pre_hook(
-            lambda module, args, k=stage.index: used.append((k, dict(module.named_parameters())[_STAMP[k]][0].item()))
-        )
-    iterations = 3 * stages
-    _STAMP.update({stage.index: _stamp_name(stage) for stage in versions})
-    list(assembly.engine.run(1, lambda: iterations))
-    delays = pipeline_delays(stages)
-    expected = [(k, float(delays[k].version_used(t))) for t in range(1, iterations + 1) for k in range(stages)]
-    assert used == expected
-
-
-_STAMP = {}
-
-
-def _stamp_name(stage):
-    return next(name for name in stage.newest if name.endswith("attention_norm.bias"))
-
-
-def _stamp_index(stage):
-    return list(stage.newest).index(_stamp_name(stage))
-
-
-def _stamp(stage):
-    return stage.newest[_stamp_name(stage)]
-
-
-def test_ring_memory_is_the_formula():
-    config = make_config("pipedream", 8, "exact")
-    for stage in make_versions(config):
-        size = sum(weight.nbytes for weight in stage.newest.values())
-        assert stage.ring_bytes == ((stage.delay.tau + 1) * size if stage.delay.tau else 0)
-
-
-@pytest.mark.parametrize("stash", ["exact", "none", "predict"])
+@pytest.mark.parametrize("stash", STASHES)
 def test_bf16_ring_gives_the_same_numbers(stash, monkeypatch):
     config = make_config("pipedream", 4, stash, 24, "runtime.precision=bf16")
 
@@ -405,3 +320,24 @@ def test_worked_table_of_the_documentation():
         expected = pipeline_delays(4)[int(stage)]
         assert expected.tau == int(delay)
         assert [int(v) for v in re.findall(r"\d+", versions)] == [expected.version_used(t) for t in range(1, 8)]
+
+
+def test_stopwatch_on_a_cpu_is_the_clock():
+    before = time.perf_counter()
+    stopwatch = Stopwatch(torch.device("cpu"))
+    time.sleep(0.02)
+    stopwatch.stop()
+    assert 0.02 <= stopwatch.seconds() <= time.perf_counter() - before
+    assert stopwatch.seconds() == stopwatch.seconds()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA: times work on its stream")
+def test_stopwatch_on_cuda_times_the_work_not_its_launch():
+    matrix = torch.randn(4096, 4096, device="cuda")
+    stopwatch = Stopwatch(matrix.device)
+    started = time.perf_counter()
+    for _ in range(20):
+        matrix @ matrix
+    launched = time.perf_counter() - started
+    stopwatch.stop()
+    assert stopwatch.seconds() > launched

@@ -1,0 +1,47 @@
+"""Schedules over time: closed forms for the idle share, no idle time in the asynchronous one, delays as defined."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from brx.pipeline import schedule
+from brx.pipeline.delay import pipeline_delays
+from brx.pipeline.schedule import Action, asynchronous_1f1b, synchronous_1f1b, timeline
+
+
+def rows(make, num_ranks, *arguments):
+    return [list(make(rank, num_ranks, *arguments)) for rank in range(num_ranks)]
+
+
+@given(num_ranks=st.integers(1, 8), num_micro_batches=st.integers(1, 12), num_steps=st.integers(1, 3))
+@pytest.mark.parametrize("make", [schedule.gpipe, synchronous_1f1b])
+def test_idle_share_of_synchronous_schedules_is_the_closed_form(make, num_ranks, num_micro_batches, num_steps):
+    timed = timeline(rows(make, num_ranks, num_micro_batches, num_steps))
+    assert schedule.bubble_share(timed) == pytest.approx((num_ranks - 1) / (num_micro_batches + num_ranks - 1))
+
+
+@pytest.mark.parametrize("num_ranks", range(1, 11))
+def test_asynchronous_pipeline_is_never_idle_once_full_and_has_the_delay_of_the_semantics(num_ranks):
+    last = 4 * num_ranks + 4
+    actions = rows(asynchronous_1f1b, num_ranks, 1, lambda: last)
+    timed = timeline(actions)
+    start, end = schedule.steady_state(timed)
+    assert end > start
+    assert schedule.bubble_share(timed, start, end) == pytest.approx(0.0)
+    for rank, row in enumerate(actions):
+        for kind in "FBU":  # each micro-batch once, in order
+            assert [a.number for a in row if a.kind == kind] == list(range(1, last + 1))
+        for micro_batch in range(num_ranks, 3 * num_ranks + 1):
+            assert schedule.updates_between(row, micro_batch) == pipeline_delays(num_ranks)[rank].tau
+    for row in rows(synchronous_1f1b, num_ranks, 1, 3):
+        assert schedule.updates_between(row, 2) == 0
+
+
+def test_action_text_is_torchs():
+    assert [str(a) for a in asynchronous_1f1b(1, 3, 1, lambda: 2)] == ["1F1", "1F2", "1B1", "1U1", "1B2", "1U2"]
+
+
+def test_ranks_that_wait_for_each_other_are_told():
+    stuck = [[Action(0, "B", 1), Action(0, "F", 1)], [Action(1, "F", 1), Action(1, "B", 1)]]
+    with pytest.raises(ValueError, match="wait for each other"):
+        timeline(stuck)
