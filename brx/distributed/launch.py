@@ -26,10 +26,8 @@ from typing import Any
 
 from brx.errors import NeighbourLostError, RunError, UserError
 
-LAUNCHED = "BRX_LAUNCHED"
-"""Environment variable: set in the ranks that `launch` has started."""
-ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
-"""Environment variable, torchrun's: where a rank leaves its error, as torch.distributed.elastic reads it."""
+# Environment variables: set in the ranks that `launch` has started; and, torchrun's, where a rank leaves its error.
+LAUNCHED, ERROR_FILE = "BRX_LAUNCHED", "TORCHELASTIC_ERROR_FILE"
 
 POLL_S = 0.05
 # After the first failure the others get this long to report theirs, so that the cause is told from its consequences;
@@ -56,10 +54,9 @@ class _Rank:
     def error(self) -> dict[str, Any]:
         """What it left behind: `text` and, where another rank was lost, `problem` and `peer`; empty if nothing."""
         try:
-            error: dict[str, Any] = json.loads(self.report.read_text(encoding="utf-8"))["brx"]
+            return json.loads(self.report.read_text(encoding="utf-8"))["brx"]  # type: ignore[no-any-return]
         except (OSError, ValueError, KeyError):
             return {}
-        return error
 
 
 def launch(
@@ -67,13 +64,8 @@ def launch(
 ) -> int:
     """Run `brx ARGUMENTS` in `num_ranks` processes on this machine, with the environment that torchrun would set.
 
-    The processes are in sessions of their own: Ctrl-C reaches the launcher, which passes it on to rank 0 alone.
-
-    Args:
-        arguments: of `brx`.
-        num_ranks: R.
-        descriptors: of files that the ranks keep open, such as a lock.
-        environment: variables that they get beside torchrun's.
+    The processes are in sessions of their own: Ctrl-C reaches the launcher, which passes it on to rank 0 alone. They
+    keep files open (`descriptors`, such as a lock), and get further variables beside torchrun's (`environment`).
 
     Returns:
         0 when all are done, 130 when they were stopped.
@@ -91,7 +83,7 @@ def launch(
 
         def pass_on(number: int, frame: FrameType | None) -> None:
             if not ranks or ranks[0].code is not None:
-                raise KeyboardInterrupt  # the one that would stop the others is not there
+                raise KeyboardInterrupt  # rank 0, which would stop the others, is not there
             passed_on.append(number)
             ranks[0].process.send_signal(number)
 
@@ -170,13 +162,12 @@ def _watch(ranks: list[_Rank], passed_on: list[int]) -> int:
 
 def _cause(ranks: list[_Rank]) -> UserError | RunError | None:
     """A rank's own error; None where those that failed have merely lost a neighbour."""
-    failed = [rank for rank in ranks if rank.has_failed]
-    for rank in failed:
-        if rank.process.returncode < 0:
-            name = signal.Signals(-rank.process.returncode).name
-            return RunError(f"rank {rank.number} was killed by {name}; the last checkpoint is kept")
-    for rank in failed:
+    # Those that a signal has killed first: the others may have failed because of them.
+    for rank in sorted((rank for rank in ranks if rank.has_failed), key=lambda rank: rank.process.returncode >= 0):
         error, code = rank.error(), rank.process.returncode
+        if code < 0:
+            name = signal.Signals(-code).name
+            return RunError(f"rank {rank.number} was killed by {name}; the last checkpoint is kept")
         if not error:
             return RunError(f"rank {rank.number} ended with exit code {code} (its traceback is above)")
         if "problem" not in error:
@@ -198,14 +189,12 @@ def _blame(ranks: list[_Rank]) -> RunError:
 def _end(processes: list[subprocess.Popen[bytes]]) -> None:
     """Leave no process behind: first politely, then (also if it is stopped) for good."""
     for process in processes:
-        if process.poll() is None:
-            process.terminate()
+        process.terminate()  # nothing where it has ended
     deadline = time.monotonic() + TERMINATE_S
     while time.monotonic() < deadline and any(process.poll() is None for process in processes):
         time.sleep(POLL_S)
     for process in processes:
-        if process.poll() is None:
-            process.kill()
+        process.kill()
         process.wait()
         assert process.stdin is not None
         process.stdin.close()

@@ -48,8 +48,9 @@ class DistributedWorld(World):
         except (RuntimeError, ValueError) as error:
             address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
             problem = "the port is in use" if "EADDRINUSE" in str(error) else " ".join(str(error).split())[:150]
-            who = f"the {self.num_ranks} processes"
-            raise UserError(f"MASTER_ADDR, MASTER_PORT {address}: {who} cannot meet: {problem}") from None
+            raise UserError(
+                f"MASTER_ADDR, MASTER_PORT {address}: the {self.num_ranks} processes cannot meet: {problem}"
+            ) from None
         self._control = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
         self._patient = dist.new_group(backend="gloo", timeout=_PREPARATION_TIMEOUT)
         self._store = self._make_store()
@@ -131,14 +132,8 @@ class PointToPoint:
 
     Activations and gradients travel in process groups of their own: with NCCL the operations of one group are run in
     the order in which they were posted, and a receive posted ahead in one direction would hold up the other. All
-    devices make their channels at the same time.
-
-    Args:
-        source: the rank that is received from; None for none.
-        target: the rank that is sent to; None for none.
-        num_examples: B of the messages.
-        buffers: to receive into, in turn; a tensor is overwritten when its turn comes again.
-        timeout_s: seconds without an answer after which a neighbour counts as lost.
+    devices make their channels at the same time. Messages of B examples are received from `source` into the buffers, in
+    turn, and sent to `target` (None: there is no such neighbour).
     """
 
     def __init__(

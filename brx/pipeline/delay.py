@@ -143,7 +143,7 @@ def delays_of(
         return [_varying(profile, stage, num_stages, accumulation, seed, name) for stage in range(num_stages)]
     if profile == "pipeline":
         taus = list(range(last, -1, -1))
-    elif like is not None:
+    elif like is not None:  # each stage as the one at the same place, from 0 at the end, in a pipeline of P' stages
         taus = [round((like - 1) * (last - stage) / max(1, last)) for stage in range(num_stages)]
     elif profile == "2bw" or isinstance(profile, int):
         taus = [accumulation if profile == "2bw" else profile] * num_stages
@@ -205,10 +205,9 @@ def pipeline_delays(num_stages: int) -> list[StageDelay]:
 
 
 def cannot_run(delays: Sequence[StageDelay], ranges: Sequence[Sequence[int]]) -> str | None:
-    """Why R devices cannot run these delays, if they cannot.
+    """Why R devices, each with its range of stages, cannot run these delays, if they cannot.
 
     Rank r lets R - 1 - r forward passes run ahead (1F1B), so the weights that a forward pass names have to be that old.
-    `ranges` are the stages of each rank.
     """
     if len(ranges) > 1 and any(isinstance(delay, VaryingDelay) for delay in delays):
         return "a delay function runs on one device"

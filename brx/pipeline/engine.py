@@ -85,37 +85,23 @@ class Stopwatch:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one iteration left to be recorded on this device.
-
-    Attributes:
-        loss: mean cross-entropy in nats of the delayed forward passes of the update's micro-batches (last device only).
-        auxiliary_loss: this device's sum of the mixtures' auxiliary losses, likewise their mean (mixture models only).
-        grad_norms: gradient norm of each of this device's stages before clipping.
-        update_norms: norm of each stage's update, in the iterations in which the engine was asked to take it.
-        update_time: of the method's step on all of this device's stages.
-    """
+    """What one iteration left to be recorded on this device."""
 
     iteration: int
-    loss: Tensor | None
-    auxiliary_loss: Tensor | None
-    grad_norms: Tensor
-    update_norms: Tensor | None
-    update_time: Stopwatch
+    loss: Tensor | None  # mean cross-entropy in nats over the update's micro-batches, as delayed (last device only)
+    auxiliary_loss: Tensor | None  # sum over this device's mixtures, likewise the mean (mixture models only)
+    grad_norms: Tensor  # (stages,), before clipping
+    update_norms: Tensor | None  # (stages,), in the iterations in which the engine was asked to take them
+    update_time: Stopwatch  # of the method's step on all of this device's stages
 
 
 @dataclass
 class _InFlight:
-    """A micro-batch between its forward and its backward pass.
+    """A micro-batch between its forward and its backward pass."""
 
-    Attributes:
-        received: the activation from the previous device; its gradient goes back there.
-        root: where the backward pass begins: the loss (last device), or the stream that was sent on.
-        auxiliary_loss: of this device's mixtures; the backward pass begins here as well.
-    """
-
-    received: Tensor | None
-    root: Tensor
-    auxiliary_loss: Tensor | None
+    received: Tensor | None  # the activation (B, S, D) from the previous device; its gradient goes back there
+    root: Tensor  # where the backward pass begins: the loss (last device), or the stream that was sent on
+    auxiliary_loss: Tensor | None  # of this device's mixtures; the backward pass begins here as well
 
 
 class Engine:
@@ -137,7 +123,6 @@ class Engine:
         """
         Args:
             micro_batch: gives micro-batch n on this device (its tokens count on the first, its targets on the last).
-            rank: r; rank 0 holds the first stage.
             takes_update_norms: in which iterations to take the norms of the updates, which needs a copy of the weights.
         """
         assert (neighbours is None) == (num_ranks == 1)
@@ -197,6 +182,7 @@ class Engine:
         for inputs, targets in micro_batches:
             for stage in self.stages:
                 stage.bind_newest()
+            # Messages are all of one size; the last batch may be smaller.
             x = inputs if self.is_first else self._neighbours.activations.receive()[: len(inputs)]
             output = self._through_stages(x, targets)
             if output.loss is not None:
@@ -321,10 +307,7 @@ def _take_mean(losses: list[Tensor]) -> Tensor | None:
 
 @torch.no_grad()
 def clip_gradients(parameters: Sequence[Tensor], largest: float) -> Tensor:
-    """Scale the gradients of one stage so that their common norm is at most `largest`; returns the norm before.
-
-    The arithmetic is that of torch.nn.utils.clip_grad_norm_.
-    """
+    """Scale a stage's gradients to a common norm of at most `largest`, as clip_grad_norm_ does; the norm before."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     before = norm(gradients)
     torch._foreach_mul_(gradients, torch.clamp(largest / (before + 1e-6), max=1.0))
@@ -338,11 +321,7 @@ def norm(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def check_finite(iteration: int, loss: Tensor | float | None, grad_norms: Tensor, first_stage: int) -> None:
-    """Stop a run whose numbers are no longer finite.
-
-    Raises:
-        DivergedError: names the iteration, and the stage whose gradient it is.
-    """
+    """DivergedError where a number is no longer finite; names the iteration, and the stage whose gradient it is."""
     if loss is not None and not math.isfinite(float(loss)):
         raise DivergedError(f"iteration {iteration}: the loss is {float(loss)} (last stage); try a lower optimizer.lr")
     for stage, grad_norm in enumerate(grad_norms.tolist(), start=first_stage):

@@ -29,7 +29,7 @@ StashMode = Literal["exact", "none", "predict"]
 
 
 class VersionsState(TypedDict):
-    """What decides the trajectory of a stage, apart from its optimizer."""
+    """What decides the trajectory of a stage, apart from its optimizer: its part of a checkpoint."""
 
     weights: dict[str, Tensor]
     ring: list[list[Tensor]]
@@ -39,10 +39,9 @@ class VersionsState(TypedDict):
 class StageVersions:
     """A stage whose forward and backward passes see the weights that its delay dictates.
 
-    With tau > 0 there is a ring of ceil(tau / M) + 1 slots. They hold version 0 at first; version v lies in slot
-    (v - 1) mod (number of slots), as `StageDelay` says:
+    With tau > 0 there is a ring of ceil(tau / M) + 1 slots, which hold version 0 at first (see `StageDelay`):
 
-    - before the forward pass of micro-batch n, the slot holds version max(0, floor((n - 1 - tau) / M));
+    - the forward pass of micro-batch n computes with version max(0, floor((n - 1 - tau) / M));
     - `exact`: the backward pass sees the same;
     - `none`, `predict`: for the backward pass, the forward weights are replaced, as a real pipeline overwrites its only
       copy, by the newest weights or by PipeMare's prediction. The activations stay those of the forward pass. With

@@ -86,7 +86,7 @@ def assemble(
     """Put together what one device of a run trains with.
 
     Args:
-        micro_batch: gives micro-batch n (from 1) on this device.
+        micro_batch: gives micro-batch n (from 1).
         own: the indices of this device's stages; by default its part of an even cut.
         dtype: of the weights. The rings of float64 weights hold everything in float64.
 

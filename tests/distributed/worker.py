@@ -23,17 +23,11 @@ from tests.train.helpers import tiny_config
 OVERRIDES = {
     "pipedream": ["optimizer.method=pipedream"],
     "bilateral": ["optimizer.method=basis-rotation", "optimizer.frequency=5"],
-    "unilateral": [
-        "optimizer={method: basis-rotation, lr: 0.01, source: 1st, geometry: unilateral, frequency: 5}",
-    ],
+    "unilateral": ["optimizer={method: basis-rotation, lr: 0.01, source: 1st, geometry: unilateral, frequency: 5}"],
 }
 XPIPE = f"{Path(__file__).parents[2] / 'examples/methods/xpipe.py'}:XPipe"
 OVERRIDES_OF_MIXTURES = {
-    "stage-aware": [
-        "optimizer.method=basis-rotation",
-        "optimizer.frequency=3",
-        "optimizer.refresh_schedule=stage-aware",
-    ],
+    "stage-aware": ["optimizer={method: basis-rotation, lr: 0.01, frequency: 3, refresh_schedule: stage-aware}"],
     "scion": ["optimizer.method=scion", "optimizer.lr=0.001"],
 }
 
@@ -70,20 +64,18 @@ def probe(folder, world):
     config = tiny_config(folder, f"pipeline.stages={world.num_ranks}", "training.iterations=20", "training.clip=1e9")
     trainer = Trainer(config, RunFolder(folder / "probe"), world)
     seen = []
-    for versions in trainer.assembly.stages:
-        name = next(name for name in versions.newest if name.endswith("attention_norm.bias"))
-        index = list(versions.newest).index(name)
-        for slot in versions.ring:
-            slot[index].data.fill_(0)
-        versions.newest[name].data.fill_(0)
-        versions.module.register_forward_pre_hook(
-            lambda module, args, name=name: seen.append(int(dict(module.named_parameters())[name][0].item()))
-        )
+    (versions,) = trainer.assembly.stages
+    name = next(name for name in versions.newest if name.endswith("attention_norm.bias"))
+    index = list(versions.newest).index(name)
+    for slot in (list(versions.newest.values()), *versions.ring):
+        slot[index].data.fill_(0)
+    versions.module.register_forward_pre_hook(
+        lambda module, args: seen.append(int(dict(module.named_parameters())[name][0].item()))
+    )
 
     @torch.no_grad()
     def stamp(iteration):
-        for versions in trainer.assembly.stages:
-            next(w for n, w in versions.newest.items() if n.endswith("attention_norm.bias")).fill_(iteration)
+        versions.newest[name].fill_(iteration)
 
     trainer.assembly.updater.step = stamp
     list(trainer.assembly.engine.run(1, lambda: 20))

@@ -18,9 +18,9 @@ from brx.runs.frames import curves, differing_aspects, load
 EXAMPLES = Path(__file__).parents[2] / "examples" / "own_model"
 
 
-def write(folder, method, stages, seed, num=60, **settings):
+def write(folder, method, stages, seed, num=60, first=1, **settings):
     with record(folder, method, stages=stages, seed=seed, lr=1e-3, iterations=60, **settings) as run:
-        for t in range(1, num + 1):
+        for t in range(first, num + 1):
             run.log(t, 3.0 - 0.01 * t / stages**0.5 + 0.001 * seed, lr=1e-3)
             if t % 20 == 0:
                 run.validate(t, 3.1 - 0.01 * t)
@@ -57,11 +57,7 @@ def test_resumes_where_the_loop_does(tmp_path):
     write(tmp_path / "whole", "adam", 1, 0)
     write(tmp_path / "cut", "adam", 1, 0, num=33)
     assert RunFolder(tmp_path / "cut").read_summary()["status"] == "interrupted"
-    with record(tmp_path / "cut", "adam", stages=1, seed=0, lr=1e-3, iterations=60, resume=True) as run:
-        for t in range(21, 61):  # from a checkpoint of iteration 20
-            run.log(t, 3.0 - 0.01 * t, lr=1e-3)
-            if t % 20 == 0:
-                run.validate(t, 3.1 - 0.01 * t)
+    write(tmp_path / "cut", "adam", 1, 0, first=21, resume=True)  # from a checkpoint of iteration 20
     frames = [curves([tmp_path / name]).drop(columns=["run", "seconds"]) for name in ("whole", "cut")]
     assert frames[0].equals(frames[1])
     with pytest.raises(UserError, match="holds a run already"):

@@ -2,6 +2,7 @@
 
 import sys
 import types
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -9,18 +10,6 @@ from brx.cli.main import main
 from brx.config.loading import dump_config
 from brx.train.loop import train
 from tests.train.helpers import losses, tiny_config
-
-
-class FakeRun:
-    def __init__(self):
-        self.logged = []
-        self.finished = False
-
-    def log(self, scalars, step):
-        self.logged.append((step, scalars))
-
-    def finish(self):
-        self.finished = True
 
 
 @pytest.fixture
@@ -34,7 +23,7 @@ def fake(monkeypatch):
             print("* what Trackio says")
             arguments.clear()
             arguments.update(given)
-            runs.append(FakeRun())
+            runs.append(MagicMock())
             return runs[-1]
 
         board = types.SimpleNamespace(init=init, login=login, Error=ZeroDivisionError)
@@ -49,15 +38,13 @@ def test_a_board_gets_the_metrics_and_a_resumed_run_goes_on(module, identity, fa
     runs, arguments = fake(module)
     config = tiny_config(tmp_path, f"logging.{module}=project", "training.iterations=6")
     train(config, tmp_path / "run")
-    assert (arguments["project"], arguments["name"].partition("-")[0], arguments["resume"]) == (
-        "project",
-        "run",
-        "allow",
-    )
+    found = (arguments["project"], arguments["name"].partition("-")[0], arguments["resume"])
+    assert found == ("project", "run", "allow")
     assert arguments["config"]["pipeline"]["stages"] == 4
     written = [record["train_loss"] for record in losses(tmp_path / "run") if "train_loss" in record]
-    assert [scalars["train_loss"] for _, scalars in runs[0].logged if "train_loss" in scalars] == written
-    assert runs[0].finished
+    logged = [call.args[0] for call in runs[0].log.call_args_list]
+    assert [scalars["train_loss"] for scalars in logged if "train_loss" in scalars] == written
+    runs[0].finish.assert_called_once()
     assert capsys.readouterr().out == ""
     first = arguments[identity]
     train(config, tmp_path / "run", resume=True)
