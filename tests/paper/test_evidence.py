@@ -164,23 +164,20 @@ def test_claims_on_final_losses(runs, verdicts, tmp_path):
     assert {name: row(tmp_path, name).verdict for name in verdicts} == verdicts
 
 
-def test_validation_follows_training_where_the_order_is_the_same(tmp_path):
+def test_validation_follows_training_in_pairs_that_training_does_not_leave_open(tmp_path):
     for method, final in zip(MAIN, (2.0, 1.9, 1.8, 1.0), strict=True):
         settings = {"pipeline.stages": 32, **VARIANTS[method]}
-        write_experiment(tmp_path, LAPTOP.preset, settings, slowness=final, val_loss=final)
-    assert row(tmp_path, "validation").verdict == "yes"
-    write_finals(tmp_path, "nesterov", 1.95)
-    assert row(tmp_path, "validation").verdict == "no"
-
-
-def test_validation_is_not_asked_about_pairs_that_training_leaves_open(tmp_path):
-    slownesses = {"pipedream": (2.0, 2.2, 2.1), "pipedream-lr": (2.2, 2.0, 2.1), "nesterov": (1.8,) * 3}
-    for method, by_seed in {**slownesses, "basis-rotation": (1.0,) * 3}.items():
+        write_experiment(tmp_path / "one seed", LAPTOP.preset, settings, slowness=final, val_loss=final)
+    assert row(tmp_path / "one seed", "validation").verdict == "yes"
+    write_finals(tmp_path / "one seed", "nesterov", 1.95)
+    assert row(tmp_path / "one seed", "validation").verdict == "no"
+    by_method = zip(MAIN, ((2.0, 2.2, 2.1), (2.2, 2.0, 2.1), (1.8,) * 3, (1.0,) * 3), strict=True)
+    for method, by_seed in by_method:
         settings = {"pipeline.stages": 32, **VARIANTS[method]}
         for seed, slowness in enumerate(by_seed):
             final = 5.0 if method == "pipedream-lr" else slowness
-            write_experiment(tmp_path, LAPTOP.preset, settings, seeds=(seed,), slowness=slowness, val_loss=final)
-    judged = row(tmp_path, "validation")
+            write_experiment(tmp_path / "3", LAPTOP.preset, settings, seeds=(seed,), slowness=slowness, val_loss=final)
+    judged = row(tmp_path / "3", "validation")
     assert judged.verdict == "yes"
     assert "5 of 5 sure pairs" in judged.evidence.text
 
@@ -245,10 +242,9 @@ def test_what_never_gets_there_saves_less_than_nothing(tmp_path, monkeypatch):
 
 
 def test_further_seeds_are_in_the_command(tmp_path):
-    write_slowness(tmp_path, "nesterov", {0: 2.0})
-    assert "seeds.yaml" not in row(tmp_path, "slowdown-nesterov").command
-    write_slowness(tmp_path, "nesterov", {3: 2.0})
-    assert row(tmp_path, "slowdown-nesterov").command.endswith("laptop/main.yaml configs/sweeps/laptop/seeds.yaml")
+    for seed, last in ((0, "main.yaml"), (3, "laptop/main.yaml configs/sweeps/laptop/seeds.yaml")):
+        write_slowness(tmp_path, "nesterov", {seed: 2.0})
+        assert row(tmp_path, "slowdown-nesterov").command.endswith(last)
 
 
 def test_stage_aware_is_compared_with_the_same_seed(tmp_path):

@@ -24,14 +24,11 @@ def test_tables_from_complete_results(complete, tmp_path):
         assert f"{method}," in slowdown
 
 
-def test_a_table_by_its_place_in_the_paper_for_latex(complete, capsys):
+def test_tables_without_runs_are_those_of_their_commands(complete, experiments, capsys):
     assert main(["tables", "table 1", "--format", "latex", "--runs", str(complete)]) == 0
     out = capsys.readouterr().out
     assert out.startswith("\\begin{tabular}")
     assert "LLaMA 1-65B" in out
-
-
-def test_tables_without_runs_are_those_of_their_commands(experiments, capsys):
     assert main(["stages", "--format", "csv"]) == 0
     assert capsys.readouterr().out == format_table(TABLES["stages"].make(experiments), "csv") + "\n"
     sizes = TABLES["memory"].make(experiments).iloc[:, 4:6].to_numpy().tolist()
@@ -50,12 +47,15 @@ def test_table_that_was_not_measured_is_refused_alone_and_noted_among_others(com
     assert (tmp_path / "tables" / "slowdown.csv").exists()
 
 
-def test_slowdown_table_agrees_with_the_made_up_curves(experiments):
+def test_slowdowns_are_those_of_the_made_up_curves_to_one_target_that_pipedream_does_not_set(experiments):
+    tables = [TABLES[name].make(experiments.fresh()) for name in ("slowdown", "preconditioned")]
     # Every curve falls as 1 / (1 + t / (100 P)), so P = 32 takes 32 times as long (means of a convex curve aside).
-    table = TABLES["slowdown"].make(experiments.fresh())
-    for text in table["slowdown at P = 32"]:
+    for text in tables[0]["slowdown at P = 32"]:
         assert float(text.split()[0]) == pytest.approx(32, rel=0.05)
-    assert set(table["seeds"]) == {"3"}
+    assert set(tables[0]["seeds"]) == {"3"}
+    slowest = experiments.find("nesterov")["last_quarter_loss"].max()
+    assert {target for table in tables for target in table["target loss"]} == {f"{slowest:.3f}"}
+    assert experiments.slowdown_target() == pytest.approx(slowest)
 
 
 def test_ladder_table_has_a_target_for_each_length(experiments):
@@ -90,10 +90,3 @@ def test_wider_rates_stand_beside_the_papers_and_never_enter_another_table(exper
     assert set(TABLES["slowdown"].make(experiments.fresh())["lr at P = 32"]) == {"0.001*"}
     with pytest.raises(UserError, match="laptop-rates-rates: no such folder"):
         TABLES["wider-rates"].make(Experiments.load(LAPTOP, experiments.folder.with_name("laptop-rates")))
-
-
-def test_tables_and_figures_share_one_target_that_pipedream_does_not_set(experiments):
-    tables = [TABLES[name].make(experiments.fresh()) for name in ("slowdown", "preconditioned")]
-    slowest = experiments.find("nesterov")["last_quarter_loss"].max()
-    assert {target for table in tables for target in table["target loss"]} == {f"{slowest:.3f}"}
-    assert experiments.slowdown_target() == pytest.approx(slowest)
