@@ -31,17 +31,13 @@ MIDWAY = 0.1
 class Measured(BaseModel):
     """A measurement at one checkpoint."""
 
-    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
-    command: ClassVar[str]
-    """That makes it."""
+    model_config = ConfigDict(frozen=True)
+    command: ClassVar[str]  # the brx command that makes it
 
-    run: str
-    """The run's folder, where it was made."""
+    run: str  # the run's folder, where it was measured
     method: str
-    num_stages: int
-    """P (`brx.pipeline.delay.depth`)."""
-    iteration: int
-    """Of the checkpoint."""
+    num_stages: int  # P (`brx.pipeline.delay.depth`)
+    iteration: int  # the checkpoint's
 
     @property
     def name(self) -> str:

@@ -42,22 +42,15 @@ Short = Annotated[float, AfterValidator(lambda value: float(f"{value:.6g}"))]
 class NormSettings(BaseModel):
     """What decides the numbers of a measurement."""
 
-    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True)
 
-    vectors: int = 200
-    """n, Cauchy vectors."""
-    batches_per_vector: int = 160
-    """Batches that each vector's product is a mean over: one sample, which all vectors share."""
-    estimator: Literal["geometric", "median"] = "geometric"
-    """See `hessian_norm`."""
-    precision: Literal["fp32", "fp64"] = "fp32"
-    """Of weights and products."""
-    seed: int = 0
-    """Of the vectors."""
-    basis_from: str | None = None
-    """A run whose newest checkpoint lends its basis; None for the checkpoint's own."""
-    basis_batches: int | None = None
-    """Estimate the basis over so many batches instead."""
+    vectors: int = 200  # n, Cauchy vectors
+    batches_per_vector: int = 160  # the sample whose mean loss has the Hessian; all vectors share it
+    estimator: Literal["geometric", "median"] = "geometric"  # see `hessian_norm`
+    precision: Literal["fp32", "fp64"] = "fp32"  # of weights and products
+    seed: int = 0  # of the vectors
+    basis_from: str | None = None  # a run whose newest checkpoint lends its basis; None for the checkpoint's own
+    basis_batches: int | None = None  # batches from which the basis is estimated instead
 
 
 class Groups(BaseModel):
@@ -81,26 +74,17 @@ class NormResult(Measured):
     command: ClassVar[str] = "hessian-norm"
 
     space: Space
-    """The coordinates."""
     settings: NormSettings
-    num_parameters: int
-    """d."""
-    norm: float
-    """sum |H_ij|."""
+    num_parameters: int  # d
+    norm: float  # sum |H_ij|
+    # The mean norm of both halves of the sample. None in old results, where each vector had its own batches.
     norm_of_half: float | None = None
-    """The same from a sample of half the size: the mean of both halves. None where each vector had its own batches."""
-    standard_error: float
-    """Of `norm`, from the chance of the vectors."""
-    tokens: int
-    """Of the sample."""
-    below_resolution: float
-    """Mean share of rows that rounding may have drowned."""
-    blocks: Groups
-    """By `block_of`."""
-    kinds: Groups
-    """By `kind_of`."""
-    num_own_stages: int
-    """That the model is cut into."""
+    standard_error: float  # of `norm`, from the chance of the vectors
+    tokens: int  # in the sample
+    below_resolution: float  # mean share of rows that rounding may have drowned
+    blocks: Groups  # rows by `block_of`
+    kinds: Groups  # rows by `kind_of`
+    num_own_stages: int  # stages that the model is cut into; `num_stages` of them have its delays
 
     @property
     def name(self) -> str:

@@ -40,17 +40,14 @@ class Eigenpair(NamedTuple):
 class Track(BaseModel):
     """Projections of the updates on one direction, one for each iteration."""
 
-    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True)
 
     projections: list[float]
+    # Mean square of the projections over that of the updates' norms: how much of the motion is along the direction,
+    # whatever the methods' step sizes.
     share: float
-    """The mean square of the projections over that of the updates' norms: how much of the motion is along the
-    direction, whatever the methods' step sizes."""
-
-    sign_changes: float
-    """The share of updates that go the other way than the one before."""
-    variance: float
-    """Of the projections."""
+    sign_changes: float  # share of updates that go the other way than the one before
+    variance: float  # of the projections
 
     @classmethod
     def of(cls, projections: list[float], total: float) -> Track:
@@ -70,8 +67,7 @@ class Oscillation(Measured):
     command: ClassVar[str] = "oscillation"
 
     eigenvalue: float
-    residual: float
-    """See `Eigenpair`."""
+    residual: float  # see `Eigenpair`
     num_power_iterations: int
     dominant: Track
     random: Track
