@@ -40,16 +40,14 @@ class StackViews:
     members: list[tuple[Tensor, Tensor, int]]  # stand-in, stack, index in the stack
 
     @classmethod
-    def split(cls, groups: list[Group], num_dimensions: Callable[[str], int]) -> StackViews:
-        """Replace the stacks in `groups`, in place, by stand-ins of their members, named `NAME[INDEX]`.
-
-        A stack has one dimension more than `num_dimensions` says of a member, by the parameter's name.
-        """
+    def split(cls, groups: list[Group]) -> StackViews:
+        """Replace the stacks in `groups`, in place, by stand-ins of their members, named `NAME[INDEX]`."""
         views = cls([])
         for group in groups:
             split: list[tuple[str, Tensor]] = []
             for name, parameter in group["params"]:
-                if parameter.ndim == num_dimensions(name):
+                is_matrix = name.endswith("weight") and "norm" not in name
+                if parameter.ndim == (2 if is_matrix else 1):  # no stack
                     split.append((name, parameter))
                     continue
                 members = [(view, parameter, index) for index, view in enumerate(parameter.detach().unbind())]
@@ -81,11 +79,10 @@ def check_each_parameter_once(optimizers: Sequence[Optimizer], stages: Sequence[
     names = [name for name, _ in given]
     newest = {name: parameter for stage in stages for name, parameter in stage.newest.items()}
     twice = [name for name, count in Counter(names).items() if count > 1]
-    if twice:
-        raise ValueError(f"{_some(twice)} given to two optimizers; every parameter belongs to exactly one")
     missing = sorted(set(newest) - {_INDEX_IN_STACK.sub("", name) for name in names})
-    if missing:
-        raise ValueError(f"{_some(missing)} given to no optimizer; every parameter belongs to exactly one")
+    for wrong, how_many in ((twice, "two optimizers"), (missing, "no optimizer")):
+        if wrong:
+            raise ValueError(f"{_some(wrong)} given to {how_many}; every parameter belongs to exactly one")
     storages = {name: parameter.untyped_storage().data_ptr() for name, parameter in newest.items()}
     copied = [n for n, p in given if p.untyped_storage().data_ptr() != storages[_INDEX_IN_STACK.sub("", n)]]
     if copied:

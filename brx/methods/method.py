@@ -85,7 +85,7 @@ class Method:
         `brx.methods.groups.stage_groups` makes parameter groups of stages.
         """
         groups = stage_groups(stages, is_block_matrix)
-        views = StackViews.split(groups, dimensions_of_one) if self.one_matrix_at_a_time else StackViews([])
+        views = StackViews.split(groups) if self.one_matrix_at_a_time else StackViews([])
         matrices = views.attach(self.matrices(groups))
         return [matrices, self.rest(stage_groups(stages, lambda name: not is_block_matrix(name)))]
 
@@ -146,8 +146,3 @@ def adam_options(settings: schema.OptimizerSection) -> dict[str, Any]:
     """What the optimizers of Adam's kind take under the same names, the learning rate apart."""
     betas = (settings.beta1, settings.beta2)
     return {"betas": betas, "eps": settings.eps, "weight_decay": settings.weight_decay}
-
-
-def dimensions_of_one(name: str) -> int:
-    """The dimensions of a parameter, by name, when it is no stack of experts'."""
-    return 2 if name.endswith("weight") and "norm" not in name else 1

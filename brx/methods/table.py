@@ -28,7 +28,7 @@ from brx.config.schema import RunConfig
 from brx.errors import UserError
 from brx.methods.custom import AnyOptimizer, load_method
 from brx.methods.groups import StackViews, stage_groups
-from brx.methods.method import Method, Stages, adam_options, dimensions_of_one
+from brx.methods.method import Method, Stages, adam_options
 from brx.model.stage import is_block_matrix
 from brx.optim.basis_rotation import BasisRotation
 from brx.optim.options import Group
@@ -198,7 +198,7 @@ class Scion(Method):
         library = _pytorch_optimizer("scion")
         norms = importlib.import_module("pytorch_optimizer.optimizer.scion").LMONorm
         groups = stage_groups(stages)
-        views = StackViews.split(groups, dimensions_of_one)
+        views = StackViews.split(groups)
         kinds = {
             "matrix": {"norm_type": int(norms.SPECTRAL), "scale": settings.scale},
             "vector": {"norm_type": int(norms.BIAS), "scale": settings.vector_scale},
@@ -208,8 +208,7 @@ class Scion(Method):
         for group in groups:
             for kind, options in kinds.items():
                 named = [(name, parameter) for name, parameter in group["params"] if _kind(name, parameter) == kind]
-                if named:
-                    by_kind.append({**group, **options, "params": named, "kind": kind})
+                by_kind += [{**group, **options, "params": named, "kind": kind}] if named else []
         scion = library.SCION(by_kind, lr=settings.lr, momentum=settings.momentum, constraint=settings.constrained)
         return [views.attach(scion)]
 

@@ -31,7 +31,8 @@ TRAJECTORY_VERSION = 4
 
 def recorded_version(content: Mapping[str, Any]) -> int:
     """The version in a summary or a checkpoint's manifest."""
-    return int(content.get("trajectory_version", 1))
+    version: int = content.get("trajectory_version", 1)
+    return version
 
 
 def check_trajectory_version(content: Mapping[str, Any], path: Path) -> None:

@@ -31,10 +31,7 @@ def num_warmup_iterations(training: TrainingConfig) -> int:
 
 
 def lr_factor(iteration: int, training: TrainingConfig) -> float:
-    """The learning rate of update `iteration` (from 1) relative to the peak.
-
-    Linear warm-up over the first `warmup_fraction` of the iterations, then a cosine down to `final_lr_fraction`.
-    """
+    """The learning rate of update `iteration` (from 1) relative to the peak: linear warm-up, then a cosine."""
     warmup = num_warmup_iterations(training)
     if iteration <= warmup:
         return iteration / warmup
@@ -128,10 +125,7 @@ class MethodUpdater:
         return sum(o.num_failed_refreshes for o in self.optimizers if isinstance(o, BasisRotation))
 
     def stage_state(self, stage: StageVersions) -> StageOptimizerState:
-        """The optimizer state of one stage, by parameter name; on the CPU, so that saving takes no device memory.
-
-        A copy, and of this stage alone: the states of a BasisRotation are views of whole batches.
-        """
+        """The optimizer state of one stage, by parameter name: a copy, on the CPU, of this stage alone."""
         saved = []
         for optimizer in self.optimizers:
             entry: dict[str, Any] = {"state": {}, "groups": {}}

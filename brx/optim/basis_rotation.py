@@ -75,8 +75,8 @@ class BasisRotation(Optimizer):
         source: "2nd": eigenvectors of the averages of G G^T and G^T G; "1st": of M M^T and M^T M (no extra moments).
         geometry: "bilateral" rotates both sides, "unilateral" only the smaller one (m < n: U, else V).
         frequency: refreshes fall on its multiples; 9.5 for 9 and 10 updates in turn; None for never after the first.
-        first_refresh: the update at which a matrix gets its first basis, exactly; AdamW's steps until then. At least 2,
-            since a single gradient is diagonal in its own eigenbasis, and off the diagonal there is only rounding.
+        first_refresh: the update at which a matrix gets its first basis, exactly; AdamW's steps until then. At least 2:
+            off the diagonal of a single gradient in its own eigenbasis there is only rounding.
         covariance: whether G G^T enters its average at every "step"; at every "refresh" (algorithm 2 as printed); or
             there for the whole "interval", as beta2^n L + (1 - beta2^n) G G^T after n updates.
         staggered: spreads the refreshes of a group's parameters over the interval.
@@ -89,11 +89,10 @@ class BasisRotation(Optimizer):
         rest_lr: learning rate of groups that are not rotated and have none of their own; None: `lr`.
         as_published: compute what the authors' implementation computes, where it is not this (docs/methods.md).
 
-    Options may differ by group, and may change between steps (but for `brx.optim.options.FORM` once there is state).
-    `state` and `param_groups` are the truth: what is replaced, cleared or written there counts from the next step on.
-    A state has `step`, `exp_avg` and `exp_avg_sq` (both in the rotated space), `left_basis` and `right_basis` (U, V),
-    `left_covariance` and `right_covariance`, as far as the options ask for them, and `num_failed_refreshes`. Its
-    tensors share memory with those of other parameters of the same shape.
+    Options may differ by group. `state` and `param_groups` are the truth: what is replaced, cleared or written there
+    (but for `brx.optim.options.FORM` once there is state) counts from the next step on. A state has `step`, `exp_avg`
+    and `exp_avg_sq` (both in the rotated space), `num_failed_refreshes` and, as far as the options ask for them,
+    `left_basis` and `right_basis` (U, V), `left_covariance` and `right_covariance`; as views of its shape's batch.
     """
 
     _rest_lr: float | None = None
@@ -452,9 +451,9 @@ class BasisRotation(Optimizer):
     def take_over(self, other: Optimizer) -> None:
         """Continue from AdamW, or pytorch-optimizer's SOAP, over the same parameters: moments and counts of updates.
 
-        From SOAP the bases are SOAP's. From AdamW they begin as the identity, so that the next step is AdamW's, and the
-        first exact one comes `first_refresh` updates later: the group's `first_refresh` becomes that update. Raises
-        ValueError where there is no state of these parameters, or one that does not fit; nothing has changed then.
+        From SOAP the bases are SOAP's. From AdamW they begin as the identity, and the first exact one comes
+        `first_refresh` updates later: the group's `first_refresh` becomes that update. ValueError where there is no
+        state of these parameters, or one that does not fit; nothing has changed then.
         """
         states = {
             parameter: (state_from(other, parameter, group, self._describe(parameter)), group)
@@ -504,9 +503,8 @@ class BasisRotation(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue where the saved optimizer stood, to the last bit; its options replace this one's.
 
-        Options that it lacks, as it is older than they are, take their defaults. Sharded parameters take sharded state
-        of any number of ranks, or whole one; all ranks load together. Raises ValueError where groups, an option or a
-        state do not fit; nothing has changed then.
+        Options that it lacks take their defaults. Sharded parameters take state of any number of ranks, or whole one;
+        all ranks load together. ValueError where groups, an option or a state do not fit; nothing has changed then.
         """
         loaded: dict[Tensor, dict[str, Any]] = {}
 

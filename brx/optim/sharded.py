@@ -1,8 +1,7 @@
 """Sharded matrices (DTensor: FSDP2, tensor parallelism): each is updated, whole, by one rank of its mesh, the owner.
 
 A step sends every gradient's shards to the owner, and the shards of the update back: two all-to-all exchanges, each of
-the size of this rank's shards. So refreshes and rotations are shared among the ranks, and every matrix is updated as on
-one device. The owner keeps the state; in a state dict it is sharded by rows, so that tools for DTensor can save it.
+the size of this rank's shards. The owner keeps the state; in a state dict it is sharded by rows, for tools for DTensor.
 """
 
 from __future__ import annotations
