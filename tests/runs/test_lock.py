@@ -87,7 +87,7 @@ def test_a_file_system_without_locks_is_told(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_second_train_or_resume_is_refused_while_the_first_goes_on(devices, tmp_path):
     path = tmp_path / "tiny.yaml"
-    config = tiny_config(tmp_path, "training.iterations=3000", "training.stop_after=150", "training.log_every=4")
+    config = tiny_config(tmp_path, "training.iterations=3000", "training.stop_after=400", "training.log_every=4")
     path.write_text(dump_config(config))
     out = ("--out", tmp_path / "run", "--devices", devices)
     first = start_brx("train", path, *out)
