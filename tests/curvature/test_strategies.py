@@ -180,7 +180,7 @@ def test_what_cannot_be_measured_is_refused_before_anything_is(run):
     ("arguments", "expected"),
     [
         (["--strategies", "--rotated"], "--original, --rotated, --strategies: give one of them"),
-        (["--strategies", "--basis-from", "x"], "--strategies and --basis-from: give one of the two"),
+        (["--strategies", "--basis-from", "x"], "--basis-from and --strategies: give one of the two"),
         (["--original", "--basis-batches", "2"], "--original: takes no basis"),
         (["--measured", "--checkpoint", "999"], "has no measured norms at iteration 999"),
         (["--runs", "x"], "--runs: only with --strategies"),
