@@ -1,5 +1,16 @@
 """The two ways in which a command fails on purpose, and two special cases; each becomes one line and an exit code."""
 
+import difflib
+from collections.abc import Iterable
+
+SYNONYMS = {
+    "adam": ("pipedream", "which is AdamW"),
+    "adamw": ("pipedream", "which is AdamW"),
+    "nadam": ("nesterov", "which is NAdam"),
+    "micro_batches": ("accumulation", "the micro-batches per update"),
+}
+"""What users call a method or a key, its name here, and what that is."""
+
 
 class UserError(Exception):
     """The request cannot be carried out as written (usage, configuration, missing file): exit code 2.
@@ -23,3 +34,13 @@ class NeighbourLostError(RunError):
         super().__init__(f"{'a rank' if peer is None else f'rank {peer}'} {problem}")
         self.peer = peer
         self.problem = problem
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """`, did you mean 'quick'?`, to follow a word that is not among those known; empty if none is near it."""
+    by_lower = {name.lower(): name for name in known}
+    name, why = SYNONYMS.get(word.lower(), ("", ""))
+    if name in by_lower:
+        return f", did you mean '{name}', {why}?"
+    close = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.5)
+    return f", did you mean '{by_lower[close[0]]}'?" if close else ""

@@ -12,6 +12,7 @@ import typer
 
 from brx.cli.options import Format, Overrides, ScaleName, ScaleRuns, argument, option
 from brx.cli.usage import Application, print_note, print_table, refuse
+from brx.errors import did_you_mean
 
 OF_ANY_RUNS = ("curves", "staleness", "profiles")
 FORMATS = (".png", ".pdf", ".svg")
@@ -192,7 +193,9 @@ def claims(
     from brx.paper.scales import SCALES, Experiments
 
     asked = [known for known in CLAIMS if claim in (None, known.name)]
-    refuse(not asked, f"CLAIM: unknown claim '{claim}' (known: {', '.join(known.name for known in CLAIMS)})")
+    names = [known.name for known in CLAIMS]
+    hint = did_you_mean(claim or "", names)
+    refuse(not asked, f"CLAIM: unknown claim '{claim}'{hint} (known: {', '.join(names)})")
     experiments = Experiments.load(SCALES[scale], runs)
     print_note(*experiments.notes)
     outcomes = judge(experiments, asked)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -99,7 +100,8 @@ def verdict(
         from brx.config.loading import load_config
         from brx.planning.planned_run import parse_devices  # loads torch
 
-        model = parse_devices(load_config(config, overrides), device_memory, throughput, bandwidth)
+        asked = load_config(config, overrides)
+        model = parse_devices(asked, device_memory, throughput, bandwidth)
     run = None if model is None else model.split(stages, micro_batches)
     local = verdicts.parse_local_steps(local_steps, averaging, local_slowdown, stages, run)
     losses = verdicts.losses_to_ask(measurements, (stages - 1) / micro_batches) if loss is None else [loss]
@@ -111,6 +113,15 @@ def verdict(
 
     found = [verdicts.answer(measurements, ask(stages, micro_batches, one)) for one in losses]
     print(verdict_text(found, measurements, run))
+    if run is not None and config is not None:
+        fastest = [option.method for option in found[0].asynchronous[:1]]
+        settings = verdicts.by_method(measurements)[fastest[0]][0].settings if fastest else {}
+        devices = {"--device-memory": device_memory, "--throughput": throughput, "--bandwidth": bandwidth}
+        given = [word for flag, value in devices.items() if value for word in (flag, value)]
+        print(
+            "  To check:",
+            shlex.join(["brx", "plan", config, "--set", *overrides, *run.overrides(asked, settings), *given]),
+        )
     if verbose:
         print(long_text(found[0], run), *notes, sep="\n")
     if save is not None:

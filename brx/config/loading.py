@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import reprlib
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
@@ -17,7 +16,7 @@ from pydantic_core import ErrorDetails
 
 from brx.config.parsing import parse_yaml
 from brx.config.schema import RunConfig, method_tag
-from brx.errors import UserError
+from brx.errors import UserError, did_you_mean
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 # An installed package carries the presets; a checkout has them beside the package.
@@ -83,7 +82,7 @@ def find_config(name: str | Path) -> Path:
     if preset.is_file():
         return preset
     presets = preset_names()
-    raise UserError(f"{name}: no such file or preset{_nearest(str(name), presets)} (presets: {', '.join(presets)})")
+    raise UserError(f"{name}: no such file or preset{did_you_mean(str(name), presets)} (presets: {', '.join(presets)})")
 
 
 def preset_names() -> list[str]:
@@ -171,14 +170,14 @@ def _explain(error: ErrorDetails, model: type[BaseModel], where: str, origins: M
     prefix = f"{origin}: {'.'.join(key)}: " if key else f"{origin}: "
     if error["type"] == "extra_forbidden":
         known = _known_keys(model, location[:-1])
-        return f"{prefix}unknown key{_nearest(location[-1], known)} (known here: {', '.join(known)})"
+        return f"{prefix}unknown key{did_you_mean(location[-1], known)} (known here: {', '.join(known)})"
     if error["type"] == "union_tag_invalid":
         prefix = f"{origins.get(('optimizer', 'method'), where)}: optimizer: "
         known, tag = method_names(), str(error.get("ctx", {}).get("tag"))
         choices = f"(known: {', '.join(known)}, FILE.py:CLASS, package.module:Class)"
         if tag.endswith(".py"):
             return f"{prefix}method must name a class of the file, {tag}:CLASS"
-        return f"{prefix}unknown method '{tag}'{_nearest(tag, known)} {choices}"
+        return f"{prefix}unknown method '{tag}'{did_you_mean(tag, known)} {choices}"
     message = error["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
     shown = "" if error["type"] in ("missing", "value_error") else f", got {reprlib.repr(error['input'])}"
@@ -205,8 +204,3 @@ def _models_in(annotation: Any) -> list[type[BaseModel]]:
 def _tag_of(model: type[BaseModel]) -> str:
     choices = get_args(model.model_fields["method"].annotation)
     return choices[0] if choices else "custom"
-
-
-def _nearest(word: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f", did you mean '{close[0]}'?" if close else ""

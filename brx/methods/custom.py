@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import inspect
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from torch.optim import Optimizer
 
 from brx.config.schema import CustomConfig, RunConfig
 from brx.config.user_code import check_unchanged, code_file, fault, import_code
-from brx.errors import RunError, UserError
+from brx.errors import RunError, UserError, did_you_mean
 from brx.methods.groups import stage_groups
 from brx.methods.method import Method, Stages
 
@@ -57,9 +56,7 @@ def load_class(name: str) -> type[Method] | type[Optimizer]:
     if not (isinstance(chosen, type) and issubclass(chosen, Method | Optimizer)):
         classes = {key: value for key, value in vars(module).items() if isinstance(value, type)}
         there = [k for k, value in classes.items() if issubclass(value, Method | Optimizer) and value is not Method]
-        by_lower = {key.lower(): key for key in there}
-        close = difflib.get_close_matches(class_name.lower(), by_lower, n=1)
-        hint = f"; did you mean {by_lower[close[0]]}?" if close else f" (there: {', '.join(there) or 'none'})"
+        hint = did_you_mean(class_name, there) or f" (there: {', '.join(there) or 'none'})"
         raise UserError(f"{where}: {class_name} is no Method and no torch.optim.Optimizer of {module_name}{hint}")
     if issubclass(chosen, Optimizer):
         closure = inspect.signature(chosen.step).parameters.get("closure")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import textwrap
 from typing import Any, Literal, get_args, get_origin
 
 from brx.config.schema import Section
-from brx.errors import UserError
+from brx.errors import UserError, did_you_mean
 from brx.methods.custom import load_class
 from brx.methods.method import Method
 from brx.methods.table import CUSTOM, METHODS, RefreshSchedule, refresh_intervals, refreshes_per_iteration
@@ -33,9 +32,7 @@ def one_method(name: str) -> str:
     """
     chosen = load_class(name) if ":" in name else None
     if chosen is None and name not in METHODS:
-        close = difflib.get_close_matches(name, METHODS, n=1)
-        hint = f", did you mean '{close[0]}'?" if close else ""
-        raise UserError(f"{name}: no such method{hint} (known: {', '.join(METHODS)})")
+        raise UserError(f"{name}: no such method{did_you_mean(name, METHODS)} (known: {', '.join(METHODS)})")
     method = chosen if chosen and issubclass(chosen, Method) else METHODS[CUSTOM if chosen else name]
     lines = [_entry(name, method, {"why": method.why}), ""]
     lines.append("options (section `optimizer`; change one with --set optimizer.KEY=VALUE)")

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import pandas as pd
 
-from brx.errors import UserError
+from brx.errors import UserError, did_you_mean
 from brx.files import write_text
 from brx.paper.figures import FIGURES, PaperFigure, draw_paper_figure
 from brx.paper.scales import SCALES, Experiments
@@ -85,8 +85,10 @@ def _entries(wanted: str, catalogue: Mapping[str, Entry], kind: str, others: str
     by_place = {entry.place.lower(): entry for entry in catalogue.values() if entry.place}
     entry = catalogue.get(wanted) or by_place.get(wanted.lower())
     if entry is None:
-        known = ", ".join(filter(None, (others, "all, list", *catalogue)))
-        raise UserError(f"{kind.upper()}: unknown {kind} '{wanted}' (known: {known})")
+        known = [*filter(None, others.split(", ")), "all", "list", *catalogue]
+        places = [entry.place for entry in catalogue.values() if entry.place]
+        hint = did_you_mean(wanted, [*known, *places])
+        raise UserError(f"{kind.upper()}: unknown {kind} '{wanted}'{hint} (known: {', '.join(known)})")
     return [entry]
 
 

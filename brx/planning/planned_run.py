@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from yaml import safe_dump
+
 from brx.config.loading import validate
 from brx.config.parsing import parse_bytes, parse_flops
 from brx.config.schema import RunConfig
-from brx.errors import UserError
+from brx.errors import UserError, did_you_mean
 from brx.model.sizes import FP32, num_elements, training_flops
 from brx.model.stage import partition
+from brx.planning.placement import what_would_fit
 from brx.planning.plan import (
     boundary_bytes,
     forward_flops,
@@ -55,6 +59,9 @@ PEAKS = {
     "RTX 3080": (59.5, 29.8),
     "MI300X": (1307, 163.4),
 }
+PIPELINE_KEYS = ("stages", "devices", "accumulation", "delay", "stash", "forecast")
+"""What a verdict changes of `pipeline`."""
+
 UTILIZATION = 0.4
 """Assumed share of a data sheet's peak."""
 
@@ -83,7 +90,8 @@ def parse_throughput(text: str, precision: str) -> float:
         return UTILIZATION * peak
     if text[:1].isdigit():
         return parse_flops(text, "--throughput")
-    raise UserError(f"--throughput {text}: write FLOP/s as a number, for example 120T, or one of: {', '.join(PEAKS)}")
+    known = f"FLOP/s as a number, for example 120T, or one of: {', '.join(PEAKS)}"
+    raise UserError(f"--throughput {text}: no such device{did_you_mean(text, PEAKS)} (write {known})")
 
 
 @dataclass(frozen=True)
@@ -149,6 +157,33 @@ class PlannedRun:
     def seconds(self, cut: Cut) -> float | None:
         """Of an update; None where the throughput is not known."""
         return None if self.throughput is None else cut.time * self.unit / self.throughput
+
+    def overrides(self, asked: RunConfig, settings: Mapping[str, Any]) -> list[str]:
+        """What makes this run, with a method, of the configuration `asked`: for `--set`."""
+        config, words = with_method(self.config, settings), []
+        if config.optimizer != asked.optimizer:
+            words = ["optimizer=" + safe_dump(settings["optimizer"], default_flow_style=True, width=math.inf).strip()]
+        for section, keys in (("pipeline", PIPELINE_KEYS), ("training", ("batch_size",))):
+            ours, theirs = getattr(config, section), getattr(asked, section)
+            changed = {key: getattr(ours, key) for key in keys if getattr(ours, key) != getattr(theirs, key)}
+            words += [f"{section}.{key}={'null' if value is None else value}" for key, value in changed.items()]
+        return words
+
+    def remedy(self, settings: Mapping[str, Any]) -> str | None:
+        """Settings, or more stages, with which the asynchronous run would fit into `memory`; None if none is known."""
+        assert self.memory is not None
+        config = with_method(self.config, settings)
+        remedies = what_would_fit(config, planned_device_type(config), self.memory)
+        # Smaller batches would be fewer examples per update: another question.
+        if found := [one for one in remedies if "batch_size" not in one]:
+            return f"--set {found[0]}"
+        num_stages = 2 * config.pipeline.stages
+        while num_stages <= config.model.blocks:
+            cut = self.split(num_stages, config.pipeline.accumulation).asynchronous(settings, 0.0)
+            if first_that_fits(iter([cut]), self.memory):
+                return f"--stages {num_stages}"
+            num_stages *= 2
+        return None
 
     def asynchronous(self, settings: Mapping[str, Any], cost: float | None) -> Cut:
         config = with_method(self.config, settings)

@@ -25,7 +25,7 @@ import numpy as np
 import pandas as pd
 
 from brx.config.parsing import parse_bytes
-from brx.errors import UserError
+from brx.errors import UserError, did_you_mean
 from brx.planning.schedules import Cut, EqualStages, LocalSteps, first_that_fits
 from brx.runs.frames import load
 from brx.runs.slowdown import IterationRatio, Reached, geometric_mean, iteration_ratio
@@ -118,7 +118,7 @@ class Verdict:
     unmeasured: Mapping[str, tuple[float, ...]]
     """Methods that no run measures at this delay, with the delays at which runs do."""
     has_runs_without_delay: bool  # which synchronous options are from
-    has_cuts: bool  # whether any synchronous schedule fits
+    has_cuts: bool  # unless no synchronous schedule of any method fits
 
     @property
     def rival(self) -> Option | None:
@@ -176,17 +176,16 @@ def answer(measurements: Measurements, question: Question) -> Verdict:
         costs = {**update_costs(measurements.experiments), **question.costs}
     spread = seed_spread(measurements, loss)
     synchronous, asynchronous, replicas, unmeasured, too_large = [], [], [], {}, []
-    has_cuts = True
+    is_any_measured = False
     for method, own in experiments.items():
         settings, cost = own[0].settings, costs[method]
         fresh = iterations_at(measurements, own, 0.0, loss)
         # A method that never gets there is no synchronous option: its lower bound would win by never arriving.
         reference = None if fresh is None or fresh.is_lower_bound else fresh
         if reference is not None:
+            is_any_measured = True
             noise = NORMAL_QUANTILE * spread / math.sqrt(len(reference.by_seed))
-            cut = first_that_fits(devices.synchronous(settings, cost), memory)
-            has_cuts = cut is not None
-            if cut is not None:
+            if cut := first_that_fits(devices.synchronous(settings, cost), memory):
                 synchronous.append(Option(cut, method, reference, None, noise, reference.mean, cost))
             copies = question.local and devices.replicas(settings, cost, question.local)
             if question.local and copies and first_that_fits(iter([copies]), memory):
@@ -213,8 +212,8 @@ def answer(measurements: Measurements, question: Question) -> Verdict:
         sorted(replicas, key=lambda option: option.time),
         too_large,
         unmeasured,
-        any(experiment.delay == 0.0 for experiment in measurements.experiments),
-        has_cuts,
+        has_runs_without_delay=any(experiment.delay == 0.0 for experiment in measurements.experiments),
+        has_cuts=bool(synchronous) or not is_any_measured,
     )
 
 
@@ -339,9 +338,6 @@ def read_measurements(runs: Sequence[Path]) -> tuple[Measurements, list[str]]:
     """From one file of measurements, or from folders of runs (none: the committed measurements).
 
     Of runs, the largest set that compares counts; there is a line for each run left out.
-
-    Raises:
-        UserError: there are none, or they say nothing (see `measure_largest_set`).
     """
     if not runs and not COMMITTED.is_file():
         raise UserError(f"RUNS: needed, since {COMMITTED} is not there (it is in a checkout of brx)")
@@ -352,17 +348,13 @@ def read_measurements(runs: Sequence[Path]) -> tuple[Measurements, list[str]]:
 
 
 def parse_costs(texts: Sequence[str], measurements: Measurements) -> dict[str, float]:
-    """`METHOD=SHARE` as numbers.
-
-    Raises:
-        UserError: a method is not among those measured, or its share is none.
-    """
-    methods = {experiment.method for experiment in measurements.experiments}
-    costs = {}
+    """`METHOD=SHARE` as numbers; UserError where a method is not among those measured, or its share is none."""
+    methods, costs = sorted(by_method(measurements)), {}
     for text in texts:
         method, _, share = text.rpartition("=")
         if method not in methods:
-            raise UserError(f"--cost {text}: write METHOD=SHARE, METHOD one of: {'; '.join(sorted(methods))}")
+            hint = did_you_mean(method, methods)
+            raise UserError(f"--cost {text}: write METHOD=SHARE{hint} (METHOD one of: {'; '.join(methods)})")
         costs[method] = _number(share)
         if not costs[method] < math.inf:
             raise UserError(f"--cost {text}: the share of an iteration must be a number from 0, as 0.05 for 5 %")
@@ -381,14 +373,11 @@ def _number(text: str) -> float:
 def parse_local_steps(
     steps: int | None, averaging: str | None, slowdown: float, num_replicas: int, run: PlannedRun | None
 ) -> LocalSteps | None:
-    """The third rival: P replicas that average their weights every `steps` steps; None if it is not asked for.
+    """The third rival, P replicas, or None if it is not asked for; UserError where a part is missing or wrong.
 
     The time of an averaging is in units of an update's passes (`3`); with a run and its throughput, in seconds
     (`0.5s`), or by the bandwidth of the replicas' links (`1GB`), over which a ring sends each 2 (P - 1) / P times the
     fp32 weights.
-
-    Raises:
-        UserError: one of them is missing or none.
     """
     if steps is None and averaging is None:
         return None
@@ -397,27 +386,24 @@ def parse_local_steps(
     if not 1.0 <= slowdown < math.inf:
         raise UserError(f"--local-slowdown {slowdown:g}: must be a ratio of iterations from 1")
     units = _number(averaging)
-    if units == math.inf:
-        if run is None or run.throughput is None:
-            raise UserError(
-                f"--averaging {averaging}: write units of an update's passes, for example 3; seconds (0.5s) and"
-                " bandwidths (1GB) need --config and --throughput"
-            )
-        seconds = _number(averaging.removesuffix("s"))
-        if seconds == math.inf:
-            sent = 2 * (num_replicas - 1) / num_replicas * run.weight_bytes
-            seconds = sent / parse_bytes(averaging, "--averaging")
-        units = seconds * run.throughput / run.unit
-    return LocalSteps(steps, units, slowdown)
+    if units < math.inf:
+        return LocalSteps(steps, units, slowdown)
+    if run is None or run.throughput is None:
+        raise UserError(
+            f"--averaging {averaging}: write units of an update's passes, for example 3; seconds (0.5s) and"
+            " bandwidths (1GB) need --config and --throughput"
+        )
+    seconds = _number(averaging.removesuffix("s"))
+    if seconds == math.inf:
+        seconds = 2 * (num_replicas - 1) / num_replicas * run.weight_bytes / parse_bytes(averaging, "--averaging")
+    return LocalSteps(steps, seconds * run.throughput / run.unit, slowdown)
 
 
 def read_costs(paths: Sequence[Path]) -> dict[str, float]:
     """What a method's update takes beyond AdamW's, as a share of AdamW's iteration: by method with its variant.
 
-    From folders of runs of one model and batch, or from the file of `benchmarks.lab`; without paths no costs.
-
-    Raises:
-        UserError: they are of different models, none is of AdamW, or the file is none.
+    From folders of runs of one model and batch, or from the file of `benchmarks.lab`; UserError where they are neither,
+    or none is of AdamW.
     """
     if not paths:
         return {}

@@ -1,4 +1,4 @@
-"""What `brx verdict` says: the answer and three lines of reason; with `--verbose` tables, gaps and assumptions."""
+"""What `brx verdict` says: the answer and the reasons; with `--verbose` tables, gaps and assumptions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from brx.planning.schedules import EqualStages
-from brx.planning.verdict import Option, Verdict
+from brx.planning.verdict import Option, Verdict, by_method
 from brx.runs.formats import format_table
 from brx.runs.time_to_loss import Measurements
 
@@ -21,31 +21,48 @@ MOST_METHODS = 8
 
 
 def verdict_text(found: Sequence[Verdict], measurements: Measurements, run: PlannedRun | None) -> str:
-    """The answer, and why: the slowdown; the loss, and the answer for a lower one; what it rests on.
+    """The answer, and what it rests on, a line each.
 
     `found` are the answer, and that for the lowest loss that any method reaches, if that is another one.
     """
     verdict, *lower = found
-    delay, loss = f"at delays up to {verdict.question.delay:.3g} updates", verdict.question.loss
-    line = f"To a training loss of {loss:g} nats."
-    for low in lower:
-        others = f"To {low.question.loss:g}, the lowest of any method: {sentence(low)}"
-        line = f"To {loss:g} nats, which AdamW reaches {delay}, too. {others}"
+    question = verdict.question
+    examples, count = question.devices.examples, question.num_micro_batches
+    lines = _reasons(verdict) + _too_large(verdict, measurements, run)
+    lines.append(f"To a training loss of {question.loss:g} nats{', which AdamW reaches, too' if lower else ''}.")
+    lines += [f"To {low.question.loss:g} nats, the lowest of any method: {sentence(low)}" for low in lower]
+    if examples % count == 0:
+        lines.append(f"{examples} examples per update, {count} micro-batches of {examples // count}.")
     source = "updates and stages as the model has them" if run else "equal stages, updates as they cost in these runs"
-    rests = f"Measured on {measurements.source} ({measurements.model}); {source}. --verbose: tables, assumptions."
-    return "\n".join([sentence(verdict), f"  {_reason(verdict, delay)}", f"  {line}", f"  {rests}"])
+    lines += [f"Measured on {measurements.source} ({measurements.model}); {source}.", "--verbose: tables, assumptions."]
+    return "\n  ".join([sentence(verdict), *lines])
 
 
-def _reason(verdict: Verdict, delay: str) -> str:
+def _reasons(verdict: Verdict) -> list[str]:
+    """The measured slowdown, beside that at which both sides would be equally fast."""
+    delay = f"delays up to {verdict.question.delay:.3g} updates"
     if not verdict.asynchronous:
-        return f"No slowdown {delay}: {len(verdict.unmeasured)} methods were measured at other delays only."
+        return [f"No slowdown at {delay}: {len(verdict.unmeasured)} methods were measured at other delays only."]
     best, rival = verdict.asynchronous[0], verdict.rival
-    even, against = verdict.break_even(best), ""
-    if rival is not None and even is not None:
-        against = f"; as fast as {_name(rival)} at {even:.2f}" + (", below any slowdown" if even < 1 else "")
-        if rival.method in verdict.unmeasured:
-            against += f" ({rival.method} itself was not run at such delays)"
-    return f"Slowdown of {best.method} {delay}: {slowdown_text(best)}{against}."
+    even, measured = verdict.break_even(best), f"{slowdown_text(best)}, at {delay}."
+    if rival is None or even is None:
+        return [f"Slowdown of {best.method}: {measured}"]
+    below = f"below {even:.2f}; measured: {measured}"
+    lines = [f"Asynchronous training {'is faster if its slowdown is' if even > 1 else 'would need a slowdown'} {below}"]
+    return [*lines, *([f"{rival.method} was not run at such delays."] if rival.method in verdict.unmeasured else [])]
+
+
+def _too_large(verdict: Verdict, measurements: Measurements, run: PlannedRun | None) -> list[str]:
+    """The methods whose asynchronous run does not fit into a device, by what would help."""
+    by_remedy: dict[str | None, list[str]] = {}
+    for method in verdict.too_large:
+        remedy = run.remedy(by_method(measurements)[method][0].settings) if run else None
+        by_remedy.setdefault(remedy, []).append(method)
+    size = f"{(verdict.question.devices.memory or 0.0) / 1e9:g} GB"
+    return [
+        f"Too large for {size}: {', '.join(methods)}{f' (fits with {remedy})' if remedy else ''}."
+        for remedy, methods in by_remedy.items()
+    ]
 
 
 def slowdown_text(option: Option) -> str:
@@ -70,15 +87,19 @@ def sentence(verdict: Verdict) -> str:
     assert rival is not None
     if verdict.is_upper_bound and advantage > 1.0:
         return "No verdict: no asynchronous method reached the loss; ask for a higher --loss."
+    is_faster = advantage > 1.0
+    ratio = advantage if is_faster or verdict.is_tie else 1 / advantage
+    text = f"{ratio:.2f} [{ratio * math.exp(-verdict.noise):.2f}, {ratio * math.exp(verdict.noise):.2f}] times as fast"
     if verdict.is_tie:
-        low, high = (advantage * math.exp(sign * verdict.noise) for sign in (-1, 1))
-        times = f"{advantage:.2f} [{low:.2f}, {high:.2f}] times as fast as {_name(rival)}"
-        return f"A tie, within noise: asynchronous {best.method} is {times}."
-    if advantage > 1.0:
-        return f"Asynchronous wins: {best.method} is {advantage:.2f} times as fast as {_name(rival)}."
+        return f"A tie, within noise: asynchronous {best.method} is {text} as {_name(rival)}."
+    if verdict.is_upper_bound:
+        text = f"more than {ratio:.2f} times as fast"
+    elif min(len(option.iterations.by_seed) for option in (best, rival)) == 1:
+        text = f"{ratio:.2f} times as fast (one seed)"
+    if is_faster:
+        return f"Asynchronous wins: {best.method} is {text} as {_name(rival)}."
     side = "Synchronous wins" if rival in verdict.synchronous else "Replicas win"
-    bound = "more than " if verdict.is_upper_bound else ""
-    return f"{side}: {_name(rival)} is {bound}{1 / advantage:.2f} times as fast as asynchronous {best.method}."
+    return f"{side}: {_name(rival)} is {text} as asynchronous {best.method}."
 
 
 def _missing(verdict: Verdict) -> str | None:
@@ -104,8 +125,6 @@ def long_text(verdict: Verdict, run: PlannedRun | None) -> str:
     """The tables, what is not measured, and what is assumed."""
     tables = [option_table(verdict, kind, run) for kind in COLUMNS]
     parts = [format_table(table, "table") for table in tables if len(table)]
-    if verdict.too_large:
-        parts.append(f"Asynchronous runs that do not fit into a device: {', '.join(verdict.too_large)}.")
     start = [""] if verdict.schedules else []
     return "\n".join([*start, *parts, *unmeasured_lines(verdict), *assumption_lines(verdict, run)])
 
@@ -171,16 +190,13 @@ def assumption_lines(verdict: Verdict, run: PlannedRun | None) -> list[str]:
             f" or take M = {question.num_micro_batches}, too."
         )
     shown = {option.method: option.cost for option in [*verdict.synchronous[:MOST_METHODS], *asynchronous]}
-    silent = ": --cost and --cost-from do not name them" if question.costs else ""
-    texts = []
-    for is_told, origin in ((True, "by --cost or --cost-from"), (False, f"from the pace of these runs{silent}")):
-        costs = [
-            f"{m} {cost:.0%}" for m, cost in shown.items() if cost is not None and (m in question.costs) == is_told
-        ]
-        texts += [f"{', '.join(costs)} ({origin})"] if costs else []
-    texts += ["by their products' FLOPs"] if run is not None and None in shown.values() else []
-    if shown:
-        lines.append(f"What a method's update costs beyond AdamW's, as a share of the passes: {'; '.join(texts)}.")
+    costs = [
+        f"{method} {cost:.0%}{' (given)' if method in question.costs else ''}"
+        for method, cost in shown.items()
+        if cost is not None
+    ]
+    costs.append("what is not given by the products' FLOPs" if run else "what is not given by the pace of these runs")
+    lines.append(f"What a method's update costs beyond AdamW's, as a share of the passes: {', '.join(costs)}.")
     if question.local is not None:
         steps, averaging, slowdown = question.local
         lines.append(

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from brx.config.loading import PRESETS, Settings, find_config, load_yaml_as, read_mapping, set_values, validate
 from brx.config.schema import RunConfig, Section
-from brx.errors import UserError
+from brx.errors import UserError, did_you_mean
 from brx.runs.folder import settings_key
 
 Value = bool | int | float | str | None
@@ -97,9 +97,12 @@ class Sweep:
 
         UserError where the file or a cell of it is not right; names the file, the key, and the cell.
         """
-        shipped = PRESETS / "sweeps" / f"{path}.yaml"
-        if not path.exists() and shipped.is_file():
-            path = shipped
+        if not path.exists():
+            folder = PRESETS / "sweeps"
+            shipped = {str(file.relative_to(folder).with_suffix("")): file for file in sorted(folder.rglob("*.yaml"))}
+            if str(path) not in shipped:
+                raise UserError(f"{path}: no such sweep file{did_you_mean(str(path), shipped)}")
+            path = shipped[str(path)]
         spec = load_yaml_as(path, SweepSpec)
         return cls.expand(path, spec, out or (Path(spec.out) if spec.out else Path("runs") / path.stem))
 

@@ -38,6 +38,15 @@ def test_help_groups_the_commands_and_leaves_none_out(capsys):
     [
         (["train", "quik"], "did you mean 'quick'"),
         (["train", "quick", "--set", "model.bloks=3"], "did you mean 'blocks'"),
+        (
+            ["train", "quick", "--set", "pipeline.micro_batches=4"],
+            "unknown key, did you mean 'accumulation', the micro",
+        ),
+        (["train", "quick", "--set", "optimizer.method=adam"], "did you mean 'pipedream', which is AdamW?"),
+        (["plot", "mian"], "FIGURE: unknown figure 'mian', did you mean 'main'? (known: curves,"),
+        (["tables", "Table 99"], "TABLE: unknown table 'Table 99', did you mean 'Table "),
+        (["sweep", "laptop/mian", "--dry-run"], "laptop/mian: no such sweep file, did you mean 'laptop/main'?"),
+        (["claims", "main-reductoin"], "did you mean 'main-reduction'?"),
         (["train", "quick", "--set", "pipeline.stages=9"], "must be at most model.blocks (8)"),
         (["train", "quick", "--set", "runtime.device=cuda"], "cuda is not available on this machine"),
         (["train", "quick", "--set", "data.source=missing.txt"], "missing.txt: no such file"),

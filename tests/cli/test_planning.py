@@ -152,7 +152,7 @@ def test_stages_of_an_own_model_on_own_devices(capsys):
     ("command", "arguments", "message"),
     [
         ("methods", ["muonn"], "muonn: no such method, did you mean 'muon'? (known: pipedream,"),
-        ("methods", ["torch.optim:Sgd"], "did you mean SGD?"),
+        ("methods", ["torch.optim:Sgd"], "did you mean 'SGD'?"),
         ("methods", ["muon", "--stages", "4"], "--stages: only basis-rotation has refresh intervals"),
         ("memory", ["--matrix", "4096"], "--matrix 4096: write rows x columns"),
         ("memory", ["--matrix", "0x3"], "--matrix 0x3: write rows x columns"),

@@ -111,7 +111,7 @@ def test_missing_package_is_one_line_that_names_the_extra(method, monkeypatch):
         ("{method: 'no.such:Class'}", "optimizer.method no.such:Class: no.such cannot be imported: No module"),
         (
             "{method: 'torch.optim:Adamm'}",
-            "Adamm is no Method and no torch.optim.Optimizer of torch.optim; did you mean Adam?",
+            "Adamm is no Method and no torch.optim.Optimizer of torch.optim, did you mean 'Adam'?",
         ),
         ("{method: 'json:dumps'}", "dumps is no Method and no torch.optim.Optimizer of json (there: none)"),
         ("{method: 'torch.optim:LBFGS'}", "torch.optim:LBFGS: its step needs a closure"),

@@ -147,7 +147,11 @@ def test_plan_prints_a_table_to_act_on(capsys):
     [
         (["--device-memory", "many"], "--device-memory many: must be a number above 0 with a unit"),
         (["--device-memory", "0GB"], "--device-memory 0GB: must be"),
-        (["--throughput", "Abacus"], "--throughput Abacus: write FLOP/s as a number, for example 120T, or one of:"),
+        (
+            ["--throughput", "Abacus"],
+            "--throughput Abacus: no such device (write FLOP/s as a number, for example 120T, or one of:",
+        ),
+        (["--throughput", "H10"], "no such device, did you mean 'H100'?"),
         (["--devices", "99"], "pipeline: devices must be at most stages"),
     ],
 )
