@@ -85,8 +85,8 @@ def _entries(wanted: str, catalogue: Mapping[str, Entry], kind: str, others: str
     by_place = {entry.place.lower(): entry for entry in catalogue.values() if entry.place}
     entry = catalogue.get(wanted) or by_place.get(wanted.lower())
     if entry is None:
-        known = [*filter(None, others.split(", ")), "all", "list", *catalogue]
-        places = [entry.place for entry in catalogue.values() if entry.place]
+        known: list[str] = [*filter(None, others.split(", ")), "all", "list", *catalogue]
+        places: list[str] = [entry.place for entry in catalogue.values() if entry.place]
         hint = did_you_mean(wanted, [*known, *places])
         raise UserError(f"{kind.upper()}: unknown {kind} '{wanted}'{hint} (known: {', '.join(known)})")
     return [entry]
