@@ -26,18 +26,11 @@ from brx.pipeline.versions import StageVersions, StashMode
 Stages = int | Mapping[str, int] | Callable[[str], int]
 
 
-def delayed(
-    model: nn.Module,
-    optimizer: Optimizer | Iterable[Optimizer],
-    stages: Stages,
-    delay: Any = "pipeline",
-    *,
-    accumulation: int | None = None,
-    stash: StashMode = "exact",
-    forecast: Forecast | None = None,
-    rings: Literal["device", "host"] = "device",
-    seed: int = 0,
-) -> DelayedPipeline:
+_DELAYED: WeakSet[nn.Module] = WeakSet()
+"""The models whose passes hooks bind already."""
+
+
+class DelayedPipeline:
     """Let a model train as an asynchronous pipeline of its stages would train it; the loop stays as it is.
 
         pipeline = delayed(model, optimizer, stages=32)
@@ -54,73 +47,62 @@ def delayed(
             belongs to the stage of its first name.
         delay: as `pipeline.delay`: `pipeline`, `2bw`, a number, a list with one per stage, {"like": 32} or a function
             (docs/semantics.md).
-        accumulation: M, the micro-batches (forward passes) per update; by default counted in the first update. State it
-            where a GradScaler may skip that one and `zero_grad` does not set gradients to None.
+        accumulation: M, the micro-batches (forward and backward passes) per update; by default counted in the first
+            update. A later update may take fewer (the end of an epoch), not more. State it where a GradScaler may skip
+            the first update and `zero_grad` does not set gradients to None.
         stash: what the backward pass sees; `exact`, `none` or `predict`.
         forecast: run both passes where the weights are expected to be at the update.
         rings: keep older versions on the device, or on the host.
         seed: for a delay function.
 
-    Raises:
-        UserError: parameters cannot be assigned, are sharded (FSDP2, tensor parallel), or are not the model's.
-    """
-    if model in _DELAYED:
-        raise UserError("delayed: the model is under delay already; call remove() of its pipeline first")
-    optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
-    by_stage = assign(model, optimizers, stages)
-    choices: list[tuple[str, Any, Sequence[Any]]] = [
-        ("stash", stash, get_args(StashMode)),
-        ("forecast", forecast, (None, *FORECAST_RULES)),
-        ("rings", rings, ("device", "host")),
-    ]
-    for name, value, known in choices:
-        if value not in known:
-            raise UserError(f"delayed: {name} must be one of {', '.join(map(str, known))}, got {value!r}")
-    if forecast is not None and stash != "exact":
-        raise UserError(f"delayed: forecast needs stash exact, got {stash}")
-    return DelayedPipeline(model, optimizers, by_stage, delay, accumulation, stash, forecast, rings == "host", seed)
-
-
-_DELAYED: WeakSet[nn.Module] = WeakSet()
-"""The models whose passes hooks bind already."""
-
-
-class DelayedPipeline:
-    """What `delayed` returns: the stages, their delays, and a state to save beside model and optimizer.
-
     Attributes:
         updates: t, the versions made so far.
         by_stage: the names of each stage's parameters.
+
+    Raises:
+        UserError: parameters cannot be assigned, are sharded (FSDP2, tensor parallel), or are not the model's.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        optimizers: Sequence[Optimizer],
-        by_stage: Sequence[Sequence[str]],
-        delay: Any,
-        accumulation: int | None,
-        stash: StashMode,
-        forecast: Forecast | None,
-        on_host: bool,
-        seed: int,
+        optimizer: Optimizer | Iterable[Optimizer],
+        stages: Stages,
+        delay: Any = "pipeline",
+        *,
+        accumulation: int | None = None,
+        stash: StashMode = "exact",
+        forecast: Forecast | None = None,
+        rings: Literal["device", "host"] = "device",
+        seed: int = 0,
     ) -> None:
-        self.model = model
-        self.by_stage = by_stage
-        self.updates = 0
+        if model in _DELAYED:
+            raise UserError("delayed: the model is under delay already; call remove() of its pipeline first")
+        optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+        self.model, self.by_stage, self.updates = model, assign(model, optimizers, stages), 0
+        choices: list[tuple[str, Any, Sequence[Any]]] = [
+            ("stash", stash, get_args(StashMode)),
+            ("forecast", forecast, (None, *FORECAST_RULES)),
+            ("rings", rings, ("device", "host")),
+        ]
+        for name, value, known in choices:
+            if value not in known:
+                raise UserError(f"delayed: {name} must be one of {', '.join(map(str, known))}, got {value!r}")
+        if forecast is not None and stash != "exact":
+            raise UserError(f"delayed: forecast needs stash exact, got {stash}")
         self._optimizers = [_innermost(optimizer) for optimizer in optimizers]
         self._parameters = dict(model.named_parameters())
-        self._trained = [self._parameters[name] for names in by_stage for name in names]
+        self._trained = [self._parameters[name] for names in self.by_stage for name in names]
         self._places = [(m, name, p) for m in model.modules() for name, p in m._parameters.items() if p is not None]
         self._num_optimized = _num_optimized(self._optimizers)
         self._profile, self._seed, self._accumulation = delay, seed, accumulation
-        self._stash, self._forecast, self._on_host = stash, forecast, on_host
+        self._stash, self._forecast, self._on_host = stash, forecast, rings == "host"
         self._stages: list[StageVersions] = []  # made with the first update, when M and the device are known
         self.delays()  # a wrong profile is told at once
         self._micro_batch = 0  # j, of the update under way
         self._backward_of: int | None = None  # the micro-batch whose backward pass runs
         self._open: set[int] = set()  # micro-batches between the passes
-        self._has_backward = False  # whether the update under way has had a backward pass
+        self._with_backward: set[int] = set()  # micro-batches of the update under way that had a backward pass
         self._stepped: set[int] = set()  # ids of the optimizers that have made their step of the update under way
         disable = torch.compiler.disable  # a compiled model calls the hooks between its graphs
         _DELAYED.add(model)
@@ -220,7 +202,8 @@ class DelayedPipeline:
         if self._stepped:  # another optimizer has skipped its step
             self._complete_update()
         self._check_model()
-        if self._has_backward and all(p.grad is None for p in self._trained):
+        is_full = len(self._with_backward) == self._accumulation  # seldom here: only then zeros are worth looking for
+        if self._with_backward and all(p.grad is None or (is_full and not p.grad.any()) for p in self._trained):
             # Gradients were dropped without a step (GradScaler skips one): these micro-batches come anew.
             self._forget_micro_batches()
         if self._open and (self._stash != "exact" or self._on_host):
@@ -233,7 +216,7 @@ class DelayedPipeline:
             stage.bind_through(self._number(self._micro_batch))
 
     def _number(self, micro_batch: int) -> int:
-        """n of the update's micro-batch j; more than M (a skipped step, a closure) are the first ones again."""
+        """n of the update's micro-batch j; those without a backward pass count, so that j may be more than M."""
         per_update = self._accumulation or 1
         return self.updates * per_update + (micro_batch - 1) % per_update + 1
 
@@ -261,8 +244,13 @@ class DelayedPipeline:
             return
         if update != self.updates:
             raise UserError("delayed: a backward pass after the optimizer's step that its forward pass was for")
+        self._with_backward.add(micro_batch)
+        if self._accumulation is not None and len(self._with_backward) > self._accumulation:
+            raise UserError(
+                f"delayed: an update takes more than {self._accumulation} micro-batches, which were M of the first one;"
+                " state the most that one takes as accumulation="
+            )
         self._backward_of = micro_batch
-        self._has_backward = True
         for stage in self._stages:
             stage.prepare_backward(self._number(micro_batch))
             stage.bind_through(self._number(micro_batch))
@@ -285,8 +273,8 @@ class DelayedPipeline:
         if not takes_closure and not self._micro_batch:
             raise UserError("delayed: optimizer.step() without a training forward pass of the delayed model as a whole")
         if self.updates == 0 and not self._stages:
-            # M is the number of micro-batches so far. A closure's own forward pass, the last of them, is yet to come.
-            self._accumulation = self._accumulation or self._micro_batch + takes_closure
+            # M is the number of micro-batches so far. A closure's own passes, the last of them, are yet to come.
+            self._accumulation = self._accumulation or len(self._with_backward) + takes_closure
             self._stages = self._make_stages()
         for stage in self._stages:
             stage.finish_store()
@@ -308,7 +296,8 @@ class DelayedPipeline:
         self._forget_micro_batches()
 
     def _forget_micro_batches(self) -> None:
-        self._micro_batch, self._has_backward = 0, False
+        self._micro_batch = 0
+        self._with_backward.clear()
         self._open.clear()
         for stage in self._stages:
             stage.forget_copies()
@@ -327,10 +316,9 @@ class DelayedPipeline:
             raise UserError("delayed: the model has other parameters than it had; call delayed after it is final")
         for stage in (stage for stage in self._stages if stage.ring):
             older, newest = stage.ring[0][0], next(iter(stage.newest.values()))
-            if older.dtype != newest.dtype:
-                raise UserError(f"delayed: the model went from {older.dtype} to {newest.dtype}; convert it before")
-            if not self._on_host and older.device != newest.device:
-                raise UserError(f"delayed: the model went from {older.device} to {newest.device}; move it before")
+            for was, now in ((older.dtype, newest.dtype), (older.device, newest.device)):
+                if was != now and not (self._on_host and isinstance(now, torch.device)):
+                    raise UserError(f"delayed: the model went from {was} to {now}; convert or move it before the call")
 
 
 def assign(model: nn.Module, optimizers: Sequence[Optimizer], stages: Stages) -> list[list[str]]:
@@ -348,20 +336,18 @@ def assign(model: nn.Module, optimizers: Sequence[Optimizer], stages: Stages) ->
             f"delayed: {_some(sharded)} sharded (FSDP2 or tensor parallel), which exchanges weights at its own times;"
             " use DDP, or a model that fits on one device"
         )
-    if not (isinstance(stages, int | Mapping) or callable(stages)):
-        raise UserError(f"delayed: stages must be a number, a mapping or a function of parameter names, got {stages!r}")
+    found: dict[str, Any]
     if isinstance(stages, Mapping):
         unknown = [key for key in stages if not any(f"{name}.".startswith(f"{key}.") for name in named)]
         if unknown:
             raise UserError(f"delayed: stages: no parameter's name is or begins with {', '.join(unknown)}")
-    of = _cut(model, stages) if isinstance(stages, int) else stages
-    found: dict[str, Any] = {}
-    for name in trained:
-        if callable(of):
-            found[name] = of(name)
-        else:  # the entry of the longest beginning of the dotted name
-            beginnings = [key for key in of if f"{name}.".startswith(f"{key}.")]
-            found[name] = of[max(beginnings, key=len)] if beginnings else None
+        of = {name: [key for key in stages if f"{name}.".startswith(f"{key}.")] for name in trained}
+        found = {name: stages[max(keys, key=len)] if keys else None for name, keys in of.items()}  # the longest counts
+    elif isinstance(stages, int) or callable(stages):
+        stage_of = _cut(model, stages) if isinstance(stages, int) else stages
+        found = {name: stage_of(name) for name in trained}
+    else:
+        raise UserError(f"delayed: stages must be a number, a mapping or a function of parameter names, got {stages!r}")
     wrong = [name for name, k in found.items() if isinstance(k, bool) or not isinstance(k, int) or k < 0]
     if wrong:
         raise UserError(f"delayed: stages: {_some(wrong)} assigned to no stage; each needs a whole number from 0")
@@ -414,3 +400,6 @@ def _num_optimized(optimizers: Sequence[Optimizer]) -> int:
 
 def _some(names: Sequence[str]) -> str:
     return f"{names[0]} is" if len(names) == 1 else f"{names[0]} and {len(names) - 1} more are"
+
+
+delayed = DelayedPipeline

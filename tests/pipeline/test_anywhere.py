@@ -25,25 +25,28 @@ def start(net=None, stages=4, delay="pipeline", **settings):
 
 
 def test_needs_torch_alone():
-    program = "import sys; from brx import delayed; print(*sys.modules)"
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
-    torchs = "import sys, torch, torch.utils._pytree; print(*sys.modules)"
-    known = subprocess.run([sys.executable, "-c", torchs], capture_output=True, text=True, check=True).stdout.split()
-    roots = {name.partition(".")[0] for name in set(found) - set(known)} - sys.stdlib_module_names
-    assert roots == {"brx"}
-    nothing = "import sys, brx; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", nothing], check=True)
+    program = """
+import sys, brx
+assert "torch" not in sys.modules
+import torch, torch.utils._pytree
+known = set(sys.modules)
+from brx import delayed
+print(*{name.partition(".")[0] for name in set(sys.modules) - known} - sys.stdlib_module_names)
+"""
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["brx"]
 
 
-@pytest.mark.parametrize("accumulation", [1, 3])
 @pytest.mark.parametrize(
-    ("profile", "stash", "forecast"),
+    ("profile", "stash", "forecast", "accumulation"),
     [
-        ("pipeline", "none", None),
-        ("2bw", "predict", None),
-        ("3", "exact", "last-update"),
-        ("{like: 16}", "exact", "average-update"),
-        ("[7, 0, 3, 1, 1, 2, 5, 4]", "exact", None),
+        ("pipeline", "none", None, 1),
+        ("pipeline", "none", None, 3),
+        ("2bw", "predict", None, 3),
+        ("3", "exact", "last-update", 1),
+        ("{like: 16}", "predict", None, 1),
+        ("{like: 16}", "exact", "average-update", 3),
+        ("[7, 0, 3, 1, 1, 2, 5, 4]", "exact", None, 3),
     ],
 )
 def test_is_the_engine_bit_for_bit(profile, stash, forecast, accumulation):
@@ -103,8 +106,11 @@ def data(n):
     return torch.randn(3, 5, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
 
 
-def naive(taus, num_updates, accumulation=1, lr=0.1, tau_at=None):
-    """Losses and final weights: every version in a list, momentum SGD by hand, one version per parameter."""
+def naive(taus, num_updates, accumulation=1, tau_at=None, short=()):
+    """Losses and final weights: every version in a list, momentum SGD by hand, one version per parameter.
+
+    The updates `short` take a micro-batch less.
+    """
     net = make_net()
     names = [name for name, _ in net.named_parameters()]
     stage = {n: int(n.split(".")[1]) if n.startswith("blocks") else 0 if "enter" in n else len(taus) - 1 for n in names}
@@ -113,7 +119,7 @@ def naive(taus, num_updates, accumulation=1, lr=0.1, tau_at=None):
     losses, used_before = [], dict.fromkeys(names, 0)
     for t in range(1, num_updates + 1):
         total = {name: torch.zeros_like(weight) for name, weight in versions[0].items()}
-        for n in range((t - 1) * accumulation + 1, t * accumulation + 1):
+        for n in range((t - 1) * accumulation + 1, t * accumulation + 1 - (t in short)):
             weights = {}
             for name in names:
                 tau = taus[stage[name]] if tau_at is None else tau_at(stage[name], n)
@@ -125,21 +131,29 @@ def naive(taus, num_updates, accumulation=1, lr=0.1, tau_at=None):
                 total[name] += gradient / accumulation
         for name in names:
             velocity[name] = 0.9 * velocity[name] + total[name]
-        versions.append({name: versions[-1][name] - lr * velocity[name] for name in names})
+        versions.append({name: versions[-1][name] - 0.1 * velocity[name] for name in names})
     return losses, versions[-1]
 
 
-def loop(net, optimizer, first, last, accumulation=1):
+def loop(net, optimizer, first, last, accumulation=1, short=()):
     """An ordinary loop; losses of micro-batches."""
     losses = []
     for t in range(first, last + 1):
-        for n in range((t - 1) * accumulation + 1, t * accumulation + 1):
+        for n in range((t - 1) * accumulation + 1, t * accumulation + 1 - (t in short)):
             loss = net(data(n))
             (loss / accumulation).backward()
             losses.append(loss.item())
         optimizer.step()
         optimizer.zero_grad()
     return losses
+
+
+def step(loss, *optimizers):
+    loss.backward()
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad()
+    return loss.item()
 
 
 def assert_is(net, losses, expected, tolerance=1e-12):
@@ -149,19 +163,19 @@ def assert_is(net, losses, expected, tolerance=1e-12):
 
 
 @pytest.mark.parametrize(
-    ("accumulation", "delay", "taus", "recompute"),
+    ("accumulation", "delay", "taus", "recompute", "short"),
     [
-        (1, "pipeline", [3, 2, 1, 0], None),
-        (2, "pipeline", [3, 2, 1, 0], True),
-        (1, [5, 0, 2, 3], [5, 0, 2, 3], True),
-        (2, [5, 0, 2, 3], [5, 0, 2, 3], False),
-        (1, 2, [2] * 4, False),
-        (2, 2, [2] * 4, None),
+        (1, "pipeline", [3, 2, 1, 0], None, ()),
+        (2, "pipeline", [3, 2, 1, 0], True, ()),
+        (1, [5, 0, 2, 3], [5, 0, 2, 3], True, ()),
+        (2, [5, 0, 2, 3], [5, 0, 2, 3], False, (5, 9)),  # as at the end of an epoch
+        (1, 2, [2] * 4, False, ()),
+        (2, 2, [2] * 4, None, (3, 4)),
     ],
 )
-def test_is_the_naive_simulation(accumulation, delay, taus, recompute):
+def test_is_the_naive_simulation(accumulation, delay, taus, recompute, short):
     net, optimizer, _ = start(make_net(recompute=recompute), 4, delay)
-    assert_is(net, loop(net, optimizer, 1, 12, accumulation), naive(taus, 12, accumulation))
+    assert_is(net, loop(net, optimizer, 1, 12, accumulation, short), naive(taus, 12, accumulation, short=short))
 
 
 def outages(stage, num_stages, micro_batch, seed):
@@ -233,9 +247,7 @@ def test_two_forward_passes_before_their_backward_passes():
     losses = []
     for t in range(10):
         both = [net(data(2 * t + 1)), net(data(2 * t + 2))]
-        (sum(both) / 2).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        step(sum(both) / 2, optimizer)
         losses += [loss.item() for loss in both]
     assert_is(net, losses, naive([3, 2, 1, 0], 10, 2))
 
@@ -270,8 +282,10 @@ def test_closures_several_optimizers_and_clipping():
     assert_is(net, losses, expected)
 
 
-@pytest.mark.parametrize(("skips", "stash"), [({1}, "exact"), ({1, 4, 5}, "none")])
-def test_a_step_that_a_grad_scaler_skips_makes_no_version(skips, stash):
+@pytest.mark.parametrize(
+    ("skips", "stash", "to_none"), [({1}, "exact", True), ({1, 4, 5}, "none", True), ({2, 6}, "exact", False)]
+)
+def test_a_step_that_a_grad_scaler_skips_makes_no_version(skips, stash, to_none):
     """The micro-batch that is skipped leaves nothing behind: the rest is the loop without it."""
 
     def run(with_skips):
@@ -287,7 +301,7 @@ def test_a_step_that_a_grad_scaler_skips_makes_no_version(skips, stash):
                 scaler.scale(torch.zeros(1))  # makes the scale
                 scaler.step(optimizer)
                 scaler.update()
-                optimizer.zero_grad()
+                optimizer.zero_grad(to_none)
                 losses += [] if is_bad else [loss.item()]
         return losses
 
@@ -321,12 +335,8 @@ def test_recurrent_layers_compute_with_their_version():
     xs = torch.randn(5, 2, 6, 3, dtype=torch.float64)
     versions, losses = [copy.deepcopy(net.state_dict())], []
     for x in xs:
-        loss = net(x)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        losses.append(step(net(x), optimizer))
         versions.append(copy.deepcopy(net.state_dict()))
-        losses.append(loss.item())
     net.eval()
     for t, x in enumerate(xs):
         net.load_state_dict(versions[max(0, t - 2)])
@@ -337,29 +347,97 @@ def test_two_processes_under_ddp_are_one_with_both_batches(tmp_path):
     program = f"""
 import sys, torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from tests.pipeline.test_anywhere import data, start
+from tests.pipeline.test_anywhere import data, start, step
 rank = int(sys.argv[1])
 dist.init_process_group("gloo", init_method="file://{tmp_path}/store", rank=rank, world_size=2)
 net, optimizer, _ = start()
 ddp = DistributedDataParallel(net)
 for t in range(1, 9):
-    ddp(data(2 * t - 1 + rank)).backward()
-    optimizer.step()
-    optimizer.zero_grad()
+    step(ddp(data(2 * t - 1 + rank)), optimizer)
 torch.save(net.state_dict(), f"{tmp_path}/{{rank}}.pt")
 dist.destroy_process_group()
 """
     ranks = [subprocess.Popen([sys.executable, "-c", program, str(rank)]) for rank in range(2)]
     assert [rank.wait(timeout=240) for rank in ranks] == [0, 0]
-    found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
     net, optimizer, _ = start()
     for t in range(1, 9):
-        (net(torch.stack([data(2 * t - 1), data(2 * t)]))).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    for name, weight in net.state_dict().items():
-        assert torch.equal(found[0][name], found[1][name])
-        torch.testing.assert_close(found[0][name], weight, rtol=0, atol=1e-12)
+        step(net(torch.stack([data(2 * t - 1), data(2 * t)])), optimizer)
+    found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
+    torch.testing.assert_close(found[0], dict(net.state_dict()), rtol=0, atol=1e-12)
+
+
+def batches():
+    """Of 8 updates of two micro-batches each."""
+    return [{"x": data(n)} for n in range(1, 17)]
+
+
+def assert_is_naive_at_the_end(net):
+    for name, expected in naive([3, 2, 1, 0], 8, 2)[1].items():
+        torch.testing.assert_close(net.state_dict()[name], expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+def test_accelerate(is_early):
+    accelerate = pytest.importorskip("accelerate")
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
+    net, optimizer, pipeline = start()
+    if not is_early:
+        pipeline.remove()
+    net, optimizer = accelerator.prepare(net, optimizer)
+    if not is_early:
+        delayed(net, optimizer, 4)
+    for batch in batches():
+        with accelerator.accumulate(net):
+            accelerator.backward(net(**batch))
+            optimizer.step()
+            optimizer.zero_grad()
+    assert_is_naive_at_the_end(accelerator.unwrap_model(net))
+
+
+def test_hugging_face_trainer(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    net, optimizer, pipeline = start()
+    arguments = transformers.TrainingArguments(
+        str(tmp_path), max_steps=8, gradient_accumulation_steps=2, per_device_train_batch_size=1,
+        max_grad_norm=0, save_strategy="no", report_to="none", use_cpu=True, disable_tqdm=True,
+    )  # fmt: skip
+
+    class InOrder(transformers.Trainer):
+        def _get_train_sampler(self, dataset=None):
+            return torch.utils.data.SequentialSampler(self.train_dataset)
+
+        def compute_loss(self, model, inputs, **kwargs):
+            return model(**inputs)
+
+    optimizers = (optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: 1.0))
+    InOrder(net, arguments, lambda found: found[0], train_dataset=batches(), optimizers=optimizers).train()
+    assert pipeline.updates == 8
+    assert_is_naive_at_the_end(net)
+
+
+def test_lightning(tmp_path):
+    lightning = pytest.importorskip("lightning")
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net, self.own, self.pipeline = start()
+
+        def training_step(self, batch):
+            return self.net(**batch)
+
+        def configure_optimizers(self):
+            return self.own
+
+    module = Module()
+    trainer = lightning.Trainer(
+        accelerator="cpu", max_epochs=1, accumulate_grad_batches=2, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path,
+    )  # fmt: skip
+    trainer.fit(module, torch.utils.data.DataLoader(batches(), batch_size=None))
+    assert module.pipeline.updates == 8
+    assert_is_naive_at_the_end(module.net)
 
 
 def test_print_shows_the_cut_and_the_memory_is_the_formula():
@@ -378,79 +456,59 @@ def test_print_shows_the_cut_and_the_memory_is_the_formula():
     assert str(start(tied)[2]).count("3.weight is 0.weight, of the stage of its first use") == 1
 
 
-def mistakes():
-    def late(net, optimizer, pipeline):
-        loop(net, optimizer, 1, 2)
-        optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda net, optimizer: net.blocks.append(nn.Linear(2, 2)), "other parameters than it had"),
+        (lambda net, optimizer: net.float(), "went from torch.float64 to torch.float32; convert"),
+        (lambda net, optimizer: delayed(net, optimizer, 2), "under delay already"),
+        (lambda net, optimizer: delayed(make_net(), optimizer, 4), "not the model's"),
+        (
+            lambda net, optimizer: optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]}),
+            "given parameters later",
+        ),
+        (lambda net, optimizer: setattr(net.leave, "weight", nn.Parameter(torch.zeros(5, 6))), "is another object"),
+        (lambda net, optimizer: net(data(1)) and optimizer.step(), "without a backward pass"),
+        (
+            lambda net, optimizer: net.leave(net.enter(data(1))).sum().backward() or optimizer.step(),
+            "without a training forward pass",
+        ),
+        (lambda net, optimizer: loop(net, optimizer, 3, 3, accumulation=3), "more than 2 micro-batches"),
+    ],
+)
+def test_misuse_on_the_way_is_one_clear_error(change, message):
+    net, optimizer, _ = start()
+    loop(net, optimizer, 1, 2, accumulation=2)
+    with pytest.raises(UserError, match=message):  # noqa: PT012
+        change(net, optimizer)
         net(data(1))
 
-    def changed(net, optimizer, pipeline):
-        loop(net, optimizer, 1, 2)
-        net.leave.weight = nn.Parameter(net.leave.weight.detach())
-        net(data(1))
 
-    def late_backward(net, optimizer, pipeline):
-        loss = net(data(1))
-        loss.backward(retain_graph=True)
-        optimizer.step()
+def test_a_backward_pass_after_its_step_is_refused():
+    net, optimizer, _ = start()
+    loss = net(data(1))
+    loss.backward(retain_graph=True)
+    optimizer.step()
+    with pytest.raises(UserError, match="after the optimizer's step"):
         loss.backward()
 
-    def no_backward(net, optimizer, pipeline):
-        net(data(1))
-        optimizer.step()
 
-    def by_parts(net, optimizer, pipeline):
-        net.leave(net.enter(data(1))).sum().backward()
-        optimizer.step()
-
-    def grown(net, optimizer, pipeline):
-        loop(net, optimizer, 1, 2)
-        net.blocks.append(nn.Linear(2, 2))
-        net(data(1))
-
-    def converted(net, optimizer, pipeline):
-        loop(net, optimizer, 1, 2)
-        net.float()
-        net(data(1).float())
-
-    def twice(net, optimizer, pipeline):
-        pipeline.remove()
-        delayed(net, optimizer, 2)
-        delayed(net, optimizer, 2)
-
-    def foreign(net, optimizer, pipeline):
-        delayed(make_net(), optimizer, 4)
-
-    return {
-        "grown": (4, {}, grown, "other parameters than it had"),
-        "converted": (4, {}, converted, "went from torch.float64 to torch.float32; convert it before"),
-        "twice": (4, {}, twice, "under delay already"),
-        "of another model": (4, {}, foreign, "not the model's"),
-        "half a stage": (3.5, {}, None, "stages must be a number, a mapping or a function"),
-        "misspelt": ({"": 0, "entre": 0}, {}, None, "no parameter's name is or begins with .*entre"),
-        "parameters later": (4, {}, late, "given parameters later"),
-        "changed": (4, {}, changed, "parameter weight of Linear is another object"),
-        "late backward": (4, {}, late_backward, "after the optimizer's step"),
-        "no backward": (4, {}, no_backward, "without a backward pass"),
-        "by parts": (4, {}, by_parts, "without a training forward pass"),
-        "too many stages": (5, {}, None, "stages must be from 1 to 4"),
-        "unassigned": ({"blocks": 0}, {}, None, "enter.weight and 2 more are assigned to no stage"),
-        "profile": (4, {"delay": "pipelines"}, None, "must be pipeline, 2bw"),
-        "stash": (4, {"stash": "exakt"}, None, "stash must be one of exact, none, predict"),
-        "forecast": (4, {"stash": "none", "forecast": "last-update"}, None, "forecast needs stash exact"),
-        "function without its largest": (4, {"delay": lambda *_: 1}, None, "must say its largest delay"),
-    }
-
-
-@pytest.mark.parametrize("case", mistakes())
-def test_misuse_is_one_clear_error(case):
-    stages, settings, use, message = mistakes()[case]
-
-    def misuse():
-        use(*start(stages=stages, **settings))
-
+@pytest.mark.parametrize(
+    ("stages", "settings", "message"),
+    [
+        (3.5, {}, "stages must be a number, a mapping or a function"),
+        ({"": 0, "entre": 0}, {}, "no parameter's name is or begins with .*entre"),
+        (5, {}, "stages must be from 1 to 4"),
+        ({"blocks": 0}, {}, "enter.weight and 2 more are assigned to no stage"),
+        (4, {"delay": "pipelines"}, "must be pipeline, 2bw"),
+        (4, {"delay": lambda *_: 1}, "must say its largest delay"),
+        (4, {"stash": "exakt"}, "stash must be one of exact, none, predict"),
+        (4, {"stash": "none", "forecast": "last-update"}, "forecast needs stash exact"),
+    ],
+)
+def test_wrong_settings_are_one_clear_error(stages, settings, message):
     with pytest.raises((UserError, ValueError), match=message):
-        misuse()
+        start(stages=stages, **settings)
 
 
 def test_sharded_parameters_are_refused(tmp_path):

@@ -32,6 +32,8 @@ def test_a_constant_function_is_the_constant(stash, accumulation, tmp_path):
         for delay in (constant(tmp_path, 3, 3), "pipeline.delay=3")
     )
     assert [r.loss for r in found] == [r.loss for r in expected]
+    with pytest.raises(UserError, match="a function of your own needs devices: 1"):
+        make_config("pipedream", 3, "exact", 24, constant(tmp_path, 2, 2), "pipeline.devices=2")
 
 
 @pytest.mark.parametrize(("name", "stash"), [("jitter", "exact"), ("straggler", "none"), ("churn", "exact")])
@@ -53,12 +55,12 @@ def test_the_examples_equal_the_naive_simulation(name, stash):
 class VaryingNaive(NaivePipeline):
     """Each stage remembers the newest version that it has used, and never goes back behind it."""
 
+    used = (0, 0, 0)
+
     def _gradients(self, n, inputs, targets):
-        if n == 1:
-            self.used = [0] * len(self.modules)
-        for k, tau_at in enumerate(self.function):
-            self.used[k] = max(self.used[k], math.floor((n - 1 - tau_at(n)) / self.accumulation))
-            self.taus[k] = n - 1 - self.used[k] * self.accumulation  # floor gives just this version
+        asked = [math.floor((n - 1 - tau_at(n)) / self.accumulation) for tau_at in self.function]
+        self.used = list(map(max, self.used, asked))
+        self.taus = [n - 1 - used * self.accumulation for used in self.used]  # floor gives just this version
         return super()._gradients(n, inputs, targets)
 
 
@@ -94,8 +96,3 @@ def test_mistakes_are_one_line(text, message, tmp_path):
     config = make_config("pipedream", 3, "exact", 24, f"pipeline.delay={tmp_path / 'mine.py'}:mine")
     with pytest.raises(UserError, match=message):
         run_engine(config, 8)
-
-
-def test_several_devices_are_refused(tmp_path):
-    with pytest.raises(UserError, match="a function of your own needs devices: 1"):
-        make_config("pipedream", 3, "exact", 24, constant(tmp_path, 2, 2), "pipeline.devices=2")

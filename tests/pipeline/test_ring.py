@@ -11,9 +11,13 @@ from brx.train.loop import train
 from tests.train.helpers import losses, tiny_config
 
 
-@pytest.mark.parametrize(("stash", "precision"), [("exact", "bf16"), ("none", "fp32"), ("predict", "bf16")])
-def test_trajectory_is_that_of_rings_on_the_device(stash, precision, tmp_path):
+@pytest.mark.parametrize(
+    ("stash", "precision", "accumulation"), [("exact", "bf16", 2), ("none", "fp32", 1), ("predict", "bf16", 3)]
+)
+def test_trajectory_is_that_of_rings_on_the_device(stash, precision, accumulation, tmp_path):
+    # The last stage without a delay: its head would not see overwritten weights under bf16, and is refused.
     common = [f"pipeline.stash={stash}", f"runtime.precision={precision}", "optimizer.method=basis-rotation"]
+    common += [f"pipeline.accumulation={accumulation}", "pipeline.delay=[3, 3, 3, 0]"]
     common += ["training.iterations=18", "training.checkpoint_every=18"]
     train(tiny_config(tmp_path, *common), tmp_path / "device")
     # Stopped on the way: a resumed ring knows nothing of what had been fetched.
