@@ -433,8 +433,8 @@ class BasisRotation(Optimizer):
         rest = [group for group in self.param_groups[first_group:] if group.get("why") == NO_MATRIX]
         if num := sum(len(group["params"]) for group in rest):
             warnings.warn(
-                f"{num} parameters have no side to rotate and get AdamW (optimizer.summary() names them); which "
-                "matrices are embeddings or a head, only brx.optim.param_groups(model) tells",
+                f"{num} parameters have no side to rotate and get AdamW. Give model.named_parameters(), and "
+                "optimizer.summary() names them; or brx.optim.param_groups(model), which knows embeddings and head",
                 stacklevel=3,
             )
 

@@ -23,9 +23,13 @@ FLAGS = ("staggered", "maximize", "rotate", "flatten", "as_published")
 NONE_MEANS = {"frequency": "never again", "max_dim": "no limit", "max_aspect": "no limit"}
 
 FORM = ("source", "geometry", "rotate", "flatten", "split", "max_dim", "max_aspect", "as_published")
-form_options = itemgetter(*FORM)  # what decides which state a parameter has
 shared_options = itemgetter("lr", "weight_decay", "betas", "eps", "maximize", "as_published", *CHOICES)
 """What parameters must agree in to go through an update together."""
+
+
+def form_options(group: Group) -> tuple[object, ...]:
+    """What decides which state a parameter has; a pair may be a list, if it comes from a file."""
+    return tuple(tuple(group[name]) if isinstance(group[name], list) else group[name] for name in FORM)
 
 
 def step_options(group: Group) -> Group:

@@ -149,7 +149,8 @@ def _asked_parts(
     for pattern, given in split.items():
         names = {name for name in named if pattern in name.split(".") and named[name].ndim >= 2}
         for name in names or _matching(named, [pattern], "split"):
-            parts[name] = number, dim = given if isinstance(given, tuple) else (given, _output(owners[name]))
+            number, dim = (given, _output(owners[name])) if isinstance(given, int) else given
+            parts[name] = number, dim
             if named[name].ndim < 2 or number < 1 or named[name].shape[dim] % number:
                 raise ValueError(f"split: {name} of shape {tuple(named[name].shape)} is not {number} equal matrices")
     return parts

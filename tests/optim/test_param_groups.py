@@ -1,5 +1,6 @@
 """Models as their authors wrote them: what is told from names, shapes and use, and what becomes of each parameter."""
 
+import json
 import warnings
 
 import pytest
@@ -166,8 +167,21 @@ def test_split_can_be_asked_for():
     model = nn.ModuleDict({"mixed": nn.Linear(6, 20), "experts": nn.ParameterDict({"up": torch.zeros(4, 6, 10)})})
     assert summary(model, split={"mixed": 2})["mixed.weight"].matrices == (2, 10, 6)
     assert summary(model, split={"experts.up": (2, -1)})["experts.up"].matrices == (4, 2, 6, 5)
+    assert summary(model, split={"experts.up": [2, -1]}) == summary(model, split={"experts.up": (2, -1)})
     with pytest.raises(ValueError, match=r"split=\(3, -2\) does not divide"):
         BasisRotation([{"params": [model["mixed"].weight], "split": (3, -2)}])
+
+
+def test_split_as_a_list_as_files_have_it_is_the_pair():
+    one, other = ([nn.Parameter(random(6, 12))] for _ in range(2))
+    groups = [{"params": one, "split": [3, -1]}], [{"params": other, "split": (3, -1)}]
+    for series, group in zip((one, other), groups, strict=True):
+        optimizer = BasisRotation(group, frequency=2)
+        train(optimizer, series, 0, 4)
+        saved = optimizer.state_dict()
+        optimizer.load_state_dict({**saved, "param_groups": json.loads(json.dumps(saved["param_groups"]))})
+        train(optimizer, series, 4, 7)
+    assert torch.equal(*one, *other)
 
 
 def test_parameters_without_groups_are_divided_with_one_warning():
@@ -175,6 +189,7 @@ def test_parameters_without_groups_are_divided_with_one_warning():
     with pytest.warns(UserWarning, match="4 parameters have no side to rotate") as caught:
         optimizer = BasisRotation(model.parameters(), lr=0.1, rest_lr=0.02)
     assert [warning.filename for warning in caught] == [__file__]
+    assert all(advice in str(caught[0].message) for advice in ("named_parameters()", "param_groups(model)"))
     assert [(group["rotate"], group["lr"]) for group in optimizer.param_groups] == [(True, 0.1), (False, 0.02)]
     decay = [p for p in model.parameters() if p.ndim == 2]
     others = [p for p in model.parameters() if p.ndim < 2]
@@ -183,6 +198,10 @@ def test_parameters_without_groups_are_divided_with_one_warning():
         optimizer.add_param_group({"params": others, "weight_decay": 0.0})
     assert [(group["rotate"], group["weight_decay"]) for group in optimizer.param_groups] == [(True, 0.01), (False, 0)]
     train(optimizer, list(model.parameters()), 0, 1)
+    with pytest.warns(UserWarning, match="4 parameters"):
+        by_name = BasisRotation(model.named_parameters()).summary()
+    assert [row.name for row in by_name if row.sides] == ["0.weight", "2.weight"]
+    assert [row.name for row in by_name if not row.sides] == ["0.bias", "1.weight", "1.bias", "2.bias"]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         grouped = BasisRotation(param_groups(model), lr=0.1, rest_lr=0.02)
