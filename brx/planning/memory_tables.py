@@ -26,9 +26,7 @@ def overhead_texts(
 ) -> tuple[str, pd.DataFrame]:
     """What every strategy keeps beyond Adam's moments, in fp32 whatever the weights are: title, and a row per strategy.
 
-    Args:
-        shapes: how many matrices there are of each shape (m, n).
-        names: of some shapes, for the headings.
+    `shapes` says how many matrices there are of each shape (m, n); `names` are of some shapes, for the headings.
     """
     largest = max(FP32 * overhead_elements(shape, *STRATEGIES[0]) for shape in shapes)
     unit, unit_bytes = next(((unit, size) for unit, size in BINARY_UNITS.items() if largest >= size / 20), ("bytes", 1))
@@ -65,11 +63,7 @@ def matrices_of(config: RunConfig) -> Counter[tuple[int, int]]:
 
 
 def parse_matrix(text: str) -> tuple[int, int]:
-    """`4096x14336` as (rows, columns).
-
-    Raises:
-        UserError: it is not of this form.
-    """
+    """`4096x14336` as (rows, columns)."""
     match = re.fullmatch(r"0*([1-9]\d*)x0*([1-9]\d*)", text.lower())
     if match is None:
         raise UserError(f"--matrix {text}: write rows x columns, for example 4096x14336")

@@ -5,15 +5,15 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache, partial
+from functools import cache
 from itertools import accumulate
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from brx.config.loading import apply_overrides
 from brx.config.schema import RunConfig
 from brx.errors import UserError
 from brx.model.stage import partition
@@ -36,7 +36,7 @@ def assign(costs: Sequence[float], num_ranks: int) -> list[range]:
 
     @cache
     def best(first: int, ranks: int) -> tuple[float, int]:
-        """The smallest possible largest sum for the stages from `first` on, and where the first of their ranks ends."""
+        # The smallest possible largest sum for the stages from `first` on, and where the first of their ranks ends.
         if ranks == 1:
             return sums[num_stages] - sums[first], num_stages
         stops = range(first + 1, num_stages - ranks + 2)
@@ -59,18 +59,17 @@ def measure_stage_costs(config: RunConfig, device: torch.device) -> list[float]:
     tokens = torch.zeros(batch, model.sequence_length, dtype=torch.int64, device=device)
     stream = torch.randn(batch, model.sequence_length, model.width, device=device, requires_grad=True)
     head, embedding = Head(model, vocabulary).to(device), Embedding(model, vocabulary).to(device)
+
+    def block_seconds(index: int) -> float:
+        block = Block(model, index).to(device)
+        return _seconds(lambda: block(stream)[0].sum(), device)
+
     # All blocks but the mixtures are alike; with mixtures, their mean counts for each.
-    blocks = [Block(model, index).to(device) for index in range(model.moe.every if model.moe else 1)]
-    block_seconds = statistics.mean(_seconds(partial(_output_sum, block, stream), device) for block in blocks)
-    costs = [block_seconds * len(own) for own in partition(model.blocks, config.pipeline.stages)]
+    seconds = statistics.mean(map(block_seconds, range(model.moe.every if model.moe else 1)))
+    costs = [seconds * len(own) for own in partition(model.blocks, config.pipeline.stages)]
     costs[0] += _seconds(lambda: embedding(tokens).sum(), device)
     costs[-1] += _seconds(lambda: head.loss(stream, tokens), device)
     return costs
-
-
-def _output_sum(block: Block, stream: Tensor) -> Tensor:
-    output: Tensor = block(stream)[0]
-    return output.sum()
 
 
 def _seconds(forward: Callable[[], Tensor], device: torch.device) -> float:
@@ -86,12 +85,9 @@ def _seconds(forward: Callable[[], Tensor], device: torch.device) -> float:
 
 
 def check_memory(config: RunConfig, device: torch.device, world: World, ranges: Sequence[range]) -> Memory:
-    """This rank's plan, after what the ranks of this device or machine need is compared with what is free.
+    """This rank's plan; UserError if it is certain not to fit into what is free, with what would.
 
     The ranks of a machine share the memory of their CPU; `ranges` are the stages of each rank.
-
-    Raises:
-        UserError: it is certain not to fit; one line with the numbers and with what would fit.
     """
     ranks = plan_memory(config, device.type, ranges)
     is_shared = device.type != "cuda"
@@ -124,9 +120,8 @@ def free_memory(device: torch.device) -> int | None:
         return torch.cuda.mem_get_info(device)[0]
     if device.type == "mps":
         return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
-    return min(
-        (limit for limit in (_available_on_host(), _available_in_container()) if limit is not None), default=None
-    )
+    limits = (_available_on_host(), _available_in_container())
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _available_on_host() -> int | None:
@@ -165,9 +160,8 @@ def fits(ranks: Sequence[Memory], device_memory: float) -> bool:
 
 def smallest_num_ranks(config: RunConfig, device_type: str, device_memory: float) -> int | None:
     """The smallest R that can run the delays and all of whose ranks fit; None if there is none."""
-    cuts = _possible_cuts(config)
-    fitting = (len(ranges) for ranges in cuts if fits(plan_memory(config, device_type, ranges), device_memory))
-    return next(fitting, None)
+    plans = (plan_memory(config, device_type, ranges) for ranges in _possible_cuts(config))
+    return next((len(ranks) for ranks in plans if fits(ranks, device_memory)), None)
 
 
 def _possible_cuts(config: RunConfig) -> Iterator[list[range]]:
@@ -180,13 +174,9 @@ def _possible_cuts(config: RunConfig) -> Iterator[list[range]]:
 def what_would_fit(config: RunConfig, device_type: str, device_memory: float) -> list[str]:
     """Changes of the configuration that would make it fit, as overrides: alone if that is enough, else with devices."""
     remedies: list[str] = []
-    for change in _changes(config):
-        changed = config
-        for (section, key), value in change.items():
-            updated = getattr(changed, section).model_copy(update={key: value})
-            changed = changed.model_copy(update={section: updated})
-        overrides = [f"{section}.{key}={str(value).lower()}" for (section, key), value in change.items()]
-        if change and fits(plan_memory(changed, device_type), device_memory):
+    for overrides in _changes(config):
+        changed = apply_overrides(config.model_dump(mode="json"), overrides, "the configuration")
+        if overrides and fits(plan_memory(changed, device_type), device_memory):
             return [*remedies, " ".join(overrides)]
         smallest = smallest_num_ranks(changed, device_type, device_memory)
         if smallest is not None and not remedies:
@@ -194,20 +184,20 @@ def what_would_fit(config: RunConfig, device_type: str, device_memory: float) ->
     return remedies
 
 
-def _changes(config: RunConfig) -> Iterator[dict[tuple[str, str], Any]]:
+def _changes(config: RunConfig) -> Iterator[list[str]]:
     """What may be changed besides the number of devices, in order of what it costs."""
-    yield {}
-    savings: dict[tuple[str, str], Any] = {}
+    yield []
+    savings = []
     if config.pipeline.stash == "exact" and not config.pipeline.recompute:
-        savings = {("pipeline", "recompute"): True}
+        savings = ["pipeline.recompute=true"]
         yield savings
     if config.pipeline.rings == "device":
-        host = {("pipeline", "rings"): "host"}
-        yield host
-        savings |= host
+        host = "pipeline.rings=host"
+        yield [host]
+        savings = [*savings, host]
         yield savings
     for halvings in range(1, config.training.batch_size.bit_length()):
-        yield savings | {("training", "batch_size"): config.training.batch_size >> halvings}
+        yield [*savings, f"training.batch_size={config.training.batch_size >> halvings}"]
 
 
 def fit_line(config: RunConfig, ranks: Sequence[Memory], device_type: str, memory: float) -> str:

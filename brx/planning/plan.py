@@ -64,17 +64,11 @@ def plan_memory(
     *,
     in_flight: Sequence[float] | None = None,
 ) -> list[Memory]:
-    """The memory of every rank.
+    """The memory of every rank; UserError where so many devices cannot run the configured delays.
 
-    Args:
-        config: the run.
-        device_type: autocast keeps other activations on CUDA, and optimizers have other batches.
-        ranges: the stages of each rank; by default an even cut into `pipeline.devices` runs.
-        in_flight: the most micro-batches whose activations each rank keeps at one time; by default R - r, those of
-            asynchronous 1F1B. Others are of synchronous schedules, without delays.
-
-    Raises:
-        UserError: so many devices cannot run the configured delays.
+    `ranges` are the stages of each rank, by default an even cut into `pipeline.devices` runs; `in_flight` the most
+    micro-batches whose activations each rank keeps at one time, by default R - r, those of asynchronous 1F1B (others
+    are of synchronous schedules, without delays). The device type decides what autocast keeps, and optimizers' batches.
     """
     if ranges is None:
         ranges = partition(config.pipeline.stages, config.pipeline.devices)
@@ -125,11 +119,8 @@ def boundary_bytes(config: RunConfig) -> int:
 def _rank(config: RunConfig, device_type: str, own: Sequence[int], num_ranks: int, in_flight: float) -> Memory:
     model, batch, bf16 = config.model, config.training.batch_size, config.runtime.precision == "bf16"
     vocabulary, num_stages = config.data.vocabulary_size, config.pipeline.stages
-    delays, blocks, shapes = (
-        stage_delays(config.pipeline),
-        partition(model.blocks, num_stages),
-        stages_shapes(config, own),
-    )
+    delays, blocks = stage_delays(config.pipeline), partition(model.blocks, num_stages)
+    shapes = stages_shapes(config, own)
     has_first, has_last = 0 in own, num_stages - 1 in own
     boundary = boundary_bytes(config)
 
@@ -239,11 +230,11 @@ def _update_bytes(config: RunConfig, by_stage: dict[int, Shapes], device_type: s
 def _probe_bytes(
     config: RunConfig, by_stage: dict[int, Shapes], gradients: int, second_pass: int, update: int
 ) -> tuple[int, int, int]:
-    """What the measures of staleness (`logging.staleness_every`) take, in a run on one device.
+    """Bytes that the measures of staleness (`logging.staleness_every`) take, in a run on one device.
 
-    Arguments in bytes; `second_pass`: activations of the fresh gradients' passes, and their working memory. Returns
-    the bytes of the older updates, which the newest is compared with; of these with the weights and the bases before
-    the update; and of the largest sum that is there at one time beside what always is.
+    Those of the older updates, which the newest is compared with; of these with the weights and the bases before the
+    update; and of the largest sum that is there at one time beside what always is. `second_pass`: activations and
+    working memory of the fresh gradients' passes.
     """
     every, delays = config.logging.staleness_every, stage_delays(config.pipeline)
     assert every is not None

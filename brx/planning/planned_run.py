@@ -62,6 +62,7 @@ PEAKS = {
 PIPELINE_KEYS = ("stages", "devices", "accumulation", "delay", "stash", "forecast")
 """What a verdict changes of `pipeline`."""
 
+WITHOUT_DELAY = {"delay": 0, "stash": "exact", "forecast": None}
 UTILIZATION = 0.4
 """Assumed share of a data sheet's peak."""
 
@@ -80,11 +81,7 @@ def peak_flops(name: str, precision: str) -> float | None:
 
 
 def parse_throughput(text: str, precision: str) -> float:
-    """FLOP/s from a number, or from a device's name.
-
-    Raises:
-        UserError: it is neither.
-    """
+    """FLOP/s from a number, or from a device's name; UserError if it is neither."""
     peak = peak_flops(text, precision)
     if peak is not None:
         return UTILIZATION * peak
@@ -104,11 +101,7 @@ class PlannedRun:
     bandwidth: float | None = None  # bytes per second between neighbours; None: transfers take no time
 
     def split(self, num_stages: int, num_micro_batches: int) -> PlannedRun:
-        """The same examples per update on a device per stage, as a pipeline of so many micro-batches.
-
-        Raises:
-            UserError: the batch does not divide, or the model has fewer blocks than stages.
-        """
+        """The same examples per update in so many micro-batches on a device per stage; UserError if they cannot be."""
         if self.examples % num_micro_batches:
             raise UserError(
                 f"--micro-batches {num_micro_batches}: training.batch_size {self.examples} is no multiple of it"
@@ -200,15 +193,14 @@ class PlannedRun:
         return Cut(ASYNCHRONOUS, count, elapsed, 1.0 - 1.0 / waiting, memory)
 
     def synchronous(self, settings: Mapping[str, Any], cost: float | None) -> Iterator[Cut]:
-        config = _without_delay(with_method(self.config, settings))
-        found = []
+        config, found = with_method(self.config, settings), []
         for name, schedule in SYNCHRONOUS.items():
             num_chunks = schedule.num_chunks * self.num_ranks
             if num_chunks > config.model.blocks:
                 continue
             ranks = [schedule.chunks(rank, self.num_ranks) for rank in range(self.num_ranks)]
             for count in divisors(self.examples):
-                sized = _resized(config, num_chunks, self.num_ranks, count, delay=0)
+                sized = _resized(config, num_chunks, self.num_ranks, count, **WITHOUT_DELAY)
                 forward = tuple(forward_flops(sized, [chunk]) / self.unit for chunk in range(num_chunks))
                 pace = synchronous_pace(name, forward, count, self._transfer(sized), float(passes(sized) - 3))
                 if pace is None:
@@ -228,8 +220,9 @@ class PlannedRun:
     def replicas(self, settings: Mapping[str, Any], cost: float | None, local: LocalSteps) -> Cut | None:
         if self.examples % self.num_ranks:
             return None
-        config = _without_delay(_resized(with_method(self.config, settings), 1, 1, self.num_ranks, delay=0))
-        config = _updated(config, "pipeline", accumulation=1)
+        # Each with its share of the examples, in one micro-batch.
+        own = _resized(with_method(self.config, settings), 1, 1, self.num_ranks, **WITHOUT_DELAY)
+        config = own.model_copy(update={"pipeline": own.pipeline.model_copy(update={"accumulation": 1})})
         update = update_flops(config, [0]) / self.unit if cost is None else cost * self.num_ranks
         memory = plan_memory(config, planned_device_type(config))[0].peak
         return Cut(REPLICAS, 1, 1.0 + update + local.averaging / local.steps, 0.0, memory)
@@ -243,19 +236,15 @@ class PlannedRun:
 def parse_devices(
     config: RunConfig, device_memory: str | None, throughput: str | None, bandwidth: str | None
 ) -> PlannedRun:
-    """A run with devices as the command line has them.
-
-    Raises:
-        UserError: a size is none, or there is a bandwidth without a throughput to compare it with.
-    """
+    """A run with devices as the command line has them; UserError where it is wrong."""
     if bandwidth is not None and throughput is None:
         raise UserError("--bandwidth: needs --throughput, too, since transfers are compared with passes")
-    return PlannedRun(
-        config,
-        memory=None if device_memory is None else parse_bytes(device_memory, "--device-memory"),
-        throughput=None if throughput is None else parse_throughput(throughput, config.runtime.precision),
-        bandwidth=None if bandwidth is None else parse_bytes(bandwidth, "--bandwidth"),
+    memory, bytes_per_second = (
+        None if text is None else parse_bytes(text, flag)
+        for flag, text in (("--device-memory", device_memory), ("--bandwidth", bandwidth))
     )
+    flops = None if throughput is None else parse_throughput(throughput, config.runtime.precision)
+    return PlannedRun(config, memory, flops, bytes_per_second)
 
 
 def with_method(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
@@ -268,19 +257,13 @@ def with_method(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
     return validate(content, RunConfig, "measured settings")
 
 
-def _updated(config: RunConfig, section: str, **changes: Any) -> RunConfig:
-    return config.model_copy(update={section: getattr(config, section).model_copy(update=changes)})
-
-
-def _without_delay(config: RunConfig) -> RunConfig:
-    return _updated(config, "pipeline", stash="exact", forecast=None, delay=0)
-
-
-def _resized(config: RunConfig, num_stages: int, num_ranks: int, num_micro_batches: int, delay: Any) -> RunConfig:
+def _resized(config: RunConfig, num_stages: int, num_ranks: int, num_micro_batches: int, **others: Any) -> RunConfig:
     """The same examples per update on other stages and devices, in so many micro-batches."""
     examples = config.training.batch_size * config.pipeline.accumulation
-    pipeline = {"stages": num_stages, "devices": num_ranks, "accumulation": num_micro_batches, "delay": delay}
-    return _updated(_updated(config, "training", batch_size=examples // num_micro_batches), "pipeline", **pipeline)
+    sizes = {"stages": num_stages, "devices": num_ranks, "accumulation": num_micro_batches}
+    pipeline = config.pipeline.model_copy(update=sizes | others)
+    training = config.training.model_copy(update={"batch_size": examples // num_micro_batches})
+    return config.model_copy(update={"pipeline": pipeline, "training": training})
 
 
 def time_lines(run: PlannedRun) -> list[str]:

@@ -76,17 +76,11 @@ class Pace(NamedTuple):
 def synchronous_pace(
     name: str, forward: tuple[float, ...], num_micro_batches: int, transfer: float = 0.0, recompute: float = 0.0
 ) -> Pace | None:
-    """The pace of a synchronous schedule.
+    """The pace of a schedule of `SYNCHRONOUS`, from the times of a micro-batch's forward passes by chunk.
 
-    Args:
-        name: a key of `SYNCHRONOUS`.
-        forward: times of a micro-batch's forward passes, by chunk (R, or 2 R where a rank has two).
-        num_micro_batches: M per update.
-        transfer: from one device to the next.
-        recompute: of a backward pass, beside twice the forward pass, in forward passes.
-
-    None where the schedule does not exist, or its closed form does not hold: interleaving needs whole rounds; ZB-V and
-    DualPipeV need M >= 2 R, and are known here without transfers and recomputation alone.
+    `transfer` is the time from one device to the next, `recompute` that of a backward pass beyond twice the forward
+    pass, in forward passes. None where the schedule does not exist, or its closed form does not hold: interleaving
+    needs whole rounds; ZB-V and DualPipeV need M >= 2 R, and are known here without transfers and recomputation alone.
     """
     schedule = SYNCHRONOUS[name]
     num_ranks = len(forward) // schedule.num_chunks
@@ -130,12 +124,7 @@ def asynchronous_elapsed(
     A rank does M micro-batches and an update; or it waits for one of its R - r micro-batches under way, which goes
     through the passes of all ranks behind it and a transfer each way. The larger of these means over cycles of the
     schedule (a marked graph) is the pace, but where uneven ranks wait at each other's updates: that is simulated.
-
-    Args:
-        passes: time of a micro-batch's passes, by rank; a third of it forward.
-        updates: time of an update, by rank.
-        accumulation: M.
-        transfer: from one rank to the next.
+    `passes` are the times of a micro-batch's passes by rank, a third of each forward; `accumulation` is M.
     """
     num_ranks = len(passes)
     by_rank = list(zip(passes, updates, strict=True))

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -79,12 +79,12 @@ class Iterations(NamedTuple):
     @property
     def is_lower_bound(self) -> bool:
         """Whether a run never got there."""
-        return not all(run.is_reached for run in self.by_seed.values())
+        return not _mean(self.by_seed.values()).is_reached
 
     @property
     def mean(self) -> float:
         """Geometric mean over the seeds."""
-        return geometric_mean([run.iterations for run in self.by_seed.values()])
+        return _mean(self.by_seed.values()).iterations
 
 
 class Option(NamedTuple):
@@ -250,7 +250,7 @@ def iterations_at(
         if low.delay < delay < high.delay and (1 + high.delay) / (1 + low.delay) <= WIDEST_GAP:
             below, above = (measurements.reached(one, loss) for one in (low, high))
             if not below.keys() & above.keys():
-                below, above = ({-1: _mean(seeds)} for seeds in (below, above))
+                below, above = ({-1: _mean(seeds.values())} for seeds in (below, above))
             share = math.log((1 + delay) / (1 + low.delay)) / math.log((1 + high.delay) / (1 + low.delay))
             by_seed = {
                 seed: Reached(
@@ -264,8 +264,7 @@ def iterations_at(
     return None
 
 
-def _mean(by_seed: Mapping[int, Reached]) -> Reached:
-    runs = by_seed.values()
+def _mean(runs: Collection[Reached]) -> Reached:
     return Reached(geometric_mean([run.iterations for run in runs]), all(run.is_reached for run in runs))
 
 
@@ -299,10 +298,8 @@ def update_costs(experiments: Iterable[Experiment]) -> dict[str, float]:
 def losses_to_ask(measurements: Measurements, delay: float) -> list[float]:
     """The lowest loss that AdamW reaches both without delay and at this one, and the lowest that any method so reaches.
 
-    Without such runs of AdamW, the second alone; where no run measures this delay, those of the longest that is.
-
-    Raises:
-        UserError: none reaches any loss that was measured.
+    Without such runs of AdamW, the second alone; where no run measures this delay, those of the longest that is;
+    UserError where those reach none.
     """
     longest = max(experiment.delay for experiment in measurements.experiments)
     for asked in (delay, longest):

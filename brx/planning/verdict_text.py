@@ -124,9 +124,8 @@ def _missing(verdict: Verdict) -> str | None:
 def long_text(verdict: Verdict, run: PlannedRun | None) -> str:
     """The tables, what is not measured, and what is assumed."""
     tables = [option_table(verdict, kind, run) for kind in COLUMNS]
-    parts = [format_table(table, "table") for table in tables if len(table)]
-    start = [""] if verdict.schedules else []
-    return "\n".join([*start, *parts, *unmeasured_lines(verdict), *assumption_lines(verdict, run)])
+    parts = ["", *(format_table(table, "table") for table in tables if len(table))]
+    return "\n".join([*parts, *unmeasured_lines(verdict), *assumption_lines(verdict, run)])
 
 
 # Of the tables of `Verdict.schedules` and so on: headings and cells, beside those that all have.
@@ -190,13 +189,10 @@ def assumption_lines(verdict: Verdict, run: PlannedRun | None) -> list[str]:
             f" or take M = {question.num_micro_batches}, too."
         )
     shown = {option.method: option.cost for option in [*verdict.synchronous[:MOST_METHODS], *asynchronous]}
-    costs = [
-        f"{method} {cost:.0%}{' (given)' if method in question.costs else ''}"
-        for method, cost in shown.items()
-        if cost is not None
-    ]
-    costs.append("what is not given by the products' FLOPs" if run else "what is not given by the pace of these runs")
-    lines.append(f"What a method's update costs beyond AdamW's, as a share of the passes: {', '.join(costs)}.")
+    given = {True: " (given)", False: ""}
+    costs = [f"{name} {cost:.0%}{given[name in question.costs]}" for name, cost in shown.items() if cost is not None]
+    rest = f"what is not given by {'its FLOPs' if run else 'the pace of these runs'}"
+    lines.append(f"What an update costs beyond AdamW's, as a share of the passes: {', '.join([*costs, rest])}.")
     if question.local is not None:
         steps, averaging, slowdown = question.local
         lines.append(
@@ -220,7 +216,5 @@ def units_line(run: PlannedRun | None) -> str:
 
 
 def _name(option: Option) -> str:
-    cut = option.cut
-    return (
-        f"{cut.schedule}{f' (M = {cut.num_micro_batches})' if cut.num_micro_batches > 1 else ''} with {option.method}"
-    )
+    split = f" (M = {option.cut.num_micro_batches})" if option.cut.num_micro_batches > 1 else ""
+    return f"{option.cut.schedule}{split} with {option.method}"

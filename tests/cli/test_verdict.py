@@ -67,7 +67,7 @@ def test_a_model_gives_memory_updates_and_transfers(capsys, tmp_path, monkeypatc
     assert re.search(r"Too large for 1 GB: .*basis-rotation", text)
     assert "8 examples per update, 8 micro-batches of 1." in text
     assert "s / update" in text
-    assert "what is not given by the products' FLOPs" in text
+    assert "what is not given by its FLOPs" in text
     assert "Replicas: 8 local steps" in text
     caption = (tmp_path / "figure.txt").read_text()
     assert "transfers beside the computation" in caption
