@@ -17,8 +17,8 @@ for variable in ("FORCE_COLOR", "TTY_COMPATIBLE", "COLUMNS"):
     os.environ.pop(variable, None)
 
 
-# PyPI's torchvision (curvlinops depends on it) is built for CUDA. Beside torch's CPU build it cannot be imported, and
-# neither can transformers and Lightning, unless its operators are declared; no test calls one.
+# PyPI's torchvision is built for CUDA. Where one lies beside torch's CPU build, neither it nor transformers and
+# Lightning can be imported, unless its operators are declared; no test calls one.
 _vision = find_spec("torchvision")
 if torch.version.cuda is None and _vision and "+cu" in Path(_vision.origin).with_name("version.py").read_text():
     for name in ("nms", "qnms"):

@@ -2,7 +2,6 @@
 
 import json
 import math
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -19,14 +18,11 @@ from brx.curvature.effective_delay import (
     slowdown_points,
     uniform_effective_delay,
 )
-from brx.curvature.norm_measurement import measure_runs
-from brx.curvature.norm_result import NormSettings
 from brx.errors import UserError
 from brx.pipeline.delay import StageDelay
 from brx.runs.frames import load
-from brx.runs.metrics import read_metrics
 from brx.sweep.spec import Sweep
-from tests.curvature.helpers import finished_run, norm_result
+from tests.curvature.helpers import norm_result
 from tests.paper.helpers import write_experiment
 
 
@@ -80,111 +76,79 @@ def test_more_stages_than_blocks():
         effective_delay(result_with([1] * 6), 5)
 
 
-@pytest.fixture(scope="module")
-def delayed_and_not(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("slowdown")
-    runs = [finished_run(folder, f"p{stages}", f"pipeline.stages={stages}") for stages in (1, 4)]
-    measure_runs([runs[1]], ["original"], NormSettings(vectors=5, batches_per_vector=2))
-    return runs
-
-
-def test_slowdown_is_against_the_run_without_delay(delayed_and_not, tmp_path):
-    steady = np.linspace(5.0, 2.0, 30)
-    copies = []
-    for path, losses in zip(delayed_and_not, (np.concatenate([steady[::2], [1.9] * 15]), steady), strict=True):
-        copies.append(shutil.copytree(path, tmp_path / path.name))
-        records = [record for record in read_metrics(path / "metrics.jsonl") if "train_loss" in record]
-        lines = [json.dumps({**record, "train_loss": loss}) for record, loss in zip(records, losses, strict=True)]
-        (copies[-1] / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    undelayed, delayed = slowdown_points(load(copies[::-1]))
+def test_slowdown_is_against_the_run_without_delay(tmp_path, capsys):
+    for stages in (1, 4):
+        write_experiment(tmp_path / "runs", "quick", {"pipeline.stages": stages})  # as many times slower
+    runs = load(tmp_path / "runs")
+    fresh, late = map(Path, runs.sort_values("pipeline.stages").index)
+    command = ["effective-delay", str(fresh), str(late)]
+    assert main(command) == 2
+    assert f"run `brx hessian-norm {fresh}` first" in capsys.readouterr().err
+    norm_result(late, "pipedream", 4, 30, "original", 6, 6.0, [0, *SQUARES, 0]).write(late)
+    undelayed, delayed = slowdown_points(runs)
     assert (undelayed.label, undelayed.slowdown, undelayed.delay.delay) == ("P = 1", 1.0, 0.0)
     assert delayed.label == "P = 4"
-    assert delayed.slowdown == pytest.approx(2.0, rel=0.1)
-    assert 0 < delayed.delay.delay < 3
-    assert slowdown_points(load(copies[1:])) == []  # no run without delay
+    assert delayed.slowdown == pytest.approx(4.0, rel=0.02)
+    assert delayed.delay.delay == pytest.approx(math.sqrt((9 * 7 + 4 * 3 + 2) / 14))
+    assert slowdown_points(runs[runs["pipeline.stages"] > 1]) == []  # no run without delay
 
-    def end(run, status):
-        summary = json.loads((run / "summary.json").read_text())
-        (run / "summary.json").write_text(json.dumps({**summary, "status": status}))
-
-    end(copies[0], "interrupted")
-    assert slowdown_points(load(copies)) == []
-    end(copies[0], "finished")
-    end(copies[1], "diverged")
-    assert [point.slowdown for point in slowdown_points(load(copies))] == [1.0, None]
-
-
-def test_command(delayed_and_not, tmp_path, capsys):
-    paths = [str(path) for path in delayed_and_not]
-    assert main(["effective-delay", *paths, "--out", str(tmp_path / "figure")]) == 0
+    assert main([*command, "--out", str(tmp_path / "figure")]) == 0
     shown = capsys.readouterr().out
     assert "P = 4" in shown
     assert "slowdown" in shown
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        f"figure.{form}" for form in ("pdf", "png", "svg", "txt")
-    ]
+    assert {path.suffix for path in tmp_path.glob("figure.*")} == {".pdf", ".png", ".svg", ".txt"}
     assert "tau'" in (tmp_path / "figure.txt").read_text()
 
-
-def test_run_without_a_measurement(runs, tmp_path, capsys):
-    copy = shutil.copytree(runs["pipedream"], tmp_path / "run", ignore=shutil.ignore_patterns("analysis"))
-    assert main(["effective-delay", str(copy)]) == 2
-    assert f"run `brx hessian-norm {copy}` first" in capsys.readouterr().err
-    assert main(["effective-delay", str(tmp_path / "nowhere")]) == 2
-    assert "nowhere: no such folder" in capsys.readouterr().err
+    for run, status, expected in ((late, "diverged", [1.0, None]), (fresh, "interrupted", [])):
+        summary = json.loads((run / "summary.json").read_text())
+        (run / "summary.json").write_text(json.dumps({**summary, "status": status}))
+        assert [point.slowdown for point in slowdown_points(load(tmp_path / "runs"))] == expected
 
 
-PROFILES = {
-    "4 x 8": 4,
-    "8 x 4, 0 x 4": [8, 8, 8, 8, 0, 0, 0, 0],
-    "0 x 4, 8 x 4": [0, 0, 0, 0, 8, 8, 8, 8],
-    "32, 0 x 7": [32, 0, 0, 0, 0, 0, 0, 0],
-}
-SLOWNESS = {"4 x 8": 4.0, "8 x 4, 0 x 4": 6.0, "0 x 4, 8 x 4": 4.5, "32, 0 x 7": 12.0}
 SQUARES = [4.0, 3.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0]
 """Sums of the squared row norms of the eight blocks, one per stage; embedding and head have none."""
+# By the profile's text: the delays, how many times slower training is, and tau'.
+PROFILES = {
+    "4 x 8": (4, 4.0, 4.0),
+    "8 x 4, 0 x 4": ([8, 8, 8, 8, 0, 0, 0, 0], 6.0, math.sqrt(64 * (4 + 3 + 2 + 1) / 14)),
+    "0 x 4, 8 x 4": ([0, 0, 0, 0, 8, 8, 8, 8], 4.5, math.sqrt(64 * 4 / 14)),
+    "32, 0 x 7": ([32, 0, 0, 0, 0, 0, 0, 0], 12.0, math.sqrt(32**2 * 4 / 14)),
+}
+# Of a method: how many times slower than basis rotation, the coordinates of its steps, and its norm per parameter.
+METHODS = {"pipedream": (2.0, "original", 0.4), "basis-rotation": (1.0, "rotated", 0.1)}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """AdamW, twice as slow as basis rotation under every profile, at two rates; the higher one is better."""
+    """AdamW and basis rotation without delay and under every profile, at two rates; the higher one is better."""
     folder = tmp_path_factory.mktemp("profiles")
-    for method, factor in (("pipedream", 2.0), ("basis-rotation", 1.0)):
+    for method, (factor, _, _) in METHODS.items():
         for lr, val_loss in ((0.001, 2.0), (0.003, 1.0)):
             common = {"optimizer.method": method, "optimizer.lr": lr}
             write_experiment(folder, "compare", {"pipeline.stages": 1, **common}, slowness=1.0, val_loss=val_loss)
-            for profile, delay in PROFILES.items():
+            for delay, slowness, _ in PROFILES.values():
                 settings = {"pipeline.stages": 8, "pipeline.delay": delay, **common}
-                slowness = factor * SLOWNESS[profile] if lr == 0.003 else 1.0
-                write_experiment(folder, "compare", settings, slowness=slowness, val_loss=val_loss)
+                write_experiment(
+                    folder, "compare", settings, slowness=factor * slowness * lr / 0.003, val_loss=val_loss
+                )
     runs = load(folder)
     best = runs[(runs["pipeline.stages"] == 1) & (runs["optimizer.lr"] == 0.003)]
-    for name, method in zip(best["name"], best["method"], strict=True):
-        space, norm = ("rotated", 10.0) if method == "basis-rotation" else ("original", 40.0)
-        squares = [0.0, *SQUARES, 0.0]
-        norm_result(folder / name, method, 1, 4000, space, 100, norm, squares).write(folder / name)
+    for run, method in zip(best.index, best["method"], strict=True):
+        _, space, norm = METHODS[method]
+        norm_result(run, method, 1, 4000, space, 100, 100 * norm, [0.0, *SQUARES, 0.0]).write(Path(run))
     return folder
 
 
 def test_points_are_the_profiles_at_their_best_rates(folder):
-    points = profile_points(load(folder))
-    assert {(point.method, point.profile) for point in points} == {
-        (method, profile) for method in ("pipedream", "basis-rotation") for profile in PROFILES
-    }
-    total = sum(SQUARES)
-    taus = {
-        "4 x 8": 4.0,
-        "8 x 4, 0 x 4": math.sqrt(64 * (4 + 3 + 2 + 1) / total),
-        "0 x 4, 8 x 4": math.sqrt(64 * 4 / total),
-        "32, 0 x 7": math.sqrt(32**2 * 4 / total),
-    }
-    for point in points:
-        factor, norm = (2.0, 0.4) if point.method == "pipedream" else (1.0, 0.1)
+    points = {(point.method, point.profile): point for point in profile_points(load(folder))}
+    assert points.keys() == {(method, profile) for method in METHODS for profile in PROFILES}
+    for (method, profile), point in points.items():
+        (factor, _, norm), (_, slowness, tau) = METHODS[method], PROFILES[profile]
         assert point.slowdown["lr"] == 0.003
-        assert point.effective.delay == pytest.approx(taus[point.profile])
-        assert point.product == pytest.approx(norm * taus[point.profile])
+        assert point.effective.delay == pytest.approx(tau)
+        assert point.product == pytest.approx(norm * tau)
         # 3 / (1 + t / (100 slowness)) reaches every loss after iterations in proportion to the slowness.
-        assert point.ratio == pytest.approx(factor * SLOWNESS[point.profile], rel=0.01)
+        assert point.ratio == pytest.approx(factor * slowness, rel=0.01)
 
 
 def test_correlations_tell_the_predictors_apart(folder):

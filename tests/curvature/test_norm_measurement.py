@@ -18,12 +18,9 @@ from brx.curvature.hessian import from_weights, mean_product, to_weights
 from brx.curvature.hessian_norm import cauchy_vector
 from brx.curvature.norm_measurement import fit_bases, measure_runs
 from brx.curvature.norm_result import NormResult, NormSettings, breakdown_table, results_of
-from brx.curvature.oscillation import measure_oscillation
 from brx.errors import RunError, UserError
 from brx.runs.checkpoint import list_checkpoints
-from brx.train.loop import train
 from tests.curvature.helpers import flat
-from tests.train.helpers import tiny_config
 
 SETTINGS = NormSettings(vectors=5, batches_per_vector=2)
 QUICK = ["--vectors", "5", "--batches-per-vector", "2"]
@@ -37,34 +34,14 @@ def measure(run, space, chosen=SETTINGS, **others):
     return measure_runs([run], [space], chosen, **others)[0]
 
 
-@pytest.fixture
-def run(runs, tmp_path):
-    """A copy of a basis-rotation run, to write results into."""
-    return Path(shutil.copytree(runs["basis-rotation"], tmp_path / "run"))
-
-
-@pytest.fixture
-def original(run):
-    return measure(run, "original")
-
-
-@pytest.fixture
-def fresh(run, tmp_path):
-    """The same run, without what was measured."""
-    return Path(shutil.copytree(run, tmp_path / "fresh", ignore=shutil.ignore_patterns("analysis")))
+@pytest.fixture(scope="module")
+def measured(runs, tmp_path_factory):
+    """The norm of the basis-rotation run in original coordinates, with SETTINGS."""
+    return measure(shutil.copytree(runs["basis-rotation"], tmp_path_factory.mktemp("measured") / "run"), "original")
 
 
 def same(one, other):
     return one.model_copy(update={"run": ""}) == other.model_copy(update={"run": ""})
-
-
-def test_depth_is_that_of_the_pipeline_whose_delays_a_run_has(tmp_path):
-    train(tiny_config(tmp_path, "pipeline.delay={like: 32}"), tmp_path / "run")
-    result = measure(tmp_path / "run", "original")
-    assert (result.num_stages, result.num_own_stages) == (32, 4)
-    assert list(breakdown_table(result, "stage")["stage"]) == ["stage 0", "stage 1", "stage 2", "stage 3"]
-    quick = {"num_iterations": 2, "num_batches": 1, "max_power_iterations": 2}
-    assert measure_oscillation(tmp_path / "run", iteration=28, **quick).num_stages == 32
 
 
 def norms_of(products, estimator):
@@ -105,9 +82,10 @@ def test_result_is_the_estimate_over_the_products_of_one_sample_and_of_its_halve
 
 
 @pytest.mark.parametrize("estimator", ["geometric", "median"])
-def test_stopped_and_continued_gives_the_same_numbers(run, fresh, monkeypatch, estimator):
+def test_stopped_and_continued_gives_the_same_numbers(run, monkeypatch, estimator):
     chosen = settings(estimator=estimator)
-    expected = measure(fresh, "original", chosen)
+    expected = measure(run, "original", chosen)
+    shutil.rmtree(run / "analysis")
     usual, calls = norm_measurement.vector_product, []
 
     def product(checkpoint, settings, number):
@@ -120,11 +98,11 @@ def test_stopped_and_continued_gives_the_same_numbers(run, fresh, monkeypatch, e
     monkeypatch.setattr(norm_measurement, "SAVE_EVERY_S", 0.0)
     with pytest.raises(RunError, match="stopped here"):
         measure(run, "original", chosen)
-    assert same(measure(run, "original", chosen), expected)
+    assert measure(run, "original", chosen) == expected
     assert calls == [0, 1, 2, 3, 3, 4]  # what was saved is not done again
 
 
-def test_ctrl_c_saves_and_the_same_command_continues(run, fresh, monkeypatch, capsys):
+def test_ctrl_c_saves_and_the_same_command_continues(run, measured, monkeypatch, capsys):
     usual = norm_measurement.vector_product
 
     def interrupted(checkpoint, settings, number):
@@ -139,19 +117,22 @@ def test_ctrl_c_saves_and_the_same_command_continues(run, fresh, monkeypatch, ca
     assert results_of(run) == {}
     monkeypatch.undo()
     assert main(arguments) == 0
-    assert same(results_of(run)["original"], measure(fresh, "original"))
+    assert same(results_of(run)["original"], measured)
 
 
 @pytest.mark.slow
-def test_several_processes_give_the_same_numbers(original, fresh):
-    assert same(measure(fresh, "original", jobs=2), original)
+def test_several_processes_give_the_same_numbers(run, measured):
+    assert same(measure(run, "original", jobs=2), measured)
 
 
 def test_a_basis_may_be_borrowed_or_estimated(runs, tmp_path):
     run = Path(shutil.copytree(runs["pipedream"], tmp_path / "run"))
     borrowed = measure(run, "rotated", settings(basis_from=str(runs["basis-rotation"])))
     estimated = measure(run, "rotated", settings(basis_batches=4))
-    assert len({measure(run, "original").norm, borrowed.norm, estimated.norm}) == 3
+    original = measure(run, "original")
+    assert len({original.norm, borrowed.norm, estimated.norm}) == 3
+    assert (original.num_stages, original.num_own_stages) == (8, 4)  # P is that of the pipeline whose delays it has
+    assert list(breakdown_table(original, "stage")["stage"]) == ["stage 0", "stage 1", "stage 2", "stage 3"]
     checkpoint, lender = load_checkpoint(run), load_checkpoint(runs["basis-rotation"], 14)
     assert checkpoint.bases == {}
     assert lender.path == list_checkpoints(runs["basis-rotation"])[1]
@@ -163,10 +144,10 @@ def test_a_basis_may_be_borrowed_or_estimated(runs, tmp_path):
                 torch.testing.assert_close(side.T @ side, torch.eye(len(side)), atol=1e-5, rtol=0)
 
 
-def test_precisions_agree_on_the_same_vectors(run, original):
+def test_precisions_agree_on_the_same_vectors(run, measured):
     fp64 = measure(run, "original", settings(precision="fp64"))
-    assert original.norm == pytest.approx(fp64.norm, rel=1e-2)
-    assert fp64.below_resolution <= original.below_resolution
+    assert measured.norm == pytest.approx(fp64.norm, rel=1e-2)
+    assert fp64.below_resolution <= measured.below_resolution
 
 
 def test_command_of_several_runs_measures_once_and_shows_it_without_checkpoints(run, runs, tmp_path, capsys):
@@ -176,8 +157,6 @@ def test_command_of_several_runs_measures_once_and_shows_it_without_checkpoints(
         assert main(["hessian-norm", *map(str, arguments)]) == 0
         return capsys.readouterr().out
 
-    assert main(["hessian-norm", str(run), "--measured"]) == 2
-    assert f"has no measured norms; run `brx hessian-norm {run}` first" in capsys.readouterr().err
     text = shown(run, other, *QUICK, "--format", "markdown", "--by", "kind")
     rows = [line.split(" | ") for line in text.splitlines()[2:5]]
     expected = [("run", "original"), ("run", "rotated, own basis"), ("other", "original")]
@@ -197,9 +176,7 @@ def test_command_of_several_runs_measures_once_and_shows_it_without_checkpoints(
     assert len(shown(run, "--measured", "--rotated", "--format", "csv").splitlines()) == 2
 
 
-def test_checkpoints_that_are_not_there_or_not_the_last(run):
-    with pytest.raises(UserError, match="no such checkpoint; there are: 7, 14, 21, 28, 30"):
-        measure(run, "original", iteration=8)
+def test_an_unfinished_runs_checkpoints_are_named_and_must_be_there(run):
     summary = json.loads((run / "summary.json").read_text())
     (run / "summary.json").write_text(json.dumps(summary | {"status": "interrupted"}))
     with pytest.raises(UserError, match=r"not finished .* or name a checkpoint with --checkpoint: 7, 14"):
@@ -233,31 +210,18 @@ def test_median_that_does_not_fit(run, monkeypatch):
     assert measure(run, "original", chosen, or_geometric=True).settings.estimator == "geometric"
 
 
-def test_product_that_is_not_finite_names_checkpoint_vector_and_batches(run, monkeypatch):
-    def infinite(like, seed, number):
-        return {name: torch.full_like(value, float("inf") if number == 2 else 1.0) for name, value in like.items()}
-
-    monkeypatch.setattr(norm_measurement, "cauchy_vector", infinite)
-    with pytest.raises(RunError, match="00000030: vector 2: the Hessian-vector product of batch 1 is not finite"):
-        measure(run, "original")
-
-
-def test_what_cannot_be_measured_or_read(run, original):
-    with pytest.raises(UserError, match="at least 3"):
-        measure(run, "original", settings(vectors=2))
-    with pytest.raises(UserError, match="--batches-per-vector 3: must be even"):
-        measure(run, "original", settings(batches_per_vector=3))
-    assert main(["hessian-norm", str(run), "--batches-per-vector", "0"]) == 2
-    original.path_in(run).write_text(original.path_in(run).read_text()[:100])
+def test_a_damaged_result_is_told(run, measured):
+    measured.write(run)
+    path = measured.path_in(run)
+    path.write_text(path.read_text()[:100])
     with pytest.raises(UserError, match="not a result of hessian-norm"):
         measure(run, "original")
     assert NormResult.all_of(run, "hessian-norm-rotated") == []
 
 
-def test_a_folder_of_runs_stands_for_the_runs_in_it(run, fresh, tmp_path):
-    (tmp_path / "notes.md").write_text("no run")
-    checkpoint = next((run / "checkpoints").iterdir())
-    assert runs_in_place([tmp_path, checkpoint, run]) == [fresh, run, checkpoint, run]
-    (tmp_path / "empty").mkdir()
+def test_a_folder_of_runs_stands_for_the_runs_in_it(runs, tmp_path):
+    one, other = runs["basis-rotation"], runs["pipedream"]
+    checkpoint = next((one / "checkpoints").iterdir())
+    assert runs_in_place([one.parent, checkpoint, other]) == [one, other, checkpoint, other]
     with pytest.raises(UserError, match="no run with losses"):
-        runs_in_place([tmp_path / "empty"])
+        runs_in_place([tmp_path])

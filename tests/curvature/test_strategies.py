@@ -2,7 +2,6 @@
 
 import csv
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,8 +10,7 @@ from brx.cli.main import main
 from brx.curvature.effective_delay import VARIANT_OF_SPACE, StrategySlowdowns, complete_measurements, strategy_table
 from brx.curvature.hessian import estimate_bases, from_weights, gradient, hessian_vector_product, to_weights
 from brx.curvature.hessian_norm import cauchy_vector
-from brx.curvature.norm_measurement import measure_runs
-from brx.curvature.norm_result import STRATEGY_SPACES, NormSettings, strategy_of
+from brx.curvature.norm_result import STRATEGY_SPACES, strategy_of
 from brx.errors import UserError
 from brx.model.stage import is_block_matrix
 from brx.paper.scales import VARIANTS
@@ -40,9 +38,9 @@ def naive_basis(gradients, source, geometry):
     return sides
 
 
-@pytest.mark.parametrize("space", ["1st-unilateral", "2nd-bilateral"])
-def test_products_in_a_strategys_coordinates_are_those_of_the_whole_hessian(space):
-    model, parameters, batch = tiny_model("dense")
+@pytest.mark.parametrize(("kind", "space"), [("dense", "1st-unilateral"), ("mixture", "2nd-bilateral")])
+def test_products_in_a_strategys_coordinates_are_those_of_the_whole_hessian(kind, space):
+    model, parameters, batch = tiny_model(kind)
     inputs, targets = batch
     gradients = [gradient(model, parameters, (inputs[[i]], targets[[i]])) for i in range(3)]
     # Gradients in general position, so that the naive eigenvectors are unique up to sign.
@@ -50,16 +48,24 @@ def test_products_in_a_strategys_coordinates_are_those_of_the_whole_hessian(spac
     bases = estimate_bases(parameters, gradients, *strategy_of(space))
     blocks = []
     for name, parameter in parameters.items():
-        blocks.append(torch.eye(parameter.numel(), dtype=torch.float64))
-        if is_block_matrix(name):
-            naive = naive_basis([one[name] for one in gradients], *strategy_of(space))
-            found = (bases[name].left, bases[name].right)
-            blocks[-1] = torch.kron(*(same_directions(mine, *side) for mine, side in zip(found, naive, strict=True)))
+        if not is_block_matrix(name):
+            blocks.append(torch.eye(parameter.numel(), dtype=torch.float64))
+            continue
+        for index in range(len(matrices(parameter))):
+            naive = naive_basis([matrices(one[name])[index] for one in gradients], *strategy_of(space))
+            mine = [None if side is None else matrices(side)[index] for side in (bases[name].left, bases[name].right)]
+            # In row-major order, vec(U A V^T) = kron(U, V) vec(A).
+            blocks.append(torch.kron(*(same_directions(own, *side) for own, side in zip(mine, naive, strict=True))))
     rotation = torch.block_diag(*blocks)
     matrix = rotation.T @ full_hessian(model, parameters, batch) @ rotation
     vector = cauchy_vector(parameters, 4, 0)
     product = from_weights(bases, hessian_vector_product(model, parameters, batch, to_weights(bases, vector)))
     torch.testing.assert_close(flat(product), matrix @ flat(vector))
+
+
+def matrices(values):
+    """Of a parameter: one, or a mixture's one per expert."""
+    return values.reshape(-1, *values.shape[-2:])
 
 
 def same_directions(mine, vectors, rank):
@@ -74,32 +80,9 @@ def same_directions(mine, vectors, rank):
     return mine.contiguous()
 
 
-def test_norms_of_a_kronecker_factored_hessian_are_in_the_theorems_order():
-    # sqrt(mn) L^(1/2) E_ij R^(1/2) over all i, j: gradients whose covariance is R and L's Kronecker product.
-    generator = torch.Generator().manual_seed(0)
-    roots = [torch.randn(size, size, generator=generator, dtype=torch.float64) for size in (4, 6)]
-    units = torch.eye(24, dtype=torch.float64).view(24, 4, 6)
-    name = "blocks.0.mlp.up.weight"
-    gradients = [{name: 24**0.5 * roots[0] @ unit @ roots[1].T} for unit in units]
-    hessian = torch.kron(roots[0] @ roots[0].T, roots[1] @ roots[1].T)
-    norms = {"original": hessian.abs().sum()}
-    for geometry in ("unilateral", "bilateral"):
-        basis = estimate_bases(gradients[0], gradients, "2nd", geometry)
-        rotated = [flat(to_weights(basis, {name: unit})) for unit in units]
-        rotation = torch.stack(rotated, dim=1)
-        norms[geometry] = (rotation.T @ hessian @ rotation).abs().sum()
-    assert norms["bilateral"] < 0.95 * norms["unilateral"] < 0.9 * norms["original"]
-    assert norms["bilateral"].item() == pytest.approx(hessian.trace().item(), rel=1e-9)  # diagonal: the least there is
-
-
 def numbers_of(cell):
     """`1.2 (3.4, 0.5)`: from the sample, from half of it, and extrapolated."""
     return [float(text) for text in cell.replace("(", "").replace(")", "").replace(",", "").split()]
-
-
-@pytest.fixture
-def run(runs, tmp_path):
-    return Path(shutil.copytree(runs["pipedream"], tmp_path / "run"))
 
 
 def test_command_measures_all_coordinates_at_one_checkpoint(run, tmp_path, capsys):
@@ -150,12 +133,9 @@ def test_slowdowns_stand_beside_the_norms_as_far_as_there_are_runs(run, tmp_path
     arguments = ["hessian-norm", str(run), "--strategies", "--measured", "--runs", str(runs)]
     assert main([*arguments, "--out", str(tmp_path / "both")]) == 0
     assert "slowdown at P = 32" in (tmp_path / "both.txt").read_text()
-
-
-def test_runs_that_have_no_slowdown_are_refused(tmp_path):
-    write_experiment(tmp_path, "laptop", {"pipeline.stages": 32, **VARIANTS["basis-rotation"]})
+    deep = load([runs])
     with pytest.raises(UserError, match="no strategy has runs there at P = 1 and at another P"):
-        StrategySlowdowns.of(load([tmp_path]))
+        StrategySlowdowns.of(deep[deep["pipeline.stages"] > 1])
 
 
 def made_up(run, space, iteration):
@@ -170,12 +150,6 @@ def test_only_complete_measurements_of_one_checkpoint_are_compared():
     assert complete_measurements([made_up("run", "original", 30), *results[1:]]) == {}
 
 
-def test_what_cannot_be_measured_is_refused_before_anything_is(run):
-    with pytest.raises(UserError, match="--basis-batches 200: "):
-        measure_runs([run], STRATEGY_SPACES, NormSettings(basis_batches=200))
-    assert not (run / "analysis").exists()
-
-
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -185,9 +159,15 @@ def test_what_cannot_be_measured_is_refused_before_anything_is(run):
         (["--measured", "--checkpoint", "999"], "has no measured norms at iteration 999"),
         (["--runs", "x"], "--runs: only with --strategies"),
         (["--strategies"], "--basis-batches 200: "),  # more than the run's iterations
-        (["--seed", "-1"], "--seed: input should be greater than or equal to 0"),
+        (["--seed", "-1"], "--seed: "),
+        (["--batches-per-vector", "0"], "--batches-per-vector"),
+        (["--batches-per-vector", "3"], "--batches-per-vector 3: must be even"),
+        (["--vectors", "2"], "at least 3"),
+        (["--measured"], "has no measured norms; run `brx hessian-norm "),
+        (["--checkpoint", "8"], "no such checkpoint; there are: 7, 14, 21, 28, 30"),
     ],
 )
 def test_mistakes(run, arguments, expected, capsys):
     assert main(["hessian-norm", str(run), *arguments]) == 2
     assert expected in capsys.readouterr().err
+    assert not (run / "analysis").exists()
