@@ -23,23 +23,29 @@ LAST = ITERATIONS - 3
 
 
 def write_pipelines(folder, crossings, *overrides, **more):
-    """A run per number of stages."""
-    for P, at in crossings.items():
-        write_run(folder, f"p{P}", f"pipeline.stages={P}", *overrides, crosses_3_at=at, **more)
+    """A run per number of stages and seed, by where each crosses 3 (and its status)."""
+    for P, ats in crossings.items():
+        for seed, at in enumerate(ats if isinstance(ats, list) else [ats]):
+            at, status = at if isinstance(at, tuple) else (at, "finished")  # noqa: PLW2901
+            settings = (f"pipeline.stages={P}", f"training.seed={seed}", *overrides)
+            write_run(folder, f"p{P}s{seed}", *settings, crosses_3_at=at, status=status, **more)
 
 
 def best(folder):
     return at_best_rates(load(folder / "runs"))
 
 
-def only_slowdown(folder):
-    """Of the runs there, to a loss of 3."""
-    (slowdown,) = slowdowns(best(folder), 3.0).to_dict("records")
-    return slowdown
+def slowdown_command(capsys, folder, *arguments, code=0):
+    assert main(["slowdown", str(folder / "runs"), *arguments]) == code
+    return capsys.readouterr()
+
+
+def slowdowns_in_json(*arguments):
+    return json.loads(slowdown_command(*arguments, "--format", "json").out)["slowdowns"]
 
 
 def test_smoothed_losses_are_dated_at_the_middle_of_their_window(tmp_path):
-    run = write_run(tmp_path, "a", crosses_3_at=50)
+    run = write_run(tmp_path, "a")
     np.testing.assert_allclose(run.smoothed, 4.0 - run.iterations[run.centres] / 50, rtol=1e-12)
     assert run.smoothed[-1] == pytest.approx(run.train_loss[-7:].mean())
     assert (run.iterations[run.centres][0], run.iterations[run.centres][-1]) == (4, LAST)
@@ -62,48 +68,38 @@ def test_a_delay_profile_is_compared_with_the_run_without_delay(tmp_path):
     assert '"PipeDream, delay 0-0-0-6, P = 4"' in details.read_text()
 
 
-def test_a_run_that_never_gets_there_is_a_lower_bound_not_dropped(tmp_path):
-    write_pipelines(tmp_path, {1: 50.5, 4: 4000})
-    slowdown = only_slowdown(tmp_path)
-    assert slowdown["is_censored"]
-    assert slowdown_text(slowdown).startswith("> ")
-    assert slowdown["ratio"] == pytest.approx(ITERATIONS / 50.5)
+LOGS = np.log([120.5 / 30.5, 121.5 / 31.5])
+DIVERGED = {
+    "is_censored": True,
+    "iterations": [200.5, ITERATIONS, ITERATIONS],
+    "ratio": pytest.approx((200.5 * ITERATIONS**2) ** (1 / 3) / 50.5),
+}
 
 
-def test_a_seed_that_diverged_makes_a_lower_bound(tmp_path):
-    """Even one that had reached the target, or that diverged before it had a loss."""
-    for seed in range(3):
-        write_run(tmp_path, f"p1s{seed}", "pipeline.stages=1", f"training.seed={seed}", crosses_3_at=50.5)
-    write_run(tmp_path, "p4s0", "pipeline.stages=4", crosses_3_at=200.5)
-    for seed in (1, 2):
-        settings = ("pipeline.stages=4", f"training.seed={seed}")
-        failed = write_run(tmp_path, f"p4s{seed}", *settings, crosses_3_at=100.5, status="diverged")
-    (failed.path / "metrics.jsonl").write_text("")
-    slowdown = only_slowdown(tmp_path)
-    assert slowdown["is_censored"]
-    assert slowdown["iterations"] == [200.5, ITERATIONS, ITERATIONS]
-    assert slowdown["ratio"] == pytest.approx((200.5 * ITERATIONS**2) ** (1 / 3) / 50.5)
-    assert np.isnan(slowdown["low"])
-
-
-@pytest.mark.parametrize(("status", "at"), [("diverged", 50.5), ("finished", 4000)])
-def test_a_reference_that_never_gets_there_gives_no_ratio(status, at, tmp_path):
-    write_pipelines(tmp_path, {1: 50.5, 4: 200.5})
-    write_run(tmp_path, "p1s1", "pipeline.stages=1", "training.seed=1", crosses_3_at=at, status=status)
-    slowdown = only_slowdown(tmp_path)
-    assert slowdown["reference_is_censored"]
-    assert slowdown_text(slowdown) == "reference never reaches it"
-
-
-def test_interval_is_of_the_ratios_of_the_seeds_that_both_have(tmp_path):
-    for P, seeds in ((1, (0, 1)), (4, (0, 1, 2))):
-        for seed in seeds:
-            settings = (f"pipeline.stages={P}", f"training.seed={seed}")
-            write_run(tmp_path, f"p{P}s{seed}", *settings, crosses_3_at=P * 30 + seed + 0.5)
-    slowdown = only_slowdown(tmp_path)
-    logs = np.log([120.5 / 30.5, 121.5 / 31.5])
-    assert slowdown["ratio"] == pytest.approx(np.exp(logs.mean()))
-    assert np.log(slowdown["high"]) == pytest.approx(logs.mean() + 12.706 * logs.std(ddof=1) / np.sqrt(2), rel=1e-4)
+@pytest.mark.parametrize(
+    ("crossings", "text", "expected"),
+    [
+        ({1: 50.5, 4: 4000}, "> 7.92", {"is_censored": True, "ratio": pytest.approx(ITERATIONS / 50.5)}),
+        ({1: [50.5] * 3, 4: [200.5, (100.5, "diverged"), (None, "diverged")]}, "> 6.29", DIVERGED),
+        ({1: [50.5, (50.5, "diverged")], 4: 200.5}, "reference never reaches it", {"reference_is_censored": True}),
+        ({1: [50.5, 4000], 4: 200.5}, "reference never reaches it", {"reference_is_censored": True}),
+        (
+            {1: [30.5, 31.5], 4: [120.5, 121.5, 122.5]},  # the interval is of the seeds that both have
+            "3.90 [3.35, 4.55]",
+            {
+                "ratio": pytest.approx(np.exp(LOGS.mean())),
+                "high": pytest.approx(np.exp(LOGS.mean() + 12.706 * LOGS.std(ddof=1) / np.sqrt(2)), rel=1e-4),
+            },
+        ),
+        ({1: [50.5] * 2, 4: [50.5] * 2}, "1.00 (to 0.02)", {}),
+    ],
+    ids=["never", "diverged", "reference diverged", "reference never", "interval", "resolution"],
+)
+def test_slowdown_of_runs_whose_crossings_are_known(crossings, text, expected, tmp_path):
+    write_pipelines(tmp_path, crossings)
+    (slowdown,) = slowdowns(best(tmp_path), 3.0).to_dict("records")
+    assert {key: slowdown[key] for key in expected} == expected
+    assert slowdown_text(slowdown) == text
 
 
 def test_runs_that_did_not_finish_move_no_target_and_are_named(tmp_path, capsys):
@@ -111,41 +107,31 @@ def test_runs_that_did_not_finish_move_no_target_and_are_named(tmp_path, capsys)
     write_pipelines(tmp_path, {1: 50.5, 4: 200.5})
     write_run(tmp_path, "c", "pipeline.stages=2", crosses_3_at=9000, status="diverged")
     write_run(tmp_path, "d", "pipeline.stages=4", "optimizer.lr=1e-4", crosses_3_at=200.5, status="failed")
-    assert main(["slowdown", str(tmp_path / "runs"), "--format", "csv"]) == 0
-    out, error = capsys.readouterr()
+    out, error = slowdown_command(capsys, tmp_path, "--format", "csv")
     assert "3.96" in out  # 350.5 / 88.5
     assert "0.01*" in out  # the only rate tried
     assert "diverged, counted as tried and as never reaching a target: c" in error
     assert "failed otherwise than by diverging, left out: d" in error
 
 
-def test_an_early_target_is_told(tmp_path, capsys):
-    write_pipelines(tmp_path, {1: 10, 4: 200})
-    for target, is_told in (("3", True), ("-10", False)):
-        main(["slowdown", str(tmp_path / "runs"), "--target", target])
-        output = capsys.readouterr()
+def test_an_early_target_and_one_on_a_plateau_are_told(tmp_path, capsys):
+    write_pipelines(tmp_path, {1: [10] * 2, 4: [200] * 2})
+    for target, is_told in (("3", True), ("0.5", False)):
+        output = slowdown_command(capsys, tmp_path, "--target", target)
         assert ("first 5% of iterations" in output.err) == ("(early)" in output.out) == is_told
-
-
-def test_a_target_on_a_plateau_gives_no_ratio_and_equal_passages_their_resolution(tmp_path, capsys):
-    for P in (1, 4):
-        for seed in (0, 1):
-            write_run(tmp_path, f"p{P}s{seed}", f"pipeline.stages={P}", f"training.seed={seed}", crosses_3_at=50.5)
-    assert slowdown_text(only_slowdown(tmp_path)) == "1.00 (to 0.02)"
     rng = np.random.default_rng(0)
     for path in (tmp_path / "runs").glob("p1*"):
         losses = np.where(np.arange(ITERATIONS) < 20, 3.5, 3 + 0.1 * rng.standard_normal(ITERATIONS))
         write_metrics(path, losses.tolist())
-    assert main(["slowdown", str(tmp_path / "runs"), "--target", "3"]) == 0
-    assert "noise decides when they pass" in capsys.readouterr().out
+    assert "noise decides when they pass" in slowdown_command(capsys, tmp_path, "--target", "3").out
 
 
 def test_runs_of_another_length_corpus_or_version_are_other_experiments(tmp_path):
-    write_run(tmp_path, "a", "optimizer.lr=0.001", crosses_3_at=50, val_loss=2.0)
-    write_run(tmp_path, "b", "optimizer.lr=0.01", crosses_3_at=50, val_loss=1.0, corpus="other")
-    write_run(tmp_path, "c", "optimizer.lr=0.01", "training.stop_after=300", crosses_3_at=50, val_loss=1.0)
-    write_run(tmp_path, "d", "optimizer.lr=0.003", crosses_3_at=50, val_loss=1.5)
-    write_run(tmp_path, "e", "optimizer.lr=0.02", crosses_3_at=50, val_loss=1.0, trajectory_version=2)
+    write_run(tmp_path, "a", "optimizer.lr=0.001", val_loss=2.0)
+    write_run(tmp_path, "b", "optimizer.lr=0.01", corpus="other")
+    write_run(tmp_path, "c", "optimizer.lr=0.01", "training.stop_after=300")
+    write_run(tmp_path, "d", "optimizer.lr=0.003", val_loss=1.5)
+    write_run(tmp_path, "e", "optimizer.lr=0.02", trajectory_version=2)
     runs = load(tmp_path / "runs")
     chosen = at_best_rates(runs)
     assert chosen.set_index("name")["optimizer.lr"].to_dict() == {"b": 0.01, "c": 0.01, "d": 0.003, "e": 0.02}
@@ -156,7 +142,7 @@ def test_runs_of_another_length_corpus_or_version_are_other_experiments(tmp_path
 
 def test_learning_rate_is_the_one_with_the_lowest_validation_loss(tmp_path):
     for lr, val_loss, status in ((0.001, 2.0, "finished"), (0.01, 1.5, "finished"), (0.1, 0.5, "diverged")):
-        run = write_run(tmp_path, f"lr{lr}", f"optimizer.lr={lr}", crosses_3_at=50, val_loss=val_loss, status=status)
+        run = write_run(tmp_path, f"lr{lr}", f"optimizer.lr={lr}", val_loss=val_loss, status=status)
     scores = {0.001: 2.0, 0.01: 1.5, 0.1: float("inf")}
     for _ in range(2):  # whether or not the run that diverged had a loss
         assert tried_rates(load(tmp_path / "runs")).set_index("optimizer.lr")["score"].to_dict() == scores
@@ -172,8 +158,7 @@ def test_learning_rate_is_the_one_with_the_lowest_validation_loss(tmp_path):
 
 def test_rates_are_compared_over_the_seeds_they_share_and_none_is_chosen_under_way(tmp_path):
     for name, lr, seed, val_loss in (("a", 0.001, 0, 2.0), ("b", 0.01, 0, 1.9), ("c", 0.01, 1, 9.0)):
-        settings = (f"optimizer.lr={lr}", f"training.seed={seed}")
-        write_run(tmp_path, name, *settings, crosses_3_at=50, val_loss=val_loss)
+        write_run(tmp_path, name, f"optimizer.lr={lr}", f"training.seed={seed}", val_loss=val_loss)
     assert best(tmp_path)["optimizer.lr"].tolist() == [0.01, 0.01]
     for name in "abc":
         write_json(tmp_path / "runs" / name / "summary.json", {"status": "running"})
@@ -190,39 +175,19 @@ def test_reduction_is_against_the_best_baseline_that_differs_in_nothing_but_the_
     assert reduction["share"] == pytest.approx(0.5, abs=0.01)
 
 
-def test_command_in_every_format(tmp_path, capsys):
-    write_pipelines(tmp_path, {1: 50.5, 4: 200.5})
-    for form in ("table", "csv", "markdown", "latex"):
-        assert main(["slowdown", str(tmp_path / "runs"), "--target", "3", "--format", form]) == 0
-        assert "3.97" in capsys.readouterr().out
-    assert main(["slowdown", str(tmp_path / "runs"), "--format", "json"]) == 0
-    (found,) = json.loads(capsys.readouterr().out)["slowdowns"]
-    # By default to the loss that all reach: in the middle of the last quarter of the slowest.
-    target = 4.0 - 350.5 / 200.5
-    assert (found["method"], found["stages"], found["target"]) == ("pipedream", 4, pytest.approx(target))
-    assert found["ratio"] == pytest.approx(350.5 / 88.5)
-    assert not found["is_censored"]
-
-
-def test_all_targets_figure_is_of_runs_that_have_slowdowns(tmp_path):
+def test_all_targets_figure_is_of_runs_that_have_slowdowns(tmp_path, capsys):
     write_pipelines(tmp_path, {1: 50, 4: 200})
     for seed in range(3):  # another model, the largest set, without a reference; and a method without one
         settings = ("pipeline.stages=4", "model.width=16", f"training.seed={seed}")
         write_run(tmp_path, f"other{seed}", *settings, crosses_3_at=100)
     write_run(tmp_path, "p8", "pipeline.stages=8", "model.blocks=8", "optimizer.method=nesterov", crosses_3_at=100)
-    command = ["slowdown", str(tmp_path / "runs"), "--all-targets", str(tmp_path / "figure")]
     for reference in ("1", "4"):
-        assert main([*command, "--reference-stages", reference]) == 0
+        figure = str(tmp_path / "figure")
+        slowdown_command(capsys, tmp_path, "--all-targets", figure, "--reference-stages", reference)
         caption = (tmp_path / "figure.txt").read_text()
         assert caption.startswith(f"Slowdown at P = {5 - int(reference)} ")
         assert "other" not in caption
     assert (tmp_path / "figure.png").stat().st_size > 5000
-
-
-def slowdowns_in_json(capsys, *arguments):
-    assert main(["slowdown", *map(str, arguments), "--target", "3", "--format", "json"]) == 0
-    rows = json.loads(capsys.readouterr().out)["slowdowns"]
-    return [(row["lr"], row["reference_lr"], row["ratio"], row["lr_at_edge"]) for row in rows]
 
 
 def test_rates_can_be_restricted_or_the_same_on_both_sides(tmp_path, capsys):
@@ -231,43 +196,41 @@ def test_rates_can_be_restricted_or_the_same_on_both_sides(tmp_path, capsys):
     for P, lr, at, val_loss in runs:
         settings = (f"pipeline.stages={P}", f"optimizer.lr={lr}")
         write_run(tmp_path, f"p{P}-{lr}", *settings, crosses_3_at=at, val_loss=val_loss)
-    folder = tmp_path / "runs"
-    assert slowdowns_in_json(capsys, folder) == [(0.001, 0.01, pytest.approx(150.5 / 50.5), True)]
-    assert slowdowns_in_json(capsys, folder, "--rates", "1e-2") == [(0.01, 0.01, pytest.approx(200.5 / 50.5), True)]
-    assert slowdowns_in_json(capsys, folder, "--same-rate") == [
-        (0.001, 0.001, pytest.approx(150.5 / 100.5), False),
-        (0.01, 0.01, pytest.approx(200.5 / 50.5), False),
-    ]
-    assert len(slowdowns_in_json(capsys, folder, "--same-rate", "--rates", "0.001")) == 1
+    low, high = (0.001, 0.001, pytest.approx(150.5 / 100.5), False), (0.01, 0.01, pytest.approx(200.5 / 50.5), False)
+    for arguments, expected in (
+        ([], [(0.001, 0.01, pytest.approx(150.5 / 50.5), True)]),
+        (["--rates", "1e-2"], [(*high[:3], True)]),
+        (["--same-rate"], [low, high]),
+        (["--same-rate", "--rates", "0.001"], [low]),
+    ):
+        rows = slowdowns_in_json(capsys, tmp_path, "--target", "3", *arguments)
+        assert [(row["lr"], row["reference_lr"], row["ratio"], row["lr_at_edge"]) for row in rows] == expected
 
 
-def test_an_experiment_of_which_every_run_failed_is_a_bound(tmp_path, capsys):
-    write_pipelines(tmp_path, {1: 50.5, 2: 100.5})
-    write_pipelines(tmp_path, {4: 9000}, status="diverged")
-    (tmp_path / "runs" / "p4" / "metrics.jsonl").unlink()
-    for arguments in ((), ("--same-rate",)):
-        assert main(["slowdown", str(tmp_path / "runs"), "--format", "json", *arguments]) == 0
-        two, four = json.loads(capsys.readouterr().out)["slowdowns"]
-        assert two["target"] == four["target"] == pytest.approx(4 - 350.5 / 100.5)
-        assert (two["is_censored"], four["is_censored"]) == (False, True)
-        assert four["iterations"] == [ITERATIONS]
+@pytest.mark.parametrize("arguments", [(), ("--same-rate",)])
+def test_the_target_is_what_all_reach_and_an_experiment_that_failed_altogether_is_a_bound(arguments, tmp_path, capsys):
+    write_pipelines(tmp_path, {1: 50.5, 2: 100.5, 4: (None, "diverged")})
+    two, four = slowdowns_in_json(capsys, tmp_path, *arguments)
+    # In the middle of the last quarter of the slowest.
+    assert two["target"] == four["target"] == pytest.approx(4 - 350.5 / 100.5)
+    assert two["ratio"] == pytest.approx(350.5 / (350.5 / 100.5 * 50.5), abs=0.01)
+    assert (two["is_censored"], four["is_censored"]) == (False, True)
+    assert four["iterations"] == [ITERATIONS]
 
 
 def test_incomparable_runs_are_told(tmp_path, capsys):
     write_pipelines(tmp_path, {1: 50})
     write_pipelines(tmp_path, {4: 200}, "model.width=16")
-    assert main(["slowdown", str(tmp_path / "runs")]) == 2
-    error = capsys.readouterr().err
+    error = slowdown_command(capsys, tmp_path, code=2).err
     assert "2 sets of runs that differ in data, trajectory version, model or budget" in error
     assert "nothing to compare" in error
-    runs = [str(tmp_path / "runs" / name) for name in ("p1", "p4")]
+    runs = [str(tmp_path / "runs" / name) for name in ("p1s0", "p4s0")]
     assert main(["plot", "curves", *runs, "--out", str(tmp_path / "figure")]) == 0
-    assert "p4 and " in (error := capsys.readouterr().err)
-    assert "differ in model: their losses do not compare" in error
+    assert "differ in model: their losses do not compare" in capsys.readouterr().err
 
 
 def test_a_damaged_file_of_a_finished_run_is_not_taken_for_a_short_one(tmp_path):
-    run = write_run(tmp_path, "a", crosses_3_at=50, iteration=ITERATIONS)
+    run = write_run(tmp_path, "a", iteration=ITERATIONS)
     metrics = run.path / "metrics.jsonl"
     metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:9]))
     for use in (Run.load, lambda path: export(path, tmp_path / "compact")):
@@ -276,15 +239,6 @@ def test_a_damaged_file_of_a_finished_run_is_not_taken_for_a_short_one(tmp_path)
     assert not (tmp_path / "compact").exists()
     write_json(run.path / "summary.json", {"status": "finished", "last_iteration": ITERATIONS // 2})
     assert Run.load(run.path).status == "unfinished"  # taken up after an early stop
-
-
-def test_a_summary_that_is_none_is_one_line(tmp_path, capsys):
-    run = write_run(tmp_path, "a", crosses_3_at=50)
-    wrong = ("[]", '{"status": "finished", "iteration": "x"}', '{"status": 3}', "{", '{"data_fingerprint": [1]}')
-    for content in wrong:
-        (run.path / "summary.json").write_text(content)
-        assert main(["slowdown", str(tmp_path / "runs")]) == 2
-        assert f"{run.path / 'summary.json'}: not readable" in capsys.readouterr().err
 
 
 def test_compact_runs_read_like_the_originals_and_replace_what_was_there(tmp_path):
@@ -304,8 +258,14 @@ def test_compact_runs_read_like_the_originals_and_replace_what_was_there(tmp_pat
     assert (again.config, again.summary) == (run.config, run.summary)
 
 
-def test_compact_curves_that_are_none_are_one_line(tmp_path, capsys):
-    path = export(write_run(tmp_path, "a", crosses_3_at=50).path, tmp_path / "compact" / "a") / "curves.npz"
+def test_damaged_files_are_one_line(tmp_path, capsys):
+    summary = write_run(tmp_path, "a").path / "summary.json"
+    good = summary.read_text()
+    for wrong in ("[]", '{"status": "finished", "iteration": "x"}', '{"status": 3}', "{", '{"data_fingerprint": [1]}'):
+        summary.write_text(wrong)
+        assert f"{summary}: not readable" in slowdown_command(capsys, tmp_path, code=2).err
+    summary.write_text(good)
+    path = export(summary.parent, tmp_path / "compact" / "runs" / "a") / "curves.npz"
     with np.load(path) as file:
         arrays = dict(file)
     for name, wrong, problem in (
@@ -314,8 +274,7 @@ def test_compact_curves_that_are_none_are_one_line(tmp_path, capsys):
         ("val_loss", arrays["val_loss"][None], "val_iterations and val_loss must be two lists"),
     ):
         np.savez(path, **{**arrays, name: wrong})
-        assert main(["slowdown", str(tmp_path / "compact")]) == 2
-        assert f"{path}: not readable: {problem}" in capsys.readouterr().err
+        assert f"{path}: not readable: {problem}" in slowdown_command(capsys, tmp_path / "compact", code=2).err
 
 
 @pytest.mark.parametrize(
@@ -323,17 +282,17 @@ def test_compact_curves_that_are_none_are_one_line(tmp_path, capsys):
     [
         (["slowdown", "empty"], "no run with losses there"),
         (["slowdown", "runs", "--target", "nan"], "--target nan: must be a loss above 0"),
-        (["slowdown", "runs", "runs/p1"], "the same run as"),
+        (["slowdown", "runs", "runs/a"], "the same run as"),
         (["slowdown", "runs", "--same-rate", "--all-targets", "f"], "give one of the two"),
         (["slowdown", "runs", "--rates", "1e-3,x"], "--rates 1e-3,x: must be learning rates above 0"),
         (["slowdown", "runs", "--rates", "0.5"], "--rates 0.5: no run has it (there are 0.01)"),
-        (["export", "runs/p1", "other/p1", "--to", "z"], "would both become"),
-        (["export", "runs/p1", "--to", "runs"], "is where"),
-        (["plot", "curves", "runs/p1", "--out", "runs/p1/config.yaml/figure"], "config.yaml"),
+        (["export", "runs/a", "other/a", "--to", "z"], "would both become"),
+        (["export", "runs/a", "--to", "runs"], "is where"),
+        (["plot", "curves", "runs/a", "--out", "runs/a/config.yaml/figure"], "config.yaml"),
     ],
 )
 def test_mistakes_are_one_line(tmp_path, monkeypatch, capsys, arguments, expected):
-    write_pipelines(tmp_path, {1: 50})
+    write_run(tmp_path, "a")
     shutil.copytree(tmp_path / "runs", tmp_path / "other")
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path)
