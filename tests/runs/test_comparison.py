@@ -26,7 +26,7 @@ def write_pipelines(folder, crossings, *overrides, **more):
     """A run per number of stages and seed, by where each crosses 3 (and its status)."""
     for P, ats in crossings.items():
         for seed, at in enumerate(ats if isinstance(ats, list) else [ats]):
-            at, status = at if isinstance(at, tuple) else (at, "finished")  # noqa: PLW2901
+            at, status = at if isinstance(at, tuple) else (at, "finished")
             settings = (f"pipeline.stages={P}", f"training.seed={seed}", *overrides)
             write_run(folder, f"p{P}s{seed}", *settings, crosses_3_at=at, status=status, **more)
 

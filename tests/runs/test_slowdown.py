@@ -22,21 +22,10 @@ def power_law(iterations, stretch=1.0):
     return 1.0 + (iterations / stretch) ** -0.5
 
 
-def passages(*iterations):
-    return {seed: Reached(float(one), True) for seed, one in enumerate(iterations)}
-
-
 def monotone_fit(losses):
     """Decreasing least squares by its min-max formula (Robertson, Wright and Dykstra, 1988, equation 1.4.3)."""
     n = len(losses)
     return [min(max(np.mean(losses[j : k + 1]) for k in range(i, n)) for j in range(i + 1)) for i in range(n)]
-
-
-@pytest.mark.parametrize(("stretch", "target"), [(1.0, 1.05), (1.27, 1.1), (2.0, 1.2), (5.0, 1.1)])
-def test_a_smooth_curve_passes_where_its_formula_says(stretch, target):
-    iterations = np.arange(1.0, 4001.0)
-    passage = iterations_to_target(iterations, power_law(iterations, stretch), target)
-    assert passage == pytest.approx(stretch * (target - 1) ** -2, abs=0.51)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -49,6 +38,7 @@ def test_passage_is_that_of_the_least_squares_decreasing_fit(seed):
     assert iterations_to_target(np.arange(1.0, 17.0), losses, target) == num_above + 0.5
 
 
+LONG = np.arange(1.0, 4001.0)
 ONE_TO_4 = np.arange(1.0, 5.0)
 FALLING = (np.arange(1.0, 101.0), np.linspace(3.0, 2.0, 100))
 STEP = np.where(np.arange(400) < 200, 3.0, 2.0)
@@ -65,10 +55,14 @@ STEP[[50, 60, 300]] = [0.0, 1.0, 5.0]  # dips and a spike are no passages
         (ONE_TO_4, np.array([3.0, 2.0, 1.0, math.nan]), 2.5, None),
         (ONE_TO_4, np.array([3.0, 2.0, 1.0, math.inf]), 2.5, None),
         (np.arange(1.0, 401.0), STEP, 2.5, 200.5),
+        (LONG, power_law(LONG, 1.27), 1.1, pytest.approx(1.27 * 0.1**-2, abs=0.51)),
+        (LONG, power_law(LONG, 5.0), 1.1, pytest.approx(5.0 * 0.1**-2, abs=0.51)),
     ],
 )
 def test_passages_of_curves_whose_answer_is_plain(iterations, losses, target, passage):
     assert iterations_to_target(iterations, losses, target) == passage
+    with pytest.raises(ValueError, match="target nan"):
+        iterations_to_target(iterations, losses, math.nan)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -88,46 +82,41 @@ def test_last_quarter_is_passed_an_eighth_before_the_end():
     assert iterations_to_target(np.arange(1.0, 401.0), losses, last_quarter_loss(losses)) == 350.5
 
 
-def test_interval_is_students_of_the_mean_log_ratio():
-    estimate = iteration_ratio(passages(200, 330, 260), passages(100, 110, 120))
-    logs = np.log([2.0, 3.0, 260 / 120])
-    interval = ttest_1samp(logs, 0.0).confidence_interval(0.95)
-    assert estimate.ratio == pytest.approx(math.exp(logs.mean()))
-    assert (estimate.low, estimate.high) == (
-        pytest.approx(math.exp(interval.low)),
-        pytest.approx(math.exp(interval.high)),
-    )
-    assert not estimate.is_lower_bound
-
-
-def test_seeds_are_compared_in_pairs():
-    """Seeds that are slow on both sides cancel, in whatever order they come."""
-    delayed = {2: Reached(800.0, True), 0: Reached(200.0, True), 1: Reached(400.0, True), 7: Reached(9.0, True)}
-    reference = {0: Reached(100.0, True), 1: Reached(200.0, True), 2: Reached(400.0, True)}
-    estimate = iteration_ratio(delayed, reference)
-    assert (estimate.ratio, estimate.low, estimate.high) == (pytest.approx(2),) * 3
+FOUR_AT = {2: 400, 0: 100, 1: 200}  # seeds in any order; slow ones on both sides cancel
+LOGS = np.log([2.0, 3.0, 260 / 120])
+STUDENT = ttest_1samp(LOGS, 0.0).confidence_interval(0.95)
 
 
 @pytest.mark.parametrize(
-    ("reference", "ratio"),
-    [(passages(50), 8.0), ({7: Reached(50.0, True)}, 4.0)],  # of seed 0; without a seed in common sqrt(400 * 100) / 50
+    ("delayed", "reference", "ratio", "interval"),
+    [
+        ((200, 330, 260), (100, 110, 120), math.exp(LOGS.mean()), (math.exp(STUDENT.low), math.exp(STUDENT.high))),
+        ({seed: 2 * at for seed, at in FOUR_AT.items()} | {7: 9}, FOUR_AT, 2.0, (2.0, 2.0)),
+        ((400, 100), (50,), 8.0, None),  # of seed 0
+        ((400, 100), {7: 50}, 4.0, None),  # without a seed in common: sqrt(400 * 100) / 50
+        ({0: 300, 1: -4000, 2: 300}, (100, 100, 100), (300 * 300 * 4000) ** (1 / 3) / 100, None),
+        ({0: 300, 1: 300, 2: 300, 5: -4000}, (100, 100, 100), 3.0, None),
+        ((300, 300), {0: 100, 1: 100, 5: -4000}, None, None),  # nothing bounds it
+    ],
 )
-def test_without_two_seeds_in_common_there_is_no_interval(reference, ratio):
-    estimate = iteration_ratio(passages(400, 100), reference)
-    assert (estimate.ratio, estimate.low, estimate.high) == (pytest.approx(ratio), None, None)
-
-
-@pytest.mark.parametrize("seed_of_failure", [1, 5])
-def test_a_delayed_run_that_never_gets_there_is_a_lower_bound(seed_of_failure):
-    delayed = {0: Reached(300.0, True), 1: Reached(300.0, True), 2: Reached(300.0, True)}
-    delayed[seed_of_failure] = Reached(4000.0, False)
-    estimate = iteration_ratio(delayed, passages(100, 100, 100))
-    assert estimate.is_lower_bound
-    assert (estimate.low, estimate.high) == (None, None)
-    expected = (300 * 300 * 4000) ** (1 / 3) / 100 if seed_of_failure == 1 else 3.0
-    assert estimate.ratio == pytest.approx(expected)
-    reference = passages(100, 100) | {5: Reached(4000.0, False)}
-    assert iteration_ratio(passages(300, 300), reference) is None  # nothing bounds it
+def test_ratio_is_of_pairs_of_seeds_and_a_run_that_never_gets_there_makes_a_lower_bound(
+    delayed, reference, ratio, interval
+):
+    """Negative iterations are those of a run that never got there."""
+    ours, theirs = (
+        {
+            seed: Reached(abs(float(at)), at > 0)
+            for seed, at in (side if isinstance(side, dict) else dict(enumerate(side))).items()
+        }
+        for side in (delayed, reference)
+    )
+    estimate = iteration_ratio(ours, theirs)
+    if ratio is None:
+        assert estimate is None
+        return
+    assert estimate.ratio == pytest.approx(ratio)
+    assert (estimate.low, estimate.high) == ((None, None) if interval is None else pytest.approx(interval))
+    assert estimate.is_lower_bound == (not all(run.is_reached for run in ours.values()))
 
 
 def test_estimates_of_noisy_stretches_are_unbiased_and_their_intervals_cover():
@@ -200,8 +189,3 @@ def test_passage_error_is_the_spread_of_passages_over_noise():
     errors = [passage_error(iterations, one, at) for one, at in zip(losses, passages, strict=True)]
     assert np.median(errors) == pytest.approx(np.std(np.log(passages)), rel=0.2)
     assert passage_error(iterations, np.full(2000, 3.0), 700.5) == math.inf
-
-
-def test_a_target_that_is_no_loss_is_refused():
-    with pytest.raises(ValueError, match="target nan"):
-        iterations_to_target(np.arange(1.0, 5.0), np.arange(5.0, 1.0, -1.0), math.nan)
