@@ -79,8 +79,7 @@ def hessian_norm(
     from brx.curvature.norm_result import NORM_TITLE, SPACES, STRATEGY_SPACES, NormSettings, measured_norms, norm_table
     from brx.plot.curvature import draw_norms, draw_strategy_norms
     from brx.runs.checkpoint import run_and_iteration
-    from brx.runs.frames import load
-    from brx.runs.reading import Run
+    from brx.runs.frames import Run, load
 
     refuse(original + rotated + strategies > 1, "--original, --rotated, --strategies: give one of them, or none")
     refuse(slowdown_runs is not None and not strategies, "--runs: only with --strategies")

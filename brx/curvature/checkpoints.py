@@ -20,7 +20,7 @@ from brx.model.stage import Stage, whole_model
 from brx.pipeline.engine import MicroBatch
 from brx.runs.checkpoint import checkpoint_folder, list_checkpoints, read_manifest, read_stage, run_and_iteration
 from brx.runs.folder import find_runs
-from brx.runs.reading import Run
+from brx.runs.frames import Run
 from brx.train.build import training_batches
 from brx.train.device import choose_device
 

@@ -47,7 +47,7 @@ from brx.files import replacing
 from brx.pipeline.delay import depth
 from brx.progress import ProgressBar
 from brx.runs.checkpoint import run_and_iteration
-from brx.runs.reading import Run
+from brx.runs.frames import Run
 from brx.train.device import StopSignal
 
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64}

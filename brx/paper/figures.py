@@ -66,8 +66,7 @@ from brx.plot.schedule import draw_schedules
 from brx.plot.style import COLUMN_WIDTH_IN, look_of, new_figure, save
 from brx.runs.comparison import BASELINES
 from brx.runs.folder import find_runs
-from brx.runs.frames import DEPTH, RATE, load
-from brx.runs.reading import SMOOTHING
+from brx.runs.frames import DEPTH, RATE, SMOOTHING, load
 from brx.runs.tables import rate_text
 
 PANEL_IN, HEIGHT_IN = 2.3, 2.5

@@ -34,8 +34,7 @@ from brx.planning.memory_tables import overhead_texts
 from brx.planning.optimizer_memory import overhead_elements
 from brx.planning.stage_count import stage_count_table
 from brx.runs.experiments import at_best_rates
-from brx.runs.frames import load
-from brx.runs.reading import Run
+from brx.runs.frames import Run, load
 from brx.runs.slowdown import geometric_mean
 
 TOYS = Path("results/toy")

@@ -24,9 +24,8 @@ from brx.plot.style import (
 )
 from brx.runs.comparison import common_target, is_reference, slowdowns, with_reference
 from brx.runs.experiments import by_experiment
-from brx.runs.frames import DEPTH, curves, side_by_side
+from brx.runs.frames import DEPTH, SMOOTHING, Run, curves, side_by_side
 from brx.runs.metrics import read_staleness
-from brx.runs.reading import SMOOTHING, Run
 
 NUM_TARGETS = 40
 

@@ -49,7 +49,6 @@ class _Manifest(TypedDict):
 
 
 def checkpoint_folder(run: Path, iteration: int) -> Path:
-    """Of the checkpoint after `iteration` updates."""
     return run / "checkpoints" / f"{iteration:08d}"
 
 
@@ -174,10 +173,9 @@ def check_request(folder: RunFolder, config: RunConfig, *, resume: bool) -> None
     difference = first_difference(then, trajectory_of(config), ignore_new=True)  # of data, the fingerprint counts
     if difference is not None:
         raise UserError(f"{checkpoint}: {difference}: it is not a checkpoint of this run; restore config.yaml")
-    last = config.training.last_iteration
-    if iteration_of(checkpoint) > last:
-        done = f"the run in {folder.path} has made {iteration_of(checkpoint)} iterations already"
-        raise UserError(f"training.stop_after: {last}: {done}; give at least that many")
+    if (done := iteration_of(checkpoint)) > (last := config.training.last_iteration):
+        done_by = f"the run in {folder.path} has made {done} iterations already"
+        raise UserError(f"training.stop_after: {last}: {done_by}; give at least that many")
 
 
 def choose_checkpoint(folder: RunFolder, config: RunConfig) -> tuple[Path | None, str]:

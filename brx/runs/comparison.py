@@ -53,14 +53,12 @@ def compare(chosen: pd.DataFrame, target: float | None = None, reference_stages:
         if (alike["status"] == "diverged").all():
             continue
         compared = with_reference(alike, reference_stages)
-        if has_slowdowns(alike, reference_stages):
-            delays.append(slowdowns(compared, common_target(compared) if target is None else target, reference_stages))
+        delays.append(slowdowns(compared, common_target(compared) if target is None else target, reference_stages))
         savings.append(reductions(alike[alike["status"] == "finished"]))
         alone += [str(seeds.index[0]) for seeds in by_experiment(alike.drop(compared.index))]
-    sets = comparable(chosen[chosen["status"] == "finished"])
+    sets, delay_frame = comparable(chosen[chosen["status"] == "finished"]), _concat(delays)
     several = f"{len(sets)} sets of runs that differ in data, trajectory version, model or budget, each alone"
     notes = [several] if len(sets) > 1 else []
-    delay_frame = _concat(delays)
     notes += _notes(delay_frame, alone, f"no run of the same settings at P = {reference_stages}")
     return Comparison(sets, delay_frame, _concat(savings), alone, notes)
 
@@ -77,22 +75,18 @@ def at_same_rates(runs: pd.DataFrame, target: float | None = None, reference_sta
 
 
 def _notes(delay_frame: pd.DataFrame, alone: list[str], why_alone: str) -> list[str]:
-    notes = []
-    if alone:  # one line for all of them, which are many in a folder of a whole reproduction
-        notes.append(f"no slowdown for want of a reference ({why_alone}): {first_names(alone)}")
+    # One line for all that are alone, which are many in a folder of a whole reproduction.
+    notes = [f"no slowdown for want of a reference ({why_alone}): {first_names(alone)}"] if alone else []
     if len(delay_frame) and delay_frame["is_early"].any():
-        notes.append(
-            f"a reference reaches the target in its first {EARLY:.0%} of iterations: such a ratio is about the start of"
-            " training, and a lower target says more"
-        )
+        early = f"a reference reaches the target in its first {EARLY:.0%} of iterations"
+        notes.append(f"{early}: such a ratio is about the start of training, and a lower target says more")
     return notes
 
 
-def _frame(rows: list[dict[str, object]], *numbers: str, by: list[str]) -> pd.DataFrame:
-    """Rows in order; None among `numbers` becomes NaN."""
-    if not rows:
-        return pd.DataFrame()
-    return pd.DataFrame(rows).astype(dict.fromkeys(numbers, float)).sort_values(by, ignore_index=True)
+def _columns(estimate: IterationRatio | None) -> dict[str, float]:
+    """Its `ratio`, `low` and `high`, NaN where there is none."""
+    found = {key: getattr(estimate, key, None) for key in ("ratio", "low", "high")}
+    return {key: math.nan if value is None else value for key, value in found.items()}
 
 
 def _concat(frames: list[pd.DataFrame]) -> pd.DataFrame:
@@ -131,8 +125,7 @@ def with_reference(chosen: pd.DataFrame, reference_stages: int = 1) -> pd.DataFr
 
 def has_slowdowns(chosen: pd.DataFrame, reference_stages: int = 1) -> bool:
     """Whether any method has runs both at the reference number of stages and under other delays."""
-    compared = with_reference(chosen, reference_stages)
-    return not is_reference(compared, reference_stages).all()
+    return not is_reference(with_reference(chosen, reference_stages), reference_stages).all()
 
 
 def is_reference(chosen: pd.DataFrame, reference_stages: int = 1) -> pd.Series:
@@ -160,28 +153,23 @@ def slowdowns(chosen: pd.DataFrame, target: float, reference_stages: int = 1) ->
             continue
         for delayed in by_experiment(alike.drop(references.index)):
             rows.append(_slowdown(delayed, references, target))
-    return _frame(rows, "ratio", "low", "high", by=["method", "stages"])
+    return pd.DataFrame(rows).sort_values(["method", "stages"], ignore_index=True) if rows else pd.DataFrame()
 
 
 def _slowdown(delayed: pd.DataFrame, references: pd.DataFrame, target: float) -> dict[str, object]:
     sides = delayed, references
-    reached, reference_reached = (reached_by_seed(seeds, target) for seeds in sides)
-    estimate = iteration_ratio(reached, reference_reached)
-    iterations, reference_iterations = (
-        [run.iterations for run in side.values()] for side in (reached, reference_reached)
-    )
+    reached, reference_reached = passages = [reached_by_seed(seeds, target) for seeds in sides]
+    iterations, reference_iterations = ([run.iterations for run in side.values()] for side in passages)
     errors, steps = zip(*(_passage_quality(seeds, target) for seeds in sides), strict=True)
     is_plateau = max(errors) > PLATEAU
-    estimate = None if is_plateau else estimate
+    estimate = _columns(None if is_plateau else iteration_ratio(reached, reference_reached))
     first, reference = delayed.iloc[0], references.iloc[0]
     return {
         "model": first["architecture"],
         "method": first["variant"],
         "stages": first[DEPTH],
-        "ratio": estimate and estimate.ratio,
-        "low": estimate and estimate.low,
-        "high": estimate and estimate.high,
-        "resolution": math.nan if estimate is None else estimate.ratio * sum(steps),
+        **estimate,
+        "resolution": estimate["ratio"] * sum(steps),
         "is_censored": not all(run.is_reached for run in reached.values()),
         "is_plateau": is_plateau,
         "is_early": geometric_mean(reference_iterations) < EARLY * reference["last_iteration"],
@@ -215,10 +203,9 @@ def _passage_quality(seeds: pd.DataFrame, target: float) -> tuple[float, float]:
 
 
 def saved_ratio(ours: pd.DataFrame, baseline: pd.DataFrame) -> IterationRatio | None:
-    """The iterations that an experiment needs to the final loss of another, over those of that one.
+    """The iterations of an experiment to the `common_target` of another, over those of that one to it.
 
-    The final loss is the highest mean over the last quarter of any of the baseline's runs, as in the rule of
-    slowdowns; the baseline's own iterations are those at which it passes it. None if a run of the baseline ends above.
+    None if a run of the baseline ends above.
     """
     target = common_target(baseline)
     return iteration_ratio(reached_by_seed(ours, target), reached_by_seed(baseline, target))
@@ -227,11 +214,10 @@ def saved_ratio(ours: pd.DataFrame, baseline: pd.DataFrame) -> IterationRatio | 
 def reductions(chosen: pd.DataFrame) -> pd.DataFrame:
     """How many fewer iterations a method needs to end where the best baseline ends, as the paper's headlines put it.
 
-    A row per experiment that is no baseline and has one: settings but the optimizer's equal. (A baseline with other
-    than its usual settings is none.) Columns: `model`, `method` (the variant), `experiment`, `stages`, `baseline` (the
-    one with the lowest final loss), `baseline_final_loss` (the mean over its last quarter: the loss to reach), and
-    `share`: 1 - iterations needed / those of the baseline to that loss, with `low` and `high` of its interval; NaN if
-    the method never gets there. `chosen` are rows of `at_best_rates`.
+    A row per experiment that is no baseline and has one (of its usual settings): settings but the optimizer's equal.
+    Columns: `model`, `method` (the variant), `experiment`, `stages`, `baseline` (that with the lowest final loss),
+    `baseline_final_loss` (the loss to reach), and `share`: 1 - iterations needed / those of the baseline, with `low`
+    and `high` of its interval; NaN if the method never gets there. `chosen` are rows of `at_best_rates`.
     """
     rows = []
     for _, alike in chosen.groupby(same_but_for(chosen, "optimizer", SEED), sort=False):
@@ -242,7 +228,7 @@ def reductions(chosen: pd.DataFrame) -> pd.DataFrame:
         best = alike[alike["experiment"] == finals.idxmin()]
         for seeds in by_experiment(alike[~is_baseline]):
             ratio, first = saved_ratio(seeds, best), seeds.iloc[0]
-            is_reached = ratio is not None and not ratio.is_lower_bound
+            needed = _columns(None if ratio is None or ratio.is_lower_bound else ratio)
             rows.append(
                 {
                     "model": first["architecture"],
@@ -251,12 +237,12 @@ def reductions(chosen: pd.DataFrame) -> pd.DataFrame:
                     "stages": first[DEPTH],
                     "baseline": best["variant"].iloc[0],
                     "baseline_final_loss": common_target(best),
-                    "share": 1 - ratio.ratio if ratio and is_reached else None,
-                    "low": 1 - ratio.high if ratio and ratio.high else None,
-                    "high": 1 - ratio.low if ratio and ratio.low else None,
+                    "share": 1 - needed["ratio"],
+                    "low": 1 - needed["high"],
+                    "high": 1 - needed["low"],
                 }
             )
-    return _frame(rows, "share", "low", "high", by=["stages", "method"])
+    return pd.DataFrame(rows).sort_values(["stages", "method"], ignore_index=True) if rows else pd.DataFrame()
 
 
 def _but_for_delay(chosen: pd.DataFrame) -> pd.Series:
@@ -297,8 +283,7 @@ def leaderboard(
             row |= {"lr_at_edge": first["lr_at_edge"], "saved": saved.get(first["experiment"])}
             if delay != reference and reference in by_delay and not math.isnan(target):
                 reached = reached_by_seed(seeds, target)
-                ratio = iteration_ratio(reached, reached_by_seed(by_delay[reference], target))
-                row |= {key: ratio and getattr(ratio, key) for key in ("ratio", "low", "high")}
+                row |= _columns(iteration_ratio(reached, reached_by_seed(by_delay[reference], target)))
                 row["is_censored"] = not all(run.is_reached for run in reached.values())
             rows.append(of_method | row)
     board = pd.DataFrame(rows)

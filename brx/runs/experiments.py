@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from brx.errors import UserError
 from brx.runs.folder import ENDED
-from brx.runs.frames import RATE, SEED
+from brx.runs.frames import ORIGIN, RATE, SEED
 
 
 def tried_rates(runs: pd.DataFrame) -> pd.DataFrame:
@@ -103,21 +102,12 @@ def by_experiment(chosen: pd.DataFrame) -> Iterator[pd.DataFrame]:
     return (seeds for _, seeds in chosen.groupby("experiment", sort=False))
 
 
-class Origin(NamedTuple):
-    """What losses come from beside the settings: those of two origins do not compare."""
-
-    data_fingerprint: str | None
-    trajectory_version: int | None
-
-
-def main_origin(chosen: pd.DataFrame) -> Origin:
-    """That of most experiments."""
+def main_origin(chosen: pd.DataFrame) -> tuple[str | None, int | None]:
+    """The data fingerprint and trajectory version of most experiments: losses of others do not compare with theirs."""
     if chosen.empty:
-        return Origin(None, None)
-    labels = _origin_labels(chosen)
-    counts = chosen.groupby(labels, sort=False)["experiment"].nunique()
-    fingerprint, version = chosen.loc[labels == counts.idxmax(), list(Origin._fields)].iloc[0]
-    return Origin(None if pd.isna(fingerprint) else fingerprint, None if pd.isna(version) else int(version))
+        return None, None
+    fingerprint, version = _num_by_origin(chosen).idxmax()
+    return None if pd.isna(fingerprint) else fingerprint, None if pd.isna(version) else int(version)
 
 
 def notes(runs: pd.DataFrame, chosen: pd.DataFrame) -> list[str]:
@@ -128,7 +118,7 @@ def notes(runs: pd.DataFrame, chosen: pd.DataFrame) -> list[str]:
         "not finished, left out": ~runs["status"].isin((*ENDED, "failed")),
     }
     lines = [f"{what}: {', '.join(runs.loc[which, 'name'])}" for what, which in said.items() if which.any()]
-    by_origin = chosen.groupby(_origin_labels(chosen))["experiment"].nunique()
+    by_origin = _num_by_origin(chosen)
     if len(by_origin) > 1:
         fingerprint, version = main_origin(chosen)
         lines.append(
@@ -138,5 +128,6 @@ def notes(runs: pd.DataFrame, chosen: pd.DataFrame) -> list[str]:
     return lines
 
 
-def _origin_labels(runs: pd.DataFrame) -> pd.Series:
-    return runs["data_fingerprint"].astype(str) + " " + runs["trajectory_version"].astype(str)
+def _num_by_origin(chosen: pd.DataFrame) -> pd.Series:
+    """The number of experiments of each data fingerprint and trajectory version."""
+    return chosen.groupby(list(ORIGIN[:2]), sort=False, dropna=False)["experiment"].nunique()

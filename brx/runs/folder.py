@@ -41,6 +41,8 @@ _MAY_CHANGE = {
     "logging": {"tensorboard", "wandb", "trackio", "update_norms", "staleness_every"},
 }
 
+Settings = Mapping[str, Mapping[str, Any]]  # by section and key
+
 LOCK = ".lock"
 HANDED_DOWN = "BRX_RUN_LOCK"
 """Environment variable: the descriptor of a lock that the parent process holds and this one goes on holding."""
@@ -85,8 +87,7 @@ class RunFolder:
             raise UserError(f"{self.path}: holds a run already; continue it with --resume, or choose another --out")
         if not self.config.exists():
             return
-        difference = first_difference(trajectory_of(load_config(self.config)), trajectory_of(config))
-        if difference is not None:
+        if (difference := first_difference(trajectory_of(load_config(self.config)), trajectory_of(config))) is not None:
             remedy = "a run resumes with its own configuration; choose another --out for a new run"
             raise UserError(f"{self.config}: {difference}: {remedy}")
 
@@ -105,8 +106,7 @@ def parse_summary(text: str) -> dict[str, Any]:
     content = json.loads(text)
     if not isinstance(content, dict):
         raise ValueError("must be a JSON object")
-    kinds = {"status": str, "iteration": int, "trajectory_version": int, "data_fingerprint": str}
-    for key, kind in kinds.items():
+    for key, kind in {"status": str, "iteration": int, "trajectory_version": int, "data_fingerprint": str}.items():
         if not isinstance(content.get(key, kind()), kind):
             raise ValueError(f"{key} is {content[key]!r}, must be of type {kind.__name__}")
     return content
@@ -134,10 +134,7 @@ def _is_run(path: Path) -> bool:
     return (path / "config.yaml").is_file() and (has_losses or RunFolder(path).has_diverged)
 
 
-SettingsBySection = Mapping[str, Mapping[str, Any]]
-
-
-def first_difference(old: SettingsBySection, new: SettingsBySection, *, ignore_new: bool = False) -> str | None:
+def first_difference(old: Settings, new: Settings, *, ignore_new: bool = False) -> str | None:
     """The first setting of `trajectory_of` that differs, in words; on request, of those alone that `old` knows."""
     for section, values in new.items():
         before = old.get(section, {})
@@ -194,8 +191,7 @@ def hold(folder: Path) -> Iterator[int]:
     The folder is made if there is none. One that holds nothing but the lock at the end, because the run was refused,
     is removed again. UserError where another process holds it, RunError where it cannot be written to.
     """
-    handed_down = _handed_down(folder)
-    if handed_down is not None:
+    if (handed_down := _handed_down(folder)) is not None:
         _sign(handed_down)
         yield handed_down
         return
@@ -204,8 +200,9 @@ def hold(folder: Path) -> Iterator[int]:
             holder = "another process"
             with contextlib.suppress(OSError, UnicodeDecodeError):
                 holder = (folder / LOCK).read_text(encoding="utf-8") or holder
-            remedy = "wait until it has ended, or choose another --out"
-            raise UserError(f"{folder}: {holder} trains in this folder; {remedy}")
+            raise UserError(
+                f"{folder}: {holder} trains in this folder; wait until it has ended, or choose another --out"
+            )
         try:
             yield descriptor
         finally:

@@ -1,4 +1,4 @@
-"""Runs as pandas frames: `load` gives a row per run, `curves` their losses in long form."""
+"""Runs as the analyses read them: `Run`; `load` gives a frame of a row per run, `curves` their losses in long form."""
 
 from __future__ import annotations
 
@@ -7,18 +7,23 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+import numpy as np
 import pandas as pd
 
-from brx.config.schema import RunConfig
+from brx.config.loading import load_config
+from brx.config.schema import BasisRotationConfig, DelayCompensationConfig, DelayLike, RunConfig
+from brx.config.user_code import name_without_folder
+from brx.errors import UserError
 from brx.methods.trajectory_version import recorded_version
-from brx.pipeline.delay import depth
-from brx.runs.folder import decides_trajectory, find_runs, settings_key
-from brx.runs.reading import Run
-from brx.runs.slowdown import last_quarter_loss
+from brx.pipeline.delay import depth, stage_delays
+from brx.runs.folder import decides_trajectory, find_runs, parse_summary, settings_key
+from brx.runs.metrics import read_curves
+from brx.runs.slowdown import Series, last_quarter_loss
 
 Folders = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
@@ -27,6 +32,146 @@ MOST_NAMES = 3
 """Of many runs that a line is about."""
 ORIGIN = ("data_fingerprint", "trajectory_version", "last_iteration")
 """What decides a run's losses beside its settings: its data, the version of brx's numbers, and where it ended."""
+
+SMOOTHING = 0.02  # the share of a run's iterations over which its training loss is averaged
+
+RECORDED = "recorded:"
+"""Before the method's name of a run that `brx.record` wrote."""
+
+NAMED = {"method", "lr", "code_sha256", "source", "geometry", "refresh_schedule", "compensation"}
+"""Settings of optimizers that `Run.unusual_settings` leaves out."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run's folder, read; losses in nats."""
+
+    path: Path
+    config: RunConfig
+    summary: dict[str, Any]  # empty while the run is under way
+    iterations: Series  # of the training losses, from 1
+    train_loss: Series
+    seconds: Series  # of training at each iteration, without validations and checkpoints
+    val_iterations: Series
+    val_loss: Series
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a run's folder; UserError where it is none, or has no training loss yet."""
+        if not (path / "config.yaml").is_file():
+            raise UserError(f"{path}: not a run's folder (it has no config.yaml)")
+        summary_path = path / "summary.json"
+        try:
+            summary = parse_summary(summary_path.read_text(encoding="utf-8")) if summary_path.is_file() else {}
+        except ValueError as error:
+            raise UserError(f"{summary_path}: not readable: {error}") from None
+        config = load_config(path / "config.yaml")
+        return cls(path, config, summary, *read_curves(path))
+
+    @property
+    def largest_delay(self) -> float:
+        """Of a stage, in updates; 0 without delay, NaN where a delay function is no longer there."""
+        try:
+            delays = stage_delays(self.config.pipeline, self.config.training.seed)
+        except UserError:  # the file of a delay function has gone or changed since
+            return math.nan
+        return max(delay.tau_updates for delay in delays)
+
+    @property
+    def architecture(self) -> str:
+        """The model in a few words; of a recorded run the task."""
+        model = self.config.model
+        if self.config.optimizer.method.startswith(RECORDED):
+            return self.config.data.source
+        mixture = f", {model.moe.experts} experts" if model.moe else ""
+        return f"{model.blocks} blocks, d {model.width}{mixture}"
+
+    @property
+    def method(self) -> str:
+        """The method with what tells its variants apart, for example `basis-rotation 1st/unilateral`."""
+        optimizer = self.config.optimizer
+        if optimizer.method.startswith(RECORDED):
+            return optimizer.method.removeprefix(RECORDED).replace("_", "-")
+        name = name_without_folder(optimizer.method)
+        if isinstance(optimizer, BasisRotationConfig):
+            if (optimizer.source, optimizer.geometry) != ("2nd", "bilateral"):
+                name += f" {optimizer.source}/{optimizer.geometry}"
+            if optimizer.refresh_schedule != "uniform":
+                name += f" {optimizer.refresh_schedule}"
+        return name
+
+    @property
+    def unusual_settings(self) -> list[str]:
+        """As `key value` the optimizer's settings that are no defaults and that `method` and `variant` do not name."""
+        optimizer = self.config.optimizer
+        unusual = {key: getattr(optimizer, key) for key in optimizer.model_dump(exclude_defaults=True)}
+        unusual |= unusual.pop("arguments", {})
+        named = NAMED | ({"frequency"} if isinstance(optimizer, BasisRotationConfig) else set())
+        return [
+            f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}"
+            for key, value in unusual.items()
+            if key not in named
+        ]
+
+    @property
+    def variant(self) -> str:
+        """The method, and what else about it differs from its usual form."""
+        optimizer, parts = self.config.optimizer, [self.method, *self.unusual_settings]
+        if isinstance(optimizer, BasisRotationConfig) and optimizer.frequency != 10:
+            parts.append(f"refresh every {optimizer.frequency}")
+        if isinstance(optimizer, DelayCompensationConfig):
+            parts.append(f"lambda {optimizer.compensation:g}")
+        if self.config.pipeline.stash != "exact":
+            parts.append({"none": "no stashing", "predict": "weight prediction"}[self.config.pipeline.stash])
+        if self.config.pipeline.forecast is not None:
+            parts.append(f"forecast by {self.config.pipeline.forecast.replace('-', ' ')}")
+        delay = self.config.pipeline.delay
+        if delay != "pipeline" and not isinstance(delay, DelayLike):
+            parts.append(f"delay {self.config.pipeline.delay_text}")
+        return ", ".join(parts)
+
+    @property
+    def status(self) -> str:
+        """What the summary says; unfinished while there is none of the whole run.
+
+        A run that stopped early (`training.stop_after`) and has been taken up again keeps its old summary for a while.
+        """
+        last = self.config.training.last_iteration
+        is_old = self.summary.get("status") == "finished" and self.summary.get("last_iteration", last) < last
+        return "unfinished" if is_old else str(self.summary.get("status", "unfinished"))
+
+    @cached_property
+    def smoothed(self) -> Series:
+        """The training loss averaged over windows of 2 % of the schedule; the last one is the final training loss.
+
+        A mean belongs to the middle of its window (`centres`): dated at the end, it would come late by half a window.
+        """
+        window = self._window
+        sums = np.cumsum(np.concatenate([[0.0], self.train_loss]))
+        means: Series = (sums[window:] - sums[:-window]) / window
+        return means
+
+    @property
+    def centres(self) -> slice:
+        """The indices, into `iterations`, of the smoothed losses."""
+        return slice(self._window // 2, len(self.iterations) - self._window // 2)
+
+    @property
+    def _window(self) -> int:
+        """An odd number of iterations."""
+        longest = min(SMOOTHING * self.config.training.iterations, len(self.iterations))
+        return max(1, 2 * math.ceil(longest / 2) - 1)
+
+    @property
+    def undisturbed_pace(self) -> float:
+        """Seconds per iteration while nothing else used the machine: the 5 % quantile of the pace over 20 iterations.
+
+        Cells of a sweep share a machine, whose other work can only slow them down.
+        """
+        marks = self.seconds[::20]
+        if len(marks) < 2:
+            return float(self.seconds[-1] / self.iterations[-1])
+        return float(np.quantile(np.diff(marks) / 20, 0.05))
 
 
 def load(folders: Folders) -> pd.DataFrame:
@@ -109,9 +254,8 @@ def experiment_id(config: RunConfig, data_fingerprint: str | None, trajectory_ve
 
 def has_pipeline_delays(runs: pd.DataFrame) -> pd.Series:
     """Whether the delays of runs fall along the stages as those of a pipeline: its own, or a deeper one's (`like`)."""
-    named, like = "pipeline.delay", "pipeline.delay.like"  # a column is there if some run has such a setting
-    settings = runs.reindex(columns=[named, like])
-    return settings[like].notna() | (settings[named] == "pipeline")
+    settings = runs.reindex(columns=["pipeline.delay", "pipeline.delay.like"])  # there if some run has such a setting
+    return settings["pipeline.delay.like"].notna() | (settings["pipeline.delay"] == "pipeline")
 
 
 def comparable(runs: pd.DataFrame, *, any_split: bool = False) -> list[pd.DataFrame]:
@@ -126,9 +270,11 @@ def comparable(runs: pd.DataFrame, *, any_split: bool = False) -> list[pd.DataFr
 
 def differences(runs: pd.DataFrame) -> list[str]:
     """What makes runs incomparable with the first of them: a line per run, none if they compare."""
-    first, found = runs.index[0], differing_aspects(runs)
-    differing = {path: ", ".join(aspects) for path, aspects in found.items() if aspects}
-    return [f"{path} and {first} differ in {what}: their losses do not compare" for path, what in differing.items()]
+    return [
+        f"{path} and {runs.index[0]} differ in {', '.join(aspects)}: their losses do not compare"
+        for path, aspects in differing_aspects(runs).items()
+        if aspects
+    ]
 
 
 def differing_aspects(runs: pd.DataFrame, *, any_split: bool = False) -> dict[str, list[str]]:
@@ -143,12 +289,9 @@ def differing_aspects(runs: pd.DataFrame, *, any_split: bool = False) -> dict[st
 
 def left_out(shown: pd.DataFrame, others: list[pd.DataFrame], *, any_split: bool = False) -> dict[str, pd.DataFrame]:
     """The runs of other sets of `comparable` by what makes them incomparable with those shown, in words."""
-    parts: dict[str, list[pd.DataFrame]] = {}
-    for other in others:
-        pair = pd.concat([shown.iloc[:1], other.iloc[:1]])
-        (aspects,) = differing_aspects(pair, any_split=any_split).values()
-        parts.setdefault(", ".join(aspects), []).append(other)
-    return {aspects: pd.concat(alike) for aspects, alike in parts.items()}
+    rest = pd.concat([shown.iloc[:1], *others])
+    aspects = [", ".join(names) for names in differing_aspects(rest, any_split=any_split).values()]
+    return dict(iter(rest.iloc[1:].groupby(aspects, sort=False)))
 
 
 def first_names(names: Sequence[str]) -> str:

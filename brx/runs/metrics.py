@@ -247,9 +247,10 @@ def export_runs(folders: Sequence[Path], target: Path, *, unfinished: bool = Fal
     chosen = [path for path in paths if unfinished or RunFolder(path).read_summary().get("status") in ENDED]
     sources: dict[str, Path] = {}
     for path in chosen:
-        if (other := sources.setdefault(path.resolve().name, path)) != path:
-            raise UserError(f"RUNS: {other} and {path} would both become {target / path.resolve().name}; export one")
-        if path.resolve().parent == target.resolve():
+        place = path.resolve()
+        if (other := sources.setdefault(place.name, path)) != path:
+            raise UserError(f"RUNS: {other} and {path} would both become {target / place.name}; export one")
+        if place.parent == target.resolve():
             raise UserError(f"--to {target}: is where {path} lies already; name another folder")
     for name, path in sources.items():
         export(path, target / name)

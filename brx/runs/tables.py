@@ -122,8 +122,7 @@ def rate_table(runs: pd.DataFrame, chosen: pd.DataFrame) -> pd.DataFrame:
 def final_loss_text(seeds: pd.DataFrame) -> str:
     """Mean final training loss of an experiment's runs, and its range over seeds where there are several."""
     losses = seeds["train_loss"]
-    spread = f" [{losses.min():.3f}, {losses.max():.3f}]" if len(losses) > 1 else ""
-    return f"{losses.mean():.3f}{spread}"
+    return f"{losses.mean():.3f}" + (f" [{losses.min():.3f}, {losses.max():.3f}]" if len(losses) > 1 else "")
 
 
 def rate_text(rate: float, *, at_edge: bool) -> str:
@@ -156,14 +155,10 @@ def leaderboard_table(board: pd.DataFrame, delays: list[str]) -> pd.DataFrame:
     for _, alike in board.groupby("rank"):
         first, under = alike.iloc[0], {row["delay"]: row for row in alike.to_dict("records")}
         losses = {delay: f"{row['loss']:.3f}" for delay, row in under.items()}
-        slowdowns = {
-            delay: slowdown_text(row) for delay, row in under.items() if isinstance(row.get("is_censored"), bool)
-        }
+        compared = {delay: row for delay, row in under.items() if isinstance(row.get("is_censored"), bool)}
+        slowdowns = {delay: slowdown_text(row) for delay, row in compared.items()}
+        rates = {delay: rate_text(row["lr"], at_edge=row["lr_at_edge"]) for delay, row in under.items()}
         saved = under[others[-1]]["saved"] if others and others[-1] in under else None
-        rates = [
-            rate_text(under[delay]["lr"], at_edge=under[delay]["lr_at_edge"]) if delay in under else ""
-            for delay in (reference, *others)
-        ]
         rows.append(
             {
                 "method": first["method"],
@@ -172,7 +167,7 @@ def leaderboard_table(board: pd.DataFrame, delays: list[str]) -> pd.DataFrame:
                 **{f"slowdown, {delay}": slowdowns.get(delay, "") for delay in others},
                 "saved": saved_text(saved) if saved else "",
                 "ms": f"{first['milliseconds']:.1f}",
-                "lr": "/".join(rates),
+                "lr": "/".join(rates.get(delay, "") for delay in (reference, *others)),
                 "seeds": str(first["num_seeds"]),
             }
         )

@@ -10,7 +10,7 @@ from brx.config.loading import load_config
 from brx.errors import UserError
 from brx.pipeline.delay import stage_delays
 from brx.runs.folder import trajectory_of
-from brx.runs.reading import Run
+from brx.runs.frames import Run
 from brx.train.loop import train
 from tests.pipeline.naive import NaivePipeline
 from tests.pipeline.test_engine import NaiveUpdate, make_config, make_modules, micro_batch, run_engine
