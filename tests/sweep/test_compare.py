@@ -1,6 +1,7 @@
 """`brx compare`: the same runs for every method, nothing twice, and a leaderboard that is plain arithmetic."""
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,15 @@ def write_runs(folder, method, rates=(1e-3,), seeds=(0,), best=1e-3, settings=()
         write_json(run / "summary.json", RunFolder(run).read_summary() | ended)
 
 
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """All rates of PipeDream, and Muon at one; to be read only."""
+    folder = tmp_path_factory.mktemp("comparison") / "kept"
+    write_runs(folder, "pipedream", RATES)
+    write_runs(folder, "muon")
+    return folder
+
+
 def board_of(*folders):
     """The rows of the leaderboard by method and delay."""
     return {(row["method"], row["delay"]): row for row in read_board(folders).rows.to_dict("records")}
@@ -46,6 +56,11 @@ def board_of(*folders):
 
 def methods_of(*folders, asked=()):
     return list(dict.fromkeys(read_board(folders, asked).rows["method"]))
+
+
+def note_in_summaries(folder, **noted):
+    for run in folder.iterdir():
+        write_json(run / "summary.json", RunFolder(run).read_summary() | noted)
 
 
 def test_the_protocol_is_the_same_for_every_method_and_further_seeds_are_of_the_best_rates_alone(tmp_path):
@@ -62,16 +77,15 @@ def test_the_protocol_is_the_same_for_every_method_and_further_seeds_are_of_the_
     assert len(sweep.repetitions(sweep.cells[:3])) == 6
 
 
-def test_kept_runs_count_as_done_unless_their_numbers_are_another_versions(tmp_path):
-    kept = tmp_path / "kept"
-    write_runs(kept, "pipedream", RATES)
+def test_kept_runs_count_as_done_unless_their_numbers_are_another_versions_or_corpus(kept, tmp_path):
     sweep = protocol("pipedream", {}, 1, tmp_path / "runs")
-    assert take_committed([sweep], kept) == 9
+    assert take_committed([sweep], kept, "another") == 0
+    assert take_committed([sweep], kept, "f") == 9
     assert {state_of(cell) for cell in protocol("pipedream", {}, 1, tmp_path / "runs").cells} == {State.DONE}
     assert take_committed([sweep], kept) == 0
-    for run in kept.iterdir():
-        write_json(run / "summary.json", RunFolder(run).read_summary() | {"trajectory_version": 0})
-    assert take_committed([protocol("pipedream", {}, 1, tmp_path / "new")], kept) == 0
+    old = Path(shutil.copytree(kept, tmp_path / "old"))
+    note_in_summaries(old, trajectory_version=0)
+    assert take_committed([protocol("pipedream", {}, 1, tmp_path / "new")], old) == 0
     assert take_committed([sweep], tmp_path / "nowhere") == 0
 
 
@@ -90,21 +104,18 @@ def test_board_has_losses_slowdowns_and_savings(tmp_path):
     assert rotated["saved"]["share"] == pytest.approx(0.0, abs=0.05)
 
 
-def test_variants_have_rows_and_savings_of_their_own_and_move_nobody_elses(tmp_path):
+def test_variants_have_rows_and_savings_of_their_own_and_move_nobody_elses(kept, tmp_path):
     def of_eight(board, method):
         row = board[method, "8 stages"]
         saved = row["saved"] or {}
         return row["target"], row["ratio"], saved.get("share"), saved.get("baseline")
 
-    write_runs(tmp_path, "pipedream")
-    write_runs(tmp_path, "muon")
-    before = board_of(tmp_path)
     write_runs(tmp_path, "muon", settings={"optimizer.momentum": 0.5}, slowness=2)
     write_runs(tmp_path, "pipedream", settings={"optimizer.weight_decay": 0.0}, slowness=40)
-    after = board_of(tmp_path)
+    before, after = board_of(kept), board_of(kept, tmp_path)
     # Best under the longest delay first.
-    assert methods_of(tmp_path)[0] == "muon, momentum 0.5"
-    assert {*methods_of(tmp_path)} == {"muon", "muon, momentum 0.5", "pipedream", "pipedream, weight_decay 0"}
+    assert methods_of(kept, tmp_path)[0] == "muon, momentum 0.5"
+    assert {*methods_of(kept, tmp_path)} == {"muon", "muon, momentum 0.5", "pipedream", "pipedream, weight_decay 0"}
     for method in ("muon", "pipedream"):
         assert of_eight(after, method) == of_eight(before, method)
     assert after["muon, momentum 0.5", "8 stages"]["saved"]["share"] == pytest.approx(0.75, abs=0.05)
@@ -120,36 +131,18 @@ def test_two_contents_of_one_file_are_told_apart(tmp_path):
     assert all(re.search(r"mine\.py:Mine \([0-9a-f]{6}\)$", label) for label in labels)
 
 
-def test_what_was_asked_for_is_shown_whatever_the_corpus_of_the_kept_runs(tmp_path):
-    kept, own = tmp_path / "kept", tmp_path / "own"
-    write_runs(kept, "pipedream")
-    write_runs(kept, "nesterov")
-    write_runs(own, "muon")
-    for run in own.iterdir():
-        write_json(run / "summary.json", RunFolder(run).read_summary() | {"data_fingerprint": "another"})
-    sweep = protocol("pipedream", {}, 1, tmp_path / "runs")
-    assert take_committed([sweep], kept, "another") == 0
-    assert take_committed([sweep], kept, "f") == 3
-    assert methods_of(own, kept, asked=["muon", "pipedream-lr"]) == ["muon"]
-    (note,) = read_board([own, kept], ["muon"]).notes
-    assert "differ from the rest in data fingerprint: 6 runs of nesterov, pipedream" in note
-    assert sorted(methods_of(own, kept)) == ["nesterov", "pipedream"]
+def test_what_was_asked_for_is_shown_whatever_the_corpus_of_the_kept_runs(kept, tmp_path):
+    write_runs(tmp_path, "soap")
+    note_in_summaries(tmp_path, data_fingerprint="another")
+    assert methods_of(tmp_path, kept, asked=["soap", "pipedream-lr"]) == ["soap"]
+    (note,) = read_board([tmp_path, kept], ["soap"]).notes
+    assert "differ from the rest in data fingerprint: 6 runs of muon, pipedream" in note
+    assert sorted(methods_of(tmp_path, kept)) == ["muon", "pipedream"]
 
 
-def test_kept_runs_are_a_table_of_the_report(tmp_path, monkeypatch):
-    write_runs(tmp_path / "kept", "pipedream")
-    monkeypatch.setattr("brx.report.page.KEPT_COMPARISON", tmp_path / "kept")
-    tables = page_tables(Experiments.load(SCALES["laptop"], tmp_path / "kept"))
-    (board,) = [table.texts for table in tables if table.name == "leaderboard"]
-    assert board["method"].tolist() == ["pipedream"]
-
-
-def test_without_a_method_it_shows_what_is_there(tmp_path, capsys):
-    kept, figure = tmp_path / "kept", tmp_path / "figure"
-    write_runs(kept, "pipedream")
-    write_runs(kept, "muon")
+def test_without_a_method_it_shows_what_is_there_as_the_report_does(kept, tmp_path, capsys, monkeypatch):
     folders = ["--out", str(tmp_path / "runs"), "--committed", str(kept)]
-    assert main(["compare", *folders, "--format", "markdown", "--figure", str(figure)]) == 0
+    assert main(["compare", *folders, "--format", "markdown", "--figure", str(tmp_path / "figure")]) == 0
     table, legend = capsys.readouterr()
     assert f"Of 6 runs at the best rates in {kept}, seeds 0." in legend
     assert "Slowdown: iterations to a training loss of" in legend
@@ -159,20 +152,22 @@ def test_without_a_method_it_shows_what_is_there(tmp_path, capsys):
     assert "| 0.0% |" in muon[0]  # write_experiment's losses are the same for all methods: it saves nothing
     assert "|  |" in pipedream[0]  # a baseline is not compared with itself
     assert "| 7.97 | 31.86 |" in pipedream[0]
+    monkeypatch.setattr("brx.report.page.KEPT_COMPARISON", kept)
+    tables = page_tables(Experiments.load(SCALES["laptop"], kept))
+    (board,) = [table.texts for table in tables if table.name == "leaderboard"]
+    assert sorted(board["method"]) == ["muon", "pipedream"]
 
 
-@pytest.mark.parametrize(("best", "num_cells"), [(1e-3, 9), (3e-3, 12)])
-def test_dry_run_lists_what_the_best_rates_ask_for_and_trains_nothing(best, num_cells, tmp_path, capsys):
-    kept, out = tmp_path / "kept", tmp_path / "runs"
-    write_runs(kept, "pipedream", RATES, best=best)
-    assert main(["compare", "pipedream", "--out", str(out), "--committed", str(kept), "--dry-run"]) == 0
-    assert f"{num_cells} cells" in " ".join(capsys.readouterr().out.split())
+def test_dry_run_lists_what_the_best_rates_ask_for_and_rates_of_the_rest_as_variants(tmp_path, capsys):
+    def listed(*arguments):
+        folders = ["--out", str(tmp_path / "runs"), "--committed", str(tmp_path / "kept")]
+        assert main(["compare", *arguments, *folders, "--dry-run"]) == 0
+        return " ".join(capsys.readouterr().out.split())
 
-
-def test_rates_of_the_rest_are_variants_with_rates_chosen_anew(tmp_path, capsys):
     rates = ["--rest-lr", "1e-3", "--rest-lr", "3e-4"]
-    assert main(["compare", "muon", *rates, "--out", str(tmp_path), "--committed", str(tmp_path), "--dry-run"]) == 0
-    assert " ".join(capsys.readouterr().out.split()).count("9 cells") == 4  # pipedream, muon, and muon twice more
+    assert listed("muon", *rates).count("9 cells") == 4  # pipedream, muon, and muon twice more
+    write_runs(tmp_path / "kept", "pipedream", RATES, best=3e-3)
+    assert "12 cells" in listed("pipedream")
 
 
 @pytest.mark.parametrize(

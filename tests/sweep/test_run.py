@@ -133,51 +133,31 @@ def test_two_sweeps_at_once_run_no_cell_twice(tmp_path):
     assert len(lines) == len({line.split()[1] for line in lines}) == 4
 
 
-def test_choice_and_repetitions(tmp_path, capsys):
-    grid = {"pipeline.stages": [4, 1], "optimizer.lr": [1e-4, 0.01, 1e30]}
-    repeat = {"set": {"training.seed": [1]}, "where": {"pipeline.stages": 4}}
-    path = write_sweep(tmp_path, grid=grid, choose={"over": "optimizer.lr"}, repeat=repeat)
-    train_here(cell for cell in Sweep.load(path).cells if cell.config.optimizer.lr < 1)
-    assert main(["sweep", str(path), "--jobs", "2"]) == 1  # 1e30 diverges
-    sweep = Sweep.load(path)
-    choices = choose(sweep.cells, sweep.spec.choose)
-    best = choices[choices["is_best"]]
-    assert best["optimizer.lr"].tolist() == [0.01, 0.01]
-    assert best["at_edge"].tolist() == [False, False]
-    assert choices.loc[choices["optimizer.lr"] == 1e30, "score"].tolist() == [float("inf")] * 2
-    text = (tmp_path / "cells" / "choice-sweep.csv").read_text()
-    assert "p4,0.01," in text
-    assert "p4,1e+30,failed,," in text
-    seeds = sorted(folder.name for folder in (tmp_path / "cells").glob("*-s1--*"))
-    assert [name.partition("--")[0] for name in seeds] == ["p4-lr0.01-s1"]
+def test_a_choice_at_the_edge_goes_on_beyond_the_grid_until_it_is_none_and_is_repeated(tmp_path, capsys):
+    def write(**choice):
+        grid = {"pipeline.stages": [4], "optimizer.lr": [1e-4, 1e-3]}
+        return write_sweep(tmp_path, grid=grid, choose=choice, repeat={"set": {"training.seed": [1]}})
 
-
-def test_where_every_rate_diverges_none_is_chosen_or_repeated(tmp_path, capsys):
-    grid = {"pipeline.stages": [4], "optimizer.lr": [1e29, 1e30]}
-    path = write_sweep(tmp_path, grid=grid, choose={"over": "optimizer.lr"}, repeat={"set": {"training.seed": [1]}})
-    assert main(["sweep", str(path), "--jobs", "2"]) == 1
-    assert "p4,1e+29,failed,," in (tmp_path / "cells" / "choice-sweep.csv").read_text()
-    assert not list((tmp_path / "cells").glob("*-s1--*"))
-    assert "none" in capsys.readouterr().out
-
-
-def test_a_choice_at_the_edge_goes_on_beyond_the_grid_until_it_is_none(tmp_path, capsys):
-    choice = {"over": "optimizer.lr", "further": [1e-5, 0.01, 1e20, 1e30]}
-    path = write_sweep(tmp_path, grid={"pipeline.stages": [4], "optimizer.lr": [1e-4, 1e-3]}, choose=choice)
+    path = write()
     train_here(Sweep.load(path).cells)
-    narrow = write_sweep(tmp_path, grid={"pipeline.stages": [4], "optimizer.lr": [1e-4, 1e-3]}, choose={})
-    assert main(["sweep", str(narrow)]) == 0
+    assert main(["sweep", str(path)]) == 0
     assert "at the edge: widen the grid" in (tmp_path / "cells" / "choice-sweep.csv").read_text()
     assert "at the edge" in capsys.readouterr().out.replace("\n", " ")
-    write_sweep(tmp_path, grid={"pipeline.stages": [4], "optimizer.lr": [1e-4, 1e-3]}, choose=choice)
+    write(over="optimizer.lr", further=[1e-5, 0.01, 1e20, 1e30])
     assert main(["sweep", str(path), "--jobs", "2"]) == 1  # 1e20 diverges
     sweep = Sweep.load(path)
     tried = tried_cells(sweep)
     assert [cell.name for cell in tried[len(sweep.cells) :]] == ["p4-lr0.01-s0", "p4-lr1e+20-s0"]
     assert [state_of(cell) for cell in tried] == [State.DONE] * 3 + [State.FAILED]
-    choices = choose(tried, sweep.spec.choose)
-    assert choices.loc[choices["is_best"], "optimizer.lr"].tolist() == [0.01]
+    choices = choose(tried, sweep.spec.choose).set_index("optimizer.lr")
+    assert choices.index[choices["is_best"]].tolist() == [0.01]
     assert not choices["at_edge"].any()
+    assert choices["score"][1e20] == float("inf")
+    text = (tmp_path / "cells" / "choice-sweep.csv").read_text()
+    assert "p4,0.01," in text
+    assert "p4,1e+20,failed,," in text
+    seeds = sorted(folder.name.partition("--")[0] for folder in (tmp_path / "cells").glob("*-s1--*"))
+    assert seeds == ["p4-lr0.001-s1", "p4-lr0.01-s1"]  # of the first sweep's choice, and of this one's
     capsys.readouterr()
     assert main(["sweep", str(path), "--dry-run"]) == 0
     assert "4 cells" in capsys.readouterr().out

@@ -1,11 +1,20 @@
-"""Sweep files expand into the cells that they name, and every mistake is one line."""
+"""Before a sweep runs: its file expands into the cells that it names, each gets its share, and the time is told."""
 
+import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
+from brx.cli.main import main
 from brx.config.loading import PRESETS
 from brx.errors import UserError
+from brx.methods.trajectory_version import TRAJECTORY_VERSION
+from brx.sweep import launchers
+from brx.sweep.cell_state import FAILURE, prepare_folder
+from brx.sweep.command import remaining_seconds
+from brx.sweep.launchers import LocalLauncher
+from brx.sweep.run import choices_and_repetitions
 from brx.sweep.spec import Sweep, identity, matches
 from tests.sweep.helpers import write_sweep
 from tests.train.helpers import tiny_config
@@ -51,18 +60,14 @@ def test_identity_ignores_what_decides_no_number_and_conditions_are_of_values(tm
     assert not matches(config, {"optimizer.frequency": 10})
 
 
-def test_a_cell_is_found_again_by_its_configuration_under_another_name(tmp_path):
+def test_a_cell_is_found_again_by_its_configuration_and_a_method_keeps_only_what_it_knows(tmp_path):
     first = Sweep.load(write_sweep(tmp_path)).cells[0]
     first.folder.mkdir(parents=True)
     grid = {"optimizer.lr": [0.01], "pipeline.stages": [4]}  # the base's own values: the same run
     (again,) = Sweep.load(write_sweep(tmp_path, grid=grid)).cells
     assert again.name != first.name
     assert again.folder == first.folder
-
-
-def test_a_method_keeps_only_what_it_knows_of_the_base_s_settings(tmp_path):
-    base = tmp_path / "tiny.yaml"
-    base.write_text("optimizer: {method: nesterov, momentum_decay: 0.005, lr: 0.02}\n")
+    (tmp_path / "tiny.yaml").write_text("optimizer: {method: nesterov, momentum_decay: 0.005, lr: 0.02}\n")
     (cell,) = Sweep.load(write_sweep(tmp_path, grid={"optimizer.method": ["pipedream"]})).cells
     assert cell.config.optimizer.lr == 0.02
     assert not hasattr(cell.config.optimizer, "momentum_decay")
@@ -118,3 +123,71 @@ def test_the_laptops_sweeps_expand(tmp_path, monkeypatch):
         assert {config.training.iterations for config in configs} == LENGTHS.get(file.stem, {8000})
     monkeypatch.chdir(tmp_path)
     assert len(Sweep.load(Path("laptop/main")).cells) == 24  # by its name
+
+
+def end(cell, seconds=10.0, val_loss=1.0):
+    """As if the cell had been run; without a loss it has failed."""
+    prepare_folder(cell)
+    if val_loss is None:
+        (cell.folder / FAILURE).write_text("the loss diverged")
+        return
+    iterations = cell.config.training.last_iteration
+    summary = {"status": "finished", "iteration": iterations, "training_seconds": seconds, "final_val_loss": val_loss}
+    (cell.folder / "summary.json").write_text(json.dumps(summary | {"trajectory_version": TRAJECTORY_VERSION}))
+
+
+def test_the_time_is_of_what_is_left_with_the_repetitions_that_the_choice_asks_for(tmp_path):
+    grid = {"pipeline.stages": [4, 1], "optimizer.lr": [1e-3, 1e-2]}
+    repeat = {"set": {"training.seed": [1, 2]}, "where": {"pipeline.stages": 4}}
+    sweep = Sweep.load(write_sweep(tmp_path, grid=grid, choose={"over": "optimizer.lr"}, repeat=repeat))
+    end(sweep.cells[0], 40.0, val_loss=2.0)
+    end(sweep.cells[1], 60.0, val_loss=1.0)
+    _, repetitions = choices_and_repetitions(sweep, sweep.cells)
+    assert [cell.name for cell in repetitions] == ["p4-lr0.01-s1", "p4-lr0.01-s2"]
+    cells = [*sweep.cells, *repetitions]
+    # Two cells of the grid and two repetitions, 50 s each, two at a time; nothing needs to be calibrated.
+    assert remaining_seconds(cells, 2, pytest.fail) == pytest.approx(100.0)
+    end(repetitions[0], 50.0)
+    assert remaining_seconds(cells, 2, pytest.fail) == pytest.approx(75.0)
+    end(sweep.cells[2], val_loss=None)  # what has failed counts only if it runs again
+    assert remaining_seconds(cells, 2, pytest.fail) == pytest.approx(50.0)
+    assert remaining_seconds(cells, 2, pytest.fail, retry_failed=True) == pytest.approx(75.0)
+
+
+def test_where_every_rate_diverges_none_is_chosen_or_repeated(tmp_path, capsys):
+    grid = {"pipeline.stages": [4], "optimizer.lr": [1e29, 1e30]}
+    path = write_sweep(tmp_path, grid=grid, choose={"over": "optimizer.lr"}, repeat={"set": {"training.seed": [1]}})
+    for cell in Sweep.load(path).cells:
+        end(cell, val_loss=None)
+    assert main(["sweep", str(path), "--jobs", "2"]) == 1
+    assert "p4,1e+29,failed,," in (tmp_path / "cells" / "choice-sweep.csv").read_text()
+    assert not list((tmp_path / "cells").glob("*-s1--*"))
+    assert "none" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "devices", "jobs", "expected"),
+    [
+        (4, 1, None, ["0", "1", "2", "3"]),
+        (4, 2, None, ["0,1", "2,3"]),
+        (3, 2, 2, ["0,1", "0,1"]),
+        (1, 1, 2, ["0", "0"]),
+        (0, 2, 2, [None, None]),
+    ],
+)
+def test_cells_get_whole_groups_of_gpus_and_all_cores(tmp_path, monkeypatch, num_gpus, devices, jobs, expected):
+    environments = []
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(launchers.torch.cuda, "device_count", lambda: num_gpus)
+    monkeypatch.setattr(launchers.os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(launchers, "start_process", lambda *given: environments.append(given[-1]) or Mock())
+    launcher = LocalLauncher(jobs, devices)
+    for cell in Sweep.load(write_sweep(tmp_path)).cells[: launcher.num_jobs]:
+        assert launcher.start(cell)
+    assert launcher.is_full
+    assert [environment.get("CUDA_VISIBLE_DEVICES") for environment in environments] == expected
+    # The ranks of a cell divide its threads among themselves.
+    assert {int(environment["OMP_NUM_THREADS"]) for environment in environments} == {8 // launcher.num_jobs}
+    for job in launcher.jobs:
+        job.resources.close()
+    assert LocalLauncher(None, 2, on_gpus=False).num_jobs == 4  # on the CPU, GPUs are no limit
