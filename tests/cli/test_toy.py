@@ -14,28 +14,29 @@ def write(path, landscape, **changes):
     return str(path)
 
 
-def test_quadratic(tmp_path, capsys, monkeypatch):
+SPIRAL = {"start_radius": 1.4, "end_radius": 1.3, "measurements": 20}
+SWEEP = {"starts": 5, "angles_degrees": "[0, 30, 45]", "delays": "[1, 2]", "most_updates": 200}
+
+
+@pytest.mark.parametrize(
+    ("preset", "changes", "shown", "lengths"),
+    [
+        ("quadratic", {"other_starts": 2}, "Adam, aligned: 14 updates, with delay 14 updates", {"runs": 8}),
+        ("spiral-small-steps", SPIRAL, "Spearman correlation", {"angles": 20, "updates_with_delay": 20}),
+        ("sweep", SWEEP, "Spearman's correlation of slowdown and (1,1)-norm over the angles", {"sweeps": 4}),
+    ],
+    ids=["quadratic", "spiral", "sweep"],
+)
+def test_toys_print_draw_and_keep_numbers(preset, changes, shown, lengths, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    config = write(tmp_path / "mine.yaml", "quadratic", other_starts=2)
-    assert main(["toy", "quadratic", config]) == 0
-    shown = capsys.readouterr().out
-    assert "Adam, aligned: 14 updates, with delay 14 updates, slowdown 1.00" in shown
-    for suffix in (".png", ".pdf", ".txt"):
-        assert (tmp_path / "figures" / f"toy-mine{suffix}").stat().st_size > 0
-    numbers = json.loads((tmp_path / "results" / "toy" / "mine.json").read_text())
-    assert len(numbers["runs"]) == 8
-    assert numbers["config"]["beta2"] == 0.1
-
-
-def test_spiral(tmp_path, capsys):
-    changes = {"start_radius": 1.4, "end_radius": 1.3, "measurements": 20}
-    config = write(tmp_path / "mine.yaml", "spiral-small-steps", **changes)
-    where = ["--out", str(tmp_path / "a" / "figure"), "--json", str(tmp_path / "b" / "numbers.json")]
-    assert main(["toy", "spiral", config, *where]) == 0
-    assert "Spearman correlation" in capsys.readouterr().out
-    assert (tmp_path / "a" / "figure.png").stat().st_size > 0
-    numbers = json.loads((tmp_path / "b" / "numbers.json").read_text())
-    assert len(numbers["angles"]) == len(numbers["updates_with_delay"]) == 20
+    config = write(tmp_path / "mine.yaml", preset, **changes)
+    folders = ("figures", "results/toy") if preset == "quadratic" else ("a", "b")
+    where = [] if preset == "quadratic" else ["--out", "a/toy-mine", "--json", "b/mine.json"]
+    assert main(["toy", preset.partition("-")[0], config, *where]) == 0
+    assert shown in capsys.readouterr().out
+    assert all((tmp_path / folders[0] / f"toy-mine{suffix}").stat().st_size for suffix in (".png", ".pdf", ".txt"))
+    numbers = json.loads((tmp_path / folders[1] / "mine.json").read_text())
+    assert {key: len(numbers[key]) for key in lengths} == lengths
 
 
 @pytest.mark.parametrize(
@@ -56,13 +57,3 @@ def test_mistakes_exit_2_with_one_line(landscape, changes, expected, tmp_path, c
     assert f"{config}: " in error
     assert expected in error
     assert error.count("\n") == 1
-
-
-def test_sweep(tmp_path, capsys):
-    changes = {"starts": 5, "angles_degrees": "[0, 30, 45]", "delays": "[1, 2]", "most_updates": 200}
-    config = write(tmp_path / "mine.yaml", "sweep", **changes)
-    where = ["--out", str(tmp_path / "figure"), "--json", str(tmp_path / "numbers.json")]
-    assert main(["toy", "sweep", config, *where]) == 0
-    assert "Spearman's correlation of slowdown and (1,1)-norm over the angles" in capsys.readouterr().out
-    assert (tmp_path / "figure.png").stat().st_size > 0
-    assert len(json.loads((tmp_path / "numbers.json").read_text())["sweeps"]) == 4

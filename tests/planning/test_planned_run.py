@@ -15,19 +15,8 @@ from brx.planning.plan import plan_memory, rank_flops, update_flops
 from brx.planning.planned_run import PlannedRun, time_lines
 from brx.planning.schedules import SYNCHRONOUS, LocalSteps
 from brx.planning.verdict import Question, answer
-from brx.train.build import assemble
-from tests.planning.test_plan import FirstOfFour, small
+from tests.planning.test_plan import ASYNCHRONOUS_SETTINGS, small
 from tests.planning.test_verdict import MEASURED, experiment
-
-# What decides how many weights an asynchronous stage keeps, and no synchronous one does.
-ASYNCHRONOUS_SETTINGS = [
-    ["pipeline.stash=none"],
-    ["pipeline.stash=predict"],
-    ["pipeline.rings=host"],
-    ["pipeline.forecast=average-update"],
-    ["pipeline.forecast=last-update"],
-    ["optimizer.method=examples/methods/xpipe.py:XPipe"],
-]
 
 
 def memory_by_schedule(config, num_stages, num_micro_batches):
@@ -35,21 +24,6 @@ def memory_by_schedule(config, num_stages, num_micro_batches):
     run = PlannedRun(config).split(num_stages, num_micro_batches)
     cuts = [run.asynchronous({}, None), *run.synchronous({}, None)]
     return {cut.schedule: cut.memory for cut in cuts if cut.num_micro_batches == num_micro_batches}
-
-
-@pytest.mark.parametrize("settings", [[], *ASYNCHRONOUS_SETTINGS], ids=" ".join)
-def test_asynchronous_memory_is_the_measured_one(settings):
-    batch, width = ["pipeline.accumulation=4", "training.batch_size=2"], ["model.width=96", "model.blocks=8"]
-    config = small(*settings, *batch, *width, "runtime.device=cpu", "training.log_every=1", "pipeline.devices=4")
-    tokens = torch.zeros(2, 64, dtype=torch.int64)
-
-    def train_first_rank():
-        engine = assemble(config, lambda t: (tokens, tokens), world=FirstOfFour()).engine
-        for _ in engine.run(1, lambda: 3):
-            pass
-
-    measured = peak_during(train_first_rank, torch.device("cpu"))  # the busiest: its delay is the longest
-    assert memory_by_schedule(config, 4, 4)["asynchronous"] == pytest.approx(measured, rel=0.1)
 
 
 def test_synchronous_memory_depends_on_nothing_that_is_for_delays():
@@ -152,15 +126,6 @@ def test_verdict_and_plan_agree_row_by_row(capsys):
             assert (best[1], int(best[2])) == (rival.cut.schedule, rival.cut.num_micro_batches)
             assert float(best[3]) == pytest.approx(rival.cut.time / option.cut.time, abs=0.006)
             assert f"the busiest needs {rival.cut.memory / 1e9:.1f} GB" in printed
-
-
-def test_a_method_that_does_not_fit_is_no_option_and_others_are():
-    run = PlannedRun(load_config("paper-1b"), memory=6e9, throughput=1.248e14, bandwidth=25e9).split(16, 4)
-    verdict = answer(always_measured(METHODS, 15 / 4), Question(3.0, 16, 4, run))
-    assert "basis-rotation" in verdict.too_large
-    assert verdict.asynchronous
-    for option in [*verdict.asynchronous, *verdict.synchronous]:
-        assert option.cut.memory <= 6e9
 
 
 def test_transfers_are_those_of_the_cut():
