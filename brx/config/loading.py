@@ -22,15 +22,9 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 # An installed package carries the presets; a checkout has them beside the package.
 PRESETS = _PACKAGE / "presets" if (_PACKAGE / "presets").is_dir() else _PACKAGE.parent / "configs"
 
-MOST_SHOWN = 200
-"""Characters of an override that a message repeats."""
-
-Settings = Mapping[str, Any]
-"""Dotted keys of a run's configuration and their values."""
-
-_EITHER = {"delay"}
-"""Keys that hold a value or a section of their own (`pipeline.delay.like`)."""
-
+MOST_SHOWN = 200  # characters of an override that a message repeats
+Settings = Mapping[str, Any]  # dotted keys of a run's configuration and their values
+_EITHER = {"delay"}  # keys that hold a value or a section of their own (`pipeline.delay.like`)
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -51,7 +45,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
 
 
 def load_yaml_as(path: Path, model: type[Model]) -> Model:
-    """Read a YAML file into a pydantic model; a UserError names the file, the key, and what would be right."""
+    """A UserError names the file, the key, and what would be right."""
     return validate(read_mapping(path), model, str(path))
 
 
@@ -59,7 +53,6 @@ def load_config(name: str | Path, overrides: Sequence[str] = (), *, is_new: bool
     """Load a run's configuration from a file, a run's folder or a preset by name, and apply `a.b=value` overrides.
 
     `is_new`: a run that is to begin, with the file of the user's own method as it is now, whatever an old run's was.
-    A UserError names what is wrong in the file or the overrides, and what would be right.
     """
     path = find_config(name)
     content = read_mapping(path)

@@ -101,12 +101,12 @@ def _problem(text: str, place: yaml.Node | yaml.Event) -> yaml.constructor.Const
 
 
 def parse_bytes(text: str, where: str) -> float:
-    """Bytes, from a number with a decimal or binary unit; else a UserError that names `where` it was given."""
+    """From a number with a decimal or binary unit; else a UserError that names `where` it was given."""
     return _parse_number(text, where, "b", "80GB or 24GiB")
 
 
 def parse_flops(text: str, where: str) -> float:
-    """FLOP/s, from a number with a prefix or a unit; else a UserError that names `where` it was given."""
+    """FLOP/s, likewise."""
     return _parse_number(text, where, "flops|flop/s", "120T")
 
 

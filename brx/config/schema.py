@@ -19,6 +19,12 @@ USER_CODE = r"^([\w.]+|.+\.py):\w+$"
 VOCABULARY_SIZES = {"bytes": 256, "gpt2": 50257}
 
 
+def refuse(is_wrong: object, message: str) -> None:
+    """ValueError, for pydantic to tell with the key's place."""
+    if is_wrong:
+        raise ValueError(message)
+
+
 class Section(BaseModel):
     """A part of the configuration: unknown keys and wrong types are errors, fields are read-only."""
 
@@ -47,8 +53,7 @@ class MoEConfig(Section):
 
     @model_validator(mode="after")
     def _top_k_exists(self) -> Self:
-        if self.top_k > self.experts:
-            raise ValueError(f"top_k must be at most experts ({self.experts}), got {self.top_k}")
+        refuse(self.top_k > self.experts, f"top_k must be at most experts ({self.experts}), got {self.top_k}")
         return self
 
 
@@ -68,8 +73,7 @@ class ModelConfig(Section):
 
     @model_validator(mode="after")
     def _heads_divide_width(self) -> Self:
-        if self.width % self.heads:
-            raise ValueError(f"heads must divide width ({self.width}), got {self.heads}")
+        refuse(self.width % self.heads, f"heads must divide width ({self.width}), got {self.heads}")
         return self
 
 
@@ -112,10 +116,10 @@ class DelayLike(Section):
 
 
 class DelayCode(Section):
-    """A delay function of a user's own: `FILE.py:NAME` or `package.module:NAME` (docs/semantics.md)."""
+    """A delay function of a user's own (docs/semantics.md)."""
 
     function: str = Field(pattern=USER_CODE)
-    """Where it is."""
+    """`FILE.py:NAME` or `package.module:NAME`."""
     code_sha256: str | None = None
     """Of its file, which brx fills in: an edited function is another run. Null for installed packages."""
 
@@ -186,22 +190,18 @@ class PipelineConfig(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if isinstance(self.delay, list) and len(self.delay) != self.stages:
-            raise ValueError(f"delay must have one entry per stage ({self.stages}), got {len(self.delay)}")
-        if isinstance(self.delay, DelayLike) and self.stages == 1 and self.delay.like > 1:
-            raise ValueError(f"delay: like: {self.delay.like} needs at least 2 stages, got 1")
-        if self.devices > self.stages:
-            raise ValueError(f"devices must be at most stages ({self.stages}), got {self.devices}")
-        if self.forecast is not None and self.stash != "exact":
-            raise ValueError(
-                f"forecast needs stash: exact (got {self.stash}): forward and backward pass see the same prediction"
-            )
-        if isinstance(self.delay, DelayCode) and self.devices > 1:
-            raise ValueError(f"delay: a function of your own needs devices: 1 (got {self.devices})")
-        if self.recompute and self.stash != "exact":
-            raise ValueError(
-                f"recompute needs stash: exact (got {self.stash}): recomputing from newer weights is another algorithm"
-            )
+        count = len(self.delay) if isinstance(self.delay, list) else self.stages
+        refuse(count != self.stages, f"delay must have one entry per stage ({self.stages}), got {count}")
+        like = self.delay.like if isinstance(self.delay, DelayLike) else 1
+        refuse(self.stages == 1 and like > 1, f"delay: like: {like} needs at least 2 stages, got 1")
+        refuse(self.devices > self.stages, f"devices must be at most stages ({self.stages}), got {self.devices}")
+        of_code = isinstance(self.delay, DelayCode)
+        refuse(of_code and self.devices > 1, f"delay: a function of your own needs devices: 1 (got {self.devices})")
+        for key, is_set, why in (
+            ("forecast", self.forecast is not None, "forward and backward pass see the same prediction"),
+            ("recompute", self.recompute, "recomputing from newer weights is another algorithm"),
+        ):
+            refuse(is_set and self.stash != "exact", f"{key} needs stash: exact (got {self.stash}): {why}")
         return self
 
 
@@ -340,8 +340,8 @@ class CustomConfig(Section):
     @model_validator(mode="after")
     def _arguments_leave_the_parameters_to_brx(self) -> Self:
         for key in ("params", "lr"):
-            if key in self.arguments:
-                raise ValueError(f"arguments must not hold {key}: {'set optimizer.lr' if key == 'lr' else 'brx does'}")
+            does = "set optimizer.lr" if key == "lr" else "brx does"
+            refuse(key in self.arguments, f"arguments must not hold {key}: {does}")
         return self
 
     @field_validator("method")
@@ -411,8 +411,7 @@ class TrainingConfig(Section):
     @model_validator(mode="after")
     def _within_schedule(self) -> Self:
         for key, last in (("stop_after", self.stop_after or 0), ("keep_at", max(self.keep_at, default=0))):
-            if last > self.iterations:
-                raise ValueError(f"{key} must be at most iterations ({self.iterations}), got {last}")
+            refuse(last > self.iterations, f"{key} must be at most iterations ({self.iterations}), got {last}")
         return self
 
     @property
@@ -465,16 +464,16 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _sections_fit(self) -> Self:
-        if self.logging.staleness_every is not None and self.pipeline.devices > 1:
-            raise ValueError(
-                f"logging.staleness_every needs pipeline.devices 1 (got {self.pipeline.devices}), where the trajectory"
-                " is the same: a fresh gradient is one of all stages' newest weights"
-            )
-        if self.pipeline.stages > self.model.blocks:
-            raise ValueError(
-                f"pipeline.stages must be at most model.blocks ({self.model.blocks}),"
-                f" got {self.pipeline.stages}: a stage holds at least one block"
-            )
+        devices, stages, blocks = self.pipeline.devices, self.pipeline.stages, self.model.blocks
+        refuse(
+            self.logging.staleness_every is not None and devices > 1,
+            f"logging.staleness_every needs pipeline.devices 1 (got {devices}), where the trajectory is the same:"
+            " a fresh gradient is one of all stages' newest weights",
+        )
+        refuse(
+            stages > blocks,
+            f"pipeline.stages must be at most model.blocks ({blocks}), got {stages}: a stage holds at least one block",
+        )
         return self
 
     @property

@@ -59,10 +59,7 @@ def check_unchanged(name: str, sha256: str | None, where: str) -> None:
 
 
 def load_attribute(name: str, sha256: str | None, key: str) -> Any:
-    """The function that `FILE.py:NAME` or `package.module:NAME` names, from a file with this SHA-256.
-
-    UserError, which starts with the configuration's `key`, where it has changed, cannot be imported or is not there.
-    """
+    """The function of that name, from a file with this SHA-256; a UserError starts with the configuration's `key`."""
     where, (module_name, _, attribute) = f"{key} {name}", name.rpartition(":")
     check_unchanged(name, sha256, where)
     module = import_code(module_name, where)

@@ -45,20 +45,19 @@ class Measured(BaseModel):
         return self.command
 
     def path_in(self, run: Path) -> Path:
-        """Its file beside a run."""
         return run / "analysis" / f"{self.name}-{self.iteration:08d}.json"
 
     def write(self, run: Path) -> None:
-        """Keep it beside a run, one line for each field."""
+        """Keep it beside a run, a line per field."""
         lines = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in self.model_dump().items()]
         self.path_in(run).parent.mkdir(parents=True, exist_ok=True)
         write_text(self.path_in(run), "{\n" + ",\n".join(lines) + "\n}\n")
 
     @classmethod
-    def all_of(cls, run: Path, name: str, iteration: int | None = None) -> list[Self]:
+    def all_of(cls, run: Path, iteration: int | None = None, name: str = "") -> list[Self]:
         """Those of a run by their NAME, in the order of the checkpoints, or at one; UserError for a damaged file."""
         at = "*" if iteration is None else f"{iteration:08d}"
-        return [cls.read(path) for path in sorted((run / "analysis").glob(f"{name}-{at}.json"))]
+        return [cls.read(path) for path in sorted((run / "analysis").glob(f"{name or cls.command}-{at}.json"))]
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -71,7 +70,7 @@ class Measured(BaseModel):
 
 
 def refuse_two_checkpoints(paths: Iterable[Path], checkpoint: int | None) -> None:
-    """Refuse an iteration beside paths that name one already, with a UserError."""
+    """Refuse an iteration beside paths that name one already."""
     for path in paths:
         if checkpoint is not None and run_and_iteration(path)[1] is not None:
             raise UserError(f"--checkpoint {checkpoint}: {path} is a checkpoint already; give one of the two")
@@ -99,21 +98,25 @@ class Checkpoint:
     bases: Bases  # of basis rotation; empty for other methods
     _batches: Batches
 
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self.parameters.values())).device
+
+    def micro_batch(self, number: int) -> MicroBatch:
+        """A micro-batch by its number in the training, on the weights' device."""
+        inputs, targets = self._batches.batch(number)
+        return inputs.to(self.device), targets.to(self.device)
+
     def batches(self, numbers: Iterable[int]) -> Iterator[tuple[int, MicroBatch]]:
         """Batches by number: 1 would have followed the run's last one, so it has not trained on those from 1 on."""
-        device = next(iter(self.parameters.values())).device
-        for number in numbers:
-            inputs, targets = self._batches.batch(num_trained_on(self.run) + number)
-            yield number, (inputs.to(device), targets.to(device))
+        return ((number, self.micro_batch(num_trained_on(self.run) + number)) for number in numbers)
 
     @property
-    def num_parameters(self) -> int:
-        """d, the dimension of the Hessian."""
+    def num_parameters(self) -> int:  # d, the dimension of the Hessian
         return sum(parameter.numel() for parameter in self.parameters.values())
 
 
-def num_trained_on(run: Run) -> int:
-    """Micro-batches of the whole training."""
+def num_trained_on(run: Run) -> int:  # micro-batches of the whole training
     return run.config.training.last_iteration * run.config.pipeline.accumulation
 
 
@@ -152,7 +155,7 @@ def load_checkpoint(
     dtype: torch.dtype = torch.float32,
     device: torch.device | None = None,
 ) -> Checkpoint:
-    """Read a checkpoint of a run, as `find_checkpoint` finds it, by default to the run's device.
+    """Read a checkpoint (see `find_checkpoint`), by default to the run's device.
 
     UserError where there is none, it is damaged or another model's, or the run's token files have changed.
     """
@@ -184,7 +187,7 @@ def load_checkpoint(
 
 
 def _check_same_model(weights: Vectors, model: Stage, where: Path) -> None:
-    """Refuse weights whose names or shapes are not the model's: a UserError names the first difference."""
+    """Refuse other names or shapes than the model's: a UserError names the first difference."""
     expected = dict(model.named_parameters())
     for name in sorted(expected.keys() | weights.keys()):
         found, wanted = (tuple(of[name].shape) if name in of else "missing" for of in (weights, expected))
@@ -196,8 +199,8 @@ def _check_same_model(weights: Vectors, model: Stage, where: Path) -> None:
 
 def borrow_bases(checkpoint: Checkpoint, other: Path) -> Bases:
     """The bases that another run of the same model has in its newest checkpoint, or a UserError."""
-    parameter = next(iter(checkpoint.parameters.values()))
-    lender = load_checkpoint(other, dtype=parameter.dtype, device=parameter.device)
+    dtype = next(iter(checkpoint.parameters.values())).dtype
+    lender = load_checkpoint(other, dtype=dtype, device=checkpoint.device)
     if not lender.bases:
         raise UserError(f"{lender.path}: has no basis (method {lender.run.method}); name a basis-rotation run")
     _check_same_model(lender.parameters, checkpoint.model, lender.path)

@@ -24,15 +24,7 @@ import pandas as pd
 
 from brx.config.loading import load_config
 from brx.config.schema import DelayCode
-from brx.curvature.norm_result import (
-    NORMAL_95,
-    STRATEGY_SPACES,
-    NormResult,
-    Space,
-    norm_table,
-    results_of,
-    stage_of_block,
-)
+from brx.curvature.norm_result import STRATEGY_SPACES, NormResult, Space, norm_table, results_of, stage_of_block
 from brx.errors import UserError
 from brx.pipeline.delay import StageDelay, pipeline_delays, stage_delays
 from brx.runs.comparison import common_target, passage, slowdowns, with_reference
@@ -43,18 +35,10 @@ from brx.runs.tables import slowdown_text
 
 
 class EffectiveDelay(NamedTuple):
-    """tau' at one number of stages."""
-
     num_stages: int  # P
     delay: float  # tau', in updates
     standard_error: float
     largest: float  # of the stages' delays, which tau' cannot exceed
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """95 % confidence interval."""
-        margin = NORMAL_95 * self.standard_error
-        return max(0.0, self.delay - margin), min(self.largest, self.delay + margin)
 
 
 def usual_stages(results: Sequence[NormResult]) -> list[int]:
@@ -99,11 +83,10 @@ class SlowdownPoint(NamedTuple):
 
 
 def slowdown_points(runs: pd.DataFrame) -> list[SlowdownPoint]:
-    """The runs (rows of `brx.runs.load`) that have finished or diverged, by method and stages.
+    """The runs (rows of `brx.runs.load`) that have finished or diverged, by method and stages, at their best rates.
 
-    Of methods with a finished run without delay and a measurement; of each experiment at its best rate. A run is
-    compared with the one without delay of its seed, where there is one. tau' is from the run's own measurement, else
-    from another one of its method, in the coordinates in which the method steps.
+    A method needs a finished run without delay and a measurement. A run is compared with the one without delay of its
+    seed, if there is one. tau' is from its own measurement, else from another one of its method.
     """
     points = []
     best = at_best_rates(runs, with_diverged=True).drop_duplicates("experiment").set_index("experiment")[RATE]
@@ -142,7 +125,7 @@ def delay_table(names: Sequence[str], curves: Sequence[tuple[NormResult, Sequenc
 
 
 def slowdown_table(points: Sequence[SlowdownPoint]) -> pd.DataFrame:
-    """A row per run: its effective delay and its slowdown; texts."""
+    """A row per run; texts."""
     return pd.DataFrame(
         {
             "run": Path(point.run).name,
@@ -156,7 +139,7 @@ def slowdown_table(points: Sequence[SlowdownPoint]) -> pd.DataFrame:
 
 
 class ProfilePoint(NamedTuple):
-    """What one delay profile costs one method, beside what the theory makes of it."""
+    """What one delay profile costs one method, beside what the theory predicts."""
 
     method: str
     profile: str  # the stages' delays in micro-batches, for example `8 x 4, 0 x 4`
@@ -176,10 +159,9 @@ class ProfilePoint(NamedTuple):
 
 
 def profile_points(runs: pd.DataFrame) -> list[ProfilePoint]:
-    """A point per method and profile, at each one's best learning rate and to one loss for all.
+    """A point per method and profile of `runs` (rows of `brx.runs.load`), at its best rate and to one loss for all.
 
-    `runs` are rows of `brx.runs.load`. UserError where no method has runs with delay and without, or where none of a
-    method's runs without delay has measured norms.
+    UserError where no method has runs with delay and without, or none of those without has measured norms.
     """
     chosen = at_best_rates(runs, with_diverged=True)
     compared = with_reference(comparable(chosen)[0]) if len(chosen) else chosen

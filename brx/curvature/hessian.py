@@ -41,7 +41,7 @@ WORTH_A_PASS = 2**14
 
 
 def training_loss(model: Stage, parameters: Vectors, batch: MicroBatch) -> Tensor:
-    """What training minimises: mean cross-entropy in nats plus the auxiliary losses of the mixtures of experts."""
+    """What training minimises: mean cross-entropy in nats plus the mixtures' auxiliary losses."""
     output = functional_call(model, parameters, batch)
     total: Tensor = output.loss if output.auxiliary_loss is None else output.loss + output.auxiliary_loss
     return total
@@ -52,7 +52,6 @@ def _leaves(parameters: Vectors) -> Vectors:
 
 
 def gradient(model: Stage, parameters: Vectors, batch: MicroBatch) -> Vectors:
-    """The gradient of the training loss at `parameters`."""
     leaves = _leaves(parameters)
     gradients = torch.autograd.grad(training_loss(model, leaves, batch), list(leaves.values()))
     return dict(zip(leaves, gradients, strict=True))
@@ -97,7 +96,7 @@ def mean_product(
 
 
 def _joined(model: Stage, batches: Iterable[tuple[int, MicroBatch]]) -> Iterator[tuple[list[int], MicroBatch]]:
-    """Batches with their numbers, small ones joined to make a pass worth it: its loss is the mean of theirs."""
+    """Batches with their numbers; small ones are joined, so that a pass is worth it."""
     numbered = iter(batches)
     for number, first in numbered:
         count = 1 if _has_mixture(model) else max(1, _examples_per_pass(model, first)[0] // len(first[0]))
@@ -107,14 +106,11 @@ def _joined(model: Stage, batches: Iterable[tuple[int, MicroBatch]]) -> Iterator
 
 
 def _parts(model: Stage, batch: MicroBatch) -> list[MicroBatch]:
-    """The batch in parts, whose mean loss, weighted by examples, is the batch's.
-
-    A pass keeps about five times what a gradient of the same tokens keeps; in two parts, a product stays below three
-    times a gradient of the batch.
-    """
+    """The batch in parts, whose mean loss, weighted by examples, is the batch's."""
     if _has_mixture(model):
         return [batch]
     least, most = _examples_per_pass(model, batch)
+    # A pass keeps about five times what a gradient of its tokens keeps: in halves, less than three times the batch's.
     examples = min(most, max(least, math.ceil(len(batch[0]) / 2)))
     return list(zip(*(torch.split(side, examples) for side in batch), strict=True))
 

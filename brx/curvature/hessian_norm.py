@@ -65,7 +65,6 @@ class Sums:
     deviations: Array  # (2, n, groups): what each vector added to the sums; n times their variance is the mean square
 
     def grouped(self, group_of: Callable[[str], str]) -> Sums:
-        """The sums of larger groups."""
         names, member = membership([group_of(name) for name in self.names])
         num_rows = (np.array(self.num_rows) @ member).astype(int).tolist()
         return Sums(names, num_rows, self.sums @ member, self.deviations @ member)
@@ -80,19 +79,17 @@ class Sums:
 class GeometricEstimate:
     """Corrected geometric means, kept up to date product by product in memory for two numbers per row.
 
-    `num_rows` is of each tensor, together d. A row that is exactly zero in some products has that scale, zero, in
-    those: its estimate is the others' times their share.
+    A row that is exactly zero in some products has scale zero in those: its estimate is the others' times their share.
     """
 
     def __init__(self, num_rows: Sequence[int], dtype: torch.dtype) -> None:
-        self.num_rows = list(num_rows)
+        self.num_rows = list(num_rows)  # of each tensor, together d
         self.mean_log = torch.zeros(sum(num_rows), dtype=dtype)
         self.num_seen = torch.zeros(sum(num_rows), dtype=torch.int32)
         self.num_vectors = 0
         self.deviations: list[Tensor] = []  # for each vector (2, tensors), relative to the tensor's sums
 
-    def add(self, product: Tensor) -> None:
-        """Take in one more H z (d,)."""
+    def add(self, product: Tensor) -> None:  # H z (d,)
         size = product.abs()
         seen = size > 0
         innovation = torch.where(seen, size.log() - self.mean_log, 0.0)
@@ -126,7 +123,6 @@ class GeometricEstimate:
         return torch.where(count > power, scales * cosine**count, 0.0)
 
     def sums(self, names: Sequence[str]) -> Sums:
-        """The sums by tensor."""
         sums = torch.stack([self._by_tensor(self.scales(power)) for power in POWERS]).numpy()
         relative = torch.stack(self.deviations, dim=1).numpy()  # (2, n, tensors)
         return Sums(list(names), self.num_rows, sums, relative * sums[:, None, :])

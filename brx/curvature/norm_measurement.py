@@ -71,14 +71,9 @@ def measure_runs(
 ) -> list[NormResult]:
     """One measurement per run (or checkpoint) and space, made now or read again if it has been.
 
-    Without `spaces` of the original coordinates, and of the rotated ones where a run has a basis. Without `iteration`
-    at each run's newest checkpoint. `jobs` processes share the vectors. `or_geometric` takes the geometric estimate
-    where the median's samples do not fit on the disk.
-
-    Raises:
-        UserError: the request cannot be carried out as written; mostly before anything is measured.
-        RunError: a product was not finite, or a process was lost.
-        Stopped: on request; the same call continues.
+    Without `spaces`: of the original coordinates, and of the rotated ones where a run has a basis. Without `iteration`:
+    at each run's newest checkpoint. `or_geometric`: by the geometric estimate where the median's samples do not fit on
+    the disk. RunError where a product was not finite or one of `jobs` processes was lost; Stopped on request.
     """
     if settings.vectors < 3:
         raise UserError(f"--vectors {settings.vectors}: must be at least 3: fewer have no estimate of squares")
@@ -102,7 +97,7 @@ def measure_runs(
 
 @dataclass(frozen=True)
 class _Task:
-    """What a process needs to know."""
+    """A measurement to make: what a process needs to know."""
 
     run: Path
     iteration: int
@@ -111,7 +106,7 @@ class _Task:
 
     @property
     def folder(self) -> Path:
-        """Of what is done, while the measurement is under way."""
+        """Where the measurement is kept while it is under way."""
         digest = hashlib.sha256(self.settings.model_dump_json().encode()).hexdigest()
         return self.run / "analysis" / f".hessian-norm-{self.space}-{self.iteration:08d}-{digest[:8]}"
 
@@ -138,7 +133,7 @@ class _Task:
 def _measure(task: _Task, jobs: int, or_geometric: bool) -> NormResult:
     checkpoint = task.load()
     task = replace(task, settings=_fit_to_disk(task, checkpoint.num_parameters, or_geometric))
-    for known in NormResult.all_of(task.run, f"hessian-norm-{task.space}", task.iteration):
+    for known in NormResult.all_of(task.run, task.iteration, f"hessian-norm-{task.space}"):
         if known.is_of(task.settings):
             return known
     task.folder.mkdir(parents=True, exist_ok=True)
@@ -196,7 +191,7 @@ def vector_product(checkpoint: Checkpoint, settings: NormSettings, number: int) 
 
 
 def _products(task: _Task, checkpoint: Checkpoint, numbers: Sequence[int], jobs: int) -> Generator[Tensor]:
-    """`vector_product` of each number, in their order, by so many processes."""
+    """`vector_product` of each number, in their order."""
     if jobs == 1:
         yield from (vector_product(checkpoint, task.settings, number) for number in numbers)
         return
@@ -223,7 +218,7 @@ _load_once = lru_cache(maxsize=1)(_Task.load)
 
 
 class _State:
-    """What is done, kept in the task's folder: of the first `num_vectors` vectors."""
+    """What is done, of the first `num_vectors` vectors; kept in the task's folder."""
 
     def __init__(self, task: _Task, checkpoint: Checkpoint) -> None:
         num_rows = [parameter.numel() for parameter in checkpoint.parameters.values()]
@@ -241,11 +236,9 @@ class _State:
 
     @property
     def num_vectors(self) -> int:
-        """How many are done."""
         return len(self.lost)
 
-    def add(self, product: Tensor) -> None:
-        """Take in the next vector's product (2, d)."""
+    def add(self, product: Tensor) -> None:  # the next vector's (2, d)
         if self._keeps_products:
             np.save(self._folder / f"{self.num_vectors:06d}.npy", product.numpy())
         self.lost.append(below_resolution(product.mean(0)))
@@ -253,12 +246,10 @@ class _State:
             estimate.add(part)
 
     def save(self) -> None:
-        """Replace the file in one step."""
         with replacing(self._path) as file:
             torch.save({"lost": self.lost, "estimates": [vars(estimate) for estimate in self.estimates]}, file)
 
-    def sums(self) -> list[Sums]:
-        """Of the whole sample and of its halves."""
+    def sums(self) -> list[Sums]:  # of the whole sample and of its halves
         if not self._keeps_products:
             return [estimate.sums(self.names) for estimate in self.estimates]
         files = [np.load(path, mmap_mode="r") for path in sorted(self._folder.glob("*.npy"))]  # n of (2, d)

@@ -63,14 +63,11 @@ class Groups(BaseModel):
 
     @classmethod
     def of(cls, sums: Sums) -> Groups:
-        """As kept in a file."""
         covariances = [sums.covariance(power).tolist() for power in POWERS]
         return cls(names=sums.names, num_rows=sums.num_rows, sums=sums.sums.tolist(), covariances=covariances)
 
 
 class NormResult(Measured):
-    """One measurement."""
-
     command: ClassVar[str] = "hessian-norm"
 
     space: Space
@@ -92,7 +89,7 @@ class NormResult(Measured):
 
     @property
     def normalized(self) -> float:
-        """The norm divided by the number of parameters, as the paper states it."""
+        """Per parameter, as the paper states it."""
         return self.norm / self.num_parameters
 
     @property
@@ -100,8 +97,8 @@ class NormResult(Measured):
         """From the sample, from half of it, and extrapolated; the first alone if half is not known.
 
         A sample of b batches has entries H_ij + e_ij / sqrt(b), with noise e of mean zero. The mean of their absolute
-        value is above |H_ij| and convex in 1 / sqrt(b): the population's norm lies below the sample's, and above what
-        a line through the norms of both sizes has where 1 / sqrt(b) is 0, which is the extrapolated one.
+        value is above |H_ij| and convex in 1 / sqrt(b). So the population's norm lies below the sample's, and above the
+        extrapolated one: where a line through the norms of both sizes meets 1 / sqrt(b) = 0.
         """
         if self.norm_of_half is None:
             return [self.norm]
@@ -110,10 +107,8 @@ class NormResult(Measured):
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95 % interval of the population's norm per parameter: from the extrapolated to the sampled norm, widened.
-
-        The chance of the vectors widens it, on the logarithm, since the estimate is positive.
-        """
+        """95 % interval of the population's norm per parameter: from the extrapolated to the sampled norm, widened."""
+        # By the chance of the vectors, on the logarithm, since the estimate is positive.
         factor = math.exp(NORMAL_95 * self.standard_error / self.norm) if self.norm else 1.0
         return min(self.norms) / self.num_parameters / factor, self.normalized * factor
 
@@ -134,7 +129,7 @@ def strategy_of(space: Space) -> tuple[Source, Geometry]:
 
 def results_of(run: Path, spaces: Sequence[Space] = SPACES, iteration: int | None = None) -> dict[Space, NormResult]:
     """A run's measurements, of each space the one at a checkpoint, by default at the latest."""
-    of_all = {space: NormResult.all_of(run, f"hessian-norm-{space}", iteration) for space in spaces}
+    of_all = {space: NormResult.all_of(run, iteration, f"hessian-norm-{space}") for space in spaces}
     return {space: results[-1] for space, results in of_all.items() if results}
 
 
@@ -151,7 +146,7 @@ def measured_norms(
 
 
 def by_method_and_depth(results: Sequence[NormResult]) -> dict[tuple[str, int], list[NormResult]]:
-    """Measurements by method and P, whose runs differ in the seed."""
+    """Groups whose runs differ in the seed."""
     groups: dict[tuple[str, int], list[NormResult]] = {}
     for result in results:
         groups.setdefault((result.method, result.num_stages), []).append(result)

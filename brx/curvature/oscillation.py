@@ -18,12 +18,10 @@ from torch import Tensor
 
 from brx.curvature.checkpoints import Checkpoint, Measured, load_checkpoint, runs_in_place
 from brx.curvature.hessian import Vectors, mean_product
-from brx.data.prepare import prepare
 from brx.errors import RunError, UserError
 from brx.pipeline.delay import depth
-from brx.pipeline.engine import MicroBatch
 from brx.runs.checkpoint import run_and_iteration
-from brx.train.build import assemble, training_batches
+from brx.train.build import assemble
 
 DIRECTIONS = ("dominant", "random")
 
@@ -38,7 +36,7 @@ class Eigenpair(NamedTuple):
 
 
 class Track(BaseModel):
-    """Projections of the updates on one direction, one for each iteration."""
+    """Projections of the updates on one direction, one per iteration."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -87,9 +85,7 @@ def measure_oscillation(
     """Find the directions at a checkpoint, train on from it, and project; the run's folder gets the result.
 
     The Hessian is that of the mean loss over `num_batches` at the checkpoint of `iteration` (None: the one nearest to
-    the middle). The power iteration stops at the residual `tolerance`; `report` is told how good the eigenvector is.
-
-    UserError where there is no such checkpoint, or the run's schedule ends before the iterations do.
+    the middle). UserError where there is none, or the run's schedule ends before the iterations do.
     """
     checkpoint = load_checkpoint(run_path, iteration, default="midway")
     last = checkpoint.run.config.training.last_iteration
@@ -122,17 +118,12 @@ def measure_oscillation(
     return oscillation
 
 
-def measured_oscillations(run: Path, iteration: int | None = None) -> list[Oscillation]:
-    """What has been measured of a run, in the order of the checkpoints; at all or at one."""
-    return Oscillation.all_of(run, "oscillation", iteration)
-
-
 def oscillations_in(paths: Iterable[Path], iteration: int | None = None) -> list[Oscillation]:
     """What has been measured of runs, at checkpoints, and of the runs in folders; UserError where nothing has been."""
     results = []
     for path in paths:
         places = [run_and_iteration(place) for place in runs_in_place([path])]
-        found = [one for run, at in places for one in measured_oscillations(run, at or iteration)]
+        found = [one for run, at in places for one in Oscillation.all_of(run, at or iteration)]
         if not found:
             at_iteration = "" if iteration is None else f" at iteration {iteration}"
             raise UserError(f"{path}: has no measured oscillation{at_iteration}; run `brx oscillation` first")
@@ -141,7 +132,7 @@ def oscillations_in(paths: Iterable[Path], iteration: int | None = None) -> list
 
 
 def representative(results: Sequence[Oscillation]) -> Oscillation:
-    """Which of several, of one method and P, has its projections shown: the first run at its middle checkpoint."""
+    """The one, of several of one method and P, whose projections are shown: the first run's middle checkpoint."""
     of_run = sorted((run for run in results if run.run == results[0].run), key=lambda run: run.iteration)
     return of_run[len(of_run) // 2]
 
@@ -151,7 +142,7 @@ def dominant_eigenvector(
 ) -> Eigenpair:
     """The eigenvector of the largest |eigenvalue| of a symmetric H, by power iteration with `product`, z to H z.
 
-    It stops at the relative residual `tolerance`, or after `max_iterations` products. RunError where H z is zero.
+    It stops at the residual `tolerance`, or after `max_iterations` products. RunError where H z is zero.
     """
     vector = _scaled(start, 1 / _dot(start, start) ** 0.5)
     for number in range(1, max_iterations + 1):
@@ -176,15 +167,7 @@ def orthogonal_to(direction: Vectors, vector: Vectors) -> Vectors:
 
 def track_updates(checkpoint: Checkpoint, directions: list[Vectors], num_iterations: int) -> list[Track]:
     """Train on from the checkpoint exactly as the run did, and project each update on each direction."""
-    config = checkpoint.run.config
-    device = next(iter(checkpoint.parameters.values())).device
-    batches = training_batches(config, prepare(config.data))
-
-    def micro_batch(number: int) -> MicroBatch:
-        inputs, targets = batches.batch(number)
-        return inputs.to(device), targets.to(device)
-
-    assembly = assemble(config, micro_batch, device=device)
+    assembly = assemble(checkpoint.run.config, checkpoint.micro_batch, device=checkpoint.device)
     assembly.restore(checkpoint.path)
     newest: Vectors = {name: weight for stage in assembly.engine.stages for name, weight in stage.newest.items()}
     before = {name: weight.detach().clone() for name, weight in newest.items()}

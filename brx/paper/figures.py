@@ -25,7 +25,7 @@ from brx.curvature.effective_delay import (
     usual_stages,
 )
 from brx.curvature.norm_result import STRATEGY_SPACES, measured_norms, results_of
-from brx.curvature.oscillation import measured_oscillations
+from brx.curvature.oscillation import Oscillation
 from brx.errors import UserError
 from brx.paper.claim_list import CLAIMS
 from brx.paper.claims import judge
@@ -157,7 +157,7 @@ def _ladder(experiments: Experiments, figure: Figure) -> None:
 
 def _oscillation(path: Path, scale: Scale) -> list[Path]:
     """Of the least and the largest P alone."""
-    measured = [one for folder in find_runs([scale.curvature]) for one in measured_oscillations(folder)]
+    measured = [one for folder in find_runs([scale.curvature]) for one in Oscillation.all_of(folder)]
     if not measured:
         raise UserError(f"{scale.curvature}: no run of which oscillation was measured; run `brx oscillation RUN...`")
     depths = [result.num_stages for result in measured]

@@ -24,7 +24,7 @@ from brx.curvature.norm_result import (
     results_of,
     strategy_of,
 )
-from brx.curvature.oscillation import measured_oscillations
+from brx.curvature.oscillation import Oscillation
 from brx.errors import UserError
 from brx.model.sizes import num_elements, stage_shapes
 from brx.paper.evidence import Evidence, Margin, NotTriedError
@@ -147,7 +147,7 @@ def _variances(experiments: Experiments) -> pd.DataFrame:
             "eigenvalue": measured.eigenvalue,
         }
         for folder in _folders(experiments)
-        for measured in measured_oscillations(folder)
+        for measured in Oscillation.all_of(folder)
         if measured.method in ("basis-rotation", "pipedream")
     ]
     if not rows:

@@ -68,7 +68,6 @@ def test_standard_error_is_that_of_noisy_sums():
     ]
     found = effective_delay(result_with(squares, (factor @ factor.T).tolist()), 4)
     assert found.standard_error == pytest.approx(np.std(noisy), rel=0.1)
-    assert found.interval[0] < found.delay < found.interval[1]
 
 
 def test_more_stages_than_blocks():

@@ -216,7 +216,7 @@ def test_a_damaged_result_is_told(run, measured):
     path.write_text(path.read_text()[:100])
     with pytest.raises(UserError, match="not a result of hessian-norm"):
         measure(run, "original")
-    assert NormResult.all_of(run, "hessian-norm-rotated") == []
+    assert NormResult.all_of(run, name="hessian-norm-rotated") == []
 
 
 def test_a_folder_of_runs_stands_for_the_runs_in_it(runs, tmp_path):

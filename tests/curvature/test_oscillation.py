@@ -9,10 +9,10 @@ import torch
 from brx.cli.main import main
 from brx.curvature.checkpoints import load_checkpoint
 from brx.curvature.oscillation import (
+    Oscillation,
     Track,
     dominant_eigenvector,
     measure_oscillation,
-    measured_oscillations,
     orthogonal_to,
     representative,
     track_updates,
@@ -88,9 +88,9 @@ def test_measured_and_drawn_and_shown_again_without_checkpoints(runs, tmp_path, 
     quick = ["--iterations", "9", "--batches", "1", "--power-iterations", "3"]
     assert shown(*paths[:2], *quick, "--out", tmp_path / "figure").count("dominant") == 2
     assert (tmp_path / "figure.png").stat().st_size > 0
-    results = measured_oscillations(run)
+    results = Oscillation.all_of(run)
     assert [result.iteration for result in results] == [7, 14]
-    assert measured_oscillations(run, 7) == results[:1]
+    assert Oscillation.all_of(run, 7) == results[:1]
     assert representative(results) == results[1]
     assert (results[1].num_stages, len(results[1].dominant.projections)) == (8, 9)
     content = json.loads((run / "analysis" / "oscillation-00000014.json").read_text())
@@ -108,7 +108,7 @@ def test_measured_and_drawn_and_shown_again_without_checkpoints(runs, tmp_path, 
     shown(run, "--iterations", "1", expected=2)
     (run / "analysis" / "oscillation-00000014.json").write_text("{}")
     with pytest.raises(UserError, match=r"not a result of oscillation \(run: field required\)"):
-        measured_oscillations(run)
+        Oscillation.all_of(run)
 
 
 def test_checkpoints_too_late_or_not_midway(run):
