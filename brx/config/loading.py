@@ -139,8 +139,10 @@ def set_values(content: Mapping[str, Any], settings: Settings, where: str) -> di
 
 
 def dump_config(config: BaseModel) -> str:
-    """The configuration, complete, as YAML that reloads to an equal one."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    """The configuration, complete as far as it is known, as YAML that reloads to an equal one."""
+    is_recorded = isinstance(config, RunConfig) and config.is_recorded
+    content = config.model_dump(mode="json", exclude_unset=is_recorded)
+    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
 
 
 def validate(

@@ -17,6 +17,8 @@ USER_CODE = r"^([\w.]+|.+\.py):\w+$"
 """`FILE.py:NAME` or `package.module:NAME`."""
 
 VOCABULARY_SIZES = {"bytes": 256, "gpt2": 50257}
+RECORDED = "recorded:"
+"""Before the method's name of a run that `brx.record` wrote."""
 
 
 def refuse(is_wrong: object, message: str) -> None:
@@ -471,10 +473,15 @@ class RunConfig(Section):
             " a fresh gradient is one of all stages' newest weights",
         )
         refuse(
-            stages > blocks,
+            stages > blocks and not self.is_recorded,
             f"pipeline.stages must be at most model.blocks ({blocks}), got {stages}: a stage holds at least one block",
         )
         return self
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether the run is that of somebody's own loop, of which only the settings that are set are known."""
+        return self.optimizer.method.startswith(RECORDED)
 
     @property
     def tokens_per_update(self) -> int:

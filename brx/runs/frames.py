@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from brx.config.loading import load_config
-from brx.config.schema import BasisRotationConfig, DelayCompensationConfig, DelayLike, RunConfig
+from brx.config.schema import RECORDED, BasisRotationConfig, DelayCompensationConfig, DelayLike, RunConfig
 from brx.config.user_code import name_without_folder
 from brx.errors import UserError
 from brx.methods.trajectory_version import recorded_version
@@ -34,9 +34,6 @@ ORIGIN = ("data_fingerprint", "trajectory_version", "last_iteration")
 """What decides a run's losses beside its settings: its data, the version of brx's numbers, and where it ended."""
 
 SMOOTHING = 0.02  # the share of a run's iterations over which its training loss is averaged
-
-RECORDED = "recorded:"
-"""Before the method's name of a run that `brx.record` wrote."""
 
 NAMED = {"method", "lr", "code_sha256", "source", "geometry", "refresh_schedule", "compensation"}
 """Settings of optimizers that `Run.unusual_settings` leaves out."""
@@ -81,7 +78,7 @@ class Run:
     def architecture(self) -> str:
         """The model in a few words; of a recorded run the task."""
         model = self.config.model
-        if self.config.optimizer.method.startswith(RECORDED):
+        if self.config.is_recorded:
             return self.config.data.source
         mixture = f", {model.moe.experts} experts" if model.moe else ""
         return f"{model.blocks} blocks, d {model.width}{mixture}"
@@ -90,7 +87,7 @@ class Run:
     def method(self) -> str:
         """The method with what tells its variants apart, for example `basis-rotation 1st/unilateral`."""
         optimizer = self.config.optimizer
-        if optimizer.method.startswith(RECORDED):
+        if self.config.is_recorded:
             return optimizer.method.removeprefix(RECORDED).replace("_", "-")
         name = name_without_folder(optimizer.method)
         if isinstance(optimizer, BasisRotationConfig):
@@ -334,6 +331,8 @@ def _row(run: Run) -> dict[str, Any]:
     has_losses = len(run.train_loss) > 0
     fingerprint = run.summary.get("data_fingerprint")
     version = recorded_version(run.summary) if run.summary else None
+    settings = _known_settings(run.config)
+    batch_size = settings["training"]["batch_size"]
     return {
         "name": run.path.name,
         "experiment": experiment_id(run.config, fingerprint, version),
@@ -343,7 +342,7 @@ def _row(run: Run) -> dict[str, Any]:
         "is_usual": not run.unusual_settings,
         "depth": depth(run.config.pipeline),
         "largest_delay": run.largest_delay,
-        "examples_per_update": run.config.training.batch_size * run.config.pipeline.accumulation,
+        "examples_per_update": batch_size and batch_size * run.config.pipeline.accumulation,
         "train_loss": float(run.smoothed[-1]) if has_losses else math.nan,
         "last_quarter_loss": last_quarter_loss(run.train_loss) if has_losses else math.nan,
         "val_loss": float(run.val_loss[-1]) if len(run.val_loss) else math.inf,
@@ -355,8 +354,17 @@ def _row(run: Run) -> dict[str, Any]:
         "data_fingerprint": fingerprint,
         "trajectory_version": version,
         "last_iteration": run.config.training.last_iteration,
-        **run.config.model_dump(mode="json"),
+        **settings,
     }
+
+
+def _known_settings(config: RunConfig) -> dict[str, dict[str, Any]]:
+    """By section and key; None for what is not known of a loop of somebody's own."""
+    settings = config.model_dump(mode="json")
+    if config.is_recorded:
+        known = config.model_dump(mode="json", exclude_unset=True)
+        settings = {name: dict.fromkeys(section) | known.get(name, {}) for name, section in settings.items()}
+    return settings
 
 
 def _curves(path: str) -> pd.DataFrame:

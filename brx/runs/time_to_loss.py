@@ -126,6 +126,8 @@ def measure_largest_set(runs: pd.DataFrame, source: str) -> tuple[Measurements, 
 def measure(chosen: pd.DataFrame, num_rates: Mapping[str, int], source: str) -> Measurements:
     """What runs under a pipeline's delays say: rows of `at_best_rates`, of one of the sets of `comparable`."""
     first, lowest = chosen.iloc[0], chosen["train_loss"].min()
+    if pd.isna(first["examples_per_update"]):
+        raise UserError(f"{source}: how many examples an update takes is not known; record them with batch_size=")
     steps = range(round(HIGHEST_LOSS / LOSS_STEP), math.floor(lowest / LOSS_STEP), -1)
     if not steps:
         above = f"a training loss of {HIGHEST_LOSS:g} nats, where measurements begin (the lowest ends at {lowest:.2f})"

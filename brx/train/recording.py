@@ -17,7 +17,7 @@ import torch
 
 from brx.config.loading import dump_config, load_config
 from brx.config.loading import validate as check
-from brx.config.schema import RunConfig
+from brx.config.schema import RECORDED, RunConfig
 from brx.errors import DivergedError, UserError
 from brx.files import write_text
 from brx.runs.folder import RunFolder, hold
@@ -27,37 +27,22 @@ from brx.train.recorder import write_summary
 if TYPE_CHECKING:
     from brx.pipeline.anywhere import DelayedPipeline
 
-OWN_MODEL = {"blocks": 10_000, "width": 1, "heads": 1, "sequence_length": 1}
-"""What stands for a model that is not brx's: the same for all, so that the task alone tells runs apart."""
 
-
-def record(
-    folder: str | os.PathLike[str],
-    method: str,
-    *,
-    lr: float,
-    seed: int = 0,
-    stages: int | None = None,
-    pipeline: DelayedPipeline | None = None,
-    task: str | None = None,
-    iterations: int | None = None,
-    batch_size: int = 1,
-    settings: Mapping[str, Any] | None = None,
-    resume: bool = False,
-) -> Recording:
-    """A run's folder as `brx train` writes it, for a loop of your own.
+class Recording:
+    """A run's folder as `brx train` writes it, for a loop of your own; a context manager.
 
         with brx.record("runs/mine", method="lion", stages=32, seed=0, lr=1e-3) as run:
             run.log(t, loss)  # after each update t, from 1
 
-    It has config.yaml, metrics.jsonl and summary.json, and is locked while the block runs. Checkpoints are the loop's.
-    A loss that is not finite ends the block, quietly: the run has diverged, which is a result.
+    It has config.yaml (with the settings that are known of such a loop), metrics.jsonl and summary.json, and is locked
+    while the block runs. Checkpoints are the loop's. A loss that is not finite ends the block, quietly: the run has
+    diverged, which is a result.
 
     Args:
         method: a name for figures and tables; what is no letter or digit becomes a hyphen.
         lr: the peak learning rate.
         seed: of the run; runs that differ in nothing else are averaged.
-        stages: P; by default that of `pipeline`, or 1.
+        stages: P; by default that of `pipeline`, or 1. Without `pipeline`, that of a plain one.
         pipeline: what `delayed` returned: it says stages, delays, micro-batches per update, stash and forecast.
         task: a name for model, data and tokens together. Runs of different tasks are never compared silently. By
             default made of the script's name and, with `pipeline`, of the model's class and shapes.
@@ -69,45 +54,49 @@ def record(
     Raises:
         UserError: the folder holds a run already, or another one than this (with `resume`), or is in use.
     """
-    name, delays = re.sub(r"\W+", "_", method), {} if pipeline is None else pipeline.settings()
-    if stages is not None and stages != delays.get("stages", stages):
-        raise UserError(f"record: stages is {stages}, but the pipeline has {delays['stages']}")
-    task = task or _task(pipeline)
-    counts = iterations is None
-    if resume and (Path(folder) / "config.yaml").is_file():
-        old = load_config(Path(folder))
-        iterations = iterations or old.training.iterations
-        if pipeline is not None and not pipeline.updates:  # M is not known yet
-            delays["accumulation"] = old.pipeline.accumulation
-    content = {
-        "model": OWN_MODEL,
-        "data": {"source": task},
-        "pipeline": {"stages": stages or 1, **delays},
-        "optimizer": {"method": f"recorded:{name}", "lr": lr, "arguments": dict(settings or {})},
-        "training": {"iterations": iterations or 1, "batch_size": batch_size, "seed": seed},
-    }
-    config = check(content, RunConfig, "record")
-    return Recording(RunFolder(Path(folder)), config, task, pipeline, resume=resume, counts=counts)
-
-
-class Recording:
-    """A run that is being recorded; a context manager."""
 
     def __init__(
         self,
-        folder: RunFolder,
-        config: RunConfig,
-        task: str,
-        pipeline: DelayedPipeline | None,
+        folder: str | os.PathLike[str],
+        method: str,
         *,
-        resume: bool,
-        counts: bool,
+        lr: float,
+        seed: int = 0,
+        stages: int | None = None,
+        pipeline: DelayedPipeline | None = None,
+        task: str | None = None,
+        iterations: int | None = None,
+        batch_size: int | None = None,
+        settings: Mapping[str, Any] | None = None,
+        resume: bool = False,
     ) -> None:
-        self._folder, self._config, self._task, self._pipeline = folder, config, task, pipeline
-        self._resume, self._counts = resume, counts
+        self._folder, self._pipeline, self._resume = RunFolder(Path(folder)), pipeline, resume
+        self._task, self._counts = task or _task(pipeline), iterations is None
         self._stack = ExitStack()
         self._metrics: MetricsWriter | None = None
         self._t, self._seconds, self._started = 0, 0.0, time.perf_counter()
+        delays: dict[str, Any] = {"stages": stages or 1, "delay": "pipeline", "accumulation": 1}
+        if pipeline is not None:
+            delays = pipeline.settings()
+        if stages is not None and stages != delays["stages"]:
+            raise UserError(f"record: stages is {stages}, but the pipeline has {delays['stages']}")
+        if resume and self._folder.config.is_file():
+            old = load_config(self._folder.path)
+            iterations = iterations or old.training.iterations
+            if pipeline is not None and not pipeline.updates:  # M is not known yet
+                delays["accumulation"] = old.pipeline.accumulation
+        training = {"iterations": iterations or 1, "seed": seed, "batch_size": batch_size}
+        content = {
+            "data": {"source": self._task},
+            "pipeline": delays,
+            "optimizer": {
+                "method": RECORDED + re.sub(r"\W+", "_", method),
+                "lr": lr,
+                "arguments": dict(settings or {}),
+            },
+            "training": {key: value for key, value in training.items() if value is not None},
+        }
+        self._config = check(content, RunConfig, "record")
 
     def __enter__(self) -> Self:
         self._stack.enter_context(hold(self._folder.path))
@@ -164,7 +153,7 @@ class Recording:
 
     def _complete_config(self) -> None:
         """What is known after the updates: their number, and the micro-batches of each."""
-        content = self._config.model_dump()
+        content = self._config.model_dump(exclude_unset=True)
         if self._counts and self._t:
             content["training"]["iterations"] = self._t
         if self._pipeline is not None and self._pipeline.updates:
@@ -179,6 +168,9 @@ class Recording:
 
     def _seconds_so_far(self, digits: int) -> float:
         return round(self._seconds + time.perf_counter() - self._started, digits)
+
+
+record = Recording
 
 
 def _task(pipeline: DelayedPipeline | None) -> str:

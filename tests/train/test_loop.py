@@ -20,12 +20,12 @@ from brx.data.prepare import prepare
 from brx.errors import DivergedError, RunError, UserError
 from brx.methods.table import DelayCompensation
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
+from brx.methods.updater import lr_factor
 from brx.runs import checkpoint
 from brx.runs.metrics import read_metrics
 from brx.train.loop import train
 from tests.train.helpers import losses, start_brx, tiny_config, wait_for_lines
 
-NAMES = ["pipedream", "pipedream-lr", "nesterov", "basis-rotation", "delay-compensation", "soap", "muon", "scion"]
 CUSTOM = {
     "torch.optim:SGD": "{momentum: 0.9}",
     "torch.optim:Adagrad": "{}",
@@ -33,28 +33,55 @@ CUSTOM = {
 }
 
 
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """A run of `tiny_config` from its beginning to its end."""
+    run = tmp_path_factory.mktemp("straight") / "run"
+    assert train(tiny_config(run.parent), run) == "finished"
+    return run
+
+
+@pytest.fixture
+def finished(straight, tmp_path):
+    """A copy of it that may be spoiled."""
+    return shutil.copytree(straight, tmp_path / "run")
+
+
 def stopping(config, stop):
     """The configuration, to be stopped after an iteration."""
     return config.model_copy(update={"training": config.training.model_copy(update={"stop_after": stop})})
+
+
+def summary_of(run):
+    return json.loads((run / "summary.json").read_text())
+
+
+def names_of_checkpoints(run):
+    return [int(path.name) for path in checkpoint.list_checkpoints(run)]
+
+
+def assert_equal_but_for(found, expected, *extra_validations):
+    """A run that was stopped is the other, but for a validation at each stop that is none of the other's."""
+    extra = [record for record in losses(found) if record not in losses(expected)]
+    assert [record["iteration"] for record in extra if "val_loss" in record] == list(extra_validations)
+    assert len(extra) == len(extra_validations)
+    assert [record for record in losses(found) if record not in extra] == losses(expected)
 
 
 def steps_of(run):
     return [record for record in losses(run) if "train_loss" in record]
 
 
-def test_run_folder_holds_what_it_should(tmp_path):
-    config = tiny_config(tmp_path)
-    assert train(config, tmp_path / "run") == "finished"
-    records, steps = losses(tmp_path / "run"), steps_of(tmp_path / "run")
+def test_run_folder_holds_what_it_should(straight):
+    records, steps = losses(straight), steps_of(straight)
     assert [record["iteration"] for record in steps] == list(range(1, 31))
     assert set(steps[0]) == {"iteration", "train_loss", "lr", "grad_norm", "tokens"}
-    assert len(steps[4]["stage_grad_norms"]) == 4
-    assert len(steps[9]["stage_update_norms"]) == 4
+    assert len(steps[4]["stage_grad_norms"]) == len(steps[9]["stage_update_norms"]) == 4
     assert ["stage_update_norms" in step for step in steps] == [step["iteration"] % 5 == 0 for step in steps]
     assert steps[-1]["tokens"] == 30 * 2 * 16
     assert [record["iteration"] for record in records if "val_loss" in record] == [12, 24, 30]
     assert steps[-1]["train_loss"] < steps[0]["train_loss"] - 1
-    summary = summary_of(tmp_path / "run")
+    summary = summary_of(straight)
     assert (summary["status"], summary["trajectory_version"]) == ("finished", TRAJECTORY_VERSION)
     assert summary["final_train_loss"] == steps[-1]["train_loss"]
     assert summary["best_val_loss"] == min(record["val_loss"] for record in records if "val_loss" in record)
@@ -62,36 +89,39 @@ def test_run_folder_holds_what_it_should(tmp_path):
     assert summary["peak_memory_bytes"][0] > summary["planned_memory_bytes"][0] > 0
     assert summary["mfu"] is None  # the peak of a CPU is not known
     assert summary["model_flops_per_second"] > 0
-    measured = list(read_metrics(tmp_path / "run" / "metrics.jsonl"))[4]
+    measured = list(read_metrics(straight / "metrics.jsonl"))[4]
     assert measured.keys() >= {"tokens_per_second", "update_seconds", "peak_memory_bytes"}
     assert "refresh_seconds" not in measured
-    assert load_config(tmp_path / "run" / "config.yaml") == config
-    written = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert load_config(straight) == tiny_config(straight.parent)
+    written = yaml.safe_load((straight / "config.yaml").read_text())
     assert written.keys() == {"model", "data", "pipeline", "optimizer", "training", "runtime", "logging"}
     assert written["optimizer"]["beta2"] == 0.999  # complete, with defaults
-    assert [path.name for path in checkpoint.list_checkpoints(tmp_path / "run")] == ["00000028", "00000030"]
+    assert names_of_checkpoints(straight) == [28, 30]
 
 
 @pytest.mark.parametrize(
-    ("method", "stash"),
+    ("method", "mode"),
     [
-        *((name, "exact") for name in (*NAMES, *CUSTOM)),
-        ("pipedream", "predict"),
-        ("basis-rotation", "none"),
+        ("pipedream", "{stages: 4}"),
+        ("pipedream", "{stages: 4, stash: predict}"),
+        ("pipedream-lr", "{stages: 4, accumulation: 3, delay: 2bw, forecast: last-update}"),
+        ("nesterov", "{stages: 4, accumulation: 3, delay: 2bw, stash: none}"),
+        ("basis-rotation", "{stages: 4, stash: none}"),
+        ("delay-compensation", "{stages: 4, accumulation: 3, delay: 2bw, stash: predict}"),
+        ("soap", "{stages: 4, accumulation: 2, forecast: average-update}"),
+        *((method, "{stages: 4}") for method in ("muon", "scion", *CUSTOM)),
     ],
 )
-def test_stopped_and_resumed_equals_uninterrupted(method, stash, tmp_path):
+def test_stopped_and_resumed_equals_uninterrupted(method, mode, tmp_path):
     lr = 0.001 if method == "scion" else 0.01
     arguments = [f"optimizer.arguments={CUSTOM[method]}"] if method in CUSTOM else []
-    config = tiny_config(
-        tmp_path, f"optimizer.method={method}", f"optimizer.lr={lr}", f"pipeline.stash={stash}", *arguments
-    )
-    train(config, tmp_path / "straight")
+    settings = [f"optimizer.method={method}", f"optimizer.lr={lr}", f"pipeline={mode}", "training.iterations=23"]
+    config = tiny_config(tmp_path, *settings, *arguments)
+    train(config, tmp_path / "whole")
     for stop in (3, 21, None):
         train(stopping(config, stop), tmp_path / "stopped", resume=True)
-    extra = [record for record in losses(tmp_path / "stopped") if record not in losses(tmp_path / "straight")]
-    assert [record["iteration"] for record in extra if "train_loss" in record] == []
-    assert [record for record in losses(tmp_path / "stopped") if record not in extra] == losses(tmp_path / "straight")
+    assert_equal_but_for(tmp_path / "stopped", tmp_path / "whole", 3, 21)
+    assert steps_of(tmp_path / "whole")[-1]["tokens"] == 23 * config.pipeline.accumulation * 2 * 16
 
 
 def test_decompositions_that_fail_are_counted_in_the_metrics(tmp_path, monkeypatch):
@@ -152,12 +182,11 @@ def test_metrics_are_on_disk_before_a_checkpoint_is(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", watched_fsync)
     monkeypatch.setattr(checkpoint, "finish", watched_finish)
-    train(tiny_config(tmp_path), tmp_path / "run")
-    assert unsynced == [0] * 5
+    train(tiny_config(tmp_path, "training.iterations=9"), tmp_path / "run")
+    assert unsynced == [0] * 2
 
 
-def test_checkpoints_at_chosen_iterations_are_kept_and_change_nothing(tmp_path):
-    train(tiny_config(tmp_path), tmp_path / "straight")
+def test_checkpoints_at_chosen_iterations_are_kept_and_change_nothing(tmp_path, straight):
     config = tiny_config(tmp_path, "training.keep_checkpoints=1", "training.keep_at=[3, 14, 25]")
     run = tmp_path / "run"
     for stop_after in (10, 23):
@@ -166,14 +195,7 @@ def test_checkpoints_at_chosen_iterations_are_kept_and_change_nothing(tmp_path):
     fewer = config.training.model_copy(update={"keep_at": [14, 25]})  # 3 is dropped once it is no longer asked for
     train(config.model_copy(update={"training": fewer}), run, resume=True)
     assert names_of_checkpoints(run) == [14, 25, 30]  # 25 is no multiple of checkpoint_every
-    stops = [{"iteration", "val_loss"} == record.keys() and record["iteration"] in (10, 23) for record in losses(run)]
-    assert [record for record, is_stop in zip(losses(run), stops, strict=True) if not is_stop] == losses(
-        tmp_path / "straight"
-    )
-
-
-def names_of_checkpoints(run):
-    return [int(path.name) for path in checkpoint.list_checkpoints(run)]
+    assert_equal_but_for(run, straight, 10, 23)
 
 
 def cut(path, num_lines):
@@ -188,8 +210,7 @@ def cut(path, num_lines):
         (["training.checkpoint_every=12", "training.stop_after=24"], 25, "00000012"),  # all but the last validation
     ],
 )
-def test_metrics_cut_short_are_written_again(overrides, num_lines, expected, tmp_path, capsys):
-    train(tiny_config(tmp_path), tmp_path / "straight")
+def test_metrics_cut_short_are_written_again(overrides, num_lines, expected, tmp_path, capsys, straight):
     run = tmp_path / "run"
     train(tiny_config(tmp_path, *overrides), run)
     cut(run / "metrics.jsonl", num_lines)
@@ -197,18 +218,14 @@ def test_metrics_cut_short_are_written_again(overrides, num_lines, expected, tmp
     train(tiny_config(tmp_path, "training.keep_checkpoints=1", "training.stop_after=13"), run, resume=True)
     assert f"continuing from {run}/checkpoints/{expected} instead of" in capsys.readouterr().err
     train(tiny_config(tmp_path), run, resume=True)
-    extra = [record for record in losses(run) if record not in losses(tmp_path / "straight")]
-    assert [record["iteration"] for record in extra] == [13]  # the validation at the stop
-    assert [record for record in losses(run) if record not in extra] == losses(tmp_path / "straight")
+    assert_equal_but_for(run, straight, 13)
 
 
-def test_metrics_cut_before_the_first_checkpoint_are_refused(tmp_path):
-    train(tiny_config(tmp_path), tmp_path / "run")
-    cut(tmp_path / "run" / "metrics.jsonl", 27)
-    with pytest.raises(
-        UserError, match=r"metrics\.jsonl: lacks records after iteration 25, before the first checkpoint"
-    ):
-        train(tiny_config(tmp_path), tmp_path / "run", resume=True)
+def test_metrics_cut_before_the_first_checkpoint_are_refused(finished):
+    cut(finished / "metrics.jsonl", 27)
+    message = r"metrics\.jsonl: lacks records after iteration 25, before the first checkpoint"
+    with pytest.raises(UserError, match=message):
+        train(load_config(finished), finished, resume=True)
 
 
 def test_signal_saves_and_exits_130_and_resumes(tmp_path):
@@ -268,28 +285,20 @@ def test_a_second_signal_ends_at_once_and_says_what_is_saved(num_devices, number
     assert losses(tmp_path / "run") == losses(tmp_path / "uninterrupted")
 
 
-def test_existing_run_is_not_overwritten(tmp_path):
-    config = tiny_config(tmp_path, "training.iterations=2")
-    train(config, tmp_path / "run")
-    before = (tmp_path / "run" / "metrics.jsonl").read_text()
-    with pytest.raises(UserError, match="holds a run already; continue it with --resume"):
-        train(config, tmp_path / "run")
-    other = tiny_config(tmp_path, "training.iterations=2", "optimizer.lr=0.5")
-    with pytest.raises(UserError, match=r"optimizer\.lr was 0\.01 and is now 0\.5"):
-        train(other, tmp_path / "run", resume=True)
-    assert (tmp_path / "run" / "metrics.jsonl").read_text() == before
-
-
-def test_resuming_a_finished_run_changes_nothing_unless_its_last_checkpoint_is_gone(tmp_path):
-    config, run = tiny_config(tmp_path, "training.iterations=8"), tmp_path / "run"
-    train(config, run)
-    before = {path: path.read_text() for path in run.glob("[!.]*.*")}
+def test_a_finished_run_is_not_overwritten_and_stays_unless_its_last_checkpoint_is_gone(finished):
+    config = load_config(finished)
+    before = {path: path.read_text() for path in finished.glob("[!.]*.*")}
     assert {path.name for path in before} == {"config.yaml", "metrics.jsonl", "summary.json"}
-    assert train(config, run, resume=True) == "finished"
+    with pytest.raises(UserError, match="holds a run already; continue it with --resume"):
+        train(config, finished)
+    other = config.optimizer.model_copy(update={"lr": 0.5})
+    with pytest.raises(UserError, match=r"optimizer\.lr was 0\.01 and is now 0\.5"):
+        train(config.model_copy(update={"optimizer": other}), finished, resume=True)
+    assert train(config, finished, resume=True) == "finished"
     assert {path: path.read_text() for path in before} == before
-    shutil.rmtree(run / "checkpoints" / "00000008")
-    train(config, run, resume=True)
-    summaries = [json.loads(text) for text in (before[run / "summary.json"], (run / "summary.json").read_text())]
+    shutil.rmtree(finished / "checkpoints" / "00000030")
+    train(config, finished, resume=True)
+    summaries = [json.loads(before[finished / "summary.json"]), summary_of(finished)]
     assert summaries[1]["tokens_per_second"] not in (0, summaries[0]["tokens_per_second"])
     assert summaries[1]["final_val_loss"] == summaries[0]["final_val_loss"]
 
@@ -299,17 +308,13 @@ def explode(monkeypatch):
     """Let the learning rate of one update be absurd; of none: as it should be."""
 
     def make(iteration):
-        factor = lambda t, training: 1e30 if t == iteration else 1.0  # noqa: E731
+        factor = lambda t, training: 1e30 if t == iteration else lr_factor(t, training)  # noqa: E731
         monkeypatch.setattr("brx.methods.updater.lr_factor", factor)
 
     return make
 
 
-def summary_of(run):
-    return json.loads((run / "summary.json").read_text())
-
-
-def test_loss_that_is_not_finite_stops_the_run(tmp_path, explode):
+def test_loss_that_is_not_finite_stops_the_run(tmp_path, explode, straight):
     config, run = tiny_config(tmp_path), tmp_path / "run"
     explode(17)
     with pytest.raises(RunError, match=r"iteration 1[89]: the (loss is|gradient norm of stage \d is) (nan|inf)"):
@@ -323,8 +328,7 @@ def test_loss_that_is_not_finite_stops_the_run(tmp_path, explode):
     # It resumes from before the failure, as if there had been none.
     explode(None)
     assert train(config, run, resume=True) == "finished"
-    train(config, tmp_path / "straight")
-    assert losses(run) == losses(tmp_path / "straight")
+    assert losses(run) == losses(straight)
 
 
 def test_bad_gradient_that_basis_rotation_finds_first_is_a_divergence(tmp_path, monkeypatch, explode):
@@ -347,18 +351,16 @@ def test_losses_before_a_failure_are_written_although_no_log_point_was_reached(t
     assert [record["iteration"] for record in losses(tmp_path / "run")] == list(range(1, num_finite + 1))
 
 
-def test_damaged_checkpoint_is_refused(tmp_path):
-    config = tiny_config(tmp_path, "training.stop_after=7")
-    train(config, tmp_path / "run")
-    path = tmp_path / "run" / "checkpoints" / "00000007" / "stage-002.pt"
+def test_damaged_checkpoint_is_refused(finished):
+    path = finished / "checkpoints" / "00000030" / "stage-002.pt"
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
     with pytest.raises(UserError, match=r"stage-002\.pt: damaged"):
-        train(tiny_config(tmp_path), tmp_path / "run", resume=True)
+        train(load_config(finished), finished, resume=True)
     path.unlink()
     with pytest.raises(UserError, match="lacks stage 2"):
-        train(tiny_config(tmp_path), tmp_path / "run", resume=True)
+        train(load_config(finished), finished, resume=True)
 
 
 def test_other_data_and_another_trajectory_version_are_not_resumed_from(tmp_path, monkeypatch):
@@ -374,18 +376,6 @@ def test_other_data_and_another_trajectory_version_are_not_resumed_from(tmp_path
     with pytest.raises(UserError, match="was trained on other data"):
         train(tiny_config(tmp_path), run, resume=True)
     assert (run / "metrics.jsonl").read_text() == before
-
-
-@pytest.mark.parametrize("mode", ["stash=none", "stash=predict", "forecast=last-update", "forecast=average-update"])
-def test_stopped_and_resumed_with_accumulation_equals_uninterrupted(mode, tmp_path):
-    setting = ["pipeline.accumulation=3", "pipeline.delay=2bw", "optimizer.method=delay-compensation"]
-    config = tiny_config(tmp_path, f"pipeline.{mode}", *setting)
-    train(config, tmp_path / "straight")
-    for stop in (10, None):
-        train(stopping(config, stop), tmp_path / "stopped", resume=True)
-    expected = steps_of(tmp_path / "straight")
-    assert steps_of(tmp_path / "stopped") == expected
-    assert expected[-1]["tokens"] == 30 * 3 * 2 * 16
 
 
 def test_a_run_longer_than_the_data_and_a_folder_that_cannot_be_made_are_one_clear_line(tmp_path):
@@ -422,39 +412,34 @@ def test_options_of_the_computation(tmp_path):
 
 @pytest.mark.parametrize(("stash", "compensation"), [("exact", 0.0), ("none", 1.0)])
 def test_delay_compensation_that_corrects_nothing_is_pipedream_in_bf16(stash, compensation, tmp_path):
-    overrides = ["runtime.precision=bf16", f"pipeline.stash={stash}"]
+    overrides = ["runtime.precision=bf16", f"pipeline.stash={stash}", "training.iterations=12"]
     train(tiny_config(tmp_path, *overrides), tmp_path / "pipedream")
     overrides += ["optimizer.method=delay-compensation", f"optimizer.compensation={compensation}"]
     train(tiny_config(tmp_path, *overrides), tmp_path / "run")
     assert losses(tmp_path / "run") == losses(tmp_path / "pipedream")
 
 
-def test_delay_compensation_takes_no_difference_of_rounded_weights(tmp_path, monkeypatch):
+@pytest.mark.parametrize("stash", ["exact", "predict"])
+def test_delay_compensation_takes_no_difference_of_rounded_weights(stash, tmp_path, monkeypatch):
     dtypes = set()
-    rule = DelayCompensation.correct_gradients
 
-    def watched(method, gradients, newest, used, state):
+    def watch(method, gradients, newest, used, state):
         dtypes.update(weight.dtype for weight in used)
-        rule(method, gradients, newest, used, state)
 
-    monkeypatch.setattr(DelayCompensation, "correct_gradients", watched)
-    for stash in ("exact", "predict"):
-        settings = ["runtime.precision=bf16", f"pipeline.stash={stash}", "training.iterations=6"]
-        train(tiny_config(tmp_path, "optimizer.method=delay-compensation", *settings), tmp_path / stash)
+    monkeypatch.setattr(DelayCompensation, "correct_gradients", watch)
+    settings = ["runtime.precision=bf16", f"pipeline.stash={stash}", "training.iterations=3"]
+    train(tiny_config(tmp_path, "optimizer.method=delay-compensation", *settings), tmp_path / "run")
     assert dtypes == {torch.float32}
 
 
-def test_tensorboard_gets_the_metrics(tmp_path):
+def test_tensorboard_gets_the_metrics_and_a_profile_names_the_actions_and_the_stages(tmp_path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    train(tiny_config(tmp_path, "logging.tensorboard=true", "training.iterations=6"), tmp_path / "run")
+    config = tiny_config(tmp_path, "logging.tensorboard=true", "training.iterations=14")
+    train(config, tmp_path / "run", profile=True)
     events = accumulator.EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     events.Reload()
-    assert len(events.Scalars("train_loss")) == 6
+    assert len(events.Scalars("train_loss")) == 14
     assert "stage_grad_norms/stage_003" in events.Tags()["scalars"]
-
-
-def test_profile_names_the_actions_and_the_stages(tmp_path):
-    train(tiny_config(tmp_path), tmp_path / "run", profile=True)
     trace = json.loads((tmp_path / "run" / "profile" / "rank-0.json").read_text())
     names = {event.get("name") for event in trace["traceEvents"]}
     assert {"0F8", "0B8", "0U8", "0F12", "stage 0", "stage 3"} <= names

@@ -23,25 +23,24 @@ def test_utilization_is_a_share_of_all_devices_peaks(monkeypatch):
     assert peak_flops("some card", "bf16") is None
 
 
-def test_refresh_time_is_the_difference():
-    times = RefreshTime(load_config("quick", ["optimizer={method: basis-rotation, frequency: 3}"]))
-    for iteration in range(1, 3):
+@pytest.mark.parametrize(
+    ("optimizer", "expected"),
+    [
+        ("basis-rotation, frequency: 3", pytest.approx(4.0)),
+        ("pipedream", None),
+        ("basis-rotation, staggered: true", None),
+        ("basis-rotation, refresh_schedule: stage-aware", None),
+    ],
+)
+def test_refresh_time_is_the_difference_where_all_stages_refresh_at_once(optimizer, expected):
+    times = RefreshTime(load_config("quick", [f"optimizer={{method: {optimizer}}}"]))
+    for iteration in (1, 2):
         times.see(iteration, 100.0)  # up to the first basis, at update 2, there is nothing to refresh
     times.see(4, 1.0)
     assert times.seconds is None
     for iteration in range(5, 20):
         times.see(iteration, 5.0 if iteration % 3 == 0 else 1.0)
-    assert times.seconds == pytest.approx(4.0)
-
-
-@pytest.mark.parametrize(
-    "optimizer", ["pipedream", "basis-rotation, staggered: true", "basis-rotation, refresh_schedule: stage-aware"]
-)
-def test_refresh_time_is_blank_where_there_is_none_in_common(optimizer):
-    times = RefreshTime(load_config("quick", [f"optimizer={{method: {optimizer}}}"]))
-    for iteration in range(1, 40):
-        times.see(iteration, 1.0)
-    assert times.seconds is None
+    assert times.seconds == expected
 
 
 def test_commit_is_that_of_our_own_checkout_and_says_whether_its_code_has_changed(tmp_path, monkeypatch):

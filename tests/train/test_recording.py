@@ -2,10 +2,12 @@
 
 import runpy
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from torch import nn
 
 import brx
@@ -14,6 +16,9 @@ from brx.cli.main import main
 from brx.errors import RunError, UserError
 from brx.runs.folder import RunFolder
 from brx.runs.frames import curves, differing_aspects, load
+from brx.runs.time_to_loss import measure_largest_set
+from brx.train.loop import train
+from tests.train.helpers import tiny_config
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "own_model"
 
@@ -26,22 +31,29 @@ def write(folder, method, stages, seed, num=60, first=1, **settings):
                 run.validate(t, 3.1 - 0.01 * t)
 
 
-def test_every_reader_takes_the_folders(tmp_path, capsys):
-    for stages in (1, 4):
-        for seed in (0, 1):
-            write(tmp_path / f"p{stages}-s{seed}", "my-lion", stages, seed)
+def test_every_reader_takes_the_folders(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for stages, seed in product((1, 4), (0, 1)):
+        write(tmp_path / f"p{stages}-s{seed}", "my-lion", stages, seed)
+    known = yaml.safe_load((tmp_path / "p4-s1" / "config.yaml").read_text())
+    assert known["training"] == {"iterations": 60, "seed": 1}
+    assert known["data"] == {"source": Path(sys.argv[0]).name}
+    assert known.keys() == {"data", "pipeline", "optimizer", "training"}
     runs = load(tmp_path)
+    assert runs[["model.blocks", "training.batch_size", "examples_per_update"]].isna().all(axis=None)
     assert list(runs["status"]) == ["finished"] * 4
     assert list(runs["method"]) == ["my-lion"] * 4
     assert list(runs["depth"]) == [1, 1, 4, 4]
     assert list(runs["largest_delay"]) == [0, 0, 3, 3]
     assert len(curves(runs)) == 4 * 60
     assert runs["val_loss"].iloc[0] == pytest.approx(2.5)
-    assert main(["slowdown", str(tmp_path), "--format", "csv"]) == 0
+    train(tiny_config(tmp_path), tmp_path / "brx")  # beside one whose settings are known
+    for command in ("slowdown", "plot curves --out figure", "report --out page.html --runs", "export --to kept"):
+        assert main([*command.split(), str(tmp_path)]) == 0, command
     assert "my-lion" in capsys.readouterr().out
-    assert main(["plot", "curves", str(tmp_path), "--out", str(tmp_path / "figure")]) == 0
-    assert main(["export", str(tmp_path), "--to", str(tmp_path / "kept")]) == 0
-    assert len(load(tmp_path / "kept")) == 4
+    with pytest.raises(UserError, match="record them with batch_size="):
+        measure_largest_set(runs, "here")
+    assert len(load(tmp_path / "kept")) == 5
 
 
 def test_different_tasks_are_not_compared_silently(tmp_path, capsys):
