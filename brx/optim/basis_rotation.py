@@ -16,8 +16,16 @@ from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 from torch.optim.optimizer import ParamsT
 
-from brx.optim import eigenbasis, sharded
-from brx.optim.matrix_batch import Layout, MatrixBatch, Member, for_each, rotate, seen_from, unless_bad
+from brx.optim import sharded
+from brx.optim.eigenbasis import (
+    covariance_product,
+    exact_eigenbasis,
+    exact_factor_eigenbasis,
+    factor_product,
+    power_iteration,
+    resolution,
+)
+from brx.optim.matrix_batch import Layout, MatrixBatch, Member, State, for_each, reorder, rotate, seen_from, unless_bad
 from brx.optim.options import Group, check_options, shared_options, step_options
 from brx.optim.parameter_state import (
     Summary,
@@ -136,8 +144,7 @@ class BasisRotation(Optimizer):
     def num_failed_refreshes(self) -> int:
         """How often a matrix kept its old basis because its decomposition failed."""
         name = "num_failed_refreshes"
-        counts = [state[name].sum() for state in self.state.values() if name in state]
-        return int(torch.stack(counts).sum()) if counts else 0
+        return int(sum(state[name].sum() for state in self.state.values() if name in state))
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -180,15 +187,13 @@ class BasisRotation(Optimizer):
             self._make_layout()
         for batch in self._layout.batches:
             batch.take_counts()
-        members = []
-        for parameter, _, of_group in with_gradient:
-            member = self._layout.members[parameter]
+        members = [self._layout.members[parameter] for parameter, _, _ in with_gradient]
+        for member, (parameter, _, of_group) in zip(members, with_gradient, strict=True):
             member.options, member.gradient = of_group, sharded.like_parameter(parameter.grad, parameter)
-            members.append(member)
         return members
 
     def _make_layout(self) -> None:
-        """A new layout from the parameters that have a state or a gradient; ValueError where a state does not fit."""
+        """From the parameters that have a state or a gradient; ValueError where a state does not fit."""
         self._share_matrices()
         members = []
         for group in self.param_groups:
@@ -205,7 +210,9 @@ class BasisRotation(Optimizer):
                     member.state = {name: torch.as_tensor(own[name]) for name in member.state_shapes if name in own}
                     member.num_updates = int(own["step"])
                 members.append(member)
-        self._layout.release({member.parameter for member in members}, self.state)
+        for parameter in self._layout.members.keys() - {member.parameter for member in members}:
+            own = self.state.get(parameter, {})  # of views, which would keep their whole batch in memory
+            own.update({name: value.clone() for name, value in own.items() if isinstance(value, Tensor)})
         self._layout = Layout([], {})  # so that the old batches go as the new ones come
         self._layout = Layout(members, self.state)
 
@@ -216,10 +223,8 @@ class BasisRotation(Optimizer):
         """Rotated parameters batch by batch, those on the CPU side by side; then the others."""
         exchanged = [member for member in members if member.shards is not None]
         sharded.gather_gradients(exchanged)
-        batches = sorted(self._batches_with_gradients(bad), key=lambda b: sharded.rotation_cost(b.state["exp_avg"]))[
-            ::-1
-        ]
-        for_each(self._update, batches)
+        batches = self._batches_with_gradients(bad)
+        for_each(self._update, sorted(batches, key=lambda b: sharded.rotation_cost(b.state["exp_avg"]), reverse=True))
         sharded.apply_updates(exchanged, lambda m: unless_bad(m.decay, arithmetic(m.parameter), bad))
         update_elementwise([m for m in members if not m.is_rotated and m.is_updated_here], bad)
         for member in members:
@@ -269,28 +274,18 @@ class BasisRotation(Optimizer):
 
     def _estimate_eigenbasis(self, batch: MatrixBatch, gradient: Tensor, exact: bool) -> None:
         """Algorithm 2, for matrices that are all due and their gradient (b, m, n); carries the moments over."""
-        beta1, _ = batch.options["betas"]
         momentum = rotate(batch, batch.matrices("exp_avg"), back=True)
-        second_moment = batch.matrices("exp_avg_sq")
         for side in batch.sides:
             basis = batch.matrices(f"{side}_basis")
             if batch.options["source"] == "2nd":
-                covariance = batch.matrices(f"{side}_covariance")
-                product: Callable[[Tensor, Tensor], Tensor] = eigenbasis.covariance_product
-                exact_basis: Callable[[Tensor], eigenbasis.Refreshed] = eigenbasis.exact_eigenbasis
+                C = batch.matrices(f"{side}_covariance")
+                refreshed = exact_eigenbasis(C) if exact else power_iteration(covariance_product(C, basis), basis)
             else:  # of M_t, one ahead of `momentum`
-                covariance = seen_from(side, momentum.lerp(gradient, 1 - beta1))
-                product, exact_basis = eigenbasis.factor_product, eigenbasis.exact_factor_eigenbasis
-            refreshed = (
-                exact_basis(covariance) if exact else eigenbasis.power_iteration(product(covariance, basis), basis)
-            )
+                M = seen_from(side, momentum.lerp(gradient, 1 - batch.options["betas"][0]))
+                refreshed = exact_factor_eigenbasis(M) if exact else power_iteration(factor_product(M, basis), basis)
             basis.copy_(refreshed.basis)
             if not exact:
-                second_moment.copy_(
-                    (eigenbasis.select_rows if side == "left" else eigenbasis.select_columns)(
-                        second_moment, refreshed.order
-                    )
-                )
+                reorder(side, batch.matrices("exp_avg_sq"), refreshed.order)
             batch.state["num_failed_refreshes"] += (~refreshed.valid).view_as(batch.state["num_failed_refreshes"])
         if exact:
             self._share_out_second_moment(batch)
@@ -311,10 +306,8 @@ class BasisRotation(Optimizer):
                 basis = batch.matrices(f"{side}_basis")
                 energies = (energies[:, None, :] @ basis.square())[:, 0]
                 if batch.options["source"] == "2nd":
-                    known = (basis * eigenbasis.covariance_product(batch.matrices(f"{side}_covariance"), basis)).sum(
-                        dim=-2
-                    )
-                    floor = eigenbasis.resolution(known.dtype) * known.amax(dim=-1, keepdim=True)
+                    known = (basis * covariance_product(batch.matrices(f"{side}_covariance"), basis)).sum(dim=-2)
+                    floor = resolution(known.dtype) * known.amax(dim=-1, keepdim=True)
                     energies = energies.where(known <= floor, known)
             total = energies.sum(dim=-1, keepdim=True)
             shares.append(energies / total.clamp(min=torch.finfo(total.dtype).tiny))
@@ -340,13 +333,10 @@ class BasisRotation(Optimizer):
         Between refreshes U^T M V obeys M's own recursion: M needs no rotation then. AdamW's kernel, on weights of zero.
         """
         gradient, update = rotated_gradient.view_as(batch.state["exp_avg"]), torch.zeros_like(batch.state["exp_avg"])
-        momentum, second_moment, steps = (batch.state[name] for name in ("exp_avg", "exp_avg_sq", "step"))
-        options = {**batch.options, "weight_decay": 0.0, "maximize": False}
-        fused_adamw([update], [gradient], [momentum], [second_moment], [steps[0]], options, batch.bad)
+        steps, options = batch.state["step"], {**batch.options, "weight_decay": 0.0, "maximize": False}
+        fused_adamw([update], [gradient], [{**batch.state, "step": steps[0]}], options, batch.bad)
         steps[1:] += 1 if batch.bad is None else ~batch.bad  # the kernel counts one step for the whole batch
-        if batch.sides:
-            update.mul_(above_noise(second_moment))
-        return update.flatten(0, -3)
+        return update.mul_(above_noise(batch.state["exp_avg_sq"])).flatten(0, -3)
 
     def _check_gradients(self, members: list[Member]) -> Tensor | None:
         """One look at all gradients together: their norms also find entries whose squares overflow.
@@ -356,9 +346,8 @@ class BasisRotation(Optimizer):
         """
         for member in members:
             if member.gradient is not None and member.gradient.layout is not torch.strided:
-                raise ValueError(
-                    f"{self._describe(member.parameter)}: its gradient is sparse; give a dense one (sparse=False)"
-                )
+                who = self._describe(member.parameter)
+                raise ValueError(f"{who}: its gradient is sparse; give a dense one (sparse=False)")
         norms: dict[Tensor, Tensor] = {}
         by_device: dict[torch.device, list[Tensor]] = {}
         for (device, dtype), alike in groupby(members, lambda m: (m.parameter.device, arithmetic(m.parameter))):
@@ -378,15 +367,11 @@ class BasisRotation(Optimizer):
                 member.num_updates = int(member.state["step"])
         if any(bad.values()):
             found = (self._describe(parameter) for parameter, norm in norms.items() if not norm.isfinite())
+            who = next(found, "a parameter whose shard lies on another rank")
             before = f", as in {num_bad} steps before" if num_bad else ""
-            raise BadGradientError(
-                f"{next(found, 'a parameter whose shard lies on another rank')}: its gradient has {BAD}; "
-                f"no parameter was updated{before}"
-            )
+            raise BadGradientError(f"{who}: its gradient has {BAD}; no parameter was updated{before}")
         if num_bad:
-            raise BadGradientError(
-                f"{num_bad} of the last updates met gradients with {BAD}; no parameter was updated in them"
-            )
+            raise BadGradientError(f"{num_bad} of the last updates met gradients with {BAD} and changed no parameter")
         return None
 
     def _describe(self, parameter: Tensor) -> str:
@@ -476,13 +461,12 @@ class BasisRotation(Optimizer):
 
         The state of sharded matrices becomes DTensors, sharded by rows, for which all ranks have to ask together.
         """
-        first_hook = self.register_state_dict_post_hook(
-            lambda _, packed: {**packed, "state": self._as_saved(packed["state"])}, prepend=True
-        )
-        try:
+
+        def convert(_: Optimizer, packed: dict[str, Any]) -> dict[str, Any]:
+            return {**packed, "state": self._as_saved(packed["state"])}
+
+        with self.register_state_dict_post_hook(convert, prepend=True):  # before the caller's
             return super().state_dict()
-        finally:
-            first_hook.remove()
 
     def _as_saved(self, packed: dict[Any, Any]) -> dict[Any, Any]:
         states = {}
@@ -514,15 +498,9 @@ class BasisRotation(Optimizer):
             return prepared
 
         # The caller's hooks come before the first of these and after the second.
-        hooks = (
-            self.register_load_state_dict_pre_hook(prepare),
-            self.register_load_state_dict_post_hook(lambda _: self.state.update(loaded), prepend=True),
-        )
-        try:
+        first = self.register_load_state_dict_pre_hook(prepare)
+        with first, self.register_load_state_dict_post_hook(lambda _: self.state.update(loaded), prepend=True):
             super().load_state_dict(state_dict)
-        finally:
-            for hook in hooks:
-                hook.remove()
 
     def _fitting(self, given: dict[str, Any]) -> tuple[dict[str, Any], dict[Tensor, dict[str, Any]]]:
         """A state dict with options of all groups, and its states by parameter as they are kept here.
@@ -575,25 +553,18 @@ def update_elementwise(members: list[Member], bad: Tensor | None) -> None:
         # Half-precision weights are rounded once, after the update. The kernel goes through memory from end to end.
         weights = [parameter.to(dtype).contiguous() for parameter in parameters]
         gradients = [local(member.gradient).to(dtype).contiguous() for member in alike if member.gradient is not None]
-        momenta, seconds = ([local(member.state[name]) for member in alike] for name in ("exp_avg", "exp_avg_sq"))
-        steps = [member.state["step"] for member in alike]
-        fused_adamw(weights, gradients, momenta, seconds, steps, alike[0].options, bad)
+        fused_adamw(weights, gradients, [member.state for member in alike], alike[0].options, bad)
         for parameter, weight in zip(parameters, weights, strict=True):
             if weight is not parameter:
                 parameter.copy_(weight)
 
 
 def fused_adamw(
-    weights: list[Tensor],
-    gradients: list[Tensor],
-    momenta: list[Tensor],
-    second_moments: list[Tensor],
-    steps: list[Tensor],
-    options: Group,
-    bad: Tensor | None,
+    weights: list[Tensor], gradients: list[Tensor], states: list[State], options: Group, bad: Tensor | None
 ) -> None:
     """torch's kernel, which counts the step, too; if the flag `bad` is set, it changes nothing."""
     beta1, beta2 = options["betas"]
+    momenta, second_moments, steps = ([local(of[name]) for of in states] for name in ("exp_avg", "exp_avg_sq", "step"))
     # Below this, squares of gradients are zero, and a zero over a zero would be NaN.
     smallest_eps = math.sqrt(torch.finfo(weights[0].dtype).tiny)
     adamw(

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import groupby
 from operator import is_
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor
 
+from brx.optim.eigenbasis import select_columns, select_rows
 from brx.optim.options import Group, form_options
 from brx.optim.parameter_state import Side, is_rotated, matrix_shape, split_into_matrices, state_dtype, state_shapes
 from brx.optim.products import Precision, product
@@ -103,9 +104,8 @@ class MatrixBatch:
     bad: Tensor | None = None  # on a GPU: a flag () for a bad gradient; the step changes nothing then
 
     def __post_init__(self) -> None:
-        sides: tuple[Side, ...] = ("left", "right")
         self.options = self.members[0].options  # which all members share in a step
-        self.sides = tuple(side for side in sides if f"{side}_basis" in self.state)
+        self.sides: list[Side] = [side for side in get_args(Side) if f"{side}_basis" in self.state]
         self.seen_version = self.state["step"]._version  # when the host's counts of updates last agreed with it
 
     def __getitem__(self, run: slice) -> MatrixBatch:
@@ -175,6 +175,11 @@ def rotate(batch: MatrixBatch, matrices: Tensor, precision: Precision = "highest
     return matrices
 
 
+def reorder(side: Side, matrices: Tensor, order: Tensor) -> None:
+    """Put the given side's rows or columns of each (m, n) matrix in its own order (b, m) or (b, n), in place."""
+    matrices.copy_((select_rows if side == "left" else select_columns)(matrices, order))
+
+
 def seen_from(side: Side, matrices: Tensor) -> Tensor:
     """The matrices with the given side's dimension first."""
     return matrices if side == "left" else matrices.mT
@@ -215,13 +220,6 @@ class Layout:
             and member.form == _form(parameter, group)
             and all(map(is_, map(state.get, member.state), member.state.values()))
         )
-
-    def release(self, kept: set[Tensor], state: Mapping[Tensor, dict[str, Any]]) -> None:
-        """Give parameters that leave a copy of their state, which would keep their whole batch in memory."""
-        for parameter, member in self.members.items():
-            if parameter not in kept and parameter in state:
-                own = state[parameter]
-                own.update({n: t.clone() for n, t in member.state.items() if own.get(n) is t})
 
 
 def _form(parameter: Tensor, group: Group) -> tuple[object, ...]:

@@ -53,9 +53,9 @@ def param_groups(
     named = dict(model.named_parameters())
     owners = {name: modules[name.rpartition(".")[0]] for name in named}
     to_rotate, to_keep = _matching(named, rotate, "rotate"), _matching(named, keep, "keep")
-    if both := sorted(to_rotate & to_keep):
-        raise ValueError(f"{both[0]} matches a pattern of rotate and one of keep")
     for name in sorted(to_rotate):
+        if name in to_keep:
+            raise ValueError(f"{name} matches a pattern of rotate and one of keep")
         if _is_vector(named[name], owners[name]):
             raise ValueError(f"rotate: {name} is a vector, which has no two sides to rotate")
     heads, parts = _heads(model, modules, named), _asked_parts(named, owners, split or {})
@@ -170,8 +170,9 @@ def _output(module: nn.Module) -> int:
 
 
 def _matching(names: Iterable[str], patterns: Iterable[str], argument: str) -> set[str]:
-    found = {pattern: {name for name in names if fnmatchcase(name, pattern)} for pattern in patterns}
-    for pattern, matching in found.items():
-        if not matching:
+    found = set()
+    for pattern in patterns:
+        if not (matching := {name for name in names if fnmatchcase(name, pattern)}):
             raise ValueError(f"{argument}={pattern!r} matches no parameter; there are {', '.join(names)}")
-    return set().union(*found.values())
+        found |= matching
+    return found

@@ -61,7 +61,6 @@ def rotated_sides(parameter: Tensor, group: Group) -> tuple[tuple[Side, ...], st
 
 
 def is_rotated(parameter: Tensor, group: Group) -> bool:
-    """Whether any side of it is."""
     return bool(rotated_sides(parameter, group)[0])
 
 
@@ -89,7 +88,6 @@ def state_shapes(parameter: Tensor, group: Group) -> dict[str, tuple[int, ...]]:
 
 
 def state_dtype(name: str, parameter: Tensor) -> torch.dtype:
-    """The dtype of what is kept under a name."""
     return {"step": torch.float32, "num_failed_refreshes": torch.int64}.get(name, arithmetic(parameter))
 
 
@@ -151,31 +149,26 @@ class ParameterSummary(NamedTuple):
     num_state: int
     why: str
 
-    def cells(self) -> tuple[str, ...]:
-        """The printed row."""
-        parts = "" if self.matrices == self.shape else " x ".join(map(str, self.matrices)) + ", "
-        update = f"{parts}rotated: {' and '.join(self.sides)}" if self.sides else "elementwise (AdamW)"
-        return self.name, str(self.shape), update, f"{self.num_state:,}", self.why
-
 
 class Summary(list[ParameterSummary]):
     """One row per parameter; printed as a table."""
 
     @classmethod
     def of(cls, named: Iterable[tuple[str, Tensor, Group]]) -> Summary:
-        """Of parameters with their names and groups."""
         summary = cls()
         for name, p, group in named:
             (sides, reasons), shapes = rotated_sides(p, group), state_shapes(p, group)
             num_state = sum(math.prod(shapes[kept]) for kept in shapes if kept not in ("step", "num_failed_refreshes"))
-            why = group.get("why", "matrix" if group["rotate"] else "rotate=False") + (
-                f", {reasons}" if reasons else ""
-            )
+            why = ", ".join(filter(None, [group.get("why", "matrix" if group["rotate"] else "rotate=False"), reasons]))
             summary.append(ParameterSummary(name, tuple(p.shape), matrix_shape(p, group), sides, num_state, why))
         return summary
 
     def __str__(self) -> str:
-        rows = [("parameter", "shape", "update", "state", "why"), *(row.cells() for row in self)]
+        rows = [("parameter", "shape", "update", "state", "why")]
+        for row in self:
+            parts = "" if row.matrices == row.shape else " x ".join(map(str, row.matrices)) + ", "
+            update = f"{parts}rotated: {' and '.join(row.sides)}" if row.sides else "elementwise (AdamW)"
+            rows.append((row.name, str(row.shape), update, f"{row.num_state:,}", row.why))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
         num_rotated, state = sum(bool(row.sides) for row in self), sum(row.num_state for row in self)

@@ -10,8 +10,8 @@ import math
 import torch
 from torch import Tensor
 
-from brx.optim.eigenbasis import select_columns, select_rows
-from brx.optim.matrix_batch import MatrixBatch, rotate, seen_from
+from brx.optim.eigenbasis import select_columns
+from brx.optim.matrix_batch import MatrixBatch, reorder, rotate, seen_from
 from brx.optim.parameter_state import Side
 
 
@@ -45,7 +45,7 @@ def _renew_bases(batch: MatrixBatch, momentum: Tensor, second_moment: Tensor, is
             else:
                 product = covariance @ old[side]
                 order = (old[side] * product).sum(dim=-2).argsort(dim=-1, descending=True)  # (b, m)
-                second_moment.copy_((select_rows if side == "left" else select_columns)(second_moment, order))
+                reorder(side, second_moment, order)
                 basis = torch.linalg.qr(select_columns(product, order)).Q
         elif is_first:
             left, _, right = torch.linalg.svd(momentum)
@@ -56,7 +56,6 @@ def _renew_bases(batch: MatrixBatch, momentum: Tensor, second_moment: Tensor, is
             other: Side = "right" if side == "left" else "left"
             product = factor @ old[other] if other in old else factor
             order = product.square().sum(dim=-2).argsort(dim=-1, descending=True)  # of the other side's columns
-            # Crosswise: it is no order of this side.
-            second_moment.copy_((select_columns if side == "left" else select_rows)(second_moment, order))
+            reorder(other, second_moment, order)
             basis = torch.linalg.qr(select_columns(product, order), mode="complete").Q
         batch.matrices(f"{side}_basis").copy_(basis)

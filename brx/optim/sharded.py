@@ -36,7 +36,6 @@ def is_sharded(tensor: Any) -> bool:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The part that lies on this rank, in the same memory."""
     return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
@@ -112,11 +111,8 @@ class Sharding:
         """The process group of all ranks of a mesh, for tensors of a device: the CPU where FSDP2 offloads to it."""
         if (mesh, device.type) not in self._groups:
             ranks = sorted(mesh.mesh.flatten().tolist())
-            if mesh.ndim == 1:
-                group = mesh.get_group()
-            elif len(ranks) == dist.get_world_size():
-                group = _present(dist.group.WORLD)
-            else:
+            group = mesh.get_group() if mesh.ndim == 1 else _present(dist.group.WORLD)
+            if len(ranks) != dist.get_world_size(group):  # one part of a larger job
                 group = dist.new_group(ranks, use_local_synchronization=True)
             if f"{device.type}:" not in dist.get_backend_config(group):  # NCCL alone takes no tensors of the CPU
                 group = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
@@ -217,13 +213,11 @@ def _row_box(shape: tuple[int, ...], mesh: Any, rank: int) -> Box:
     """The rows that a rank has when each dimension of the mesh splits them in turn, as `[Shard(0)] * ndim` does."""
     if not shape:
         return (), ()
-    start, size = 0, shape[0]
-    positions = (mesh.mesh == rank).nonzero()[0].tolist()
-    for position, num_parts in zip(positions, mesh.shape, strict=True):
-        step = -(-size // num_parts)
-        first = min(size, step * position)
-        start, size = start + first, min(size, first + step) - first
-    return (size, *shape[1:]), (start, *(0 for _ in shape[1:]))
+    rows = range(shape[0])
+    for position, num_parts in zip((mesh.mesh == rank).nonzero()[0].tolist(), mesh.shape, strict=True):
+        size = -(-len(rows) // num_parts)
+        rows = rows[size * position : size * (position + 1)]
+    return (len(rows), *shape[1:]), (rows.start, *(0 for _ in shape[1:]))
 
 
 def _by_mesh_and_dtype(members: Sequence[Member]) -> Iterator[tuple[list[Member], list[Shards]]]:
