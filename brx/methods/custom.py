@@ -34,11 +34,7 @@ class AnyOptimizer(Method):
 
 
 def load_method(settings: CustomConfig) -> Method:
-    """The method that `optimizer.method` names.
-
-    Raises UserError where it cannot be imported, there is no such class, its constructor refuses the arguments, or its
-    file is no longer what the run's settings say.
-    """
+    """The method that `optimizer.method` names; UserError where it cannot be had, or its file has changed since."""
     check_unchanged(settings.method, settings.code_sha256, f"optimizer.method {settings.method}")
     chosen = load_class(settings.method)
     if issubclass(chosen, Optimizer):
@@ -61,16 +57,11 @@ def load_class(name: str) -> type[Method] | type[Optimizer]:
     if issubclass(chosen, Optimizer):
         closure = inspect.signature(chosen.step).parameters.get("closure")
         if closure is not None and closure.default is inspect.Parameter.empty:
-            raise UserError(
-                f"{where}: its step needs a closure that computes the loss anew, which a pipeline cannot do"
-            )
+            raise UserError(f"{where}: its step needs a closure to compute the loss anew, which a pipeline cannot do")
     return chosen
 
 
 Rule = Literal["optimizers", "lr_divisor", "correct_gradients", "forecast", "step"]  # what a method is asked for
-
-# The methods of its class that answer, where these have other names.
-WRITTEN_AS: dict[Rule, tuple[str, ...]] = dict.fromkeys(("optimizers", "step"), ("optimizers", "matrices", "rest"))
 
 
 @contextlib.contextmanager
@@ -87,7 +78,9 @@ def user_code(
             raise
         name = config.optimizer.method
         when = "" if iteration is None else f"iteration {iteration}: "
-        what = fault(error, name, _first_line(method, WRITTEN_AS.get(rule, (rule,)), code_file(name)))
+        # The methods of its class that answer: those that make optimizers have several names.
+        answers = ("optimizers", "matrices", "rest") if rule in ("optimizers", "step") else (rule,)
+        what = fault(error, name, _first_line(method, answers, code_file(name)))
         raise kind(f"optimizer.method {name}: {when}its {rule}: {what}") from error
 
 

@@ -17,7 +17,6 @@ WIDTH = 110
 
 
 def all_methods() -> str:
-    """Every method in a few lines."""
     entries = []
     for name, method in METHODS.items():
         defaults = " ".join(f"{key}={_shown(default)}" for key, default, _ in _options(method.section))

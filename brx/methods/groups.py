@@ -72,9 +72,7 @@ def check_each_parameter_once(optimizers: Sequence[Optimizer], stages: Sequence[
     """ValueError unless every parameter is in exactly one of the groups that `stage_groups` made, whole and no copy."""
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     if not all({"stage", "delay", "param_names"} <= set(group) for group in groups):
-        raise ValueError(
-            "an optimizer's parameter groups are not those that brx gave; hand them on with all their keys"
-        )
+        raise ValueError("an optimizer's parameter groups are not those that brx gave; hand on all of their keys")
     given = [pair for group in groups for pair in zip(group["param_names"], group["params"], strict=True)]
     names = [name for name, _ in given]
     newest = {name: parameter for stage in stages for name, parameter in stage.newest.items()}

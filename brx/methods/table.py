@@ -1,12 +1,8 @@
 """The built-in methods, each readable by itself, and the method that a configuration selects.
 
-A method is a subclass of `Method` (method.py), which overrides what it has something to say about. For your own use it
-lives in a file of yours, and nothing here changes: `optimizer.method=my_method.py:MyMethod` (docs/methods.md;
-`torch.optim:Adamax` names any torch optimizer instead). To come with brx, it goes here and into `METHODS`, its settings
-into a section of brx/config/schema.py.
-
-What the backward pass sees (`pipeline.stash`) belongs to the pipeline: any method runs with any mode, but for one with
-a forecast of its own, which needs `exact`.
+One that is to come with brx goes here and into `METHODS`, its settings into a section of brx/config/schema.py; your own
+stays in a file of yours (docs/methods.md). What the backward pass sees (`pipeline.stash`) belongs to the pipeline: any
+method runs with any mode, but for one with a forecast of its own, which needs `exact`.
 
 "Matrices" are the weight matrices of attention and MLP (`brx.model.stage.is_block_matrix`), a mixture's experts each by
 itself.
@@ -46,8 +42,6 @@ CURVATURE_OF_MATRICES = (
 
 
 class AdamWEverywhere(Method):
-    """AdamW for all parameters."""
-
     gets: ClassVar = {"AdamW": ALL}
     why = "AdamW works coordinate by coordinate"
 
@@ -56,8 +50,6 @@ class AdamWEverywhere(Method):
 
 
 class PipeDream(AdamWEverywhere):
-    """AdamW whatever the delay: what the other methods are measured against."""
-
     summary = "AdamW on delayed gradients"
     source = "Narayanan et al. 2019 (arXiv:1806.03377); Loshchilov & Hutter (arXiv:1711.05101)"
     equation = "w <- (1 - lr wd) w - lr m^ / (sqrt(v^) + eps)"
@@ -65,8 +57,6 @@ class PipeDream(AdamWEverywhere):
 
 
 class PipeDreamLR(AdamWEverywhere):
-    """PipeMare's T1: the rate of a delayed stage starts lower."""
-
     summary = "AdamW, a stage's learning rate lowered by its delay early in training"
     source = "Yang et al. 2021, PipeMare T1 (arXiv:1910.05124)"
     equation = "lr_k(t) = lr(t) / tau_k^(1 - min(t / T_c, 1)), tau_k >= 1; then AdamW"
@@ -78,8 +68,6 @@ class PipeDreamLR(AdamWEverywhere):
 
 
 class DelayCompensation(AdamWEverywhere):
-    """A first-order correction of the gradient, then AdamW."""
-
     summary = "AdamW on gradients corrected to first order for what the weights did meanwhile"
     source = "Zheng et al. 2017 (arXiv:1609.08326)"
     equation = "g <- g + lambda g*g*(w_now - w_used), before clipping; then AdamW"
@@ -97,8 +85,6 @@ class DelayCompensation(AdamWEverywhere):
 
 
 class Nesterov(Method):
-    """NAdam for all parameters."""
-
     summary = "NAdam with beta1 0.99 and decoupled weight decay"
     source = "Ajanthan et al. 2025 (arXiv:2505.01099); Dozat 2016"
     equation = "w <- (1 - lr wd) w - lr (mu_{t+1} m^ + (1 - mu_t) g^) / (sqrt(v^) + eps)"
@@ -113,8 +99,6 @@ class Nesterov(Method):
 
 
 class BasisRotationMethod(Method):
-    """The paper's method: BasisRotation on matrices, at each stage's refresh intervals."""
-
     summary = "Adam in the Hessian's Kronecker eigenbasis for attention and MLP matrices, AdamW for the rest"
     source = "the paper's algorithms 1 and 2"
     equation = "W <- (1 - lr wd) W - lr U [ (U^T M V)^ / (sqrt(v^) + eps) ] V^T, v of (U^T G V)^2"
@@ -136,8 +120,6 @@ class BasisRotationMethod(Method):
 
 
 class Soap(Method):
-    """pytorch-optimizer's SOAP, which takes matrices one by one."""
-
     summary = "SOAP (pytorch-optimizer) for attention and MLP matrices, AdamW for the rest"
     source = "Vyas et al. 2024 (arXiv:2409.11321)"
     equation = "W <- W - lr U [ U^T M V / (sqrt(v^) + eps) ] V^T; basis refreshed after the step, L, R at every step"
@@ -154,8 +136,6 @@ class Soap(Method):
 
 
 class Muon(Method):
-    """torch's Muon, which takes matrices one by one."""
-
     summary = "Muon (torch.optim.Muon) for attention and MLP matrices, AdamW for the rest"
     source = "Jordan et al. 2024 (kellerjordan.github.io/posts/muon); Liu et al. 2025 (arXiv:2502.16982)"
     equation = "W <- (1 - lr wd) W - 0.2 sqrt(max(m, n)) lr NewtonSchulz(Nesterov momentum of G)"
@@ -176,12 +156,6 @@ class Muon(Method):
 
 
 class Scion(Method):
-    """pytorch-optimizer's Scion.
-
-    The norms are those of the Scion paper's language models (table 2 and appendix E.3): spectral for matrices inside
-    the model, sign for embeddings and head, root mean square for vectors.
-    """
-
     summary = "Scion (pytorch-optimizer): steps of fixed size in a norm chosen for each kind of parameter"
     source = "Pethick et al. 2025 (arXiv:2502.07529)"
     equation = "d <- (1 - a) d + a G; W <- (1 - lr) W - lr scale argmax_{|S| <= 1} <d, S>"
@@ -223,9 +197,8 @@ def _pytorch_optimizer(method: str) -> Any:
     try:
         return importlib.import_module("pytorch_optimizer")
     except ImportError:
-        raise UserError(
-            f"method {method} needs the package pytorch-optimizer: pip install 'brx[baselines]' (or pytorch-optimizer)"
-        ) from None
+        problem = f"method {method} needs the package pytorch-optimizer: pip install 'brx[baselines]'"
+        raise UserError(f"{problem} (or pytorch-optimizer)") from None
 
 
 # Under this name `brx methods` lists what is given by file or import path; `find_method` loads that itself.

@@ -31,8 +31,7 @@ TRAJECTORY_VERSION = 4
 
 def recorded_version(content: Mapping[str, Any]) -> int:
     """The version in a summary or a checkpoint's manifest."""
-    version: int = content.get("trajectory_version", 1)
-    return version
+    return int(content.get("trajectory_version", 1))
 
 
 def check_trajectory_version(content: Mapping[str, Any], path: Path) -> None:

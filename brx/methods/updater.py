@@ -57,9 +57,7 @@ class MethodUpdater:
             for stage in stages:
                 stage.forecast_by(self._forecast)
         self._peak_lrs = [[group["lr"] for group in optimizer.param_groups] for optimizer in self.optimizers]
-        self._corrections: dict[int, CorrectionState] = {
-            stage.index: {name: {} for name in stage.newest} for stage in stages
-        }
+        self._corrections: dict[int, CorrectionState] = {s.index: {name: {} for name in s.newest} for s in stages}
 
     def lr(self, iteration: int) -> float:
         """The learning rate of a stage without delay."""
@@ -105,9 +103,8 @@ class MethodUpdater:
         with user_code(self.config, self.method, "lr_divisor", RunError, iteration):
             divisor = float(self.method.lr_divisor(tau_updates, iteration, self.config.training.iterations))
             if not 0 < divisor < math.inf:
-                raise ValueError(
-                    f"must be a number above 0, got {divisor:g} (tau_updates {tau_updates:g}, t {iteration})"
-                )
+                where = f"tau_updates {tau_updates:g}, t {iteration}"
+                raise ValueError(f"must be a number above 0, got {divisor:g} ({where})")
             return divisor
 
     def _forecast(
@@ -160,7 +157,6 @@ class MethodUpdater:
         return {name: {key: _on_cpu(value) for key, value in own.items()} for name, own in kept.items() if own}
 
     def load_correction_state(self, stage: StageVersions, state: CorrectionState) -> None:
-        """Restore what `correction_state` gave."""
         for name, own in state.items():
             self._corrections[stage.index][name] = on_device(own, stage.device)
 
