@@ -4,7 +4,9 @@ import copy
 import json
 import sys
 import traceback
+from functools import cache
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -23,40 +25,25 @@ OPTIONS = {"lr": 0.01, "frequency": 3, "weight_decay": 0.1}
 
 
 class Model(nn.Module):
-    """Embedding, two matrices whose rows no number of ranks divides, a stack of experts, a head."""
+    """Embedding, norm, two matrices whose rows no number of ranks divides, a stack of experts, a head."""
 
-    def __init__(self):
+    def __init__(self, num_experts):
         super().__init__()
-        self.embedding = nn.Embedding(13, 6)
-        self.up, self.down = nn.Linear(6, 20), nn.Linear(20, 6)
-        self.experts = nn.Parameter(0.3 * torch.randn(3, 6, 6))
-        self.head = nn.Linear(6, 13)
+        self.embedding, self.head = nn.Embedding(13, 6), nn.Linear(6, 13)
+        self.norm, self.up, self.down = nn.LayerNorm(6), nn.Linear(6, 20), nn.Linear(20, 6)
+        self.experts = nn.Parameter(0.3 * torch.randn(num_experts, 6, 6)) if num_experts else None
 
     def forward(self, tokens):
         x = self.embedding(tokens)
-        x = x + self.down(torch.tanh(self.up(x)))
-        for expert in self.experts.unbind():
+        x = x + self.down(torch.tanh(self.up(self.norm(x))))
+        for expert in () if self.experts is None else self.experts.unbind():
             x = x + torch.tanh(x @ expert)
         return self.head(x)
 
 
-class NormedModel(nn.Module):
-    """A residual block with a LayerNorm, of which sequence parallelism gives each rank a part of the tokens."""
-
-    def __init__(self):
-        super().__init__()
-        self.embedding = nn.Embedding(13, 6)
-        self.norm, self.up, self.down = nn.LayerNorm(6), nn.Linear(6, 20), nn.Linear(20, 6)
-        self.head = nn.Linear(6, 13)
-
-    def forward(self, tokens):
-        x = self.embedding(tokens)
-        return self.head(x + self.down(torch.tanh(self.up(self.norm(x)))))
-
-
-def make(dtype=torch.float64, model=Model):
+def make(dtype=torch.float64, num_experts=3):
     torch.manual_seed(0)
-    return model().to(dtype)
+    return Model(num_experts).to(dtype)
 
 
 def adapted(model, **options):
@@ -80,8 +67,9 @@ def whole(model):
     }
 
 
-def expected(num_steps=NUM_STEPS, dtype=torch.float64, model=Model, **options):
-    alone = make(dtype, model)
+@cache
+def expected(num_steps=NUM_STEPS, dtype=torch.float64, num_experts=3, **options):
+    alone = make(dtype, num_experts)
     train(alone, adapted(alone, **options), 0, num_steps)
     return whole(alone)
 
@@ -97,14 +85,14 @@ def fsdp2(dtype=torch.float64):
     return fully_shard(model)
 
 
-def tensor_parallel():
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+def tensor_parallel(mesh=None):
+    mesh = mesh or init_device_mesh("cpu", (dist.get_world_size(),))
     return parallelize_module(make(), mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
 
 
 def both():
     mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("dp", "tp"))
-    model = parallelize_module(make(), mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    model = tensor_parallel(mesh["tp"])
     for module in (model.up, model.down):
         fully_shard(module, mesh=mesh["dp"])
     return fully_shard(model, mesh=mesh["dp"])
@@ -116,7 +104,7 @@ def replicated_shards():
 
 
 def sequence_parallel():
-    """The LayerNorm's gradient is a sum over ranks that nobody has added up when the optimizer gets it."""
+    """Each rank norms a part of the tokens; the norm's gradient is a sum that nobody has added up for the optimizer."""
     plan = {
         "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
         "norm": SequenceParallel(),
@@ -125,9 +113,9 @@ def sequence_parallel():
         "head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate()),
     }
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    sharded = parallelize_module(make(model=NormedModel), mesh, plan)
+    sharded = parallelize_module(make(num_experts=0), mesh, plan)
     train(sharded, adapted(sharded), 0, NUM_STEPS)
-    return difference(sharded, expected(model=NormedModel))
+    return difference(sharded, expected(num_experts=0))
 
 
 def of_all_ranks(value):
@@ -227,11 +215,8 @@ def offloaded():
     """The process group that shards on the CPU are exchanged through, if the mesh's own takes tensors of GPUs alone."""
     own = dist.new_group([0, 1], backend="gloo")
     config = dist.get_backend_config
-    dist.get_backend_config = lambda group: "cuda:nccl" if group is own else config(group)
-    try:
+    with patch.object(dist, "get_backend_config", lambda group: "cuda:nccl" if group is own else config(group)):
         group = Sharding()._group(MeshOfGPUs(own), torch.device("cpu"))
-    finally:
-        dist.get_backend_config = config
     total = torch.ones(())
     dist.all_reduce(total, group=group)
     return group is not own, dist.get_process_group_ranks(group), total.item()

@@ -123,22 +123,6 @@ def test_zero_gradients_in_between_leave_the_basis_orthonormal(source, geometry)
     assert_orthonormal(optimizer.state[parameter])
 
 
-def test_a_fixed_basis_is_adam_on_rotated_parameters():
-    # With a fixed basis, Adam on U^T W V and BasisRotation on W are the same (appendix, "Adam's equivalence").
-    gradients = full_rank_gradients(30, 6, 6)
-    parameter = torch.nn.Parameter(double(6, 6))
-    optimizer = BasisRotation([parameter], lr=0.01, weight_decay=0.0, frequency=None)
-    take_steps(optimizer, [parameter], [gradients[:10]])
-    state = optimizer.state[parameter]
-    U, V = state["left_basis"].clone(), state["right_basis"].clone()
-    rotated = torch.nn.Parameter(U.T @ parameter.detach() @ V)
-    adam = torch.optim.Adam([rotated], lr=0.01)
-    adam.state[rotated] = {name: state[name].clone() for name in ("step", "exp_avg", "exp_avg_sq")}
-    take_steps(adam, [rotated], [[U.T @ gradient @ V for gradient in gradients[10:]]])
-    take_steps(optimizer, [parameter], [gradients[10:]])
-    torch.testing.assert_close(parameter.detach(), U @ rotated.detach() @ V.T, rtol=0, atol=1e-8)
-
-
 @pytest.mark.parametrize("frequency", [1, None])
 def test_is_adamw_before_the_first_basis(frequency):
     ours, theirs = (parameters(1, 6, 4) for _ in range(2))
@@ -161,17 +145,6 @@ def test_gradient_that_is_not_finite_changes_nothing_and_is_named(source, steps_
     with pytest.raises(ValueError, match=r"parameter bad of shape \(3, 3\): its gradient has NaN, infinity"):
         optimizer.step()
     torch.testing.assert_close(snapshot(), before, rtol=0, atol=0)
-
-
-def test_gradient_that_is_not_contiguous():
-    one, other = (parameters(1, 4, 6) for _ in range(2))
-    gradients = full_rank_gradients(12, 6, 4, dtype=torch.float32)
-    take_steps(BasisRotation(other), other, [[gradient.T.contiguous() for gradient in gradients]])
-    optimizer = BasisRotation(one)
-    for gradient in gradients:
-        one[0].grad = gradient.T
-        optimizer.step()
-    assert torch.equal(one[0], other[0])
 
 
 def test_sparse_gradient_is_refused():

@@ -1,5 +1,6 @@
 """Models as their authors wrote them: what is told from names, shapes and use, and what becomes of each parameter."""
 
+import copy
 import json
 import warnings
 
@@ -9,7 +10,7 @@ from torch import nn
 from torch.distributed.fsdp._common_utils import FSDP_FLATTENED
 
 from brx.optim import BasisRotation, param_groups
-from tests.optim.helpers import parameters, random, train
+from tests.optim.helpers import parameters, random, take_steps, train
 
 
 def kinds(model, **options):
@@ -150,15 +151,12 @@ def test_fused_projection_is_trained_as_its_parts_are(make, options):
     parts = [nn.Parameter(part.detach().clone()) for part in weight.chunk(3, dim)]
     whole = BasisRotation(param_groups(fused), frequency=3, **options)
     apart = BasisRotation(parts, frequency=3, **options)
-    for time in range(14):
-        weight.grad = random(*weight.shape, seed=time)
-        for part, gradient in zip(parts, weight.grad.chunk(3, dim), strict=True):
-            part.grad = gradient.clone()
-        whole.step()
-        apart.step()
-        if time == 11:  # resumed in the middle
-            saved, whole = whole.state_dict(), BasisRotation(param_groups(fused))
-            whole.load_state_dict(saved)
+    gradients = [random(*weight.shape, seed=time) for time in range(14)]
+    take_steps(apart, parts, list(zip(*(gradient.chunk(3, dim) for gradient in gradients), strict=True)))
+    take_steps(whole, [weight], [gradients[:12]])
+    saved, whole = whole.state_dict(), BasisRotation(param_groups(fused))  # resumed in the middle
+    whole.load_state_dict(saved)
+    take_steps(whole, [weight], [gradients[12:]])
     torch.testing.assert_close(weight.detach(), torch.cat(parts, dim).detach(), rtol=0, atol=1e-7)
     assert "left_basis" not in whole.state[weight] or whole.state[weight]["left_basis"].shape == (3, 6, 6)
 
@@ -185,7 +183,7 @@ def test_split_as_a_list_as_files_have_it_is_the_pair():
 
 
 def test_parameters_without_groups_are_divided_with_one_warning():
-    model = nn.Sequential(nn.Linear(6, 5), nn.LayerNorm(5), nn.Linear(5, 4))
+    model, _ = two_models()
     with pytest.warns(UserWarning, match="4 parameters have no side to rotate") as caught:
         optimizer = BasisRotation(model.parameters(), lr=0.1, rest_lr=0.02)
     assert [warning.filename for warning in caught] == [__file__]
@@ -219,27 +217,22 @@ def test_parameters_of_fsdp1_are_refused_with_advice(mark):
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 def test_kernel_is_one_matrix(memory_format):
-    kernel = nn.Parameter(random(6, 2, 3, 3).to(memory_format=memory_format))
-    matrix = nn.Parameter(random(6, 2, 3, 3).reshape(6, 18))
-    optimizers = [BasisRotation([kernel], flatten=True, frequency=2), BasisRotation([matrix], frequency=2)]
-    for time in range(13):
-        kernel.grad = random(6, 2, 3, 3, seed=time + 1).to(memory_format=memory_format)
-        matrix.grad = random(6, 2, 3, 3, seed=time + 1).reshape(6, 18)
-        for optimizer in optimizers:
-            optimizer.step()
+    kernels = [random(6, 2, 3, 3, seed=seed).to(memory_format=memory_format) for seed in range(14)]
+    kernel, matrix = nn.Parameter(kernels[0]), nn.Parameter(kernels[0].reshape(6, 18).clone())
+    optimizer = BasisRotation([kernel], flatten=True, frequency=2)
+    take_steps(optimizer, [kernel], [kernels[1:]])
+    take_steps(BasisRotation([matrix], frequency=2), [matrix], [[k.reshape(6, 18) for k in kernels[1:]]])
     assert torch.equal(kernel.reshape(6, 18), matrix)
-    state = optimizers[0].state[kernel]
+    state = optimizer.state[kernel]
     assert [tuple(state[name].shape) for name in ("exp_avg", "left_basis", "right_basis")] == [
         (6, 2, 3, 3), (6, 6), (18, 18)
     ]  # fmt: skip
 
 
 def two_models():
-    models = []
-    for _ in range(2):
-        torch.manual_seed(0)
-        models.append(nn.Sequential(nn.Linear(6, 5), nn.LayerNorm(5), nn.Linear(5, 4)))
-    return models
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 5), nn.LayerNorm(5), nn.Linear(5, 4))
+    return model, copy.deepcopy(model)
 
 
 def go(model, optimizer, first, last):
@@ -307,13 +300,15 @@ def test_group_that_is_not_rotated_equals_adamw():
         assert set(optimizer.state[ours[1]]) == {"step", "exp_avg", "exp_avg_sq"}
 
 
-def test_weights_that_do_not_lie_one_after_another():
+@pytest.mark.parametrize("rotate", [True, False])
+def test_weights_and_gradients_that_do_not_lie_one_after_another(rotate):
     base, plain = random(4, 6), random(4, 6)[:, ::2].contiguous().requires_grad_()
     strided = base[:, ::2].detach().requires_grad_()
-    for parameter in (strided, plain):
-        optimizer = BasisRotation([parameter], rotate=False)
-        parameter.grad = random(3, 4, seed=1).T
-        optimizer.step()
+    for parameter, layout in ((strided, torch.Tensor.clone), (plain, torch.Tensor.contiguous)):
+        optimizer = BasisRotation([parameter], rotate=rotate)
+        for time in range(12):
+            parameter.grad = layout(random(3, 4, seed=time).T)
+            optimizer.step()
     assert torch.equal(strided, plain)
     assert torch.equal(base[:, 1::2], random(4, 6)[:, 1::2])
 
@@ -323,23 +318,17 @@ def test_eps_of_zero_with_tiny_and_zero_gradients(rotate):
     for scale in (0.0, 1e-30, 1e-20, 1.0):
         parameter = nn.Parameter(torch.ones(4, 4))
         optimizer = BasisRotation([parameter], eps=0.0, lr=0.1, weight_decay=0.0, frequency=2, rotate=rotate)
-        for time in range(13):
-            parameter.grad = scale * random(4, 4, seed=time)
-            optimizer.step()
+        take_steps(optimizer, [parameter], [[scale * random(4, 4, seed=time) for time in range(13)]])
         assert torch.isfinite(parameter).all()
         assert (parameter - 1).abs().max() < 13 * 0.1 * 4
 
 
 def test_maximize_is_the_negative_gradient():
     up, down = parameters(2, 6, 4), parameters(2, 6, 4)
-    ascent = BasisRotation([{"params": up[:1]}, {"params": up[1:], "rotate": False}], maximize=True)
-    descent = BasisRotation([{"params": down[:1]}, {"params": down[1:], "rotate": False}])
-    for time in range(13):
-        for one, other in zip(up, down, strict=True):
-            one.grad = random(6, 4, seed=time)
-            other.grad = -one.grad
-        ascent.step()
-        descent.step()
+    for series, sign in ((up, 1), (down, -1)):
+        groups = [{"params": series[:1]}, {"params": series[1:], "rotate": False}]
+        gradients = [[sign * random(6, 4, seed=time) for time in range(13)]] * 2
+        take_steps(BasisRotation(groups, maximize=sign > 0), series, gradients)
     assert all(map(torch.equal, up, down))
 
 
