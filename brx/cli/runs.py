@@ -100,11 +100,7 @@ def _print(comparison: Comparison, format: TableFormat, target_rule: str) -> Non
 
 
 def parse_rates(text: str) -> list[float]:
-    """The learning rates of `--rates`.
-
-    Raises:
-        UserError: one of them is no number above 0.
-    """
+    """The learning rates of `--rates`; UserError where one is no number above 0."""
     try:
         rates = [float(part) for part in text.split(",")]
     except ValueError:

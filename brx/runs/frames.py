@@ -288,7 +288,7 @@ def left_out(shown: pd.DataFrame, others: list[pd.DataFrame], *, any_split: bool
     """The runs of other sets of `comparable` by what makes them incomparable with those shown, in words."""
     rest = pd.concat([shown.iloc[:1], *others])
     aspects = [", ".join(names) for names in differing_aspects(rest, any_split=any_split).values()]
-    return dict(iter(rest.iloc[1:].groupby(aspects, sort=False)))
+    return dict(iter(rest.iloc[1:].groupby(np.array(aspects), sort=False)))
 
 
 def first_names(names: Sequence[str]) -> str:
