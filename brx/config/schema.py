@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
@@ -132,21 +132,24 @@ class DelayCode(Section):
         return self
 
 
+DelayName = Literal["pipeline", "2bw"]
+
+
 def check_delay(value: Any) -> Any:
     """Refuse what is no delay profile, in one line for all its forms."""
     if isinstance(value, str) and re.fullmatch(USER_CODE, value):
         return {"function": value}
     if isinstance(value, DelayCode) or (isinstance(value, dict) and "function" in value):
         return value
-    if value in ("pipeline", "2bw") or isinstance(value, DelayLike):
+    if isinstance(value, DelayLike) or value in get_args(DelayName):
         return value
     is_like = isinstance(value, dict) and list(value) == ["like"]
     numbers = value if isinstance(value, list) else [value["like"] if is_like else value]
     if numbers and all(type(number) is int and number >= is_like for number in numbers):  # a bool is none
         return value
     raise ValueError(
-        "delay must be pipeline, 2bw, a whole number from 0, a list of them with one per stage, {like: P}, or"
-        f" FILE.py:NAME, got {value!r}"
+        f"delay must be {', '.join(get_args(DelayName))}, a whole number from 0, a list of them with one per stage,"
+        f" {{like: P}}, or FILE.py:NAME, got {value!r}"
     )
 
 
@@ -155,9 +158,7 @@ class PipelineConfig(Section):
 
     stages: int = Field(1, ge=1)
     """P, the number of virtual stages."""
-    delay: Annotated[
-        Literal["pipeline", "2bw"] | int | list[int] | DelayLike | DelayCode, BeforeValidator(check_delay)
-    ] = "pipeline"
+    delay: Annotated[DelayName | int | list[int] | DelayLike | DelayCode, BeforeValidator(check_delay)] = "pipeline"
     """tau_k of stage k (from 0) in micro-batches: `pipeline` (P - 1 - k), a number for all stages, a list with one per
     stage, `2bw` (PipeDream-2BW: tau_k = accumulation, so that all stages use the version before the newest), or
     `{like: 32}` (those of a pipeline of 32 stages, spread over the P stages), or a function of your own, FILE.py:NAME,
