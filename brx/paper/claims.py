@@ -163,6 +163,25 @@ def evidence_text(outcome: Outcome) -> str:
     return f"{measured_text(claim, ours)}{holds}{ours.text and f' ({ours.text})'}"
 
 
+def why_not(outcome: Outcome) -> str:
+    """In a few words, what the evidence tells of why a claim is not reproduced; empty for nothing."""
+    claim, ours, longer = outcome.claim, outcome.evidence, outcome.longer
+    if ours is None or outcome.verdict == "yes":
+        return ""
+    printed = 0.0 if claim.paper is None else claim.paper  # a direction's margin has a sign alone
+    is_within = ours.low <= printed <= ours.high
+    reasons = {
+        "training too short": longer is not None,
+        "the other way round": claim.paper is None and ours.value < 0 and not is_within,
+        "within chance": is_within,
+        "not by chance": longer is None and (ours.low > printed or ours.high < printed),
+        "one seed": outcome.num_seeds == 1,
+        "a bound alone": ours.is_bound,
+    }
+    extrapolated = f" (at the paper's length {number_text(longer.value, claim.unit)}, extrapolated)" if longer else ""
+    return ", ".join(reason for reason, applies in reasons.items() if applies) + extrapolated
+
+
 def measured_text(claim: Claim, ours: Evidence) -> str:
     """Our number with its interval, or as the bound that it is: a lower one of a slowdown, an upper one of a share."""
     bound = "" if not ours.is_bound else "< " if claim.unit == "percent" else "> "

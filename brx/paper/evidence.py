@@ -93,6 +93,11 @@ class Margin:
         """Whether it is as the paper says: by more than chance, as far as the seeds can say."""
         return self.least > 0
 
+    def evidence(self, text: str, *, holds: bool | None = None, num_seeds: int | None = None) -> Evidence:
+        """Of a direction that this margin decides, unless it is said whether it `holds`; with mean and interval."""
+        ends = self.interval or (math.nan, math.nan)
+        return Evidence(self.mean, *ends, holds=self.holds if holds is None else holds, text=text, num_seeds=num_seeds)
+
     def __sub__(self, other: Margin) -> Margin:
         """How much larger than another; over the seeds that both have."""
         return Margin(self.by_seed - other.by_seed)
@@ -153,7 +158,7 @@ def ends_below(name: str, ours: pd.DataFrame, others: Mapping[str, pd.DataFrame]
     text = f"{name} {final_loss(ours):.3f}, {closest} {final_loss(by_name[closest]):.3f} nats"
     if interval := margins[closest].interval:
         text += f", difference [{-interval[1]:+.3f}, {-interval[0]:+.3f}]"
-    return Evidence(holds=margins[closest].holds, text=text)
+    return margins[closest].evidence(text)
 
 
 def _lead(experiments: Experiments, method: str, others: Sequence[str], stages: int) -> Margin:
@@ -173,7 +178,8 @@ def ends_below_at_every_depth(
     for P, of_P in leads.items():
         open_ones = [lead.interval for lead in of_P if lead.interval and not lead.holds]
         text += "".join("; at P = {} one is [{:+.3f}, {:+.3f}]".format(P, *interval) for interval in open_ones)
-    return Evidence(holds=all(lead.holds for of_P in leads.values() for lead in of_P), text=text)
+    closest = min((lead for of_P in leads.values() for lead in of_P), key=lambda lead: lead.least)
+    return closest.evidence(text)
 
 
 def lead_grows(experiments: Experiments, method: str, others: Sequence[str], from_stages: int) -> Evidence:
@@ -185,7 +191,7 @@ def lead_grows(experiments: Experiments, method: str, others: Sequence[str], fro
     text = f"lead {means[0]:.3f} nats at P = {from_stages}, {means[1]:.3f} at P = {deepest}"
     if difference.interval:
         text += ", difference [{:+.3f}, {:+.3f}]".format(*difference.interval)
-    return Evidence(holds=difference.holds and large.holds, text=text)
+    return difference.evidence(text, holds=difference.holds and large.holds)
 
 
 def beats_baselines(
@@ -210,7 +216,7 @@ def few_refreshes_cost_little(experiments: Experiments) -> Evidence:
     usual, few, *baselines = shared_seeds(usual, few, *baselines)
     cost, lead = margin(usual, few), margin(usual, min(baselines, key=final_loss))
     text = f"{cost.mean:.3f} of a lead of {lead.mean:.3f} nats over the best baseline"
-    return Evidence(holds=Margin(lead.by_seed / 10 - cost.by_seed).holds, text=text)
+    return Margin(lead.by_seed / 10 - cost.by_seed).evidence(text)
 
 
 def _with_schedule(experiments: Experiments, schedule: str) -> pd.DataFrame:
@@ -230,7 +236,7 @@ def deeper_ends_lower(experiments: Experiments, method: str, holds: bool) -> Evi
     runs = shared_seeds(*(runs_of(experiments, method, count, settings={"model.blocks": count}) for count in blocks))
     text = ", ".join(f"{count} blocks: {final_loss(seeds):.3f}" for count, seeds in zip(blocks, runs, strict=True))
     lower, higher = (runs[-1], runs[0]) if holds else (runs[0], runs[-1])
-    return Evidence(holds=margin(lower, higher).holds, text=text)
+    return margin(lower, higher).evidence(text)
 
 
 def loses_less_without_stashing(experiments: Experiments) -> Evidence:
@@ -306,7 +312,9 @@ def slowdown_of(experiments: Experiments, method: str) -> Evidence:
 
 
 def extrapolated_slowdown(experiments: Experiments, method: str) -> Evidence:
-    rows = ladder_slowdowns(complete_lengths(experiments))
+    if "ladder" not in experiments.known:
+        experiments.known["ladder"] = ladder_slowdowns(complete_lengths(experiments))
+    rows = experiments.known["ladder"]
     law = None if rows.empty else SLOWDOWN.law(rows[rows["method"] == method])
     if law is None:
         raise NotTriedError(f"{method} was not trained for several lengths")
@@ -331,7 +339,7 @@ def slows_down_less(experiments: Experiments, pairs: Sequence[tuple[str, str]]) 
         low, high = np.exp(closest.interval)
         text += f"; {worse} over {better} [{low:.2f}, {high:.2f}]"
     # A method that never got there may be slower than its bound, but not faster.
-    return Evidence(holds=closest.holds and not bounds & {better for better, _ in pairs}, text=text)
+    return closest.evidence(text, holds=closest.holds and not bounds & {better for better, _ in pairs})
 
 
 def _log_slowdowns(experiments: Experiments, methods: Sequence[str]) -> tuple[pd.DataFrame, set[str]]:
@@ -357,8 +365,9 @@ def soap_is_close(experiments: Experiments) -> Evidence:
     distances = logs.drop(columns="basis-rotation").sub(logs["basis-rotation"], axis="index").abs()
     text = ", ".join(f"{method} {np.exp(distances[method].mean()):.2f}" for method in distances)
     nearer = [Margin(distances[method] - distances["soap"]) for method in ("muon", "scion")]
-    holds = all(margin.holds for margin in nearer) and not bounds & {"soap", "basis-rotation"}
-    return Evidence(holds=holds, text=f"a factor from basis rotation's slowdown: {text}")
+    closest = min(nearer, key=lambda margin: margin.least)
+    holds = closest.holds and not bounds & {"soap", "basis-rotation"}
+    return closest.evidence(f"a factor from basis rotation's slowdown: {text}", holds=holds)
 
 
 def _saved(ours: pd.DataFrame, other: pd.DataFrame) -> Evidence:

@@ -78,11 +78,14 @@ def complete_lengths(experiments: Experiments) -> list[Length]:
     return complete
 
 
-def ladder_slowdowns(ladder: Sequence[Length], *, with_others: bool = False) -> pd.DataFrame:
-    """Rows of `brx.runs.comparison.slowdowns`, labelled; each length to the target of its ladder's methods."""
+def ladder_slowdowns(ladder: Sequence[Length]) -> pd.DataFrame:
+    """Rows of `brx.runs.comparison.slowdowns`, labelled; each length to the target of its ladder's methods.
+
+    Other methods that were trained as long have rows, too.
+    """
     frames = []
     for length in ladder:
-        runs = pd.concat([length.runs, length.others]) if with_others else length.runs
+        runs = pd.concat([length.runs, length.others])
         frames.append(length.labelled(slowdowns(runs, common_target(length.runs))))
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
@@ -162,6 +165,7 @@ def fill_ladder(figure: Figure, ladder: Sequence[Length]) -> None:
     figure.set_size_inches(7.0, 3.4)
     left, right = figure.subplots(1, 2)
     slowed, saved = ladder_slowdowns(ladder), ladder_savings(ladder)
+    slowed = slowed[slowed["method"].isin(LADDER_METHODS)]
     highest = 1.3 * max(_fill(left, slowed, SLOWDOWN, SLOWDOWNS, ".2f"))
     left.set(yscale="log", ylim=(0.93, highest), ylabel=f"slowdown at P = {ladder[0].num_stages}")
     left.axhline(1.0, color="black", linewidth=0.5)

@@ -34,7 +34,7 @@ from brx.planning.memory_tables import overhead_texts
 from brx.planning.optimizer_memory import overhead_elements
 from brx.planning.stage_count import stage_count_table
 from brx.runs.experiments import at_best_rates
-from brx.runs.frames import Run, load
+from brx.runs.frames import load, read_run
 from brx.runs.slowdown import geometric_mean
 
 TOYS = Path("results/toy")
@@ -57,7 +57,7 @@ def _norms(experiments: Experiments, spaces: Sequence[Space]) -> Iterator[NormRe
 
 
 def _seed(run: str | Path) -> int:
-    return Run.load(Path(run)).config.training.seed
+    return read_run(Path(run)).config.training.seed
 
 
 def norm_ratio(experiments: Experiments) -> Evidence:
@@ -177,7 +177,7 @@ def oscillates_less(experiments: Experiments, *, delayed: bool) -> Evidence:
     text += f" ({_plural(len(less.by_seed), 'seed')}, {_plural(len(both), 'checkpoint')})"
     if plateaus := int((both["eigenvalue_of_pipedream"] < 0).sum()):
         text += f"; at {plateaus} of them PipeDream's dominant eigenvalue is negative, as on a plateau"
-    return Evidence(holds=less.holds, text=text, num_seeds=len(less.by_seed))
+    return less.evidence(text, num_seeds=len(less.by_seed))
 
 
 def stable_elsewhere(experiments: Experiments) -> Evidence:

@@ -137,6 +137,7 @@ class Experiments:
         self._origin = main_origin(self.chosen)
         self._by_experiment = dict(iter(self.chosen.groupby("experiment")))
         self._diverged = set(runs.loc[runs["status"] == "diverged", "experiment"]) - set(self._by_experiment)
+        self.known: dict[str, pd.DataFrame] = {}  # is computed once from these runs, and shared by copies
         self.used: dict[str, pd.DataFrame] = {}  # of each experiment that was asked for, by its id
         self.sweeps: list[str] = []  # the files that make these
         self.missing: list[str] = []  # a line for each that is not there or diverged; the last asked for comes last

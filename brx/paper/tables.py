@@ -153,10 +153,14 @@ def slowdowns_by_length(experiments: Experiments) -> pd.DataFrame:
     """
     rows = []
     ladder = complete_lengths(experiments)
+    slowdowns, savings = ladder_slowdowns(ladder), ladder_savings(ladder)
     for length in ladder:
-        savings = ladder_savings([length]).to_dict("records")
-        saved = {row["method"]: f"{saved_text(row)} (over {row['baseline']})" for row in savings}
-        for slowdown in ladder_slowdowns([length], with_others=True).to_dict("records"):
+        slowed, reduced = (
+            frame[frame["iterations_of_training"] == length.iterations].to_dict("records")
+            for frame in (slowdowns, savings)
+        )
+        saved = {row["method"]: f"{saved_text(row)} (over {row['baseline']})" for row in reduced}
+        for slowdown in slowed:
             method = slowdown["method"]
             rows.append(
                 {
@@ -171,13 +175,12 @@ def slowdowns_by_length(experiments: Experiments) -> pd.DataFrame:
                     **_rates(slowdown, "lr at P"),
                 }
             )
-    return pd.DataFrame([*rows, *_extrapolated(ladder)]).fillna("")
+    return pd.DataFrame([*rows, *_extrapolated(ladder, slowdowns, savings)]).fillna("")
 
 
-def _extrapolated(ladder: Sequence[Length]) -> list[dict[str, str]]:
+def _extrapolated(ladder: Sequence[Length], slowdowns: pd.DataFrame, savings: pd.DataFrame) -> list[dict[str, str]]:
     if len(ladder) < LEAST_LENGTHS:
         return []
-    slowdowns, savings = ladder_slowdowns(ladder), ladder_savings(ladder)
     rows = []
     for method in sorted(LADDER_METHODS):
         slowed, saved = (frame[frame["method"] == method] for frame in (slowdowns, savings))

@@ -17,7 +17,8 @@ import brx
 from brx.errors import UserError
 from brx.files import write_text
 from brx.paper.claim_list import CLAIMS
-from brx.paper.claims import claim_table, evidence_text, in_groups, judge
+from brx.paper.claims import claim_table, evidence_text, in_groups, judge, why_not
+from brx.paper.claims_figure import paper_text
 from brx.paper.figures import FIGURES, PANEL_IN, draw_paper_figure
 from brx.paper.scales import Experiments
 from brx.paper.tables import TABLES
@@ -98,7 +99,9 @@ def write_report(experiments: Experiments, figure_folders: list[Path], path: Pat
         scale=experiments.scale.name,
         selection=comparable_selection(experiments.chosen),
         findings=in_groups(outcomes),
-        reason=evidence_text,
+        paper=paper_text,
+        here=evidence_text,
+        why_not=why_not,
         num_claims=len(outcomes),
         headlines=[drawing for name in HEADLINES for drawing in drawings if drawing.name == name],
         drawings=[drawing for drawing in drawings if drawing.name not in HEADLINES],

@@ -11,10 +11,10 @@ import pandas as pd
 import yaml
 from matplotlib.colors import to_hex
 
-from brx.config.loading import load_config
 from brx.plot.style import METHOD_LOOKS, look_of, sequence_color, thin
 from brx.runs.folder import trajectory_of
-from brx.runs.frames import DEPTH, RATE, SEED, curves, smoothed_loss
+from brx.runs.frames import DEPTH, RATE, SEED, read_run
+from brx.runs.reading import Run
 
 MOST_POINTS = 120
 """Points of a curve: the losses are means over 2 % of a run, which 120 points resolve twice."""
@@ -90,7 +90,7 @@ def _text(value: float) -> str:
 
 def _entry(run: pd.Series, is_chosen: bool, dash: str) -> dict[str, Any]:
     ordered = {name: _text(run[column]) for name, (_, column) in ORDERED.items()}
-    config = load_config(Path(str(run.name)) / "config.yaml")
+    read = read_run(Path(str(run.name)))
     return {
         "name": run["name"],
         "facets": {"method": run["variant"], **ordered, "model": run["architecture"]},
@@ -102,8 +102,8 @@ def _entry(run: pd.Series, is_chosen: bool, dash: str) -> dict[str, Any]:
             "val loss": _loss_text(run["val_loss"]),
             "minutes": f"{run['seconds'] / 60:.1f}",
         },
-        "settings": yaml.safe_dump(trajectory_of(config, with_defaults=False), sort_keys=False),
-        "curves": _curves(str(run.name)),
+        "settings": yaml.safe_dump(trajectory_of(read.config, with_defaults=False), sort_keys=False),
+        "curves": _curves(read),
     }
 
 
@@ -111,19 +111,16 @@ def _loss_text(loss: float) -> str:
     return f"{loss:.3f}" if np.isfinite(loss) else "-"
 
 
-def _curves(run: str) -> dict[str, list[float | None]]:
+def _curves(run: Run) -> dict[str, list[float | None]]:
     """Series for the chart, rounded; null where a loss is not finite: JSON knows no such numbers."""
-    losses = curves([run]).set_index("iteration")
-    train, val = thin(smoothed_loss(run), MOST_POINTS), losses["val_loss"].dropna()
-    minutes = losses["seconds"] / 60
-    return {
-        "iterations": train.index.astype(int).tolist(),
-        "minutes": _rounded(minutes[train.index], 3),
-        "train": _rounded(train, 4),
-        "val_iterations": val.index.astype(int).tolist(),
-        "val_minutes": _rounded(minutes[val.index], 3),
-        "val": _rounded(val, 4),
-    }
+    minutes = pd.Series(run.seconds / 60, run.iterations)
+    losses = pd.Series(run.smoothed, run.iterations[run.centres]), pd.Series(run.val_loss, run.val_iterations)
+    chart: dict[str, list[float | None]] = {}
+    for name, prefix, loss in (("train", "", thin(losses[0], MOST_POINTS)), ("val", "val_", losses[1])):
+        chart[f"{prefix}iterations"] = loss.index.astype(int).tolist()
+        chart[f"{prefix}minutes"] = _rounded(minutes.reindex(loss.index), 3)
+        chart[name] = _rounded(loss, 4)
+    return chart
 
 
 def _rounded(values: pd.Series, digits: int) -> list[float | None]:

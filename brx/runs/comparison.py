@@ -23,6 +23,11 @@ from brx.runs.slowdown import (
 )
 
 CODE = "optimizer.code_sha256"
+_SHOWN = [
+    *("architecture", "method", "variant", "is_usual", "experiment", "status", DEPTH, SEED, RATE, "lr_at_edge"),
+    *("diverged_seeds", "last_iteration", "train_loss", "last_quarter_loss"),
+]
+"""What rows are made of: pandas takes its time with a hundred columns."""
 BASELINES = ("pipedream", "pipedream-lr", "nesterov")
 EARLY = 0.05
 """The share of the iterations before which training has not settled."""
@@ -147,11 +152,12 @@ def slowdowns(chosen: pd.DataFrame, target: float, reference_stages: int = 1) ->
     in nats. See docs/slowdown.md. `chosen` are rows of `at_best_rates`.
     """
     rows = []
-    for _, alike in chosen.groupby(_but_for_delay(chosen), sort=False):
-        references = alike[is_reference(alike, reference_stages)]
+    shown = chosen[_SHOWN].assign(is_reference=is_reference(chosen, reference_stages))
+    for _, alike in shown.groupby(_but_for_delay(chosen), sort=False):
+        references = alike[alike["is_reference"]]
         if references.empty:
             continue
-        for delayed in by_experiment(alike.drop(references.index)):
+        for delayed in by_experiment(alike[~alike["is_reference"]]):
             rows.append(_slowdown(delayed, references, target))
     return pd.DataFrame(rows).sort_values(["method", "stages"], ignore_index=True) if rows else pd.DataFrame()
 
@@ -220,7 +226,7 @@ def reductions(chosen: pd.DataFrame) -> pd.DataFrame:
     and `high` of its interval; NaN if the method never gets there. `chosen` are rows of `at_best_rates`.
     """
     rows = []
-    for _, alike in chosen.groupby(same_but_for(chosen, "optimizer", SEED), sort=False):
+    for _, alike in chosen[_SHOWN].groupby(same_but_for(chosen, "optimizer", SEED), sort=False):
         is_baseline = alike["method"].isin(BASELINES) & alike["is_usual"]
         if not is_baseline.any():
             continue

@@ -34,19 +34,20 @@ def score_values(runs: pd.DataFrame, group: str, over: str) -> pd.DataFrame:
         A row per group and value that has those seeds, in order, with `score` (the mean), `is_best`, and `at_edge`:
         whether the best is the lowest or highest of the values, or the only one, so that a wider grid might do better.
     """
-    empty = runs[[group, over, "score"]].iloc[:0]  # with the columns' types, which masks and merges go by
-    tables = [empty.assign(is_best=pd.Series(dtype=bool), at_edge=pd.Series(dtype=bool))]
-    tables = [_score(alike, group, over) for _, alike in runs.groupby(group, sort=False)] or tables
-    return pd.concat(tables, ignore_index=True)
-
-
-def _score(alike: pd.DataFrame, group: str, over: str) -> pd.DataFrame:
-    scores = alike.pivot(index=over, columns=SEED, values="score").sort_index(axis="columns")
-    shared = scores.dropna(axis="columns")
-    scores = (scores.iloc[:, :1] if shared.empty else shared).mean(axis="columns").dropna()
-    is_best = scores.index == scores.index[int(np.argmin(scores))]
-    values = {over: scores.index, "score": scores.to_numpy(), "is_best": is_best}
-    return pd.DataFrame({group: alike[group].iloc[0], **values, "at_edge": bool(is_best[0] or is_best[-1])})
+    if runs.empty:
+        return runs[[group, over, "score"]].assign(is_best=pd.Series(dtype=bool), at_edge=pd.Series(dtype=bool))
+    scores = runs.pivot(index=[group, over], columns=SEED, values="score").sort_index(axis="columns")
+    known = scores.notna().groupby(level=group)
+    shared, any_has = known.transform("all"), known.transform("any")
+    lowest = any_has & (any_has.cumsum(axis="columns") == 1)
+    means = scores.where(shared.where(shared.any(axis="columns"), lowest, axis="index")).mean(axis="columns").dropna()
+    table = means.rename("score").reset_index()
+    by_group = table.groupby(group)
+    table["is_best"] = table.index == by_group["score"].transform("idxmin")
+    is_end = (by_group.cumcount() == 0) | (by_group.cumcount(ascending=False) == 0)
+    table["at_edge"] = (table["is_best"] & is_end).groupby(table[group]).transform("any")
+    order = {name: place for place, name in enumerate(runs[group].unique())}
+    return table.sort_values(group, key=lambda names: names.map(order), kind="stable", ignore_index=True)
 
 
 def at_best_rates(runs: pd.DataFrame, *, with_diverged: bool = False) -> pd.DataFrame:

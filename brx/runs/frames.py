@@ -194,7 +194,7 @@ def load(folders: Folders) -> pd.DataFrame:
     UserError where one of them is no folder, a run in it is not readable, or there is no run in any.
     """
     paths = find_runs([folders] if isinstance(folders, str | os.PathLike) else folders)
-    runs = pd.json_normalize([_row(_read(path)) for path in paths])
+    runs = pd.json_normalize([_row(read_run(path)) for path in paths])
     return runs.set_index(pd.Index(map(str, paths), name="run"))
 
 
@@ -210,19 +210,19 @@ def curves(runs: pd.DataFrame | Folders) -> pd.DataFrame:
 
 def training_loss(run: str) -> pd.Series:
     """The training loss in nats of a run (of the index of `load`), indexed by iteration."""
-    read = _read(Path(run))
+    read = read_run(Path(run))
     return pd.Series(read.train_loss, read.iterations)
 
 
 def smoothed_loss(run: str) -> pd.Series:
     """As `training_loss`, smoothed."""
-    read = _read(Path(run))
+    read = read_run(Path(run))
     return pd.Series(read.smoothed, read.iterations[read.centres])
 
 
 def validation_loss(run: str) -> pd.Series:
     """As `training_loss`, of the validations."""
-    read = _read(Path(run))
+    read = read_run(Path(run))
     return pd.Series(read.val_loss, read.val_iterations)
 
 
@@ -238,8 +238,15 @@ def same_but_for(runs: pd.DataFrame, *settings: str) -> pd.Series:
     """
     left_out = {key for key in runs.columns if key in settings or key.partition(".")[0] in settings}
     deciding = [key for key in runs.columns if decides_trajectory(key) and key not in left_out]
-    values = runs[[*ORIGIN, *deciding]].map(lambda value: json.dumps(value) if isinstance(value, list) else value)
-    return values.groupby(list(values.columns), dropna=False, sort=False).ngroup()
+    codes = np.column_stack([pd.factorize(_hashable(runs[key]))[0] for key in (*ORIGIN, *deciding)])
+    labels: dict[bytes, int] = {}
+    return pd.Series([labels.setdefault(row.tobytes(), len(labels)) for row in codes], runs.index, dtype=int)
+
+
+def _hashable(values: pd.Series) -> pd.Series:
+    """Lists as JSON."""
+    is_mixed = values.dtype == object
+    return values.map(lambda value: json.dumps(value) if isinstance(value, list) else value) if is_mixed else values
 
 
 def experiment_id(config: RunConfig, data_fingerprint: str | None, trajectory_version: int | None) -> str:
@@ -316,13 +323,13 @@ def _state(path: Path) -> tuple[tuple[int, int], ...]:
     return tuple((file.stat().st_size, file.stat().st_mtime_ns) if file.is_file() else (0, 0) for file in files)
 
 
-def _read(path: Path) -> Run:
+def read_run(path: Path) -> Run:
+    """A run, read again only after one of its files has changed."""
     return _read_once(path, _state(path))
 
 
 @lru_cache(maxsize=1024)
 def _read_once(path: Path, _unchanged: tuple[tuple[int, int], ...]) -> Run:
-    """A run, read again only after one of its files has changed."""
     return Run.load(path)
 
 
@@ -368,7 +375,7 @@ def _known_settings(config: RunConfig) -> dict[str, dict[str, Any]]:
 
 
 def _curves(path: str) -> pd.DataFrame:
-    run = _read(Path(path))
+    run = read_run(Path(path))
     frame = pd.DataFrame(
         {"run": path, "iteration": run.iterations.astype(int), "train_loss": run.train_loss, "seconds": run.seconds}
     )

@@ -8,7 +8,7 @@ import pytest
 
 from brx.cli.main import main
 from brx.paper.claim_list import CLAIMS
-from brx.paper.claims import Claim, Outcome, claim_table, in_groups, judge, number_text
+from brx.paper.claims import Claim, Outcome, claim_table, in_groups, judge, number_text, why_not
 from brx.paper.claims_figure import WIDEST, fill_claims, our_text, paper_text, ratio_of
 from brx.paper.evidence import Evidence
 from brx.paper.scales import MAIN, VARIANTS
@@ -48,6 +48,27 @@ def test_a_changed_run_changes_its_row(outcomes, tmp_path):
     assert row(tmp_path, "slowdown-order").verdict == slowdown.verdict == "yes"
     assert slowdown.evidence.value == pytest.approx(1.3, rel=0.05)
     assert row(tmp_path, "main-reduction").evidence.value > 0.9
+
+
+@pytest.mark.parametrize(
+    ("evidence", "paper", "num_seeds", "reasons"),
+    [
+        (Evidence(2.1), 2.0, 1, ""),  # reproduced
+        (None, 2.0, None, ""),
+        (Evidence(5.0), 2.0, 1, "one seed"),
+        (Evidence(4.1, 1.9, 8.0), 2.0, 3, "within chance"),
+        (Evidence(5.0, 4.0, 6.0), 2.0, 3, "not by chance"),
+        (Evidence(5.0, is_bound=True), 2.0, 3, "a bound alone"),
+        (Evidence(-0.1, -0.2, 0.1, holds=False), None, 3, "within chance"),
+        (Evidence(-0.1, holds=False), None, 1, "the other way round, one seed"),
+        (Evidence(-0.3, -0.4, -0.2, holds=False), None, 3, "the other way round, not by chance"),
+    ],
+)
+def test_why_a_claim_is_not_reproduced(evidence, paper, num_seeds, reasons):
+    assert why_not(outcome(evidence, paper, num_seeds=num_seeds)) == reasons
+    if paper and reasons:
+        longer = replace(outcome(evidence, paper, num_seeds=num_seeds), longer=Evidence(2.2))
+        assert why_not(longer).startswith("training too short")
 
 
 @pytest.mark.parametrize(

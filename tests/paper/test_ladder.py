@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from itertools import product
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from brx.paper.ladder import (
 from brx.paper.scales import LADDER_METHODS, SCALES, VARIANTS, Experiments
 from brx.paper.tables import slowdowns_by_length
 from brx.plot.style import new_figure
+from brx.runs.comparison import common_target
 from tests.paper.helpers import write_experiment
 
 LAPTOP = SCALES["laptop"]
@@ -69,14 +71,14 @@ def test_other_methods_are_beside_the_ladder_where_they_were_trained_as_long(run
     experiments = Experiments.load(LAPTOP, folder)
     ladder = complete_lengths(experiments)
     assert not any("soap" in line for line in experiments.missing)
-    targets = ladder_slowdowns(ladder).groupby("iterations_of_training")["target"].first()
-    rows = ladder_slowdowns(ladder, with_others=True).set_index(["iterations_of_training", "method"])
-    assert set(rows.index) - set(ladder_slowdowns(ladder).set_index(rows.index.names).index) == {
-        (4000, "basis-rotation 1st/bilateral")
+    rows = ladder_slowdowns(ladder).set_index(["iterations_of_training", "method"])
+    assert set(rows.index) == {
+        *product((2000, 4000, 16000), LADDER_METHODS),
+        (4000, "basis-rotation 1st/bilateral"),
     }
     other = rows.loc[4000, "basis-rotation 1st/bilateral"]
     assert other["ratio"] == pytest.approx(2.0, rel=0.05)
-    assert other["target"] == targets[4000]
+    assert other["target"] == rows.loc[4000, "nesterov"]["target"] == common_target(ladder[1].runs)
 
 
 def test_a_length_that_lacks_a_run_is_left_out(runs, tmp_path):
