@@ -13,8 +13,7 @@ from matplotlib.colors import to_hex
 
 from brx.plot.style import METHOD_LOOKS, look_of, sequence_color, thin
 from brx.runs.folder import trajectory_of
-from brx.runs.frames import DEPTH, RATE, SEED, read_run
-from brx.runs.reading import Run
+from brx.runs.frames import DEPTH, RATE, SEED, Run, read_run
 
 MOST_POINTS = 120
 """Points of a curve: the losses are means over 2 % of a run, which 120 points resolve twice."""
