@@ -111,10 +111,7 @@ def test_a_prediction_with_a_state_of_its_own_is_that_of_the_pipeline(tmp_path):
     ("extra", "message"),
     [
         ("pipeline.forecast=average-update", r"^pipeline\.forecast: .*xpipe\.py:XPipe has a prediction of its own"),
-        (
-            "pipeline.stash=predict",
-            r"^pipeline\.stash: the prediction of .*xpipe\.py:XPipe needs exact",
-        ),
+        ("pipeline.stash=predict", r"^pipeline\.stash: the prediction of .*xpipe\.py:XPipe needs exact"),
     ],
 )
 def test_one_prediction_at_a_time(extra, message):
@@ -179,9 +176,7 @@ def test_a_method_with_groups_rules_and_memory_of_its_own_resumes_exactly(method
     train(tiny_config(tmp_path, *settings), tmp_path / "whole")
     for stop in (5, 12, 14):
         train(tiny_config(tmp_path, *settings, f"training.stop_after={stop}"), tmp_path / "run", resume=True)
-    resumed, whole = (
-        [record for record in losses(tmp_path / name) if "train_loss" in record] for name in ("run", "whole")
-    )
+    resumed, whole = ([r for r in losses(tmp_path / name) if "train_loss" in r] for name in ("run", "whole"))
     assert resumed == whole
 
 
@@ -196,7 +191,15 @@ def test_every_group_of_a_stage_keeps_its_own_rate_and_options(tmp_path):
         assert [group["lr"] for group in groups[1::2]] == [pytest.approx(1e-2 * groups[0]["lr"])] * 2
 
 
-OPTIMIZERS = "class Mine(Method):\n    def optimizers(self, stages):\n"
+def mine(rule, *lines):
+    """A method of one rule, whose first line is the sixth of its file."""
+    return "\n".join(["class Mine(Method):", f"    def {rule}:", *(f"        {line}" for line in lines), ""])
+
+
+OPTIMIZERS, MATRICES, RATE = "optimizers(self, stages)", "matrices(self, groups)", "lr_divisor(self, tau, t, T)"
+FORECAST = "forecast(self, newest, update, tau, state)"
+COPIES = ("for group in groups:", "    group['params'] = [(n, p.detach().clone()) for n, p in group['params']]")
+STRANGERS = "return SGD([p for group in groups for _, p in group['params']], lr=1.0)"
 
 
 @pytest.mark.parametrize(
@@ -204,43 +207,22 @@ OPTIMIZERS = "class Mine(Method):\n    def optimizers(self, stages):\n"
     [
         ("import nothing_of_this_name\n", r"mine\.py cannot be imported: .*mine\.py:4: ModuleNotFoundError: No module"),
         ("class Mine(Method:\n", r"mine\.py cannot be imported: .*mine\.py:4: SyntaxError: "),
-        ("class Other(Method):\n    pass\n", r"Mine is no Method and no torch\.optim\.Optimizer of .*\(there: Other\)"),
-        (
-            "class Mine(Method):\n    def __init__(self):\n        1 / 0\n",
-            r"optimizer\.method .*mine\.py:Mine: its constructor: .*mine\.py:6: ZeroDivisionError",
-        ),
-        (
-            "class Mine(Method):\n    def matrices(self, groups):\n        return self.none(groups)\n",
-            r"its optimizers: .*mine\.py:6: AttributeError: 'Mine' object has no attribute 'none'",
-        ),
-        (
-            OPTIMIZERS + "        return super().optimizers(stages)[:1]\n",
-            r"its optimizers: .*mine\.py:5: ValueError: .* and \d+ more are given to no optimizer; every parameter",
-        ),
-        (
-            OPTIMIZERS + "        return [*super().optimizers(stages), super().optimizers(stages)[1]]\n",
-            r"its optimizers: .*mine\.py:5: ValueError: .* are given to two optimizers; every parameter belongs to",
-        ),
-        (
-            "import torch\n\nclass Mine(Method):\n    def rest(self, groups):\n"
-            "        return torch.optim.SGD([p for group in groups for _, p in group['params']], lr=1.0)\n",
-            r"its optimizers: .*mine\.py:7: ValueError: an optimizer's parameter groups are not those that brx gave",
-        ),
-        (
-            "class Mine(Method):\n    def matrices(self, groups):\n        for group in groups:\n"
-            "            group['params'] = [(n, p.detach().clone()) for n, p in group['params']]\n"
-            "        return self.adamw(groups)\n",
-            r"its optimizers: .*mine\.py:5: ValueError: .* given to an optimizer as a copy, which moves no weight",
-        ),
-        (
-            "class Mine(Method):\n    def optimizers(self, stages):\n        return super().optimizers(stages)[0]\n",
-            r"its optimizers: .*mine\.py:5: TypeError: 'AdamW' object is not iterable",
-        ),
-        (
-            "class Mine(Method):\n    def lr_divisor(self, tau, t, T):\n        return tau\n",
-            r"iteration 1: its lr_divisor: .*mine\.py:5: ValueError: must be a number above 0, .* \(in a trial on a",
-        ),
         ("import sys\nsys.exit(3)\n", r"mine\.py cannot be imported: .*mine\.py:5: SystemExit: 3"),
+        ("class Other(Method):\n    pass\n", r"Mine is no Method and no torch\.optim\.Optimizer of .*\(there: Other\)"),
+        (mine("__init__(self)", "1 / 0"), r"optimizer\.method .*: its constructor: .*mine\.py:6: ZeroDivisionError"),
+        (
+            mine(MATRICES, "return self.none(groups)"),
+            r"its optimizers: .*mine\.py:6: AttributeError: 'Mine' object has",
+        ),
+        (mine(OPTIMIZERS, "return super().optimizers(stages)[:1]"), r":5: ValueError: .* \d+ more are given to no opt"),
+        (mine(OPTIMIZERS, "return 2 * super().optimizers(stages)"), r":5: ValueError: .* are given to two optimizers"),
+        (mine(OPTIMIZERS, "return super().optimizers(stages)[0]"), r":5: TypeError: 'AdamW' object is not iterable"),
+        (
+            mine("rest(self, groups)", "from torch.optim import SGD", STRANGERS),
+            r"mine\.py:5: ValueError: .* are not those",
+        ),
+        (mine(MATRICES, *COPIES, "return self.adamw(groups)"), r"mine\.py:5: ValueError: .* to an optimizer as a copy"),
+        (mine(RATE, "return tau"), r"iteration 1: its lr_divisor: .*mine\.py:5: ValueError: .* \(in a trial on a"),
     ],
 )
 def test_faults_are_one_line_before_any_data_are_prepared(body, message, tmp_path):
@@ -262,27 +244,27 @@ def test_a_package_that_does_not_import_is_one_line(tmp_path, monkeypatch):
     "body",
     [
         # A low-rank method needs matrices that have a rank.
-        "class Mine(Method):\n    def matrices(self, groups):\n"
-        "        assert all(min(p.shape) >= 4 for group in groups for _, p in group['params'])\n"
-        "        return super().matrices(groups)\n",
+        mine(
+            MATRICES,
+            "assert min(min(p.shape) for g in groups for _, p in g['params']) >= 4",
+            "return self.adamw(groups)",
+        ),
         "import dataclasses\n\n@dataclasses.dataclass\nclass Mine(Method):\n    power: float = 1.0\n",
     ],
 )
 def test_what_has_to_pass_the_trial(body, tmp_path):
-    check_method(
-        make_config(write(tmp_path, body, first=f"from __future__ import annotations\n\n{IMPORT}"), 4, "exact"), CPU
-    )
+    name = write(tmp_path, body, first=f"from __future__ import annotations\n\n{IMPORT}")
+    check_method(make_config(name, 4, "exact"), CPU)
 
 
 def test_the_trial_is_on_the_runs_device(tmp_path):
-    fails = "raise ValueError(groups[0]['params'][0][1].device)"
-    body = f"class Mine(Method):\n    def matrices(self, groups):\n        {fails}\n"
+    body = mine(MATRICES, "raise ValueError(groups[0]['params'][0][1].device)")
     with pytest.raises(UserError, match="ValueError: meta"):
         check_method(make_config(write(tmp_path, body), 2, "exact"), torch.device("meta"))
 
 
 def test_the_trial_keeps_few_versions_however_long_the_delay(tmp_path):
-    body = "class Mine(Method):\n    def lr_divisor(self, tau, t, T):\n        return 1 if tau < 10**9 else 1 / 0\n"
+    body = mine(RATE, "return 1 if tau < 10**9 else 1 / 0")
     config = make_config(write(tmp_path, body), 2, "exact", 24, "pipeline.delay=1000000000")
     with pytest.raises(UserError, match=r"its lr_divisor: .*ZeroDivisionError"):  # asked at the run's own delays
         check_method(config, CPU)
@@ -297,20 +279,17 @@ def test_a_missing_file_is_one_line(tmp_path):
     ("body", "message"),
     [
         (
-            "class Mine(Method):\n    def lr_divisor(self, tau, t, T):\n        return 1 / (t - 1)\n",
-            r"iteration 1: its lr_divisor: .*mine\.py:6: ZeroDivisionError: division by zero",
+            mine(RATE, "return 1 / (t - 1)"),
+            r"iteration 1: its lr_divisor: .*mine\.py:6: ZeroDivisionError: division by",
         ),
         (
-            "class Mine(Method):\n    def correct_gradients(self, gradients, *others):\n        gradients[99]\n",
+            mine("correct_gradients(self, *of)", "of[9]"),
             r"iteration \d: its correct_gradients: .*mine\.py:6: IndexError",
         ),
+        (mine(FORECAST, "return state[99]"), r"its forecast: .*mine\.py:6: IndexError"),
         (
-            "class Mine(Method):\n    def forecast(self, newest, update, tau, state):\n        return state[99]\n",
-            r"its forecast: .*mine\.py:6: IndexError",
-        ),
-        (
-            "class Mine(Method):\n    def forecast(self, newest, update, tau, state):\n        return newest[1:]\n",
-            r"its forecast: .*mine\.py:5: ValueError: must return one tensor for each parameter, of the parameter's",
+            mine(FORECAST, "return newest[1:]"),
+            r"its forecast: .*mine\.py:5: ValueError: must return one tensor for each",
         ),
     ],
 )

@@ -99,35 +99,24 @@ def test_compensation_without_delay_or_stash_is_pipedream():
 def test_missing_package_is_one_line_that_names_the_extra(method, monkeypatch):
     monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)
     config = make_config(method, 2, "exact")
-    with pytest.raises(
-        UserError, match=r"method \w+ needs the package pytorch-optimizer: pip install 'brx\[baselines\]'"
-    ):
+    with pytest.raises(UserError, match=r"\w+ needs the package pytorch-optimizer: pip install 'brx\[baselines\]'"):
         MethodUpdater(config, make_versions(config))
 
 
 @pytest.mark.parametrize(
     ("optimizer", "message"),
     [
-        ("{method: 'no.such:Class'}", "optimizer.method no.such:Class: no.such cannot be imported: No module"),
-        (
-            "{method: 'torch.optim:Adamm'}",
-            "Adamm is no Method and no torch.optim.Optimizer of torch.optim, did you mean 'Adam'?",
-        ),
-        ("{method: 'json:dumps'}", "dumps is no Method and no torch.optim.Optimizer of json (there: none)"),
-        ("{method: 'torch.optim:LBFGS'}", "torch.optim:LBFGS: its step needs a closure"),
-        (
-            "{method: 'torch.optim:SGD', arguments: {momentun: 0.9}}",
-            "torch.optim:SGD: takes no argument 'momentun' (known: momentum, dampening,",
-        ),
-        (
-            "{method: 'torch.optim:SGD', arguments: {momentum: -1.0}}",
-            "optimizer.arguments: torch.optim:SGD refuses them: Invalid momentum value: -1.0",
-        ),
-        ("{method: 'torch.optim:Muon'}", "torch.optim:Muon: its constructor: Muon only supports 2D parameters"),
+        ("no.such:Class", "optimizer.method no.such:Class: no.such cannot be imported: No module"),
+        ("torch.optim:Adamm", "Adamm is no Method and no torch.optim.Optimizer of torch.optim, did you mean 'Adam'?"),
+        ("json:dumps", "dumps is no Method and no torch.optim.Optimizer of json (there: none)"),
+        ("torch.optim:LBFGS", "torch.optim:LBFGS: its step needs a closure"),
+        ("torch.optim:SGD, arguments: {momentun: 0.9}", "takes no argument 'momentun' (known: momentum, dampening,"),
+        ("torch.optim:SGD, arguments: {momentum: -1.0}", "SGD refuses them: Invalid momentum value: -1.0"),
+        ("torch.optim:Muon", "torch.optim:Muon: its constructor: Muon only supports 2D parameters"),
     ],
 )
 def test_wrong_custom_optimizer_is_one_line(optimizer, message):
-    config = make_config("pipedream", 2, "exact", 24, f"optimizer={optimizer}")
+    config = make_config("pipedream", 2, "exact", 24, f"optimizer={{method: {optimizer}}}")
     with pytest.raises(UserError) as caught:
         MethodUpdater(config, make_versions(config))
     assert message in str(caught.value)
@@ -165,44 +154,26 @@ def test_the_table_of_the_documentation_has_every_method_and_its_optimizers():
             assert re.sub(r"SCION, |the class", "", optimizer).lower() in rows[name].lower()
 
 
-@pytest.mark.parametrize(
-    "option",
-    [
-        "soap optimizer.frequency=2",
-        "muon optimizer.momentum=0.5",
-        "muon optimizer.adjust_lr=original",
-        "scion optimizer.momentum=0.5",
-        "scion optimizer.scale=10.0",
-        "scion optimizer.rest_scale=100.0",
-        "scion optimizer.vector_scale=5.0",
-        "scion optimizer.constrained=false",
-        "delay-compensation optimizer.compensation=0.1",
-        "nesterov optimizer.momentum_decay=0.1",
-        "nesterov optimizer.beta1=0.9",
-        "pipedream-lr optimizer.annealing_fraction=1.0",
-        "basis-rotation optimizer.source=1st",
-        "basis-rotation optimizer.geometry=bilateral",  # make_config has unilateral
-        "basis-rotation optimizer.frequency=3",
-        "basis-rotation optimizer.covariance=refresh",
-        "basis-rotation optimizer.covariance=interval",
-        "basis-rotation optimizer.refresh_schedule=stage-aware",
-        "basis-rotation optimizer.refresh_schedule=reversed",
-        "basis-rotation optimizer.rotation_precision=tf32",
-        "basis-rotation optimizer.rotation_precision=bf16",
-        "basis-rotation optimizer.staggered=true",
-        "basis-rotation optimizer.as_published=true",
-        *(f"pipedream optimizer.{key}" for key in ("beta1=0.5", "beta2=0.5", "eps=1e-3", "weight_decay=1.0")),
-        *(f"basis-rotation optimizer.{key}" for key in ("beta1=0.5", "beta2=0.5", "eps=1e-3", "weight_decay=1.0")),
-        *("soap optimizer.beta1=0.5", "soap optimizer.eps=1e-3", "muon optimizer.weight_decay=1.0"),
-        *(f"{method} optimizer.rest_lr=0.01" for method in ("basis-rotation", "soap", "muon")),
-    ],
-)
-def test_every_option_changes_the_run(option):
-    method, override = option.split()
+OPTIONS = {
+    "pipedream": "beta1=0.5 beta2=0.5 eps=1e-3 weight_decay=1.0",
+    "pipedream-lr": "annealing_fraction=1.0",
+    "nesterov": "momentum_decay=0.1 beta1=0.9",
+    "delay-compensation": "compensation=0.1",
+    "soap": "frequency=2 beta1=0.5 eps=1e-3 rest_lr=0.01",
+    "muon": "momentum=0.5 adjust_lr=original weight_decay=1.0 rest_lr=0.01",
+    "scion": "momentum=0.5 scale=10.0 rest_scale=100.0 vector_scale=5.0 constrained=false",
+    "basis-rotation": "beta1=0.5 beta2=0.5 eps=1e-3 weight_decay=1.0 rest_lr=0.01 source=1st geometry=bilateral "
+    "frequency=3 covariance=refresh covariance=interval refresh_schedule=stage-aware refresh_schedule=reversed "
+    "rotation_precision=tf32 rotation_precision=bf16 staggered=true as_published=true",  # make_config has unilateral
+}
+
+
+@pytest.mark.parametrize(("method", "option"), [(m, option) for m in OPTIONS for option in OPTIONS[m].split()])
+def test_every_option_changes_the_run(method, option):
     common = ["optimizer.lr=0.001", *(["optimizer.frequency=2"] if method == "basis-rotation" else [])]
-    stages = 4 if "refresh_schedule" in override else 3
+    stages = 4 if "refresh_schedule" in option else 3
     weights = []
-    for overrides in ([], [override]):
+    for overrides in ([], [f"optimizer.{option}"]):
         _, versions = run_engine(make_config(method, stages, "exact", 24, *common, *overrides), 6)
         weights.append(torch.cat([w.detach().flatten() for stage in versions for w in stage.newest.values()]))
     assert not torch.equal(*weights)
