@@ -1,8 +1,4 @@
-"""A method: which optimizers train a stage under delay, at what learning rate, on which gradients.
-
-The built-in methods (`brx.methods.table`) and those in a user's own file (`optimizer.method=my_method.py:MyMethod`) are
-subclasses of the same class, which override what they have something to say about.
-"""
+"""A method: which optimizers train a stage under delay, at what learning rate, on which gradients."""
 
 from __future__ import annotations
 
@@ -25,7 +21,7 @@ Stages = Sequence[StageVersions]
 
 
 class Method:
-    """AdamW on delayed gradients; a subclass overrides what it does otherwise.
+    """AdamW on delayed gradients; a subclass, built-in or in a user's own file, overrides what it does otherwise.
 
         from brx.methods.method import Group, Method
 

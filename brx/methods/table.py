@@ -146,13 +146,8 @@ class Muon(Method):
 
     def matrices(self, groups: list[Group]) -> Optimizer:
         settings = cast(schema.MuonConfig, self.config.optimizer)
-        return torch.optim.Muon(
-            groups,
-            lr=settings.lr,
-            momentum=settings.momentum,
-            weight_decay=settings.weight_decay,
-            adjust_lr_fn=settings.adjust_lr,
-        )
+        options: dict[str, Any] = {"momentum": settings.momentum, "adjust_lr_fn": settings.adjust_lr}
+        return torch.optim.Muon(groups, lr=settings.lr, weight_decay=settings.weight_decay, **options)
 
 
 class Scion(Method):
@@ -227,9 +222,8 @@ def find_method(config: RunConfig) -> Method:
 def ring_matrix_dtype(config: RunConfig) -> torch.dtype:
     """The dtype in which the rings of older versions hold matrices: bf16 if autocast would cast them to it anyway.
 
-    A gradient rule takes differences to the stashed versions, which bf16 would drown in rounding. In the modes that
-    overwrite a slot before the backward pass there is no choice: from fp32, autocast would save a copy in the forward
-    pass, and what is overwritten would never be seen.
+    A gradient rule takes differences to the stashed versions, which bf16 would drown in rounding. The modes that
+    overwrite a slot need bf16: from fp32, autocast would save a copy in the forward pass, and use that.
     """
     takes_differences = find_method(config).corrects_gradients and config.pipeline.stash == "exact"
     return torch.bfloat16 if config.runtime.precision == "bf16" and not takes_differences else torch.float32
@@ -247,10 +241,9 @@ def refresh_intervals(delays: Sequence[StageDelay], frequency: int, schedule: Re
     - `stage-aware-exact`, `reversed-exact`: the rule without rounding, scaled so that the refreshes of all stages
       together are as many as under `uniform`. An interval of 9.5 means 9 and 10 in turn.
 
-    The paper's rule is written for a pipeline's delays, P - 1 to 0, with one micro-batch per update; only their ratios
-    count in it, so that with M it is the same. For any other profile a stage is refreshed tau_k / mean(tau) times as
-    often as under `uniform` (which is about what the paper's rule comes to): all alike under a constant delay, and a
-    stage without delay never again.
+    The paper's rule is written for a pipeline's delays, P - 1 to 0; only their ratios count, so that M changes nothing.
+    For any other profile a stage is refreshed tau_k / mean(tau) times as often as under `uniform`, which is about what
+    the paper's rule comes to.
     """
     num_stages = len(delays)
     shares = _shares([delay.tau for delay in delays])

@@ -21,30 +21,32 @@ MOE = ["model.moe.experts=4", "model.moe.every=2"]
 
 
 def library_optimizers(method, model, lr, rest_lr):
-    """The baselines' optimizers as a user of the libraries would write them, an expert's matrices taken apart."""
-    matrices, embeddings, vectors = [], [], []
+    """The baselines' optimizers as a user of the libraries would write them; and what is taken apart for them.
+
+    That is of a mixture's stacks each expert's (view, stack, place).
+    """
+    matrices, embeddings, vectors, rest, members = [], [], [], [], []
     for name, parameter in model.named_parameters():
-        stacked = parameter.ndim == 3 or (parameter.ndim == 2 and ".mlp." in name and name.endswith("bias"))
-        for member in parameter.detach().unbind() if stacked else [parameter]:
-            inside = ("attention." in name or "mlp." in name) and "router" not in name
+        inside = ("attention." in name or "mlp." in name) and "router" not in name and "norm" not in name
+        if not (inside and parameter.ndim >= 2 and name.endswith("weight")):
+            rest.append(parameter)  # whole: AdamW does not care
+        is_stack = parameter.ndim == 3 or (parameter.ndim == 2 and ".mlp." in name and name.endswith("bias"))
+        of_stack = (
+            [(view, parameter, place) for place, view in enumerate(parameter.detach().unbind())] if is_stack else []
+        )
+        for member in [view for view, _, _ in of_stack] or [parameter]:
             (vectors if member.ndim == 1 else matrices if inside else embeddings).append(member)
-    # The rest stays whole: AdamW does not care.
-    rest = [p for n, p in model.named_parameters() if not (p.ndim >= 2 and n.endswith("weight") and _inside(n))]
+        members += of_stack
     if method == "soap":
         options = {"betas": (0.9, 0.999), "weight_decay": 0.01, "precondition_frequency": 10, "eps": 1e-8}
         first = [pytorch_optimizer.SOAP(matrices, lr=lr, **options)]
     elif method == "muon":
         first = [torch.optim.Muon(matrices, lr=lr, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")]
     else:
-        return [
-            pytorch_optimizer.SCION(kind, lr=lr, constraint=True, norm_type=norm, scale=scale)
-            for kind, norm, scale in ((matrices, 2, 50.0), (embeddings, 4, 3000.0), (vectors, 5, 1.0))
-        ]
-    return [*first, torch.optim.AdamW(rest, lr=rest_lr, fused=True)]
-
-
-def _inside(name):
-    return ("attention." in name or "mlp." in name) and "router" not in name and "norm" not in name
+        kinds = ((matrices, 2, 50.0), (embeddings, 4, 3000.0), (vectors, 5, 1.0))
+        options = {"lr": lr, "constraint": True}
+        return [pytorch_optimizer.SCION(k, norm_type=norm, scale=s, **options) for k, norm, s in kinds], members
+    return [*first, torch.optim.AdamW(rest, lr=rest_lr, fused=True)], members
 
 
 @pytest.mark.numerics
@@ -59,23 +61,12 @@ def test_baseline_is_the_librarys_optimizer(method, extra):
     _, versions = run_engine(config, 24)
     model = whole_model(config.model, VOCABULARY)
     initialize(model, config.model.blocks, seed=0)
-    optimizers = library_optimizers(method, model, 0.001, rest_lr)
-    given = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
-    members = {
-        member: (parameter, place)
-        for optimizer in optimizers
-        for group in optimizer.param_groups
-        for member in group["params"]
-        for parameter in model.parameters()
-        if id(parameter) not in given
-        for place in range(len(parameter))
-        if member.data_ptr() == parameter[place].data_ptr() and member.shape == parameter[place].shape
-    }
+    optimizers, members = library_optimizers(method, model, 0.001, rest_lr)
     for t in range(1, 25):
         _, loss, auxiliary = model(*micro_batch(t))
         (loss if auxiliary is None else loss + auxiliary).backward()
-        for member, (parameter, place) in members.items():
-            member.grad = parameter.grad[place]
+        for view, stack, place in members:
+            view.grad = stack.grad[place]
         for optimizer in optimizers:
             optimizer.step()
         model.zero_grad()
