@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -183,10 +183,7 @@ class PlannedRun:
         own = partition(config.pipeline.stages, self.num_ranks)
         times = tuple(passes(config) * forward_flops(config, stages) / self.unit for stages in own)
         count = config.pipeline.accumulation
-        if cost is None:
-            updates = tuple(update_flops(config, stages) / self.unit for stages in own)
-        else:
-            updates = tuple(cost * count * time for time in times)
+        updates = tuple(self._update(config, stages, cost) for stages in own)
         elapsed = asynchronous_elapsed(times, updates, count, self._transfer(config))
         waiting = asynchronous_elapsed(times, (0.0,) * len(own), count, self._transfer(config))
         memory = max(rank.peak for rank in plan_memory(config, planned_device_type(config)))
@@ -206,11 +203,7 @@ class PlannedRun:
                 if pace is None:
                     continue
                 # The next step waits for the update of the busiest rank.
-                if cost is None:
-                    update = max(update_flops(sized, own) for own in ranks) / self.unit
-                else:
-                    busiest = max(forward_flops(sized, own) for own in ranks)
-                    update = cost * count * passes(sized) * busiest / self.unit
+                update = max(self._update(sized, own, cost) for own in ranks)
                 cut = Cut(name, count, pace.elapsed + update, 1.0 - 1.0 / pace.elapsed)
                 found.append((cut, sized, ranks, pace.in_flight))
         for cut, sized, ranks, in_flight in sorted(found, key=lambda entry: preference(entry[0])):
@@ -226,6 +219,12 @@ class PlannedRun:
         update = update_flops(config, [0]) / self.unit if cost is None else cost * self.num_ranks
         memory = plan_memory(config, planned_device_type(config))[0].peak
         return Cut(REPLICAS, 1, 1.0 + update + local.averaging / local.steps, 0.0, memory)
+
+    def _update(self, config: RunConfig, own: Sequence[int], cost: float | None) -> float:
+        """The time of an update of some stages."""
+        if cost is None:
+            return update_flops(config, own) / self.unit
+        return cost * config.pipeline.accumulation * passes(config) * forward_flops(config, own) / self.unit
 
     def _transfer(self, config: RunConfig) -> float:
         if self.bandwidth is None or self.throughput is None:

@@ -6,7 +6,6 @@ Times are in any unit, the same for all arguments; no rank waits at an update fo
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
@@ -212,8 +211,7 @@ def first_that_fits(cuts: Iterator[Cut], memory: float | None) -> Cut | None:
 
 def divisors(number: int) -> list[int]:
     """In increasing order."""
-    small = [one for one in range(1, math.isqrt(number) + 1) if number % one == 0]
-    return sorted({*small, *(number // one for one in small)})
+    return [one for one in range(1, number + 1) if number % one == 0]
 
 
 def preference(cut: Cut) -> tuple[float, int, int]:

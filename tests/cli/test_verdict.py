@@ -63,6 +63,7 @@ def test_a_model_gives_memory_updates_and_transfers(capsys, tmp_path, monkeypatc
     model = ["--config", "paper-95m", "--device-memory", "1GB", "--bandwidth", "1GB", "--throughput", "100T"]
     figure = ["--figure", str(tmp_path / "figure")]
     monkeypatch.setattr("brx.plot.verdict.STAGES", (8,))
+    monkeypatch.setattr("brx.plot.verdict.MICRO_BATCHES", (4, 8))
     text = verdict(capsys, *ASKED, *model, *figure, "--verbose", "--local-steps", "8", "--averaging", "10GB")
     assert re.search(r"Too large for 1 GB: .*basis-rotation", text)
     assert "8 examples per update, 8 micro-batches of 1." in text
@@ -138,21 +139,21 @@ def test_the_run_of_the_question_itself_answers(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("setting", "crosses_3_at", "status", "message"),
     [
-        ("pipeline.stages=4", -500, "finished", "no run falls to a training loss of 4 nats, where measurements begin"),
-        ("pipeline.delay=3", 100, "finished", "no run has a pipeline's delays (pipeline.delay: pipeline or like)"),
-        ("pipeline.stages=4", 100, "interrupted", "no run is finished"),
+        ("pipeline.stages=4", -500, "finished", "runs: no run falls to a training loss of 4 nats, where measurements"),
+        (
+            "pipeline.delay=3",
+            100,
+            "finished",
+            "runs: no run has a pipeline's delays (pipeline.delay: pipeline or",
+        ),
+        ("pipeline.stages=4", 100, "interrupted", "runs: no run is finished"),
     ],
-    ids=["high losses", "another profile", "interrupted"],
 )
-def test_runs_that_say_nothing_are_refused(setting, crosses_3_at, status, message, capsys, tmp_path):
+def test_runs_that_say_nothing_are_refused(setting, crosses_3_at, status, message, capsys, tmp_path, monkeypatch):
     write_run(tmp_path, "run", setting, crosses_3_at=crosses_3_at, status=status)
-    assert main(["verdict", str(tmp_path / "runs"), *ASKED]) == 2
-    error = capsys.readouterr().err
-    assert f"{tmp_path / 'runs'}: {message}" in error
-    assert error.count("\n") == 1
-
-
-def test_elsewhere_it_asks_for_runs(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert main(["verdict", "--stages", "8", "--micro-batches", "8"]) == 2
-    assert "RUNS: needed" in capsys.readouterr().err
+    for runs, expected in ((["runs"], message), ([], "RUNS: needed")):
+        assert main(["verdict", *runs, *ASKED]) == 2
+        error = capsys.readouterr().err
+        assert expected in error
+        assert error.count("\n") == 1
