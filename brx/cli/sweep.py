@@ -35,7 +35,7 @@ def sweep(
     retry_failed: RetryFailed = False,
 ) -> None:
     """Exit code 0 when all cells are done, 1 when some failed, 130 when interrupted."""
-    from brx.sweep.command import check_own_methods, list_cells, make_launcher, run_and_print
+    from brx.sweep.run import check_own_methods, list_cells, make_launcher, run_and_print
     from brx.sweep.spec import Sweep
 
     refuse(address is not None and launcher != "ray", "--address: only --launcher ray has one")
@@ -90,8 +90,8 @@ def compare(
     from brx.data.prepare import prepare
     from brx.methods.table import CUSTOM, METHODS
     from brx.runs.tables import leaderboard_table
-    from brx.sweep.command import check_own_methods, list_cells, make_launcher, run_and_print
     from brx.sweep.compare import DELAYS, board_legend, parse_settings, protocol, protocols, read_board, take_committed
+    from brx.sweep.run import check_own_methods, list_cells, make_launcher, run_and_print
 
     refuse(all_builtin and methods, "METHOD and --all-builtin: give one of the two")
     for flag, given in (("--set", overrides), ("--rest-lr", rest_lr)):

@@ -14,8 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from brx.data.token_file import TokenFile
-from brx.data.tokenizers import Tokens
+from brx.data.token_file import TokenFile, Tokens
 from brx.errors import UserError
 
 Batch = tuple[Tensor, Tensor]
@@ -63,27 +62,26 @@ def check_validation_examples(file: TokenFile, sequence_length: int, examples: i
     check_length(file, sequence_length)
     num_windows = file.num_tokens - sequence_length
     if examples > num_windows:
+        windows_of = (
+            f"the windows of model.sequence_length {sequence_length} in the {file.num_tokens:,} validation tokens"
+        )
         raise UserError(
-            f"training.validation_examples: must be at most {num_windows:,}, the windows of model.sequence_length"
-            f" {sequence_length} in the {file.num_tokens:,} validation tokens, got {examples:,}"
+            f"training.validation_examples: must be at most {num_windows:,}, {windows_of}, got {examples:,}"
         )
 
 
 def check_length(file: TokenFile, sequence_length: int) -> None:
     if file.num_tokens <= sequence_length:
-        raise UserError(
-            f"data.source: {file.sidecar.source}: {file.num_tokens} tokens are too few for model.sequence_length"
-            f" {sequence_length}"
-        )
+        few = f"{file.num_tokens} tokens are too few for model.sequence_length {sequence_length}"
+        raise UserError(f"data.source: {file.sidecar.source}: {few}")
 
 
 class Prefetcher:
-    """Fetches micro-batches for a device, and measures how long the training loop waited for them.
+    """Fetches micro-batches for a device, and measures how long the training loop waited for them (`seconds_waited`).
 
     On CUDA a thread assembles the next `AHEAD` ones in pinned memory, so that the copy to the device is asynchronous.
-    Elsewhere there is nothing to overlap with (a thread would compete with the computation), so a micro-batch is made
-    when asked for. `make` gives an iteration's inputs and targets on the CPU (`Batches.batch`); `seconds_waited` is how
-    long `batch` has taken, all calls together.
+    Elsewhere a thread would compete with the computation, so a micro-batch is made when asked for. `make` gives an
+    iteration's inputs and targets on the CPU (`Batches.batch`).
     """
 
     def __init__(self, make: Callable[[int], Batch], device: torch.device) -> None:

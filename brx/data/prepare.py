@@ -27,8 +27,7 @@ from pydantic import BaseModel
 
 from brx.config.schema import DataConfig
 from brx.data.sources import documents, installed_versions, is_validation, local_files, other_packages
-from brx.data.token_file import DTYPE, Sidecar, TokenFile, sha256
-from brx.data.tokenizers import Tokenize, Tokens, make_tokenizer
+from brx.data.token_file import DTYPE, Sidecar, TokenFile, Tokenize, Tokens, make_tokenizer, sha256
 from brx.errors import RunError, UserError
 from brx.files import sync_folder, write_json
 from brx.progress import ProgressBar
@@ -63,11 +62,9 @@ class PreparedData:
 def prepare(config: DataConfig, *, workers: int | None = None, quiet: bool = False) -> PreparedData:
     """Make the token files if they are not there yet, and open them.
 
-    `workers` are threads that tokenize: by default one per core for GPT-2's encoding, one for bytes.
-
-    Raises:
-        UserError: the source cannot be read or is too small, the disk is too small, or the files were damaged.
-        RunError: the disk is full or the connection broke; another call goes on from there.
+    `workers` are threads that tokenize: by default one per core for GPT-2's encoding, one for bytes. UserError where
+    source or disk are too small, or a file is damaged; after a RunError (a full disk, a lost connection) another call
+    goes on.
     """
     folder = token_folder(config)
     if not folder.is_dir():
@@ -77,10 +74,8 @@ def prepare(config: DataConfig, *, workers: int | None = None, quiet: bool = Fal
                 if not folder.is_dir():  # another process may have made it while this one waited
                     _make(config, folder, workers, quiet)
         except OSError as error:
-            raise RunError(
-                f"{folder}: cannot be written: {error.strerror or error};"
-                " once that is mended, preparing again goes on from here"
-            ) from None
+            remedy = "once that is mended, preparing again goes on from here"
+            raise RunError(f"{folder}: cannot be written: {error.strerror or error}; {remedy}") from None
     data = PreparedData.load(folder)
     if not quiet and config.source == "packages" and (difference := other_packages(config, data.fingerprint)):
         published = "not the corpus of the published results (constraints.txt pins its packages)"
@@ -149,8 +144,8 @@ class TokenWriter:
             file.truncate(self.written.splits[split].num_tokens * DTYPE.itemsize)
 
     def append(self, split: str, tokens: Tokens) -> None:
-        self._files[split].write(tokens.astype(DTYPE).tobytes())
         count = self.written.splits[split]
+        self._files[split].write(tokens.astype(DTYPE).tobytes())
         count.num_tokens += len(tokens)
         count.num_documents += 1
         self.written.documents_read += 1
@@ -215,8 +210,8 @@ def _make(config: DataConfig, folder: Path, workers: int | None, quiet: bool) ->
     with closing(TokenWriter(partial)) as writer:
         written, before, start = writer.written, writer.written.num_tokens, time.monotonic()
         done = written.splits["train"].num_tokens
-        label = f"preparing {config.source}"
-        with ProgressBar(label, "training tokens", config.tokens, done, quiet=quiet) as progress:
+        bar = ProgressBar(f"preparing {config.source}", "training tokens", config.tokens, done, quiet=quiet)
+        with bar as progress:
             if done:
                 progress.say(f"going on after {done:,} training tokens")
             texts = documents(config, skip=written.documents_read)
@@ -252,16 +247,12 @@ def _too_small(config: DataConfig, written: Written) -> str | None:
     """What is wrong with a source that has been read to its end or to the budget; None if it will do."""
     train, validation = written.splits["train"], written.splits["validation"]
     if train.num_documents == 0 or validation.num_documents == 0:
-        return (
-            f"data.source: {config.source}: too small: {written.documents_read} documents gave {train.num_documents}"
-            f" for training and {validation.num_documents} for validation"
-            f" (data.validation_fraction {config.validation_fraction}, data.tokens {config.tokens})"
-        )
+        gave = f"{train.num_documents} for training and {validation.num_documents} for validation"
+        settings = f"data.validation_fraction {config.validation_fraction}, data.tokens {config.tokens}"
+        return f"data.source: {config.source}: too small: {written.documents_read} documents gave {gave} ({settings})"
     if config.tokens is not None and train.num_tokens < config.tokens:
-        return (
-            f"data.tokens: {config.tokens:,} training tokens were asked for, {config.source} holds"
-            f" {train.num_tokens:,} (and {validation.num_tokens:,} for validation)"
-        )
+        holds = f"{train.num_tokens:,} (and {validation.num_tokens:,} for validation)"
+        return f"data.tokens: {config.tokens:,} training tokens were asked for, {config.source} holds {holds}"
     return None
 
 
@@ -271,10 +262,8 @@ def _check_disk(config: DataConfig, partial: Path) -> None:
     needed = int(config.tokens * DTYPE.itemsize / (1.0 - config.validation_fraction))
     there = shutil.disk_usage(partial.parent).free + sum(file.stat().st_size for file in partial.glob("*.bin"))
     if needed > there:
-        raise UserError(
-            f"data.directory: {config.directory}: {config.tokens:,} training tokens and their validation tokens need"
-            f" {needed / 1e9:.2f} GB, {there / 1e9:.2f} GB are free"
-        )
+        asked = f"{config.tokens:,} training tokens and their validation tokens need {needed / 1e9:.2f} GB"
+        raise UserError(f"data.directory: {config.directory}: {asked}, {there / 1e9:.2f} GB are free")
 
 
 @contextmanager

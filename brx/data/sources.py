@@ -58,9 +58,7 @@ def _drawn(text: str, fraction: float) -> bool:
 def documents(config: DataConfig, *, skip: int = 0) -> Iterator[str]:
     """The documents of `config.source` that are sampled and not empty, without the first `skip`, always in one order.
 
-    Raises:
-        UserError: the source is missing, unreadable, or of an unknown kind; names the file or field.
-        RunError: the connection to the Hugging Face Hub broke on the way.
+    UserError where the source is missing, unreadable, or of an unknown kind; RunError where a stream breaks off.
     """
     if config.source == "packages":
         texts = package_sources()
@@ -102,11 +100,8 @@ def installed_versions() -> dict[str, str]:
 def other_packages(config: DataConfig, fingerprint: str) -> str:
     """What of the installed packages is not as it was for the published results; empty if nothing."""
     versions = installed_versions()
-    others = [
-        f"{name} {versions[name]} instead of {published}"
-        for name, published in PUBLISHED_VERSIONS.items()
-        if versions[name] != published
-    ]
+    differing = {name: wanted for name, wanted in PUBLISHED_VERSIONS.items() if versions[name] != wanted}
+    others = [f"{name} {versions[name]} instead of {wanted}" for name, wanted in differing.items()]
     decides = {"tokenizer", "tokens", "validation_fraction", "split_seed"}
     is_default = config.model_dump(include=decides) == DataConfig(source="packages").model_dump(include=decides)
     if not others and is_default and fingerprint != PUBLISHED_FINGERPRINT:

