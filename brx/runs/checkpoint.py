@@ -65,9 +65,8 @@ def iteration_of(checkpoint: Path) -> int:
 
 def run_and_iteration(path: Path) -> tuple[Path, int | None]:
     """The run of a path that is a run's folder or one of its checkpoints, and the checkpoint's iteration, if it is."""
-    if path.parent.name == "checkpoints" and path.name.isdecimal():
-        return path.parent.parent, int(path.name)
-    return path, None
+    is_checkpoint = path.parent.name == "checkpoints" and path.name.isdecimal()
+    return (path.parent.parent, iteration_of(path)) if is_checkpoint else (path, None)
 
 
 def begin(run: Path, iteration: int) -> Path:
@@ -82,7 +81,7 @@ def begin(run: Path, iteration: int) -> Path:
 
 
 def write_stage(run: Path, iteration: int, stage: int, state: Content) -> Content:
-    """Write one stage into the temporary folder; gives its entry for the manifest. RunError where the disk is full."""
+    """Write one stage into the temporary folder; gives its entry for the manifest."""
     path = _temporary(run, iteration) / _stage_file(stage)
     with replacing(path) as file:
         torch.save(state, file)
@@ -185,13 +184,11 @@ def choose_checkpoint(folder: RunFolder, config: RunConfig) -> tuple[Path | None
     the newest checkpoint it is, and the metrics go on without them. None if there is no checkpoint at all. UserError
     where the metrics end before the first checkpoint, or two processes have written them.
     """
-    checkpoints = list_checkpoints(folder.path)
-    if not checkpoints:
+    if not (checkpoints := list_checkpoints(folder.path)):
         return None, ""
     every, last, newest = config.training.validation_every, config.training.iterations, checkpoints[-1]
     metrics = MetricsFile.read(folder.metrics)
-    missing = metrics.missing(iteration_of(newest), lambda t: t % every == 0 or t == last)
-    if not missing:
+    if not (missing := metrics.missing(iteration_of(newest), lambda t: t % every == 0 or t == last)):
         return newest, ""
     usable = [path for path in checkpoints if iteration_of(path) < missing[0]]
     lacking = f"{folder.metrics}: lacks records after iteration {missing[0] - 1}"
@@ -212,12 +209,12 @@ def check_data(manifest: Content, checkpoint: Path, fingerprint: str) -> None:
 
 def what_is_saved(run: Path, iteration: int) -> str:
     """What there is to continue from when a run is cut off at an iteration, in words."""
-    checkpoints = list_checkpoints(run)
-    if not checkpoints:
-        return f"cut off at iteration {iteration}; there is no checkpoint"
-    newest = iteration_of(checkpoints[-1])
-    lost = f"there is none of iteration {iteration}, " if newest < iteration else ""
-    return f"cut off at iteration {iteration}; {lost}the newest checkpoint is that of iteration {newest}"
+    saved = "there is no checkpoint"
+    if checkpoints := list_checkpoints(run):
+        newest = iteration_of(checkpoints[-1])
+        lost = f"there is none of iteration {iteration}, " if newest < iteration else ""
+        saved = f"{lost}the newest checkpoint is that of iteration {newest}"
+    return f"cut off at iteration {iteration}; {saved}"
 
 
 def _remove(checkpoint: Path) -> None:

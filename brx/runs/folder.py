@@ -76,11 +76,6 @@ class RunFolder:
         except (OSError, ValueError):
             return {}
 
-    @property
-    def has_diverged(self) -> bool:
-        """Whether the run ended because its loss or a gradient was no longer finite."""
-        return self.read_summary().get("status") == "diverged"
-
     def check(self, config: RunConfig, *, resume: bool) -> None:
         """Refuse a folder that holds a run already, unless it is this one and to be continued: a UserError."""
         if not resume and any(path.exists() for path in (self.config, self.metrics, self.path / "checkpoints")):
@@ -131,7 +126,8 @@ def find_runs(folders: Iterable[str | os.PathLike[str]]) -> list[Path]:
 def _is_run(path: Path) -> bool:
     losses = [path / "metrics.jsonl", path / "curves.npz"]
     has_losses = any(file.is_file() and file.stat().st_size > 0 for file in losses)
-    return (path / "config.yaml").is_file() and (has_losses or RunFolder(path).has_diverged)
+    is_config = (path / "config.yaml").is_file()
+    return is_config and (has_losses or RunFolder(path).read_summary().get("status") == "diverged")
 
 
 def first_difference(old: Settings, new: Settings, *, ignore_new: bool = False) -> str | None:

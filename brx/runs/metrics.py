@@ -173,19 +173,17 @@ def read_curves(folder: Path) -> Curves:
     """The series of a run's folder, from metrics.jsonl, or from curves.npz where there is none.
 
     Of a file with a few garbled lines, what is left; a line on stderr says so. Of a run that diverged, maybe none.
-
-    Raises:
-        UserError: neither holds a training loss, they lack more than 1 % of them, or two processes have written them.
+    UserError where they hold no training loss, lack more than 1 % of them, or two processes have written them.
     """
     path, read = folder / "metrics.jsonl", _from_metrics
     if (folder / COMPACT).is_file() and not path.is_file():
         path, read = folder / COMPACT, _from_compact
-    curves = read(path)
+    curves, summary = read(path), RunFolder(folder).read_summary()
     if len(curves.iterations) == 0:
-        if RunFolder(folder).has_diverged:
+        if summary.get("status") == "diverged":
             return curves
         raise UserError(f"{path}: holds no training loss yet")
-    summary, num_iterations = RunFolder(folder).read_summary(), int(curves.iterations[-1])
+    num_iterations = int(curves.iterations[-1])
     if summary.get("status") == "finished":
         num_iterations = summary.get("iteration", num_iterations)
     num_lacking = num_iterations - len(curves.iterations)

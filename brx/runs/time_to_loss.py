@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
@@ -20,7 +20,7 @@ from brx.config.loading import load_config, validate
 from brx.errors import UserError
 from brx.files import write_text
 from brx.runs.comparison import reached_by_seed
-from brx.runs.experiments import at_best_rates, by_experiment, tried_rates
+from brx.runs.experiments import at_best_rates, by_experiment
 from brx.runs.frames import RATE, comparable, first_names, has_pipeline_delays, left_out
 from brx.runs.slowdown import Reached
 
@@ -31,10 +31,9 @@ HIGHEST_LOSS = 4.0
 
 
 class Experiment(BaseModel, frozen=True, extra="forbid"):
-    """The seeds of one method under one delay, at the learning rate that was chosen for them."""
+    """The seeds of one method (with what tells its variants apart) under one delay, at the rate chosen for them."""
 
     method: str
-    """The method, with what tells its variants apart."""
     settings: dict[str, Any]
     """Of the method: the section `optimizer`, and what `pipeline` has for it (`stash`, `forecast`)."""
     delay: float = Field(ge=0)
@@ -103,10 +102,11 @@ class Measurements(BaseModel, frozen=True, extra="forbid"):
 
 
 def measure_largest_set(runs: pd.DataFrame, source: str) -> tuple[Measurements, list[str]]:
-    """What the largest set of runs that compare says about delay, and lines on those that are left out.
+    """What the largest set of runs that compare says about pipelines' delays, and lines on those that are left out.
 
-    Runs (rows of `load`, at `source`) compare whatever micro-batches they split up an update's examples into. UserError
-    where they say nothing: none is finished, none has a pipeline's delays, or none falls to `HIGHEST_LOSS`.
+    Runs (rows of `load`, at `source`) compare whatever micro-batches they split up an update's examples into. Of
+    several experiments of one method and delay (with other moments or decays) that with the lowest final loss counts.
+    UserError where they say nothing: none is finished, has a pipeline's delays, or falls to `HIGHEST_LOSS`.
     """
     finished = at_best_rates(runs)
     if finished.empty:
@@ -116,16 +116,11 @@ def measure_largest_set(runs: pd.DataFrame, source: str) -> tuple[Measurements, 
         raise UserError(f"{source}: no run has a pipeline's delays (pipeline.delay: pipeline or like) or none at all")
     measured, *others = comparable(finished[is_pipeline], any_split=True)
     differing = left_out(measured, others, any_split=True)
-    notes = [_left_out(f"differ in {aspects}", runs["name"].tolist()) for aspects, runs in differing.items()]
+    lacking = {f"differ in {aspects}": list(runs["name"]) for aspects, runs in differing.items()}
     if not is_pipeline.all():
-        notes.append(_left_out("have delays that are no pipeline's", list(finished.loc[~is_pipeline, "name"])))
-    num_rates = tried_rates(runs).groupby("experiment").size().to_dict()
-    return measure(measured, num_rates, source), notes
-
-
-def measure(chosen: pd.DataFrame, num_rates: Mapping[str, int], source: str) -> Measurements:
-    """What runs under a pipeline's delays say: rows of `at_best_rates`, of one of the sets of `comparable`."""
-    first, lowest = chosen.iloc[0], chosen["train_loss"].min()
+        lacking["have delays that are no pipeline's"] = list(finished.loc[~is_pipeline, "name"])
+    notes = [f"Left out: {len(names)} run(s) that {why}: {first_names(names)}." for why, names in lacking.items()]
+    first, lowest = measured.iloc[0], measured["train_loss"].min()
     if pd.isna(first["examples_per_update"]):
         raise UserError(f"{source}: how many examples an update takes is not known; record them with batch_size=")
     steps = range(round(HIGHEST_LOSS / LOSS_STEP), math.floor(lowest / LOSS_STEP), -1)
@@ -133,27 +128,24 @@ def measure(chosen: pd.DataFrame, num_rates: Mapping[str, int], source: str) -> 
         above = f"a training loss of {HIGHEST_LOSS:g} nats, where measurements begin (the lowest ends at {lowest:.2f})"
         raise UserError(f"{source}: no run falls to {above}")
     losses = [round(step * LOSS_STEP, 4) for step in steps]
-    # Of several experiments of one method and delay (with other moments or decays), that with the lowest final loss.
     best: dict[tuple[str, float], pd.DataFrame] = {}
-    for seeds in by_experiment(chosen):
+    for seeds in by_experiment(measured):
         one = seeds.iloc[0]
         key = (str(one["variant"]).partition(", delay ")[0], float(one["largest_delay"]))
         if key not in best or seeds["train_loss"].mean() < best[key]["train_loss"].mean():
             best[key] = seeds
-    return Measurements(
+    measurements = Measurements(
         source=source,
         model=first["architecture"],
         examples=int(first["examples_per_update"]),
         last_iteration=int(first["last_iteration"]),
         losses=losses,
-        experiments=[
-            _experiment(method, delay, seeds, num_rates[seeds["experiment"].iloc[0]], losses)
-            for (method, delay), seeds in sorted(best.items(), key=lambda entry: entry[0])
-        ],
+        experiments=[_experiment(*key, best[key], losses) for key in sorted(best)],
     )
+    return measurements, notes
 
 
-def _experiment(method: str, delay: float, seeds: pd.DataFrame, num_rates: int, losses: Sequence[float]) -> Experiment:
+def _experiment(method: str, delay: float, seeds: pd.DataFrame, losses: Sequence[float]) -> Experiment:
     by_loss = [reached_by_seed(seeds, loss) for loss in losses]
     config = load_config(str(Path(str(seeds.index[0])) / "config.yaml"))
     optimizer = config.optimizer.model_dump(mode="json", exclude_defaults=True, exclude={"lr"})
@@ -163,13 +155,9 @@ def _experiment(method: str, delay: float, seeds: pd.DataFrame, num_rates: int, 
         settings={"optimizer": {"method": config.optimizer.method, **optimizer}, "pipeline": pipeline},
         delay=delay,
         lr=seeds[RATE].iloc[0],
-        num_rates=num_rates,
+        num_rates=int(seeds["num_rates"].iloc[0]),
         seconds=float(np.round(seeds["seconds_per_iteration"].min(), 6)),
         micro_batches=int(seeds["pipeline.accumulation"].iloc[0]),
         seeds=list(by_loss[0]),
         iterations=[[round(run.iterations, 1) if run.is_reached else None for run in row.values()] for row in by_loss],
     )
-
-
-def _left_out(why: str, names: Sequence[str]) -> str:
-    return f"Left out: {len(names)} run(s) that {why}: {first_names(names)}."

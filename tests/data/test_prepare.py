@@ -40,7 +40,6 @@ def test_the_files_hold_every_document_once(tmp_path, tokenizer):
     data = prepare(local_config(tmp_path, DOCUMENTS, tokenizer=tokenizer), workers=3)
     assert ids(data) == naive(DOCUMENTS, tokenizer)
     assert data.train.sidecar.num_documents + data.validation.sidecar.num_documents == len(DOCUMENTS)
-    assert data.train.sidecar.num_tokens == data.train.num_tokens == len(data.train.tokens)
 
 
 def test_few_documents_are_in_memory():
@@ -76,23 +75,19 @@ def test_found_again_without_work_and_told_when_damaged(tmp_path, monkeypatch, c
         prepare(config)
 
 
-def test_whatever_changes_the_content_changes_folder_and_fingerprint(tmp_path):
+def test_whatever_changes_the_content_changes_folder_and_fingerprint_and_where_it_lies_does_not(tmp_path):
     config = local_config(tmp_path, DOCUMENTS)
     changes = ({}, {"tokenizer": "gpt2"}, {"tokens": 5000}, {"validation_fraction": 0.2}, {"split_seed": 1})
     changes += ({"sample_fraction": 0.5}, {"sample_fraction": 0.5, "sample_seed": 1})
     changed = [config.model_copy(update=change) for change in changes]
-    assert len({*map(token_folder, changed)}) == len({prepare(one).fingerprint for one in changed}) == len(changes)
-
-
-def test_a_changed_source_is_prepared_anew_and_the_same_one_elsewhere_has_the_same_fingerprint(tmp_path):
-    config = local_config(tmp_path, DOCUMENTS)
-    before = prepare(config)
+    found = [prepare(one).fingerprint for one in changed]
+    assert len({*map(token_folder, changed)}) == len({*found}) == len(changes)
     write_rows(tmp_path / "corpus.parquet", DOCUMENTS[:250])
     after = prepare(config)
-    assert after.fingerprint != before.fingerprint
+    assert after.fingerprint not in found
     assert ids(after) == naive(DOCUMENTS[:250])
     (tmp_path / "elsewhere").mkdir()
-    assert prepare(local_config(tmp_path / "elsewhere", DOCUMENTS)).fingerprint == before.fingerprint
+    assert prepare(local_config(tmp_path / "elsewhere", DOCUMENTS)).fingerprint == found[0]
 
 
 @pytest.mark.parametrize(
@@ -141,14 +136,12 @@ prepare.prepare(DataConfig(source=sys.argv[1], directory=sys.argv[2], tokenizer=
 """
 
 
-@pytest.mark.parametrize("tokenizer", ["bytes", "gpt2"])
-def test_killed_and_started_again_it_gives_the_same_files(tmp_path, monkeypatch, tokenizer):
-    config = local_config(tmp_path, DOCUMENTS, tokenizer=tokenizer)
-    process = run_python(STEPWISE, config.source, config.directory, tokenizer)
+def test_killed_and_started_again_it_gives_the_same_files(tmp_path, monkeypatch):
+    config = local_config(tmp_path, DOCUMENTS, tokenizer="gpt2")
+    process = run_python(STEPWISE, config.source, config.directory, "gpt2")
     assert process.stdout.readline() == "committed\n"
     for _ in range(4):
-        process.stdin.write("\n")
-        process.stdin.flush()
+        print(file=process.stdin, flush=True)
         assert process.stdout.readline() == "committed\n"
     process.kill()  # while it waits
     process.wait()
@@ -157,7 +150,7 @@ def test_killed_and_started_again_it_gives_the_same_files(tmp_path, monkeypatch,
     read = []
     documents = preparing.documents
     monkeypatch.setattr(preparing, "documents", lambda config, skip: read.append(skip) or documents(config, skip=skip))
-    assert ids(prepare(config)) == naive(DOCUMENTS, tokenizer)
+    assert ids(prepare(config)) == naive(DOCUMENTS, "gpt2")
     assert read == [100]  # it did go on, and did not start afresh
     assert not list((tmp_path / "data").glob(".*.partial"))
 
@@ -191,19 +184,6 @@ def test_a_file_system_that_is_full_is_one_line_and_can_be_gone_on_from(tmp_path
     assert err.startswith(f"brx: {token_folder(config)}: cannot be written: File too large; once that is mended")
     assert len(err.splitlines()) == 1
     assert ids(prepare(config)) == naive(DOCUMENTS)
-
-
-def test_no_setting_of_the_process_decides_the_tokens(tmp_path):
-    code = (
-        "import sys; from brx.config.schema import DataConfig; from brx.data.prepare import prepare;"
-        "data = prepare(DataConfig(directory=sys.argv[1], tokens=500_000)); print(data.fingerprint)"
-    )
-    settings = [{"PYTHONHASHSEED": "1", "PYTHONIOENCODING": "utf-8"}, {"PYTHONHASHSEED": "2", "PYTHONUTF8": "0"}]
-    settings[1]["PYTHONIOENCODING"] = "latin-1"
-    processes = [run_python(code, tmp_path / one["PYTHONHASHSEED"], **one) for one in settings]
-    (out, _), (again, error) = (process.communicate(timeout=300) for process in processes)
-    assert len(out) == 65, error
-    assert out == again
 
 
 entries = st.lists(st.tuples(st.sampled_from(SPLITS), st.binary(max_size=6).map(lambda half: half + half)), max_size=30)

@@ -9,7 +9,7 @@ from brx.errors import UserError
 from brx.runs.comparison import passage
 from brx.runs.experiments import at_best_rates
 from brx.runs.frames import comparable, has_pipeline_delays, load
-from brx.runs.time_to_loss import LOSS_STEP, Measurements, measure, measure_largest_set
+from brx.runs.time_to_loss import LOSS_STEP, Measurements, measure_largest_set
 from tests.runs.helpers import write_run
 
 DEMO = Path(__file__).parents[2] / "results" / "demo"
@@ -62,7 +62,7 @@ def test_runs_compare_by_the_examples_of_an_update_and_others_are_named(tmp_path
 def test_what_is_kept_is_what_the_runs_say():
     runs = load(DEMO)
     (chosen,) = comparable(at_best_rates(runs))
-    measured = measure(chosen, dict.fromkeys(chosen["experiment"], 1), "results/demo")
+    measured, _ = measure_largest_set(runs, "results/demo")
     expected = {(method, delay) for method in ("pipedream", "basis-rotation") for delay in (0.0, 7.0)}
     assert {(one.method, one.delay) for one in measured.experiments} == expected
     for run, row in chosen.iterrows():

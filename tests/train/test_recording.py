@@ -109,7 +109,7 @@ def test_ends_that_are_not_the_end(tmp_path, capsys):
         run.log(1, 3.0)
         run.log(2, torch.tensor(torch.nan))
         raise AssertionError("not reached")
-    assert RunFolder(tmp_path / "diverged").has_diverged
+    assert RunFolder(tmp_path / "diverged").read_summary()["status"] == "diverged"
     assert "iteration 2: the loss is nan" in capsys.readouterr().err
     for error, status in ((KeyboardInterrupt, "interrupted"), (RunError, "failed")):
         with pytest.raises(error):
