@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -17,6 +17,7 @@ from brx.data.prepare import prepare
 from brx.errors import UserError
 from brx.files import write_text
 from brx.model.stage import Stage, whole_model
+from brx.pipeline.delay import depth
 from brx.pipeline.engine import MicroBatch
 from brx.runs.checkpoint import checkpoint_folder, list_checkpoints, read_manifest, read_stage, run_and_iteration
 from brx.runs.folder import find_runs
@@ -97,6 +98,17 @@ class Checkpoint:
     parameters: Vectors  # the newest weights of all stages
     bases: Bases  # of basis rotation; empty for other methods
     _batches: Batches
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What every `Measured` of it begins with."""
+        num_stages = depth(self.run.config.pipeline)
+        return {
+            "run": str(self.run.path),
+            "method": self.run.method,
+            "num_stages": num_stages,
+            "iteration": self.iteration,
+        }
 
     @property
     def device(self) -> torch.device:

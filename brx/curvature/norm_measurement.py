@@ -44,7 +44,6 @@ from brx.curvature.hessian_norm import GeometricEstimate, Sums, below_resolution
 from brx.curvature.norm_result import SPACES, Groups, NormResult, NormSettings, Space, block_of, kind_of, strategy_of
 from brx.errors import RunError, UserError
 from brx.files import replacing
-from brx.pipeline.delay import depth
 from brx.progress import ProgressBar
 from brx.runs.checkpoint import run_and_iteration
 from brx.runs.frames import Run
@@ -266,11 +265,8 @@ def _result(task: _Task, checkpoint: Checkpoint, sums: list[Sums], lost: list[fl
     whole, *halves = sums
     inputs, _ = next(checkpoint.batches([1]))[1]
     return NormResult(
-        run=str(task.run),
-        method=checkpoint.run.method,
-        num_stages=depth(checkpoint.run.config.pipeline),
+        **checkpoint.about,
         num_own_stages=checkpoint.run.config.pipeline.stages,
-        iteration=checkpoint.iteration,
         space=task.space,
         settings=task.settings,
         tokens=task.settings.batches_per_vector * inputs.numel(),

@@ -19,7 +19,6 @@ from torch import Tensor
 from brx.curvature.checkpoints import Checkpoint, Measured, load_checkpoint, runs_in_place
 from brx.curvature.hessian import Vectors, mean_product
 from brx.errors import RunError, UserError
-from brx.pipeline.delay import depth
 from brx.runs.checkpoint import run_and_iteration
 from brx.train.build import assemble
 
@@ -110,8 +109,7 @@ def measure_oscillation(
     other = orthogonal_to(pair.vector, _random_like(checkpoint.parameters, generator))
     dominant, random = track_updates(checkpoint, [pair.vector, other], num_iterations)
     oscillation = Oscillation(
-        run=str(run_path), method=checkpoint.run.method, num_stages=depth(checkpoint.run.config.pipeline),
-        iteration=checkpoint.iteration, eigenvalue=pair.value, residual=pair.residual,
+        **checkpoint.about, eigenvalue=pair.value, residual=pair.residual,
         num_power_iterations=pair.num_iterations, dominant=dominant, random=random,
     )  # fmt: skip
     oscillation.write(run_path)

@@ -40,9 +40,3 @@ def test_tiny_suite_goes_on_where_it_was(tmp_path):
     assert all(0.9 <= float(row["planned / measured"]) <= 1.1 for row in table(tmp_path, "memory"))
     assert {(row["method"], row["P"]) for row in table(tmp_path, "training")} == set(pairs)
     assert (tmp_path / "gpu" / "curves.png").stat().st_size > 0
-
-
-def test_unknown_option_is_refused(tmp_path):
-    found = run_suite(tmp_path, "--fast")
-    assert found.returncode == 2
-    assert found.stderr == "gpu_suite.sh: unknown option --fast\n"

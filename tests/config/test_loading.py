@@ -87,6 +87,8 @@ def test_no_delay_profile_is_one_clear_line(delay):
         ("training: {lr: 1}\n", "training.lr: unknown key"),
         ("optimizer: {method: 3}\n", "unknown method '3'"),
         (b"\xff\xfe\x00", "not UTF-8"),
+        ("", "is empty; restore it, or name a preset (compare, laptop, "),  # not a run of defaults
+        (f"training: {list(range(10_000))}", "training: "),  # a large value is shown in short
     ],
 )
 def test_wrong_file_is_one_clear_line(text, expected, tmp_path):
@@ -98,6 +100,7 @@ def test_wrong_file_is_one_clear_line(text, expected, tmp_path):
     assert message.startswith(str(path))
     assert expected in message
     assert "\n" not in message
+    assert len(message) < 300 + len(str(path))
 
 
 def test_missing_file_names_the_nearest_preset():

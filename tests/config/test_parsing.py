@@ -2,7 +2,6 @@
 
 import pytest
 
-from brx.config.loading import load_config
 from brx.config.parsing import parse_bytes, parse_flops, parse_yaml
 from brx.errors import UserError
 
@@ -50,19 +49,6 @@ def test_aliases_and_merged_keys_are_fine():
     assert parse_yaml("a: &a {x: 1}\nb: {<<: *a, y: 3e-4}\nc: [*a, *a]", "here") == {
         "a": {"x": 1}, "b": {"x": 1, "y": 3e-4}, "c": [{"x": 1}] * 2,
     }  # fmt: skip
-
-
-def test_an_emptied_file_is_not_a_run_of_defaults(tmp_path):
-    (tmp_path / "config.yaml").write_text("")
-    with pytest.raises(UserError, match=r"config\.yaml: is empty; restore it, or name a preset \(compare, laptop, "):
-        load_config(tmp_path / "config.yaml")
-
-
-def test_a_large_value_is_shown_in_short(tmp_path):
-    (tmp_path / "a.yaml").write_text(f"training: {list(range(10_000))}")
-    with pytest.raises(UserError) as error:
-        load_config(tmp_path / "a.yaml")
-    assert len(str(error.value)) < 300
 
 
 @pytest.mark.parametrize(

@@ -81,43 +81,36 @@ def test_result_is_the_estimate_over_the_products_of_one_sample_and_of_its_halve
     assert [path.name for path in (run / "analysis").iterdir()] == [f"hessian-norm-{space}-00000030.json"]
 
 
-@pytest.mark.parametrize("estimator", ["geometric", "median"])
-def test_stopped_and_continued_gives_the_same_numbers(run, monkeypatch, estimator):
-    chosen = settings(estimator=estimator)
-    expected = measure(run, "original", chosen)
+@pytest.mark.parametrize(
+    ("estimator", "fault", "code", "told", "again"),
+    [
+        ("geometric", signal.SIGINT, 130, "stopped after 4 of 5 vectors; the same command continues", [4]),
+        ("median", RunError("stopped here"), 1, "stopped here", [3, 4]),
+    ],
+)
+def test_stopped_and_continued_gives_the_same_numbers(run, monkeypatch, capsys, estimator, fault, code, told, again):
+    expected = measure(run, "original", settings(estimator=estimator))
     shutil.rmtree(run / "analysis")
     usual, calls = norm_measurement.vector_product, []
 
     def product(checkpoint, settings, number):
         calls.append(number)
         if calls == [0, 1, 2, 3]:
-            raise RunError("stopped here")
+            if isinstance(fault, Exception):
+                raise fault
+            os.kill(os.getpid(), fault)
         return usual(checkpoint, settings, number)
 
     monkeypatch.setattr(norm_measurement, "vector_product", product)
-    monkeypatch.setattr(norm_measurement, "SAVE_EVERY_S", 0.0)
-    with pytest.raises(RunError, match="stopped here"):
-        measure(run, "original", chosen)
-    assert measure(run, "original", chosen) == expected
-    assert calls == [0, 1, 2, 3, 3, 4]  # what was saved is not done again
-
-
-def test_ctrl_c_saves_and_the_same_command_continues(run, measured, monkeypatch, capsys):
-    usual = norm_measurement.vector_product
-
-    def interrupted(checkpoint, settings, number):
-        if number == 2:
-            os.kill(os.getpid(), signal.SIGINT)
-        return usual(checkpoint, settings, number)
-
-    monkeypatch.setattr(norm_measurement, "vector_product", interrupted)
-    arguments = ["hessian-norm", str(run), "--original", *QUICK]
-    assert main(arguments) == 130
-    assert "stopped after 3 of 5 vectors; the same command continues" in capsys.readouterr().err
+    if isinstance(fault, Exception):  # an interrupt saves by itself
+        monkeypatch.setattr(norm_measurement, "SAVE_EVERY_S", 0.0)
+    arguments = ["hessian-norm", str(run), "--original", *QUICK, "--estimator", estimator]
+    assert main(arguments) == code
+    assert told in capsys.readouterr().err
     assert results_of(run) == {}
-    monkeypatch.undo()
     assert main(arguments) == 0
-    assert same(results_of(run)["original"], measured)
+    assert results_of(run) == {"original": expected}
+    assert calls == [0, 1, 2, 3, *again]  # what was saved is not done again
 
 
 @pytest.mark.slow
