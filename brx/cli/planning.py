@@ -46,7 +46,7 @@ def schedule(
     from brx.config.loading import validate
     from brx.config.parsing import parse_yaml
     from brx.config.schema import PipelineConfig
-    from brx.pipeline.schedule_text import check_size, schedule_lines
+    from brx.pipeline.schedule import check_size, schedule_lines
 
     num_ranks = stages if devices is None else devices
     refuse(not 1 <= num_ranks <= stages, f"--devices must be from 1 to --stages ({stages}), got {num_ranks}")

@@ -65,18 +65,13 @@ def launch(
     """Run `brx ARGUMENTS` in `num_ranks` processes on this machine, with the environment that torchrun would set.
 
     The processes are in sessions of their own: Ctrl-C reaches the launcher, which passes it on to rank 0 alone. They
-    keep files open (`descriptors`, such as a lock), and get further variables beside torchrun's (`environment`).
-
-    Returns:
-        0 when all are done, 130 when they were stopped.
-
-    Raises:
-        UserError: a rank refused the request.
-        RunError: a rank failed; names it and the cause.
+    keep files open (`descriptors`, such as a lock), and get further variables beside torchrun's (`environment`). Gives
+    0 when all are done, 130 when they were stopped; UserError where a rank refused the request, RunError (with its
+    number and the cause) where one failed.
     """
     with tempfile.TemporaryDirectory(prefix="brx-") as folder:
-        shared = {**os.environ, **environment, LAUNCHED: "1", "MASTER_ADDR": "127.0.0.1"}
-        shared |= {"MASTER_PORT": str(int(os.environ.get("MASTER_PORT") or free_port()))}
+        port = str(int(os.environ.get("MASTER_PORT") or free_port()))
+        shared = {**os.environ, **environment, LAUNCHED: "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         shared |= {"WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks)}
         ranks: list[_Rank] = []
         passed_on: list[int] = []

@@ -20,11 +20,8 @@ from brx.pipeline.world import Neighbours, World
 
 T = TypeVar("T")
 
-_PREPARATION_TIMEOUT = timedelta(days=2)
-"""Rank 0 may tokenize a corpus while the others wait."""
-
-_MEETING_TIMEOUT_S = 300.0
-"""How long the first process waits for the last at least: they start, and load torch, at different times."""
+_PREPARATION_TIMEOUT = timedelta(days=2)  # rank 0 may tokenize a corpus while the others wait
+_MEETING_TIMEOUT_S = 300.0  # the first process waits so long for the last at least: they start at different times
 
 
 class DistributedWorld(World):

@@ -17,11 +17,8 @@ from brx.config.schema import ModelConfig
 from brx.model.stage import Stage
 from brx.model.transformer import CHUNK_LOGITS, MLP_RATIO
 
-Shapes = dict[str, tuple[int, ...]]
-"""Shapes of parameters, by name."""
-
-FP32 = 4
-"""Bytes."""
+Shapes = dict[str, tuple[int, ...]]  # of parameters, by name
+FP32 = 4  # bytes
 
 
 class _WithoutInitialValues(TorchFunctionMode):

@@ -20,9 +20,7 @@ from torch import Tensor, nn
 from brx.config.schema import ModelConfig, MoEConfig
 
 MLP_RATIO = 4
-CHUNK_LOGITS = 2**25
-"""Logits of which the loss makes a chunk: 128 MiB in fp32, and still hundreds of tokens, which keeps the matrix
-products efficient."""
+CHUNK_LOGITS = 2**25  # of a chunk of the loss: 128 MiB in fp32, and still hundreds of tokens per matrix product
 
 
 class Embedding(nn.Module):
@@ -54,12 +52,10 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         batch, positions, width = x.shape
         heads = (batch, positions, self.num_heads, width // self.num_heads)
-        query, key, value = (
-            linear(x).view(heads).transpose(1, 2) for linear in (self.query, self.key, self.value)
-        )  # each (B, H, S, E)
+        projections = (self.query, self.key, self.value)
+        query, key, value = (linear(x).view(heads).transpose(1, 2) for linear in projections)  # each (B, H, S, E)
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        merged: Tensor = self.projection(mixed.transpose(1, 2).reshape(batch, positions, width))
-        return merged
+        return self.projection(mixed.transpose(1, 2).reshape(batch, positions, width))  # type: ignore[no-any-return]
 
 
 class MLP(nn.Module):
@@ -71,8 +67,7 @@ class MLP(nn.Module):
         self.down = nn.Linear(MLP_RATIO * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        output: Tensor = self.down(F.gelu(self.up(x)))
-        return output
+        return self.down(F.gelu(self.up(x)))  # type: ignore[no-any-return]
 
 
 class Experts(nn.Module):
@@ -181,8 +176,7 @@ class Head(nn.Module):
         self.linear = nn.Linear(config.width, vocabulary_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.linear(self.norm(x))
-        return logits
+        return self.linear(self.norm(x))  # type: ignore[no-any-return]
 
     def loss(self, x: Tensor, targets: Tensor) -> Tensor:
         """Mean cross-entropy in nats of the targets (B, S), computed in fp32 (float64 for a float64 model)."""

@@ -153,8 +153,7 @@ class DelayedPipeline:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was taken; after the model's own weights have been loaded.
 
-        Raises:
-            ValueError: the state is of other stages, delays, stash mode or forecast.
+        ValueError where the state is of other stages, delays, stash mode or forecast.
         """
         if self._accumulation not in (None, state["accumulation"]):
             raise ValueError(f"the state is of accumulation {state['accumulation']}, not {self._accumulation}")

@@ -126,16 +126,10 @@ def delays_of(
 ) -> list[StageDelay]:
     """The delay of each stage, from the first to the last. A new rule is a case of this function, and nothing else.
 
-    Args:
-        profile: `pipeline` (tau_k = P - 1 - k), `2bw` (M), a number, a list of one per stage, {"like": P'} or an object
-            with such an attribute (those of a pipeline of P' stages, spread over these), or a function: tau of (stage,
-            number of stages, micro-batch from 1, seed). Its attribute `most` is the largest tau that it returns, a
-            number or a function of (stage, number of stages).
-        name: of the profile, for messages.
-
-    Raises:
-        UserError: a function does not say its largest delay.
-        ValueError: there is no such profile.
+    A profile is `pipeline` (tau_k = P - 1 - k), `2bw` (M), a number, a list of one per stage, {"like": P'} or an object
+    with such an attribute (those of a pipeline of P' stages, spread over these), or a function: tau of (stage, number
+    of stages, micro-batch from 1, seed). Its attribute `most` is the largest tau that it returns, a number or a
+    function of (stage, number of stages). UserError where it does not say it, ValueError for any other profile.
     """
     last = num_stages - 1
     like = profile.get("like") if isinstance(profile, dict) else getattr(profile, "like", None)

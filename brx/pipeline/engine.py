@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
@@ -126,15 +126,10 @@ class Engine:
             takes_update_norms: in which iterations to take the norms of the updates, which needs a copy of the weights.
         """
         assert (neighbours is None) == (num_ranks == 1)
-        self.stages = list(stages)
-        self.rank = rank
-        self.num_ranks = num_ranks
+        self.stages, self.rank, self.num_ranks = list(stages), rank, num_ranks
         self.is_first, self.is_last = rank == 0, rank == num_ranks - 1
-        self._updater = updater
-        self._micro_batch = micro_batch
-        self._clip = clip
-        self._autocast = autocast
-        self._connections = neighbours
+        self._updater, self._micro_batch, self._clip, self._autocast = updater, micro_batch, clip, autocast
+        self._neighbours = cast(Neighbours, neighbours)  # None of one device, which has nothing to exchange
         self.watcher: Watcher | None = None
         self._takes_update_norms = takes_update_norms
         self._accumulation = self.stages[0].delay.accumulation
@@ -146,20 +141,12 @@ class Engine:
         """Make the updates `first` to `last()`, M micro-batches each; yields after each of them.
 
         `last` is asked anew before each forward pass, so that a run may be cut short. When this iterator ends, the
-        pipeline is empty and all devices have made the same number of updates.
-
-        Raises:
-            RunError: a loss or gradient is not finite (on CPU before the update; elsewhere the caller checks when it
-                reads the results).
+        pipeline is empty and all devices have made the same number of updates. RunError where a loss or gradient is not
+        finite (on CPU before the update; elsewhere the caller checks when it reads the results).
         """
-        per_update = self._accumulation
-        first_micro_batch = (first - 1) * per_update + 1
-
-        def last_micro_batch() -> int:
-            return last() * per_update
-
-        for action in asynchronous_1f1b(self.rank, self.num_ranks, first_micro_batch, last_micro_batch, per_update):
-            more_to_come = action.number < last_micro_batch()
+        M = self._accumulation
+        for action in asynchronous_1f1b(self.rank, self.num_ranks, (first - 1) * M + 1, lambda: last() * M, M):
+            more_to_come = action.number < last() * M
             with record_function(str(action)):
                 if action.kind == "F":
                     self._forward(action.number, more_to_come)
@@ -167,16 +154,13 @@ class Engine:
                     self._backward(action.number, more_to_come)
                 else:
                     yield self._update(action.number)
-        if self._connections is not None:
-            self._connections.activations.wait_for_send()
-            self._connections.gradients.wait_for_send()
+        if self.num_ranks > 1:
+            self._neighbours.activations.wait_for_send()
+            self._neighbours.gradients.wait_for_send()
 
     @torch.no_grad()
     def evaluate(self, micro_batches: Sequence[MicroBatch]) -> float | None:
-        """Mean loss in nats of the newest weights of all stages (last device; None elsewhere).
-
-        The pipeline must be empty.
-        """
+        """Mean loss in nats of all stages' newest weights (last device; None elsewhere), with an empty pipeline."""
         assert not self._in_flight
         total = 0.0
         for inputs, targets in micro_batches:
@@ -289,11 +273,6 @@ class Engine:
                 if auxiliary_loss is not None:
                     auxiliary_losses.append(auxiliary_loss)
         return StageOutput(x, loss, torch.stack(auxiliary_losses).sum() if auxiliary_losses else None)
-
-    @property
-    def _neighbours(self) -> Neighbours:
-        assert self._connections is not None
-        return self._connections
 
 
 def _take_mean(losses: list[Tensor]) -> Tensor | None:

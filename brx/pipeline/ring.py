@@ -23,9 +23,7 @@ class Ring:
     Without buffers a micro-batch computes with its slot itself. With B buffers it computes with a copy of the slot, in
     buffer (n - 1) mod B, which is its own until its update.
 
-    Attributes:
-        slots: each a version, in the order and dtypes of the initial weights.
-        buffers: the same on the device.
+    `slots` are versions, in the order and dtypes of the initial weights; `buffers` are the same on the device.
     """
 
     def __init__(self, initial: Sequence[Tensor], delay: StageDelay, num_buffers: int, *, on_host: bool) -> None:

@@ -9,8 +9,13 @@ and the gradient of the weights, which nobody does; `2U0` is update 0.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, NamedTuple
+
+from brx.config.schema import PipelineConfig
+from brx.errors import UserError
+from brx.pipeline.delay import check_devices, stage_delays
 
 FORWARD_TIME, BACKWARD_TIME = 1.0, 2.0
 DURATIONS = {"F": FORWARD_TIME, "B": BACKWARD_TIME, "I": BACKWARD_TIME / 2, "W": BACKWARD_TIME / 2, "U": 0.0}
@@ -40,8 +45,7 @@ def asynchronous_1f1b(
     backward is followed by an update, so that no rank waits for another's update (PipeDream, arXiv:1806.03377, section
     3.2).
 
-    Args:
-        last: the last one; asked anew each time, so that a run may be cut short on its way.
+    `last` is asked anew each time, so that a run may be cut short on its way.
     """
     ahead = num_ranks - 1 - rank
     forwarded = first - 1
@@ -71,11 +75,8 @@ def zero_bubble(rank: int, num_ranks: int, num_micro_batches: int, num_steps: in
     """1F1B whose gradients of the weights wait until the rank would be idle (ZB-H1, ZB-H2 of arXiv:2401.10241).
 
     Rank r lets depth (R - 1 - r) forward passes run ahead and depth r gradients of the weights run behind, so that
-    every rank keeps the activations of depth (R - 1) + 1 micro-batches.
-
-    Args:
-        depth: 1 for ZB-H1, which needs the memory of 1F1B; 2 for ZB-H2, which is never idle with enough micro-batches,
-            for twice the activations. Both without waiting for other ranks at an update.
+    every rank keeps the activations of depth (R - 1) + 1 micro-batches: those of 1F1B at depth 1 (ZB-H1), twice as many
+    at 2 (ZB-H2), which is never idle with enough micro-batches. Neither waits for other ranks at an update.
     """
     return _synchronous(rank, num_micro_batches, num_steps, ahead=depth * (num_ranks - 1 - rank), behind=depth * rank)
 
@@ -109,12 +110,15 @@ def interleaved_1f1b(
 ) -> Iterator[Action]:
     """1F1B with several chunks of the model per rank, chunk c of rank r being stage c R + r (arXiv:2104.04473, 2.2).
 
-    A rank turns to its next chunk after a round of micro-batches, as in torch's `ScheduleInterleaved1F1B`.
-
-    Raises:
-        ValueError: `num_micro_batches` is no multiple of the number of rounds, max(1, M // R).
+    A rank turns to its next chunk after a round of micro-batches, as in torch's `ScheduleInterleaved1F1B`. ValueError
+    where `num_micro_batches` is no multiple of the number of rounds, max(1, M // R).
     """
-    per_round = micro_batches_per_round(num_ranks, num_micro_batches)
+    rounds = max(1, num_micro_batches // num_ranks)
+    if num_micro_batches % rounds:
+        raise ValueError(
+            f"interleaving {num_ranks} ranks: {num_micro_batches} micro-batches are no multiple of {rounds}"
+        )
+    per_round = num_micro_batches // rounds
     total = num_chunks * num_micro_batches
     ahead = min((num_chunks - 1) * per_round + 2 * (num_ranks - 1 - rank), total - 1)
 
@@ -135,16 +139,6 @@ def interleaved_1f1b(
         yield Action(rank, "U", step + 1)
 
 
-def micro_batches_per_round(num_ranks: int, num_micro_batches: int) -> int:
-    """How many micro-batches an interleaved schedule takes through a chunk before it turns to the next."""
-    rounds = max(1, num_micro_batches // num_ranks)
-    if num_micro_batches % rounds:
-        raise ValueError(
-            f"interleaving {num_ranks} ranks: {num_micro_batches} micro-batches are no multiple of {rounds}"
-        )
-    return num_micro_batches // rounds
-
-
 class Timed(NamedTuple):
     """An action, and when it begins and ends, in units of one forward pass."""
 
@@ -152,9 +146,6 @@ class Timed(NamedTuple):
     start: float
     end: float
 
-
-_Pass = tuple[str, int, int]
-"""Direction, stage and micro-batch of what one stage waits for from another."""
 
 _DIRECTIONS = {"F": "forward", "B": "backward", "I": "backward"}
 
@@ -171,7 +162,6 @@ def timeline(
     takes its share of the time.
 
     Args:
-        actions: of each rank, in the order in which the rank does them.
         transfer_time: of activations or gradients from one rank to another, in units of one forward pass. Links are
             busy beside the computation and never in each other's way.
         duration: of an action; by default `DURATIONS`, equal for all stages.
@@ -183,7 +173,7 @@ def timeline(
     num_stages = 1 + max(action.stage for rank in actions for action in rank)
     durations = {kind: duration * num_ranks / num_stages for kind, duration in DURATIONS.items()}
     latency = transfer_time if num_ranks > 1 else 0.0
-    arrivals: dict[_Pass, float] = {}
+    arrivals: dict[tuple[str, int, int], float] = {}  # of a direction, at a stage, of a micro-batch
     done: list[list[Timed]] = [[] for _ in actions]
     while any(len(done[rank]) < len(actions[rank]) for rank in range(num_ranks)):
         progress = False
@@ -191,25 +181,20 @@ def timeline(
             free = done[rank][-1].end if done[rank] else 0.0
             while len(done[rank]) < len(actions[rank]):
                 action = actions[rank][len(done[rank])]
-                needed = _needed(action, num_stages)
-                if needed is not None and needed not in arrivals:
+                direction = _DIRECTIONS.get(action.kind, "")
+                neighbour = action.stage + (-1 if direction == "forward" else 1)
+                is_needed = bool(direction) and 0 <= neighbour < num_stages
+                if is_needed and (direction, neighbour, action.number) not in arrivals:
                     break
-                start = max(free, arrivals[needed] if needed is not None else 0.0)
+                start = max(free, arrivals[direction, neighbour, action.number] if is_needed else 0.0)
                 free = start + (durations[action.kind] if duration is None else duration(action))
-                if action.kind in _DIRECTIONS:
-                    arrivals[_DIRECTIONS[action.kind], action.stage, action.number] = free + latency
+                if direction:
+                    arrivals[direction, action.stage, action.number] = free + latency
                 done[rank].append(Timed(action, start, free))
                 progress = True
         if not progress:
             raise ValueError("the schedule cannot be carried out: the ranks wait for each other")
     return done
-
-
-def _needed(action: Action, num_stages: int) -> _Pass | None:
-    """What has to have arrived from a neighbouring stage."""
-    direction = _DIRECTIONS.get(action.kind)
-    neighbour = action.stage + (-1 if direction == "forward" else 1)
-    return (direction, neighbour, action.number) if direction and 0 <= neighbour < num_stages else None
 
 
 def bubble_share(timed: Sequence[Sequence[Timed]], start: float = 0.0, end: float | None = None) -> float:
@@ -244,3 +229,73 @@ def most_in_flight(actions: Sequence[Action], num_chunks: int = 1) -> float:
         in_flight += (action.kind == "F") - (action.kind in "BW")
         most = max(most, in_flight)
     return most / num_chunks
+
+
+MOST_ACTIONS = 20_000
+"""More than anybody reads, or a figure shows."""
+
+LEGEND = (
+    "Stage, action, number: 2F5 is the forward pass of micro-batch 5 on stage 2, 2B5 its backward pass, 2U5 update 5"
+    " of stage 2. A row per device, in the order in which it works."
+)
+
+
+def schedule_lines(pipeline: PipelineConfig, num_micro_batches: int, width: int) -> Iterator[str]:
+    """GPipe and synchronous 1F1B for one step, asynchronous 1F1B until it has filled, and what the stages compute with.
+
+    As text of `width` characters per line. M is that of the asynchronous schedule. UserError where so many devices
+    cannot run the delays, or there are more than `MOST_ACTIONS` actions to print.
+    """
+    from brx.model.stage import partition  # loads torch, which a verdict, from schedules alone, does not wait for
+
+    num_ranks, accumulation = pipeline.devices, pipeline.accumulation
+    check_size(pipeline.stages, num_ranks, num_micro_batches)
+    delays = stage_delays(pipeline)
+    ranges = partition(pipeline.stages, num_ranks)
+    check_devices(delays, ranges)
+    wanted = num_micro_batches + 2 * num_ranks
+    last = -(-wanted // accumulation) * accumulation  # whole updates
+    schedules: dict[str, Callable[[int], Iterator[Action]]] = {
+        "GPipe, one step": lambda rank: gpipe(rank, num_ranks, num_micro_batches, 1),
+        "synchronous 1F1B, one step": lambda rank: synchronous_1f1b(rank, num_ranks, num_micro_batches, 1),
+        "asynchronous 1F1B": lambda rank: asynchronous_1f1b(rank, num_ranks, 1, lambda: last, accumulation),
+    }
+    yield from textwrap.wrap(LEGEND, width)
+    for name, schedule in schedules.items():
+        actions = [list(schedule(rank)) for rank in range(num_ranks)]
+        timed = timeline(actions)
+        start, end = steady_state(timed)
+        idle = f"{name}: idle {bubble_share(timed):.1%} of the time shown"
+        if name.startswith("asynchronous") and end > start:
+            idle += f", {bubble_share(timed, start, end):.1%} once the pipeline is full"
+        yield from textwrap.wrap(idle, width)
+        for row in actions:
+            yield from _wrapped("  " + " ".join(map(str, row)), width)
+    yield "delay of the stages, by device:"
+    for rank, own in enumerate(ranges):
+        yield from _wrapped(f"  {rank}: " + " ".join(str(delays[stage].tau) for stage in own), width)
+    heading = "version of the weights that a stage uses for micro-batch 1, 2, ... (bar: an update), and versions kept:"
+    yield from textwrap.wrap(heading, width)
+    for stage, delay in enumerate(delays):
+        used = ""
+        for micro_batch in range(1, last + 1):
+            bar = "|" if delay.ends_update(micro_batch) and delay.accumulation > 1 and micro_batch < last else " "
+            used += f"{delay.version_used(micro_batch):>3}{bar}"
+        yield from _wrapped(f"  {stage:>3}: {used.rstrip()}   {delay.num_slots} kept", width)
+
+
+def check_size(num_stages: int, num_ranks: int, num_micro_batches: int) -> None:
+    """UserError where nobody could read so many actions."""
+    # A forward pass, a backward pass and an update of each micro-batch on each device, and its version on each stage.
+    num_actions = (3 * num_ranks + num_stages) * (num_micro_batches + 2 * num_ranks)
+    if num_actions > MOST_ACTIONS:
+        raise UserError(
+            f"--stages {num_stages}, --devices {num_ranks}, --micro-batches {num_micro_batches}: {num_actions:,}"
+            f" actions are more than can be shown ({MOST_ACTIONS:,}); ask for fewer (--devices 1: the delays alone)"
+        )
+
+
+def _wrapped(row: str, width: int) -> list[str]:
+    """A row over several lines, those after the first further to the right."""
+    lines = textwrap.wrap(row, width, subsequent_indent="      ", drop_whitespace=False, break_long_words=False)
+    return [line.rstrip() for line in lines]

@@ -53,10 +53,8 @@ class StageVersions:
     So one copy of the stage's weights per iteration (two where they are replaced) is all that delay costs in time. With
     tau = 0 the newest weights are the only version, and nothing is copied.
 
-    Attributes:
-        module: computes the stage; its parameters are the newest weights except while another version is bound.
-        newest: the newest weights by name. Optimizers update these, in place.
-        ring: its slots; none with tau = 0.
+    `module` computes the stage; its parameters are the newest weights except while another version is bound. `newest`
+    are these by name; optimizers update them in place. `ring` are its slots; none with tau = 0.
     """
 
     def __init__(
@@ -82,10 +80,7 @@ class StageVersions:
             names: of the module's parameters that are this stage's; all by default.
             always_copy: a micro-batch may come again (after a skipped update), so its slot must never be overwritten.
         """
-        self.module = module
-        self.index = index
-        self.delay = delay
-        self.stash = stash
+        self.module, self.index, self.delay, self.stash = module, index, delay, stash
         self.newest = {name: p for name, p in module.named_parameters() if names is None or name in names}
         self._newest_list: list[Tensor] = list(self.newest.values())  # as torch._foreach functions take them
         self._places = _places(module, self._newest_list)
@@ -244,11 +239,7 @@ class StageVersions:
 
     @torch.no_grad()
     def load_state_dict(self, state: VersionsState) -> None:
-        """Restore what `state_dict` gave, in place.
-
-        Raises:
-            ValueError: the state belongs to another stage, delay, stash mode or forecast.
-        """
+        """Restore what `state_dict` gave, in place; ValueError where it is another stage's or mode's."""
         if list(state["weights"]) != list(self.newest) or len(state["ring"]) != len(self.ring):
             raise ValueError(f"stage {self.index}: the state is of another stage or delay")
         if len(state["extrapolation"]) != len(self.newest) or (any(state["extrapolation"]) and not self._extrapolates):
@@ -300,9 +291,5 @@ class _AtVersion(torch.autograd.Function):
 def _places(module: nn.Module, weights: list[Tensor]) -> list[tuple[nn.Module, str, int]]:
     """Each submodule and attribute that hold one of the weights, a tied one several times, and its index."""
     indices = {id(weight): index for index, weight in enumerate(weights)}
-    return [
-        (submodule, attribute, indices[id(parameter)])
-        for submodule in module.modules()
-        for attribute, parameter in submodule._parameters.items()
-        if id(parameter) in indices
-    ]
+    held = [(submodule, name, id(p)) for submodule in module.modules() for name, p in submodule._parameters.items()]
+    return [(submodule, name, indices[identity]) for submodule, name, identity in held if identity in indices]

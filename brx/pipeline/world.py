@@ -29,29 +29,17 @@ class Channel(Protocol):
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The connections of a device to the ones before and behind it.
+    """The connections of a device to the ones before and behind it."""
 
-    Attributes:
-        activations: the residual stream, from the previous device and to the next one.
-        gradients: its gradient, from the next device and to the previous one.
-    """
-
-    activations: Channel
-    gradients: Channel
+    activations: Channel  # the residual stream, from the previous device and to the next one
+    gradients: Channel  # its gradient, from the next device and to the previous one
 
 
 class World:
-    """The R processes of a run, one per device; here one that holds all stages, `DistributedWorld` several.
+    """The R processes of a run, one per device; here one that holds all stages, `DistributedWorld` several."""
 
-    Attributes:
-        rank: this process, 0 .. R-1; rank 0 holds the first stages and does the writing.
-        num_ranks: R.
-        local_rank: this process among those on the same machine.
-        num_local_ranks: how many those are.
-    """
-
-    rank, num_ranks = 0, 1
-    local_rank, num_local_ranks = 0, 1
+    rank, num_ranks = 0, 1  # r and R; rank 0 holds the first stages and does the writing
+    local_rank, num_local_ranks = 0, 1  # among those on the same machine
 
     def __init__(self) -> None:
         self._announced: dict[str, str] = {}

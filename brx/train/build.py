@@ -83,16 +83,11 @@ def assemble(
     own: range | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Assembly:
-    """Put together what one device of a run trains with.
+    """Put together what one device of a run trains with: the stages `own`, by default its part of an even cut.
 
-    Args:
-        micro_batch: gives micro-batch n (from 1).
-        own: the indices of this device's stages; by default its part of an even cut.
-        dtype: of the weights. The rings of float64 weights hold everything in float64.
-
-    Raises:
-        UserError: the device cannot compute in the configured precision, the devices cannot run the configured delays
-            (unless `own` is given: nobody checks that cut), or the method's library is missing.
+    `micro_batch` gives micro-batch n (from 1). The rings of float64 weights (`dtype`) hold everything in float64.
+    UserError where the device cannot compute in the configured precision, the devices cannot run the configured delays
+    (unless `own` is given: nobody checks that cut), or the method's library is missing.
     """
     device, world = device or torch.device("cpu"), world or World()
     if own is None:
@@ -160,12 +155,8 @@ def build_stages(
 
 def training_batches(config: RunConfig, data: PreparedData) -> Batches:
     """The run's micro-batches, by number from 1."""
-    return Batches(
-        data.train,
-        sequence_length=config.model.sequence_length,
-        batch_size=config.training.batch_size,
-        seed=config.training.seed,
-    )
+    training, length = config.training, config.model.sequence_length
+    return Batches(data.train, sequence_length=length, batch_size=training.batch_size, seed=training.seed)
 
 
 def check_head(config: RunConfig) -> None:
@@ -194,11 +185,8 @@ def check_method(config: RunConfig, device: torch.device) -> None:
     """Make the method's optimizers for a small model with the same parameters by name; train a user's own two updates.
 
     The model's stages are one update old where the run's are older, so that the trial needs no more memory for these.
-
-    Raises:
-        UserError: the device lacks the method's number format; a package is missing; or a user's own method cannot be
-            imported, does not construct, leaves a parameter out or gives it to two optimizers, or one of its rules
-            fails.
+    UserError where the device lacks the method's number format, a package is missing, or a user's own method cannot be
+    imported, does not construct, leaves a parameter out or gives it to two optimizers, or one of its rules fails.
     """
     if device.type == "mps" and isinstance(config.optimizer, BasisRotationConfig):
         raise UserError("runtime.device: basis rotation's first bases need float64, which mps has not; use cpu")

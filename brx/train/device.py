@@ -57,8 +57,7 @@ def set_up(runtime: RuntimeConfig, device: torch.device, num_local_ranks: int) -
 class StopSignal:
     """While active, the first SIGINT or SIGTERM sets `requested`; a second one interrupts at once.
 
-    Args:
-        listen: whether this process decides; elsewhere Ctrl-C is ignored (rank 0 says when to stop) and SIGTERM kills.
+    In a process that does not `listen`, Ctrl-C is ignored (rank 0 says when to stop) and SIGTERM kills.
     """
 
     def __init__(self, listen: bool = True) -> None:

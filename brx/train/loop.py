@@ -39,14 +39,10 @@ Status = Literal["finished", "interrupted"]
 def train(
     config: RunConfig, out: Path, *, resume: bool = False, world: World | None = None, profile: bool = False
 ) -> Status:
-    """Train, or continue, one run in the folder `out`.
+    """Train, or continue, one run in the folder `out`, to its end or until it is asked to stop.
 
-    Returns:
-        Whether the run reached its end, or was asked to stop and can be resumed.
-
-    Raises:
-        UserError: the request cannot be carried out as written.
-        RunError: the run failed; its last good checkpoint is kept.
+    UserError where the request cannot be carried out as written, RunError where the run fails; its last good checkpoint
+    is kept.
     """
     world, folder = world or World(), RunFolder(out)
     with hold(out) if world.rank == 0 else nullcontext():

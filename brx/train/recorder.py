@@ -70,11 +70,7 @@ class RunRecorder:
         fingerprint: str,
         start: tuple[int, float],
     ) -> None:
-        """
-        Args:
-            fingerprint: of the data.
-            start: the iteration and the training seconds where this session begins.
-        """
+        """fingerprint: of the data; start: the iteration and the training seconds where this session begins."""
         self._config, self._folder, self._metrics, self._trackers = config, folder, metrics, trackers
         self._progress, self._assembly, self._device, self._fingerprint = progress, assembly, device, fingerprint
         self._utilization, self._refresh_time = Utilization(config, device), RefreshTime(config)
@@ -83,11 +79,9 @@ class RunRecorder:
         self._first = self._reported = start
 
     def record(self, reports: list[tuple[list[StepNumbers], int]], seconds: list[float]) -> None:
-        """Write one record per iteration; the newest also tells speed and memory.
+        """Write one record per iteration, with the training seconds at its end; the newest also tells speed and memory.
 
-        Args:
-            reports: of each device, its steps since the last report and its peak memory in bytes.
-            seconds: of training, at the end of each step.
+        `reports` has, of each device, its steps since the last report and its peak memory in bytes.
         """
         steps = list(zip(*(own_steps for own_steps, _ in reports), strict=True))  # by iteration and device
         update_seconds = [max(part.update_seconds for part in parts) for parts in steps]  # at one time: the slowest
@@ -127,10 +121,8 @@ class RunRecorder:
     ) -> None:
         """Write the summary; that of a finished run stays, if this session had nothing to add to it.
 
-        Args:
-            status: finished, interrupted, diverged or failed.
-            training_seconds: time spent training over all sessions, without validations and checkpoints.
-            memory: of each rank, the measured and the planned peak in bytes, if they could still be asked.
+        `training_seconds` are those of all sessions, without validations and checkpoints; `memory` has of each rank the
+        measured and the planned peak in bytes, if they could still be asked.
         """
         before = self._folder.read_summary()
         has_finished_here = before.get("status") == "finished" and before["iteration"] == iteration
@@ -255,22 +247,18 @@ def write_summary(
     **measured: Any,
 ) -> None:
     """Write summary.json: what a run came to (its metrics say its losses), with what, on what."""
-    losses: dict[str, list[tuple[float, int]]] = {"train_loss": [], "val_loss": []}
-    for record in read_metrics(folder.metrics):
-        kind = "val_loss" if "val_loss" in record else "train_loss"
-        losses[kind].append((record[kind], record["iteration"]))
-    final_train, final_val = (series[-1][0] if series else None for series in losses.values())
-    best_train, best_val = (
-        min((entry for entry in series if not math.isnan(entry[0])), default=(None, None)) for series in losses.values()
-    )
+    records = list(read_metrics(folder.metrics))
+    train = [record["train_loss"] for record in records if "train_loss" in record]
+    val = [(record["val_loss"], record["iteration"]) for record in records if "val_loss" in record]
+    best_val = min((entry for entry in val if not math.isnan(entry[0])), default=(None, None))
     content = {
         "status": status,
         "error": error,
         "iteration": iteration,
         "last_iteration": config.training.last_iteration,
-        "final_train_loss": final_train,
-        "best_train_loss": best_train[0],
-        "final_val_loss": final_val,
+        "final_train_loss": train[-1] if train else None,
+        "best_train_loss": min((loss for loss in train if not math.isnan(loss)), default=None),
+        "final_val_loss": val[-1][0] if val else None,
         "best_val_loss": best_val[0],
         "best_val_iteration": best_val[1],
         **measured,

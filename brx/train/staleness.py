@@ -105,8 +105,7 @@ class StalenessProbe:
                 "stage_rotated_sign_changes": [self._sign_changes(index, t, self._rotate) for index in stages],
                 "stage_basis_angle": [self._basis_angle(index) for index in stages],
             }
-            known = {name: numbers for name, numbers in measures.items() if any(n is not None for n in numbers)}
-            self._measures[t] |= known
+            self._measures[t] |= {name: found for name, found in measures.items() if any(n is not None for n in found)}
             self._bases = []
         for stage, updates in zip(self._stages, self._updates, strict=True):
             for past in [past for past in updates if not self._is_needed(stage, past, after=t)]:

@@ -14,12 +14,8 @@ from brx.errors import UserError
 from brx.files import write_text
 from brx.runs.metrics import Record
 
-# By setting, which is the extra's name, too: the module, and what people call it.
-PACKAGES = {
-    "tensorboard": ("torch.utils.tensorboard", "TensorBoard"),
-    "wandb": ("wandb", "Weights & Biases"),
-    "trackio": ("trackio", "Trackio"),
-}
+# By module: the setting, which is the extra's name, too.
+SETTINGS = {"torch.utils.tensorboard": "tensorboard", "wandb": "wandb", "trackio": "trackio"}
 
 
 class TensorBoard:
@@ -72,13 +68,12 @@ Tracker = TensorBoard | Board
 
 def check_trackers(config: RunConfig) -> None:
     """UserError, before there is a run folder, for a tracker that is not installed or has no key."""
-    asked = [setting for setting in PACKAGES if getattr(config.logging, setting) not in (False, None)]
-    for setting in asked:
-        module, name = PACKAGES[setting]
+    asked = {module: name for module, name in SETTINGS.items() if getattr(config.logging, name) not in (False, None)}
+    for module, setting in asked.items():
         try:
             import_module(module)
         except ImportError:
-            raise UserError(f"logging.{setting}: {name} is not installed: pip install 'brx[{setting}]'") from None
+            raise UserError(f"logging.{setting}: {setting} is not installed: pip install 'brx[{setting}]'") from None
     if "wandb" in asked:
         wandb: Any = import_module("wandb")
         try:
@@ -90,17 +85,14 @@ def check_trackers(config: RunConfig) -> None:
 
 def open_trackers(config: RunConfig, run: Path, first_iteration: int) -> list[Tracker]:
     """The trackers that the configuration asks for; see `check_trackers`."""
-    trackers: list[Tracker] = [TensorBoard(run / "tensorboard", first_iteration)] if config.logging.tensorboard else []
     projects = {"wandb": config.logging.wandb, "trackio": config.logging.trackio}
-    return trackers + [Board(module, name, run, config) for module, name in projects.items() if name is not None]
+    boards: list[Tracker] = [Board(module, name, run, config) for module, name in projects.items() if name is not None]
+    return [TensorBoard(run / "tensorboard", first_iteration), *boards] if config.logging.tensorboard else boards
 
 
 def _scalars(record: Record) -> dict[str, float]:
     scalars: dict[str, float] = {}
     for key, value in record.items():
-        if isinstance(value, list):
-            numbers = {f"{key}/stage_{stage:03d}": number for stage, number in enumerate(value)}
-            scalars |= {name: number for name, number in numbers.items() if number is not None}
-        elif key != "iteration":
-            scalars[key] = value
+        numbers = {f"{key}/stage_{k:03d}": v for k, v in enumerate(value)} if isinstance(value, list) else {key: value}
+        scalars |= {name: number for name, number in numbers.items() if number is not None and name != "iteration"}
     return scalars
