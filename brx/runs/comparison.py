@@ -29,8 +29,7 @@ _SHOWN = [
 ]
 """What rows are made of: pandas takes its time with a hundred columns."""
 BASELINES = ("pipedream", "pipedream-lr", "nesterov")
-EARLY = 0.05
-"""The share of the iterations before which training has not settled."""
+EARLY = 0.05  # the share of the iterations before which training has not settled
 
 
 @dataclass(frozen=True)
@@ -48,10 +47,9 @@ class Comparison:
 
 
 def compare(chosen: pd.DataFrame, target: float | None = None, reference_stages: int = 1) -> Comparison:
-    """Slowdowns, relative to P = `reference_stages`, and reductions of all experiments.
+    """Slowdowns, relative to P = `reference_stages`, and reductions of all experiments (of rows of `at_best_rates`).
 
-    `chosen` are rows of `at_best_rates`; those of diverged runs take part in slowdowns, as bounds. `target` is the
-    training loss to reach, in nats: by default, in each set, its `common_target`.
+    `target` is the training loss to reach, in nats: by default, in each set, its `common_target`.
     """
     delays, savings, alone = [], [], []
     for alike in comparable(chosen):
@@ -139,17 +137,15 @@ def is_reference(chosen: pd.DataFrame, reference_stages: int = 1) -> pd.Series:
 
 
 def slowdowns(chosen: pd.DataFrame, target: float, reference_stages: int = 1) -> pd.DataFrame:
-    """The slowdown of every experiment that has runs at `reference_stages`, by variant and stages.
+    """The slowdown of every experiment (of rows of `at_best_rates`) that has a reference, by variant and stages.
 
-    Runs under other delays than a pipeline's are a variant of their own, with the same reference.
-
-    Columns: `model`, `method` (the variant), `stages`, `ratio` (NaN where a reference run never reached the target, or
-    diverged, and on a plateau), `low` and `high` (of the 95 % interval; NaN for a bound, and with fewer than two seeds
-    in common), `resolution` (half the distance of the recorded iterations around the passages, of the ratio),
-    `is_censored` (a run never reached the target, or diverged: `ratio` is a lower bound), `is_plateau` (noise decides
-    when the target is passed, see `passage_error`), `is_early` (the reference reaches the target before training has
-    settled), `iterations` of each seed, `lr`, `lr_at_edge`, those of the reference under `reference_...`, and `target`
-    in nats. See docs/slowdown.md. `chosen` are rows of `at_best_rates`.
+    Runs under other delays than a pipeline's are a variant of their own, with the same reference. Columns, in the words
+    of docs/slowdown.md: `model`, `method` (the variant), `stages`, `ratio` (NaN where a reference run never reached the
+    target, or diverged, and on a plateau), `low` and `high` (of the 95 % interval; NaN for a bound, and with fewer than
+    two seeds in common), `resolution` (of the ratio, from the distance of the recorded iterations), `is_censored`
+    (`ratio` is a lower bound), `is_plateau` (see `passage_error`), `is_early` (the reference reaches the target before
+    training has settled), `iterations` of each seed, `lr`, `lr_at_edge`, those of the reference under `reference_...`,
+    and `target` in nats.
     """
     rows = []
     shown = chosen[_SHOWN].assign(is_reference=is_reference(chosen, reference_stages))
@@ -192,9 +188,8 @@ def _slowdown(delayed: pd.DataFrame, references: pd.DataFrame, target: float) ->
 
 
 def _passage_quality(seeds: pd.DataFrame, target: float) -> tuple[float, float]:
-    """Of log(passage), the median over an experiment's runs that reach the target: its error and its resolution.
-
-    The resolution is half the distance of the two recorded iterations between which a run passes.
+    """Of log(passage), the median over runs that reach the target: its error, and half the distance of the two
+    recorded iterations between which a run passes.
     """
     errors, steps = [0.0], [0.0]
     for run in seeds.index[seeds["status"] == "finished"]:
@@ -261,12 +256,11 @@ def leaderboard(
     """A row per method and delay, the method that is best under the longest delay first.
 
     Columns: `method`, `rank` (equal for a method's rows), `num_seeds` (the fewest of a delay), `milliseconds` per
-    iteration (of the fastest run while nothing else used the machine), `target` in nats, `delay`, `loss` (the final
-    training loss, mean over seeds), `lr`, `lr_at_edge`; beside the reference `ratio`, `low`, `high`, `is_censored` (the
-    slowdown against the same method's reference); and `saved`, the row of `reductions`, None for the baselines.
-
-    `chosen` are rows of `at_best_rates` of comparable runs, `delay_of` names a run's delay, `reference` is the name of
-    none; slowdowns are at the loss that `target_method` reaches under every delay.
+    iteration (of the fastest run), `target` in nats, `delay`, `loss` (final, mean over seeds), `lr`, `lr_at_edge`;
+    beside the reference `ratio`, `low`, `high`, `is_censored` (the slowdown against the same method's reference); and
+    `saved`, the row of `reductions`, None for the baselines. `chosen` are rows of `at_best_rates` that compare,
+    `delay_of` names a run's delay, `reference` is the name of none; slowdowns are at the loss that `target_method`
+    reaches under every delay.
     """
     chosen = chosen.assign(delay=[delay_of(run) for _, run in chosen.iterrows()], label=_labels(chosen))
     of_target = chosen[chosen["variant"] == target_method]

@@ -28,11 +28,8 @@ def score_values(runs: pd.DataFrame, group: str, over: str) -> pd.DataFrame:
 
     `runs` have columns `group`, equal where values are compared, `over`, the value, the seed, and `score`: lower is
     better; infinite for a run that diverged. Values are compared over the seeds that all of them have; if there are
-    none, over the lowest seed that any has.
-
-    Returns:
-        A row per group and value that has those seeds, in order, with `score` (the mean), `is_best`, and `at_edge`:
-        whether the best is the lowest or highest of the values, or the only one, so that a wider grid might do better.
+    none, over the lowest seed that any has. Gives a row per group and value that has those seeds, in order, with
+    `score` (the mean), `is_best`, and `at_edge`: whether the best is the lowest or highest of the values.
     """
     if runs.empty:
         return runs[[group, over, "score"]].assign(is_best=pd.Series(dtype=bool), at_edge=pd.Series(dtype=bool))
@@ -51,11 +48,11 @@ def score_values(runs: pd.DataFrame, group: str, over: str) -> pd.DataFrame:
 
 
 def at_best_rates(runs: pd.DataFrame, *, with_diverged: bool = False) -> pd.DataFrame:
-    """The finished runs of every experiment at its best learning rate, by seed.
+    """The finished runs of every experiment at its best learning rate, by seed; see `tried_rates`.
 
     Three columns more: `lr_at_edge`, `num_rates`, how many were tried, and `diverged_seeds`, those whose run at this
     rate diverged, the same list in every row of an experiment. An experiment of which every run did has rows only on
-    request. UserError where two of `runs` (rows of `load`) have the same settings and seed.
+    request.
     """
     rates = tried_rates(runs).rename(columns={"at_edge": "lr_at_edge"})
     rates["num_rates"] = rates.groupby("experiment")[RATE].transform("size")

@@ -1,9 +1,8 @@
 """A run's folder: config.yaml, metrics.jsonl, summary.json, checkpoints/, and the lock of who trains in it.
 
-The lock on `.lock` is the operating system's (flock): it ends with the last process that holds it, however that process
-ends, so nothing has to be cleaned up after a crash. A sweep that starts a run, and a launcher that starts ranks, hand
-the lock down: the child goes on holding it when its parent is killed. (filelock's own objects would unlock it for the
-child, too; its function for a descriptor leaves that to the system.)
+The lock on `.lock` is the operating system's (flock): it ends with the last process that holds it, so nothing has to be
+cleaned up after a crash. A sweep that starts a run, and a launcher that starts ranks, hand it down: the child goes on
+holding it when its parent is killed. (filelock's own objects would unlock it for the child, too.)
 """
 
 from __future__ import annotations
@@ -182,10 +181,10 @@ def default_folder(config: RunConfig, name: str) -> Path:
 
 @contextlib.contextmanager
 def hold(folder: Path) -> Iterator[int]:
-    """Hold a run's folder while it is trained in; gives the lock's descriptor.
+    """Hold a run's folder (made if there is none) while it is trained in; gives the lock's descriptor.
 
-    The folder is made if there is none. One that holds nothing but the lock at the end, because the run was refused,
-    is removed again. UserError where another process holds it, RunError where it cannot be written to.
+    A folder with nothing but the lock at the end, because the run was refused, is removed again. UserError where
+    another process holds it, RunError where it cannot be written to.
     """
     if (handed_down := _handed_down(folder)) is not None:
         _sign(handed_down)
@@ -210,9 +209,9 @@ def hold(folder: Path) -> Iterator[int]:
 
 @contextlib.contextmanager
 def lock(folder: Path, *, patience_s: float = 0.0) -> Iterator[int | None]:
-    """Take the lock of a run's folder, which is made if there is none, trying for some time.
+    """Take the lock of a run's folder, trying for some time; gives its descriptor, or None when another process has it.
 
-    Gives its descriptor, or None when another process holds it. RunError where the folder cannot be written to.
+    The folder is made if there is none; RunError where it cannot be written to.
     """
     deadline = time.monotonic() + patience_s
     while (descriptor := _take(folder)) is None and time.monotonic() < deadline:

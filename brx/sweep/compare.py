@@ -63,8 +63,7 @@ def protocols(methods: Sequence[str], settings: Mapping[str, Any], num_seeds: in
 def take_committed(sweeps: Sequence[Sweep], committed: Path, data_fingerprint: str | None = None) -> int:
     """Copy the committed runs that a sweep asks for to where it looks for them; returns how many.
 
-    Runs that another version of brx's numbers made are left, or another corpus (where `data_fingerprint` tells it):
-    their losses would not compare.
+    Those of another trajectory version, or corpus (where `data_fingerprint` tells it), are left: they do not compare.
     """
     if not committed.is_dir():
         return 0

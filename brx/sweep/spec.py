@@ -95,7 +95,7 @@ class Sweep:
     def load(cls, path: Path, out: Path | None = None) -> Sweep:
         """Read a sweep file, or the one of that name that comes with brx (`laptop/main`), and expand its grid.
 
-        UserError where the file or a cell of it is not right; names the file, the key, and the cell.
+        A UserError names the file, the key, and the cell.
         """
         if not path.exists():
             folder = PRESETS / "sweeps"
