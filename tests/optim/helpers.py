@@ -1,6 +1,7 @@
-"""Parameters and gradients from seeds alone."""
+"""Parameters and gradients from seeds alone; numbers of threads."""
 
 import itertools
+from contextlib import contextmanager
 
 import torch
 
@@ -18,6 +19,17 @@ def parameters(num, *shape, dtype=torch.float32):
 def give_gradients(series, time):
     for k, parameter in enumerate(series):
         parameter.grad = random(*parameter.shape, seed=100 * time + k, dtype=parameter.dtype)
+
+
+@contextmanager
+def threads(num):
+    before = torch.get_num_threads()
+    torch.set_num_threads(num)
+    try:
+        yield
+        assert torch.get_num_threads() == num
+    finally:
+        torch.set_num_threads(before)
 
 
 def train(optimizer, series, first, last):

@@ -18,6 +18,7 @@ from tests.optim.helpers import (
     parameters,
     random,
     take_steps,
+    threads,
     train,
 )
 from tests.optim.naive_basis_rotation import naive_basis_rotation
@@ -179,16 +180,11 @@ def test_decomposition_that_fails_keeps_the_basis_and_is_counted(monkeypatch):
     assert torch.isfinite(series[0]).all()
 
 
-def trained(num_threads=1, num=1, num_steps=13, **options):
-    before = torch.get_num_threads()
-    torch.set_num_threads(num_threads)
-    try:
-        series = [*parameters(num, 4, 5), *parameters(num, 24, 40)]
-        train(BasisRotation(series, frequency=3, **options), series, 0, num_steps)
-        assert torch.get_num_threads() == num_threads
-        return series
-    finally:
-        torch.set_num_threads(before)
+def trained(num_threads=1, **options):
+    series = [*parameters(1, 4, 5), *parameters(1, 24, 40)]
+    with threads(num_threads):
+        train(BasisRotation(series, frequency=3, **options), series, 0, 13)
+    return series
 
 
 @pytest.mark.parametrize("source", ["1st", "2nd"])
@@ -204,14 +200,8 @@ def test_errors_of_threads_reach_the_caller():
 
     optimizer = BasisRotation(parameters(1, 4, 5))
     train(optimizer, optimizer.param_groups[0]["params"], 0, 1)
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        with pytest.raises(ValueError, match="of a batch"):
-            for_each(fail, optimizer._layout.batches * 2)
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
+    with threads(2), pytest.raises(ValueError, match="of a batch"):
+        for_each(fail, optimizer._layout.batches * 2)
 
 
 def test_programs_autocast_and_tf32_do_not_reach_the_step(monkeypatch):

@@ -19,7 +19,7 @@ from benchmarks.first_steps import (
 )
 from brx.optim import BasisRotation
 from brx.optim.basis_rotation import above_noise, largest_adam_step
-from tests.optim.helpers import STRATEGIES
+from tests.optim.helpers import STRATEGIES, threads
 
 
 def first_bases(gradients, shape, source, first_refresh, perturbation=0.0):
@@ -34,16 +34,9 @@ def first_bases(gradients, shape, source, first_refresh, perturbation=0.0):
 
 
 def all_first_bases(num_threads, perturbation=0.0):
-    before = torch.get_num_threads()
-    torch.set_num_threads(num_threads)
-    try:
-        return {
-            (gradients, source, first): first_bases(gradients, (128, 40), source, first, perturbation)
-            for gradients in GRADIENTS
-            for source, first in (("2nd", 4), ("1st", 10))
-        }
-    finally:
-        torch.set_num_threads(before)
+    cases = itertools.product(GRADIENTS, (("2nd", 4), ("1st", 10)))
+    with threads(num_threads):
+        return {(gradients, *of): first_bases(gradients, (128, 40), *of, perturbation) for gradients, of in cases}
 
 
 @pytest.fixture(scope="module")

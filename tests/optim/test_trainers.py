@@ -1,4 +1,7 @@
-"""One optimizer for a whole model in the training loops of others: HF Trainer, Lightning, ZeRO, DDP."""
+"""One optimizer for a whole model in the training loops of others: HF Trainer, Lightning, ZeRO, DDP, our example."""
+
+import runpy
+from pathlib import Path
 
 import pytest
 import torch
@@ -33,6 +36,12 @@ def make():
     torch.manual_seed(0)
     model = Model()
     return model, BasisRotation(param_groups(model), lr=1e-2)
+
+
+def test_example_of_the_documentation():
+    example = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "optimizer.py"))
+    first, last = example["train"](lambda model: BasisRotation(param_groups(model), lr=1e-2), num_steps=60)
+    assert last < first / 5
 
 
 def test_hf_trainer(tmp_path):
