@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 from collections.abc import Sequence
 from typing import Annotated
@@ -142,13 +141,10 @@ def memory(
 
 
 def gigabytes(text: str) -> float:
-    """`24` or `24GB` as 24.0."""
-    try:
-        size = float(text.lower().removesuffix("gb"))
-    except ValueError:
-        size = math.nan
-    refuse(not 0 < size < math.inf, f"--memory {text}: write a number of GB above 0, for example 24")
-    return size
+    """`24`, `24GB` or `22.4GiB` as 24.0."""
+    from brx.config.parsing import parse_bytes
+
+    return parse_bytes(text if text[-1:].isalpha() else f"{text}GB", "--memory") / 1e9
 
 
 @app.add("""\

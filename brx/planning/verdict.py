@@ -270,14 +270,10 @@ def _mean(runs: Collection[Reached]) -> Reached:
 
 def seed_spread(measurements: Measurements, loss: float) -> float:
     """Standard deviation of the logarithm of iterations to a loss between seeds, over all experiments with several."""
-    squares, freedom = 0.0, 0
-    for experiment in measurements.experiments:
-        runs = measurements.reached(experiment, loss).values()
-        if len(runs) > 1 and all(run.is_reached for run in runs):
-            logs = np.log([run.iterations for run in runs])
-            squares += float(((logs - logs.mean()) ** 2).sum())
-            freedom += len(logs) - 1
-    return math.sqrt(squares / freedom) if freedom else ASSUMED_SPREAD
+    by_experiment = [measurements.reached(experiment, loss).values() for experiment in measurements.experiments]
+    logs = [np.log([run.iterations for run in runs]) for runs in by_experiment if _mean(runs).is_reached]
+    freedom = sum(len(seeds) - 1 for seeds in logs)
+    return math.sqrt(sum(len(seeds) * seeds.var() for seeds in logs) / freedom) if freedom else ASSUMED_SPREAD
 
 
 def update_costs(experiments: Iterable[Experiment]) -> dict[str, float]:
@@ -417,9 +413,7 @@ def _seconds_of_runs(folders: Sequence[Path], where: str) -> dict[str, float]:
     runs = load(folders).dropna(subset="seconds_per_iteration")
     different = runs[["architecture", "training.batch_size", "pipeline.accumulation"]].drop_duplicates()
     if len(different) > 1:
-        models = " and ".join(
-            f"{name}, batch {batch} x {count}" for name, batch, count in different.itertuples(index=False)
-        )
+        models = " and ".join(f"{name}, batch {batch} x {count}" for name, batch, count in different.to_numpy())
         raise UserError(f"{where}: runs of one model and batch are needed, these are of {models}")
     methods = runs["variant"].map(lambda variant: variant.partition(", delay ")[0])
     return dict(runs["seconds_per_iteration"].groupby(methods).min())

@@ -165,7 +165,7 @@ def test_stages_of_an_own_model_on_own_devices(capsys):
         ("plan", ["quick", "--throughput", "H10"], "no such device, did you mean 'H100'?"),
         ("plan", ["quick", "--devices", "99"], "pipeline: devices must be at most stages"),
         ("stages", OWN[:2], "a model of your own needs --heads, --params-per-block, --blocks too"),
-        ("stages", ["--memory", "-8"], "--memory -8: write a number of GB above 0"),
+        ("stages", ["--memory", "-8"], "--memory -8GB: must be a number above 0 with a unit"),
     ],
 )
 def test_mistakes_exit_2_with_one_line(command, arguments, message, capsys):

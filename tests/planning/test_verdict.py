@@ -247,6 +247,13 @@ def test_without_a_verdict_it_says_why(measurements, fitting, reason, monkeypatc
     long_text(verdict, None)
 
 
+def test_one_method_that_fits_is_enough(monkeypatch):
+    monkeypatch.setattr(Devices, "_sized", lambda _, cut, kind: cut._replace(memory=9.0 if cut.time > 5 else 1.0))
+    verdict = answer(MEASURED, Question(3.0, 4, 1, Devices(4, 1, 1, memory=5.0), {"muon": 10.0}))
+    assert [option.method for option in verdict.synchronous] == ["pipedream"]  # muon, too large, is asked last
+    assert verdict.has_cuts
+
+
 def test_it_says_who_wins_why_and_what_is_not_measured():
     verdict = answer(MEASURED, asked(3.0, 4, 1))
     first, *reasons = verdict_text([verdict], MEASURED, None).splitlines()
