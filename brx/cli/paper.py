@@ -83,8 +83,7 @@ def plot(
     runs: ScaleRuns = None,
 ) -> None:
     """Draw, and say what was written and what was missing."""
-    from brx.paper.figures import FIGURES
-    from brx.paper.publishing import draw_figures
+    from brx.paper.figures import FIGURES, draw_figures
 
     is_of_any_runs, is_file = figure in OF_ANY_RUNS, out is not None and out.suffix in FORMATS
     refuse(is_of_any_runs and not folders, "RUN: name at least one run's folder")
@@ -156,8 +155,7 @@ def tables(
 ) -> None:
     """Print or write the tables."""
     from brx.files import write_text
-    from brx.paper.publishing import make_tables, write_table
-    from brx.paper.tables import TABLES
+    from brx.paper.tables import TABLES, make_tables, write_table
     from brx.runs.formats import format_table
 
     if table == "list":
@@ -188,8 +186,7 @@ def claims(
     format: Format = "table",
 ) -> None:
     """Print the claims with the paper's number, ours, and the verdict."""
-    from brx.paper.claim_list import CLAIMS
-    from brx.paper.claims import claim_table, judge
+    from brx.paper.claims import CLAIMS, claim_table, judge
     from brx.paper.scales import SCALES, Experiments
 
     asked = [known for known in CLAIMS if claim in (None, known.name)]
@@ -254,7 +251,7 @@ def toy(
     json: Annotated[Path | None, option("FILE", "where the numbers go (default: results/toy/NAME.json)")] = None,
 ) -> None:
     """Run the descents, keep the numbers, and draw."""
-    from brx.paper.toy_figures import run_toy
+    from brx.paper.toys import run_toy
 
     name = config.stem if config else landscape
     figure = out or Path("figures") / f"toy-{name}"

@@ -1,25 +1,41 @@
 """What the paper states, number by number and direction by direction, each beside what our runs say.
 
 A claim is data: the sentence, where it stands, its number, how ours is computed from the runs of a scale, and the rule
-of its verdict. Nothing is stored: a run that changes changes its row.
+of its verdict. Nothing is stored: a run that changes changes its row. `CLAIMS`, at the end, has all of them.
 """
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
 from typing import Literal
 
+import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from brx.errors import UserError
-from brx.paper.evidence import Evidence, NotTriedError
-from brx.paper.scales import Experiments, Scale
+from brx.paper import evidence as ours
+from brx.paper import measured_evidence as measured
+from brx.paper.evidence import LEAST_ACCURATE, Evidence
+from brx.paper.printed import SAVED, SLOWDOWNS
+from brx.paper.scales import STRATEGY_NAMES, Experiments, Scale
+from brx.plot.style import GROUP_COLORS
+from brx.runs.comparison import BASELINES
 from brx.runs.frames import SEED
 
-FACTOR = 2.0
-"""How far our number may be from the paper's, either way, to count as reproduced (docs/protocol.md, 5)."""
+FACTOR = 2.0  # between our number and the paper's, either way, up to which it is reproduced (docs/protocol.md, 5)
+GROUPS = ("as in the paper", "as in the paper only with longer training", "not as in the paper", "not tried")
+LINE_IN = 0.13
+LINE_CHARACTERS = 92  # of a statement, before it goes on below
+WIDEST = 16.0  # ratios are drawn up to this factor either way; those beyond sit at the edge
+COLUMNS = (("the paper", 0.01), ("here [95 %]", 0.17), ("where", 0.7))
 
 Question = Callable[[Experiments], Evidence]
 Rule = Literal["number", "at least", "direction", "order of norms", "closed form"]
@@ -47,7 +63,6 @@ class Claim:
     longer: Question | None = None  # extrapolated from longer training, for a number that is not reproduced without
 
     def is_reproduced(self, ours: Evidence, num_seeds: int | None) -> bool:
-        """By the rule."""
         if self.rule == "direction" or self.paper is None:
             return bool(ours.holds)
         surely = ours.decisive(num_seeds)
@@ -77,24 +92,14 @@ class Outcome:
 
     @property
     def command(self) -> str:
-        """What repeats it."""
         sweeps = f"brx sweep {' '.join(self.sweeps)}" if self.sweeps else ""
         return "; ".join(filter(None, (sweeps, self.claim.command)))
 
     @property
     def verdict(self) -> Literal["yes", "no", "not tried"]:
-        """Whether it is reproduced."""
         if self.evidence is None:
             return "not tried"
         return "yes" if self.claim.is_reproduced(self.evidence, self.num_seeds) else "no"
-
-    @property
-    def verdict_text(self) -> str:
-        """The verdict, and that it is from one seed."""
-        return f"{self.verdict}{', one seed' if self.num_seeds == 1 else ''}"
-
-
-GROUPS = ("as in the paper", "as in the paper only with longer training", "not as in the paper", "not tried")
 
 
 def in_groups(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
@@ -113,14 +118,14 @@ def judge(experiments: Experiments, claims: Sequence[Claim]) -> list[Outcome]:
         asked = experiments.fresh()
         outcomes.append(_judge(claim, asked))
         experiments.used |= asked.used
-        experiments.missing += [line for line in asked.missing if line not in experiments.missing]
+        experiments.missing |= asked.missing
     return outcomes
 
 
 def _judge(claim: Claim, experiments: Experiments) -> Outcome:
     try:
         evidence = claim.evidence(experiments)
-    except (NotTriedError, UserError) as error:
+    except UserError as error:
         return Outcome(claim, None, str(error), [], sweeps=experiments.makers)
     runs = [name for seeds in experiments.used.values() for name in seeds["name"]]
     counts = [seeds[SEED].nunique() for seeds in experiments.used.values()]
@@ -128,14 +133,13 @@ def _judge(claim: Claim, experiments: Experiments) -> Outcome:
         counts.append(evidence.num_seeds)
     outcome = Outcome(claim, evidence, "", runs, min(counts, default=None), experiments.makers)
     if outcome.verdict == "no" and claim.longer is not None:
-        with suppress(NotTriedError, UserError):
+        with suppress(UserError):
             longer = claim.longer(experiments.fresh())
             return replace(outcome, longer=longer if claim.is_reproduced(longer, None) else None)
     return outcome
 
 
 def claim_table(outcomes: Sequence[Outcome], scale: Scale) -> pd.DataFrame:
-    """A row per claim, texts."""
     return pd.DataFrame(
         {
             "claim": outcome.claim.name,
@@ -143,7 +147,7 @@ def claim_table(outcomes: Sequence[Outcome], scale: Scale) -> pd.DataFrame:
             "where": outcome.claim.where,
             "paper": "" if outcome.claim.paper is None else number_text(outcome.claim.paper, outcome.claim.unit),
             "here": evidence_text(outcome),
-            "reproduced": outcome.verdict_text,
+            "reproduced": f"{outcome.verdict}{', one seed' if outcome.num_seeds == 1 else ''}",
             "rule": f"within {FACTOR:g}x" if outcome.claim.rule == "number" else outcome.claim.rule,
             "runs": str(len(outcome.runs)),
             "command": outcome.command.format(curvature=scale.curvature),
@@ -192,3 +196,220 @@ def measured_text(claim: Claim, ours: Evidence) -> str:
 def number_text(value: float, unit: Unit) -> str:
     """For example `1.27x` or `71.6%`."""
     return {"times": f"{value:.2f}x", "percent": f"{value:.1%}", "plain": f"{value:.3g}"}[unit]
+
+
+def fill_claims(figure: Figure, outcomes: Sequence[Outcome]) -> None:
+    groups = in_groups(outcomes)
+    axes, texts = figure.subplots(1, 2, width_ratios=(1, 1.25), sharey=True)
+    ticks, labels, place = [], [], 0.0
+    for (name, group), color in zip(groups.items(), GROUP_COLORS, strict=True):
+        if group:
+            heading = f"{name}: {len(group)} of {len(outcomes)}"
+            texts.text(0.0, place + 0.9, heading, color=color, weight="bold", fontsize=8, va="center")
+            place += 1.6
+        for outcome in group:
+            statement = textwrap.fill(outcome.claim.statement, LINE_CHARACTERS)
+            height = 1.5 + statement.count("\n")
+            middle = place + height / 2
+            for panel in (axes, texts):
+                panel.axhspan(place, place + height, color=color, alpha=0.1, linewidth=0)
+            _draw_ratio(axes, outcome, middle, color)
+            cells = (paper_text(outcome), our_text(outcome), outcome.claim.where)
+            for (_, x), text in zip(COLUMNS, cells, strict=True):
+                texts.text(x, middle, text, va="center", fontsize=7)
+            ticks.append(middle)
+            labels.append(statement)
+            place += height
+    for heading, x in COLUMNS:
+        texts.text(x, -0.6, heading, va="center", fontsize=7, weight="bold")
+    texts.set_xlim(0, 1)
+    texts.set_axis_off()
+    axes.axvspan(1 / FACTOR, FACTOR, color="black", alpha=0.06, linewidth=0)
+    axes.axvline(1.0, color="black", linewidth=0.6)
+    axes.set_xscale("log", base=2)
+    axes.set_xlim(1 / WIDEST, WIDEST)
+    powers = [2.0**power for power in range(-4, 5)]
+    axes.set_xticks(powers, [f"{tick:g}" if tick >= 1 else f"1/{1 / tick:g}" for tick in powers])
+    axes.set_ylim(place, -1.2)
+    axes.set_yticks(ticks, labels, fontsize=6.5)
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel("ours / the paper's number (of shares saved: what is left)")
+    # All groups count, those without a claim, too.
+    lines = sum(1.5 + label.count("\n") for label in labels) + 1.6 * len(GROUPS)
+    figure.set_size_inches(11.0, 1.0 + LINE_IN * lines)
+    figure.suptitle(", ".join(f"{len(group)} {name}" for name, group in groups.items() if group), fontsize=9)
+
+
+def ratio_of(outcome: Outcome) -> tuple[float, float, float] | None:
+    """Ours over the paper's number with the ends of its interval (NaN for none); of shares saved, of what is left."""
+    claim, ours = outcome.claim, outcome.evidence
+    if ours is None or claim.paper is None or pd.isna(ours.value):
+        return None
+    is_share = claim.unit == "percent" and claim.rule != "closed form"
+    values = (ours.value, ours.low, ours.high)
+    ratios = [(1 - value) / (1 - claim.paper) if is_share else value / claim.paper for value in values]
+    return ratios[0], min(ratios[1:]), max(ratios[1:])
+
+
+def paper_text(outcome: Outcome) -> str:
+    claim = outcome.claim
+    if claim.paper is None:
+        return "numbers" if claim.rule == "closed form" else "direction"
+    return f"{'≥ ' if claim.rule == 'at least' else ''}{number_text(claim.paper, claim.unit)}"
+
+
+def our_text(outcome: Outcome) -> str:
+    """Our number with its interval; of a direction, whether it holds; with longer training, that."""
+    claim, ours = outcome.claim, outcome.evidence
+    if ours is None:
+        return ""
+    if claim.paper is not None:
+        text = measured_text(claim, ours)
+    elif claim.rule == "closed form":
+        text = "as printed" if ours.holds else "not all as printed"
+    else:
+        text = "holds" if ours.holds else "does not hold"
+    text += f"; longer: {number_text(outcome.longer.value, claim.unit)}" if outcome.longer else ""
+    return text + (", one seed" if outcome.num_seeds == 1 else "")
+
+
+def _draw_ratio(axes: Axes, outcome: Outcome, place: float, color: str) -> None:
+    ratios = ratio_of(outcome)
+    if ratios is None or outcome.evidence is None:
+        return
+    ratio, low, high = (float(np.clip(value, 1 / WIDEST, WIDEST)) for value in ratios)
+    marker = ">" if outcome.evidence.is_bound or ratios[0] > WIDEST else "<" if ratios[0] < 1 / WIDEST else "o"
+    face = "white" if outcome.num_seeds == 1 else color
+    if not pd.isna(ratios[1]):
+        axes.plot([low, high], [place, place], color=color, linewidth=1.5)
+    axes.plot(ratio, place, marker, color=color, markerfacecolor=face, markersize=5, clip_on=False)
+
+
+OVER_BASELINES = tuple(product(("basis-rotation",), BASELINES))
+number = partial(Claim, rule="number")
+oscillation = partial(Claim, command="brx oscillation {curvature} --measured")
+closed_form = partial(Claim, rule="closed form")
+
+
+def saved(name: str, where: str, statement: str, model: str) -> Claim:
+    """Of the iterations that basis rotation saves over a model's best baseline."""
+    return number(name, where, statement, partial(ours.saved_over_baselines, model=model), SAVED[model], "percent")
+
+
+# Name, place in the paper, statement; then ours, and the paper's number with its unit.
+CLAIMS = (
+    Claim("toy-quadratic", "Figure 3",
+          "delay slows Adam where the eigenvectors lie between the axes, hardly where along them",
+          measured.delay_hurts_where_misaligned, command="brx toy quadratic"),
+    Claim("toy-spiral", "Figure 4b", "along the spiral, delay slows Adam the more, the more misaligned the Hessian is",
+          measured.misalignment_slows_on_the_spiral, command="brx toy spiral"),
+    number("teaser-slowdown", "Figure 2a", "PipeDream's slowdown at the deepest pipeline (to its own final loss)",
+           partial(ours.slowdown_of, method="pipedream"), SLOWDOWNS["pipedream"], "times"),
+    number("teaser-reduction", "Figure 2b", "iterations that basis rotation saves over PipeDream",
+           partial(ours.saved_over_baselines, baselines=("pipedream",)), 0.816, "percent"),
+    saved("main-reduction", "Figure 5b", "iterations saved over the best baseline, deepest pipeline", "main"),
+    Claim("main-every-depth", "Figure 5a", "basis rotation ends below all baselines at every P > 1",
+          partial(ours.ends_below_at_every_depth, pairs=OVER_BASELINES, from_stages=2)),
+    Claim("main-gap-widens", "Figure 5a", "basis rotation's lead over the best baseline widens with P",
+          partial(ours.lead_grows, method="basis-rotation", others=BASELINES, from_stages=2)),
+    Claim("main-amplified", "Section 4.2", "basis rotation's lead without delay is amplified by delay",
+          partial(ours.lead_grows, method="basis-rotation", others=BASELINES, from_stages=1)),
+    *(
+        number(f"slowdown-{re.sub('[ /]', '-', method)}", "Figure 8a" if method in STRATEGY_NAMES else "Table 3",
+               f"slowdown of {method}", partial(ours.slowdown_of, method=method), printed, "times",
+               longer=partial(ours.extrapolated_slowdown, method=method))
+        for method, printed in SLOWDOWNS.items()
+        if method != "pipedream"
+    ),
+    Claim("slowdown-order", "Figure 5e", "basis rotation slows down less than all baselines",
+          partial(ours.slows_down_less, pairs=OVER_BASELINES)),
+    Claim("strategies-order", "Figure 8a",
+          "closer estimates slow down less: bilateral below unilateral, 2nd below 1st",
+          partial(ours.slows_down_less, pairs=ours.FINER_THAN)),
+    Claim("strategies-every-depth", "Figure 16", "closer estimates end lower at every P",
+          partial(ours.ends_below_at_every_depth, pairs=ours.FINER_THAN, from_stages=1)),
+    Claim("strategies-gap-widens", "Figure 16",
+          "the lead of the closest over the least accurate (1st/unilateral) widens with P",
+          partial(ours.lead_grows, method="basis-rotation", others=(LEAST_ACCURATE,), from_stages=2)),
+    Claim("strategies-least", "Figure 16", "1st/unilateral ends below the best baseline at every P > 1",
+          partial(ours.ends_below_at_every_depth, pairs=[(LEAST_ACCURATE, BASELINES)], from_stages=2)),
+    Claim("strategies-least-gap-widens", "Figure 16",
+          "the lead of 1st/unilateral over the best baseline widens with P",
+          partial(ours.lead_grows, method=LEAST_ACCURATE, others=BASELINES, from_stages=2)),
+    Claim("strategies-least-reduction", "Appendix H",
+          "iterations that 1st/unilateral saves over the best baseline: more than 40 %",
+          partial(ours.saved_over_baselines, method=LEAST_ACCURATE), 0.40, "percent", "at least"),
+    Claim("preconditioned-order", "Table 3",
+          "methods in the eigenbasis (SOAP, basis rotation) slow down less than Muon and Scion",
+          partial(ours.slows_down_less, pairs=tuple(product(("soap", "basis-rotation"), ("muon", "scion"))))),
+    Claim("preconditioned-baselines", "Table 3", "Muon and Scion slow down less than the baselines",
+          partial(ours.slows_down_less, pairs=tuple(product(("muon", "scion"), BASELINES)))),
+    Claim("soap-close", "Table 3", "SOAP slows down about as basis rotation does: nearer to it than Muon and Scion",
+          ours.soap_is_close),
+    *(
+        Claim(f"depth-{re.sub('[ /]', '-', method)}", "Figure 14",
+              f"one block per stage: deeper models end {'lower' if is_ours else 'higher'} with {method}",
+              partial(ours.deeper_ends_lower, method=method, holds=is_ours))
+        for methods, is_ours in ((BASELINES, False), (STRATEGY_NAMES, True))
+        for method in methods
+    ),
+    saved("width-smaller", "Figure 7a", "iterations saved at P = 24, the smaller model", "smaller"),
+    saved("width-larger", "Figure 7b", "iterations saved at P = 24, the larger model (1B)", "larger"),
+    Claim("width-order", "Figure 7", "the larger model saves more",
+          partial(ours.saves_more, larger="larger", smaller="smaller")),
+    saved("3b", "Figure 20", "iterations saved with 3B parameters", "3B"),
+    Claim("3b-order", "Figure 20", "3B parameters save more than 1B",
+          partial(ours.saves_more, larger="3B", smaller="larger")),
+    saved("mixture", "Figure 21", "iterations saved with a mixture of experts", "mixture of experts"),
+    Claim("mixture-lowest", "Figure 21", "with a mixture of experts, basis rotation ends below all baselines",
+          partial(ours.beats_baselines, model="mixture of experts")),
+    Claim("gpu-hours", "Figure 9a", "GPU hours saved over the best baseline",
+          ours.hours_saved, 0.543, "percent", command="make bench"),
+    Claim("frequency-100", "Figure 9b", "refreshes every 100 iterations still end below all baselines",
+          partial(ours.beats_baselines, sweep="frequency", own={"optimizer.frequency": 100})),
+    Claim("frequency-100-little", "Figure 9b", "refreshes every 100 iterations instead of every 10 cost little",
+          ours.few_refreshes_cost_little),
+    number("stage-aware", "Figure 9c", "iterations that stage-aware intervals save over equal ones",
+           ours.saved_by_stage_aware, 0.292, "percent"),
+    Claim("reversed", "Figure 17", "intervals shared the other way round end above equal ones",
+          ours.reversed_is_worse),
+    Claim("no-stashing", "Figure 10a", "without stashing, basis rotation ends below all baselines",
+          partial(ours.beats_baselines, sweep="stashing", shared={"pipeline.stash": "none"})),
+    Claim("no-stashing-robust", "Figure 10", "without stashing, basis rotation loses less than the baselines",
+          ours.loses_less_without_stashing),
+    Claim("prediction", "Figure 15", "with predicted weights, basis rotation ends below all baselines",
+          partial(ours.beats_baselines, sweep="prediction", shared={"pipeline.stash": "predict"})),
+    Claim("validation", "Figure 18", "the methods end in the same order by validation as by training loss",
+          ours.validation_follows_training),
+    Claim("delay-compensation", "Figure 19",
+          "basis rotation ends below delay compensation at P = 8, 16, 32, whatever its strength",
+          ours.beats_delay_compensation),
+    Claim("delay-compensation-like-pipedream", "Figure 19", "delay compensation ends about where PipeDream does",
+          ours.delay_compensation_is_like_pipedream),
+    number("hessian-norm", "Section 4.3", "the Hessian's (1,1)-norm in basis rotation's coordinates over the original"
+           " ones, at one checkpoint (0.1228 / 0.5436)", measured.norm_ratio, 0.1228 / 0.5436,
+           command="brx hessian-norm {curvature} --measured"),
+    *(
+        Claim(name, where, f"the norm falls from original over unilateral to bilateral coordinates, source {source}",
+              partial(measured.theorem_order, source=source), rule="order of norms",
+              command="brx hessian-norm {curvature} --strategies --measured")
+        for name, where, source in (
+            ("theorem-order", "Theorem 3.1", "2nd"), ("theorem-order-1st", "Theorem F.5", "1st")
+        )
+    ),
+    oscillation("oscillation", "Figure 11", "updates oscillate less along the dominant eigenvector with basis rotation,"
+                " without delay", partial(measured.oscillates_less, delayed=False)),
+    oscillation("oscillation-delayed", "Figure 11", "updates oscillate less along the dominant eigenvector with basis"
+                " rotation, with delay", partial(measured.oscillates_less, delayed=True)),
+    oscillation("oscillation-stable", "Figure 11",
+                "along other directions than the dominant one they oscillate little with either",
+                measured.stable_elsewhere),
+    closed_form("memory-share", "Appendix H", "memory of 1st/unilateral for an MLP matrix, of Adam's",
+                measured.memory_share, 0.075, "percent", command="brx memory"),
+    closed_form("memory-table", "Table 2", "memory of each strategy for Llama-3-8B's matrices, GiB",
+                measured.memory_of_strategies, command="brx memory"),
+    closed_form("parameters", "Appendix D.2", "number of parameters: about 96 M, about 1.03 B, 3,047 M",
+                measured.parameter_counts, command="brx plan paper-95m"),
+    closed_form("stage-counts", "Table 1", "least number of stages of large models by device",
+                measured.stage_counts, command="brx stages"),
+)  # fmt: skip

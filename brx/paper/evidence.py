@@ -9,7 +9,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations, product
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,9 @@ import pandas as pd
 from scipy.special import stdtrit
 
 from brx.config.loading import Settings, preset_with
+from brx.errors import UserError
 from brx.paper.ladder import PAPER_RELATIVE_DELAY, SLOWDOWN, complete_lengths, ladder_slowdowns
-from brx.paper.scales import COMPENSATIONS, MAIN, Experiments
+from brx.paper.scales import BLOCKS, COMPENSATIONS, DEEPEST, DEPTHS, ENDS, MAIN, Experiments
 from brx.runs.comparison import BASELINES, EARLY, common_target, reached_by_seed, saved_ratio, slowdowns
 from brx.runs.frames import SEED
 from brx.runs.slowdown import CONFIDENCE
@@ -32,13 +33,10 @@ FINER_THAN = (
     ("basis-rotation 2nd/unilateral", LEAST_ACCURATE),
 )
 """Estimation strategies, each with one that is coarser in geometry or in source."""
-OVER_EACH_BASELINE = tuple(("basis-rotation", baseline) for baseline in BASELINES)
-OVER_MUON_AND_SCION = tuple(product(("soap", "basis-rotation"), ("muon", "scion")))
-MUON_AND_SCION_OVER_BASELINES = tuple(product(("muon", "scion"), BASELINES))
 DELAYS_OF_COMPENSATION = (8, 16, 32)
 
 
-class NotTriedError(Exception):
+class NotTriedError(UserError):
     """What a claim needs is not there; says what."""
 
 
@@ -90,7 +88,7 @@ class Margin:
 
     @property
     def holds(self) -> bool:
-        """Whether it is as the paper says: by more than chance, as far as the seeds can say."""
+        """By more than chance, as far as the seeds can say."""
         return self.least > 0
 
     def evidence(self, text: str, *, holds: bool | None = None, num_seeds: int | None = None) -> Evidence:
@@ -99,7 +97,6 @@ class Margin:
         return Evidence(self.mean, *ends, holds=self.holds if holds is None else holds, text=text, num_seeds=num_seeds)
 
     def __sub__(self, other: Margin) -> Margin:
-        """How much larger than another; over the seeds that both have."""
         return Margin(self.by_seed - other.by_seed)
 
 
@@ -109,7 +106,7 @@ def runs_of(
     """The runs that `Experiments.find` finds; a seed that diverged has infinite losses: it ended above all."""
     seeds = experiments.find(method, stages, sweep, **options)
     if seeds is None:
-        what, _, why = experiments.missing[-1].partition(": ")
+        what, _, why = list(experiments.missing)[-1].partition(": ")
         raise NotTriedError(f"every run of {what} diverged" if "diverged" in why else f"no runs of {what} yet")
     lost = {"status": "diverged", "train_loss": math.inf, "val_loss": math.inf}
     rows = [seeds.iloc[[0]].assign(**lost, **{SEED: seed}) for seed in seeds["diverged_seeds"].iloc[0]]
@@ -139,7 +136,6 @@ def _paired(experiments: Experiments, methods: Iterable[str], stages: int | None
 
 
 def final_loss(seeds: pd.DataFrame, loss: str = "val_loss") -> float:
-    """In nats, the mean over seeds."""
     return float(seeds[loss].mean())
 
 
@@ -152,13 +148,12 @@ def margin(ours: pd.DataFrame, theirs: pd.DataFrame, loss: str = "val_loss") -> 
 def ends_below(name: str, ours: pd.DataFrame, others: Mapping[str, pd.DataFrame]) -> Evidence:
     """Whether ours ends below every other; the text is about the one that decides."""
     ours, *rest = shared_seeds(ours, *others.values())
-    by_name = dict(zip(others, rest, strict=True))
-    margins = {other: margin(ours, runs) for other, runs in by_name.items()}
-    closest = min(margins, key=lambda other: margins[other].least)
-    text = f"{name} {final_loss(ours):.3f}, {closest} {final_loss(by_name[closest]):.3f} nats"
-    if interval := margins[closest].interval:
-        text += f", difference [{-interval[1]:+.3f}, {-interval[0]:+.3f}]"
-    return margins[closest].evidence(text)
+    leads = [(margin(ours, runs), other, runs) for other, runs in zip(others, rest, strict=True)]
+    lead, closest, runs = min(leads, key=lambda each: each[0].least)
+    text = f"{name} {final_loss(ours):.3f}, {closest} {final_loss(runs):.3f} nats"
+    if lead.interval:
+        text += f", difference [{-lead.interval[1]:+.3f}, {-lead.interval[0]:+.3f}]"
+    return lead.evidence(text)
 
 
 def _lead(experiments: Experiments, method: str, others: Sequence[str], stages: int) -> Margin:
@@ -172,7 +167,7 @@ def ends_below_at_every_depth(
 ) -> Evidence:
     """In every pair the first method ends below the other, or the lowest of the others, from a number of stages on."""
     named = [(method, (others,) if isinstance(others, str) else others) for method, others in pairs]
-    depths = [P for P in experiments.scale.depths if from_stages <= P]
+    depths = [P for P in DEPTHS if from_stages <= P]
     leads = {P: [_lead(experiments, method, others, P) for method, others in named] for P in depths}
     text = "nats below: " + ", ".join(f"P = {P}: {min(lead.mean for lead in of_P):.3f}" for P, of_P in leads.items())
     for P, of_P in leads.items():
@@ -184,11 +179,10 @@ def ends_below_at_every_depth(
 
 def lead_grows(experiments: Experiments, method: str, others: Sequence[str], from_stages: int) -> Evidence:
     """A method ends below the lowest of others at the deepest pipeline, and by more than at a number of stages."""
-    deepest = experiments.scale.deepest
-    small, large = (_lead(experiments, method, others, P) for P in (from_stages, deepest))
+    small, large = (_lead(experiments, method, others, P) for P in (from_stages, DEEPEST))
     difference = large - small
-    means = [side.by_seed[difference.by_seed.index].mean() for side in (small, large)]
-    text = f"lead {means[0]:.3f} nats at P = {from_stages}, {means[1]:.3f} at P = {deepest}"
+    first, last = (side.by_seed[difference.by_seed.index].mean() for side in (small, large))
+    text = f"lead {first:.3f} nats at P = {from_stages}, {last:.3f} at P = {DEEPEST}"
     if difference.interval:
         text += ", difference [{:+.3f}, {:+.3f}]".format(*difference.interval)
     return difference.evidence(text, holds=difference.holds and large.holds)
@@ -219,22 +213,16 @@ def few_refreshes_cost_little(experiments: Experiments) -> Evidence:
     return Margin(lead.by_seed / 10 - cost.by_seed).evidence(text)
 
 
-def _with_schedule(experiments: Experiments, schedule: str) -> pd.DataFrame:
-    """The runs of basis rotation with a refresh schedule."""
-    settings = {"optimizer.refresh_schedule": schedule}
-    return runs_of(experiments, "basis-rotation", sweep="stage-aware", settings=settings)
-
-
 def reversed_is_worse(experiments: Experiments) -> Evidence:
-    reversed_ = _with_schedule(experiments, "reversed")
+    settings = {"optimizer.refresh_schedule": "reversed"}
+    reversed_ = runs_of(experiments, "basis-rotation", sweep="stage-aware", settings=settings)
     return ends_below("equal intervals", runs_of(experiments, "basis-rotation"), {"reversed": reversed_})
 
 
 def deeper_ends_lower(experiments: Experiments, method: str, holds: bool) -> Evidence:
     """From the shallowest to the deepest model, one block per stage, the final loss falls; or not `holds`: it rises."""
-    blocks = experiments.scale.blocks
-    runs = shared_seeds(*(runs_of(experiments, method, count, settings={"model.blocks": count}) for count in blocks))
-    text = ", ".join(f"{count} blocks: {final_loss(seeds):.3f}" for count, seeds in zip(blocks, runs, strict=True))
+    runs = shared_seeds(*(runs_of(experiments, method, count, settings={"model.blocks": count}) for count in BLOCKS))
+    text = ", ".join(f"{count} blocks: {final_loss(seeds):.3f}" for count, seeds in zip(BLOCKS, runs, strict=True))
     lower, higher = (runs[-1], runs[0]) if holds else (runs[0], runs[-1])
     return margin(lower, higher).evidence(text)
 
@@ -301,7 +289,7 @@ def validation_follows_training(experiments: Experiments) -> Evidence:
 
 def slowdown_of(experiments: Experiments, method: str) -> Evidence:
     """To the one target of the scale; PipeDream's to its own, since it sets none for the others."""
-    ends = pd.concat([runs_of(experiments, method, P) for P in experiments.scale.ends])
+    ends = pd.concat([runs_of(experiments, method, P) for P in ENDS])
     target = common_target(ends) if method == "pipedream" else _target(experiments)
     (row,) = slowdowns(ends, target).to_dict("records")
     if pd.isna(row["ratio"]):
@@ -347,8 +335,7 @@ def _log_slowdowns(experiments: Experiments, methods: Sequence[str]) -> tuple[pd
     target = _target(experiments)
     columns, bounds = {}, set()
     for method in methods:
-        ends = experiments.scale.ends
-        reference, delayed = (reached_by_seed(runs_of(experiments, method, P), target) for P in ends)
+        reference, delayed = (reached_by_seed(runs_of(experiments, method, P), target) for P in ENDS)
         shared = sorted(reference.keys() & delayed.keys())
         if not all(reference[seed].is_reached for seed in shared):
             raise NotTriedError(f"{method} without delay never reaches the target loss")
@@ -399,7 +386,9 @@ def saved_over_baselines(
 
 
 def saved_by_stage_aware(experiments: Experiments) -> Evidence:
-    return _saved(_with_schedule(experiments, "stage-aware"), runs_of(experiments, "basis-rotation"))
+    settings = {"optimizer.refresh_schedule": "stage-aware"}
+    stage_aware = runs_of(experiments, "basis-rotation", sweep="stage-aware", settings=settings)
+    return _saved(stage_aware, runs_of(experiments, "basis-rotation"))
 
 
 def saves_more(experiments: Experiments, larger: str, smaller: str) -> Evidence:

@@ -1,16 +1,19 @@
-"""The catalogue of the paper's figures: what each shows, as panels over the runs of a scale.
+"""The paper's figures, as panels over the runs of a scale: a panel asks for experiments and draws them.
 
-A figure is an entry of `FIGURES`: its name, place, caption and panels. What a panel draws is in `brx.paper.panels`.
-Figures that need no sweep (timelines, toys, what was measured of the Hessian) have a function that draws them, as a
-command of their own does (`brx schedule`, `brx toy`, ...), at the paper's settings.
+A figure is an entry of `FIGURES`, at the end: its name, place, caption and panels. Figures that need no sweep
+(timelines, toys, what was measured of the Hessian) have a function that draws them, as a command of their own does
+(`brx schedule`, `brx toy`, ...), at the paper's settings.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -27,63 +30,212 @@ from brx.curvature.effective_delay import (
 from brx.curvature.norm_result import STRATEGY_SPACES, measured_norms, results_of
 from brx.curvature.oscillation import Oscillation
 from brx.errors import UserError
-from brx.paper.claim_list import CLAIMS
-from brx.paper.claims import judge
-from brx.paper.claims_figure import fill_claims
-from brx.paper.ladder import complete_lengths, fill_ladder
-from brx.paper.panels import (
-    Panel,
-    beside_the_last,
-    by_depth,
-    by_method,
-    by_setting,
-    change,
-    curves,
-    deeper_models,
-    final_losses,
-    lines,
-    rates,
-    refresh_schedules,
-    say_not_run,
-    share_legend,
-    slowdown,
-)
+from brx.paper.claims import CLAIMS, fill_claims, judge
+from brx.paper.ladder import fill_ladder
 from brx.paper.scales import (
     BASELINES_AND_STRATEGIES,
+    BLOCKS,
     COMPENSATIONS,
+    DEPTHS,
+    ENDS,
     FREQUENCIES,
     MAIN,
+    SCALES,
     STRATEGY_NAMES,
     Experiments,
     Scale,
 )
 from brx.paper.similarity import draw_study
-from brx.paper.tables import PRECONDITIONED_TABLE
-from brx.paper.toy_figures import run_toy
+from brx.paper.tables import PRECONDITIONED_TABLE, Entry, Note, entries, load_noting, made, note_missing
+from brx.paper.toys import run_toy
 from brx.plot.curvature import draw_effective_delay, draw_norms, draw_oscillation, draw_strategy_norms
-from brx.plot.losses import draw_against_time, draw_validation
+from brx.plot.losses import (
+    Curve,
+    curve_of,
+    draw_against_time,
+    draw_final_losses,
+    draw_rates,
+    draw_training_losses,
+    draw_validation,
+)
 from brx.plot.schedule import draw_schedules
-from brx.plot.style import COLUMN_WIDTH_IN, look_of, new_figure, save
-from brx.runs.comparison import BASELINES
+from brx.plot.style import COLUMN_WIDTH_IN, finish_panel, look_of, new_figure, save, shade
+from brx.runs.comparison import BASELINES, slowdowns
 from brx.runs.folder import find_runs
-from brx.runs.frames import DEPTH, RATE, SMOOTHING, load
-from brx.runs.tables import rate_text
+from brx.runs.frames import DEPTH, RATE, SEED, SMOOTHING, load
+from brx.runs.slowdown import geometric_mean
+from brx.runs.tables import rate_text, slowdown_text
 
 PANEL_IN, HEIGHT_IN = 2.3, 2.5
+TITLE_CHARACTERS = 37
 ALONE_IN = (COLUMN_WIDTH_IN, 2.9)  # a figure of one panel
 READING = (
     f"Training losses are means over {SMOOTHING:.0%} of the iterations, at the learning rate of the lowest final"
     " validation loss; bands: range over seeds, thin: one seed."
 )
-DEPTHS = (1, 2, 4, 8, 16, 32)
+
+
+Panel = Callable[[Experiments, Axes], None]
+
+
+class Line(NamedTuple):
+    """An experiment that a panel draws, where it is there; by default in its method's name and colour."""
+
+    wanted: Mapping[str, Any]  # arguments of `Experiments.find`
+    label: str | None = None
+    style: Mapping[str, Any] = MappingProxyType({})  # of matplotlib's lines
+
+
+def by_method(methods: Sequence[str], stages: int | None = None, **options: Any) -> list[Line]:
+    """A line per method; options as of `Experiments.find`."""
+    return [Line({"method": method, "stages": stages, **options}) for method in methods]
+
+
+def refresh_schedules(*schedules: str) -> list[Line]:
+    """A line per schedule of basis rotation's refreshes."""
+    sweeps = {schedule: "" if schedule == "uniform" else "stage-aware" for schedule in schedules}
+    return [
+        Line({"method": "basis-rotation", "sweep": sweep, "settings": {"optimizer.refresh_schedule": schedule}})
+        for schedule, sweep in sweeps.items()
+    ]
+
+
+def ordered(method: str, wanted_by_label: Mapping[str, Mapping[str, Any]]) -> list[Line]:
+    """A line per experiment of a method, from light to dark."""
+    shades = [shade(look_of(method).color, index, len(wanted_by_label)) for index in range(len(wanted_by_label))]
+    return [
+        Line({"method": method, **wanted}, label, {"color": color})
+        for (label, wanted), color in zip(wanted_by_label.items(), shades, strict=True)
+    ]
+
+
+def by_depth(method: str, *, per_block: bool = False) -> list[Line]:
+    """A line per number of stages, or per depth of the model with one block per stage."""
+    if per_block:
+        wanted = {f"{n} blocks, P = {n}": {"stages": n, "settings": {"model.blocks": n}} for n in BLOCKS}
+        return ordered(method, wanted)
+    return ordered(method, {f"P = {P}": {"stages": P} for P in DEPTHS})
+
+
+def lowest(shown: Sequence[Curve], loss: str) -> str:
+    """Which curve ends lowest, and by how much."""
+    finals = finals_of(shown, loss)
+    best, second = sorted(finals, key=finals.__getitem__)[:2]
+    return f"{best} lowest by {finals[second] - finals[best]:.2f} nats"
+
+
+def change(shown: Sequence[Curve], loss: str) -> str:
+    """How much higher the last of some ordered curves ends than the first."""
+    (first, before), (last, after) = finals_of([shown[0], shown[-1]], loss).items()
+    return f"{first.partition(',')[0]} to {last.partition(',')[0]}: {after - before:+.2f} nats"
+
+
+def beside_the_last(shown: Sequence[Curve], loss: str) -> str:
+    """How the last curve but one ends beside the last."""
+    (ours, own), (last, other) = finals_of(shown[-2:], loss).items()
+    return f"{ours} ends {abs(own - other):.2f} nats {'below' if own < other else 'above'} {last}"
+
+
+def finals_of(shown: Sequence[Curve], loss: str) -> dict[str, float]:
+    """The final loss of each curve, over the seeds that all have, or else over its own."""
+    shared = set[int].intersection(*(set(curve.runs[SEED]) for curve in shown))
+    finals = {}
+    for curve in shown:
+        seeds = curve.runs[curve.runs[SEED].isin(shared)] if shared else curve.runs
+        finals[curve.label] = float(seeds[loss].mean())
+    return finals
+
+
+def curves(
+    title: str,
+    *lines: Line,
+    draw: Callable[[Axes, Sequence[Curve], str], None] = draw_training_losses,
+    says: Callable[[Sequence[Curve], str], str] = lowest,
+    loss: str = "train_loss",
+) -> Panel:
+    """Loss curves; the title's second line is what they say."""
+
+    def panel(experiments: Experiments, axes: Axes) -> None:
+        found = [(line, experiments.find(**line.wanted)) for line in lines]
+        shown = [curve_of(seeds, line.label, **line.style) for line, seeds in found if seeds is not None]
+        if shown:
+            finding = says(shown, loss) if len(shown) > 1 else ""
+            draw(axes, shown, f"{title}\n{textwrap.fill(finding, TITLE_CHARACTERS)}")
+        else:
+            say_not_run(axes, title)
+
+    return panel
+
+
+def deeper_models(method: str) -> Panel:
+    """A method's curves by the depth of the model, one block per stage."""
+    return curves(look_of(method).label, *by_depth(method, per_block=True), says=change)
+
+
+def final_losses(
+    experiments: Experiments, axes: Axes, methods: Sequence[str], per_block: bool = False, best_of: Sequence[str] = ()
+) -> None:
+    """Final training loss against the number of stages, or against the model's depth, one block per stage."""
+    lines = [line for method in methods for line in by_depth(method, per_block=per_block)]
+    present = experiments.find_all(line.wanted for line in lines)
+    if not present:
+        say_not_run(axes, "(a) final loss")
+        return
+    runs = pd.concat(present)
+    finals = runs.groupby([DEPTH, "variant"])["train_loss"].mean().unstack()
+    (best, count), *_ = finals.idxmin(axis="columns").value_counts().items()
+    draw_final_losses(axes, runs, best_of)
+    title = f"(a) final loss\n{look_of(best).label} lowest at {count} of {len(finals)} P"
+    finish_panel(axes, "blocks = stages P" if per_block else "stages P", "final training loss (nats)", title)
+
+
+def slowdown(experiments: Experiments, axes: Axes, method: str, letter: str = "") -> None:
+    """A method at P = 1 and at the deepest pipeline, and the iterations of each to the target of the scale."""
+    target, look = experiments.slowdown_target(), look_of(method)
+    ends = experiments.find_all({"method": method, "stages": P} for P in ENDS)
+    if len(ends) < 2 or target is None:
+        say_not_run(axes, f"{letter}{look.label}")
+        return
+    shown = []
+    for runs, style in zip(ends, ("-", "--"), strict=True):
+        label = f"P = {runs[DEPTH].iloc[0]}"
+        axes.plot([], [], color="black", linestyle=style, label=label)
+        # Labels that begin with an underscore stay out of legends, in which either line is black.
+        shown.append(curve_of(runs, f"_{label}", linestyle=style))
+    (row,) = slowdowns(pd.concat(ends), target).to_dict("records")
+    ratio = "" if pd.isna(row["ratio"]) else f"\nslowdown {slowdown_text(row)}"
+    draw_training_losses(axes, shown, f"{letter}{look.label}{ratio}")
+    axes.axhline(target, color="black", linewidth=0.6, linestyle=":")
+    for iterations in (row["iterations"], row["reference_iterations"]):
+        axes.axvline(geometric_mean(iterations), color=look.color, linewidth=0.6, linestyle=":")
+
+
+def rates(experiments: Experiments, axes: Axes, method: str) -> None:
+    """Final validation loss against the learning rate, a line per number of stages."""
+    tried, title, at_edge = experiments.tried, look_of(method).label, []
+    for line in by_depth(method):
+        seeds = experiments.find(**line.wanted)
+        if seeds is not None:
+            at_edge += [seeds["lr_at_edge"].iloc[0]] if seeds["num_rates"].iloc[0] > 1 else []
+            scores = tried[tried["experiment"] == seeds["experiment"].iloc[0]]
+            draw_rates(axes, scores, line.style["color"], f"{line.label}")
+    if axes.lines:
+        title += f"\nbest at the edge of the rates: {sum(at_edge)} of {len(at_edge)}"
+        finish_panel(axes, "learning rate", "final validation loss (nats)", title)
+    else:
+        say_not_run(axes, title)
+
+
+def say_not_run(axes: Axes, title: str) -> None:
+    axes.set_title(title)
+    axes.tick_params(bottom=False, left=False, labelbottom=False)
+    axes.text(0.5, 0.5, "not run", ha="center", va="center", transform=axes.transAxes, color="grey")
 
 
 @dataclass(frozen=True)
-class PaperFigure:
+class PaperFigure(Entry):
     """One figure: from runs, its `panels` or `fill` for the whole; or drawn by `draw_to` from no runs of a sweep."""
 
-    name: str  # on the command line and of the files
-    place: str  # in the paper, such as `Figure 5`; empty where it has no such figure
     caption: str
     panels: Sequence[Panel | None] = ()  # row by row; in the place of a None is the legend
     fill: Callable[[Experiments, Figure], None] | None = None  # draws the whole, where it is no grid of panels
@@ -100,8 +252,7 @@ class PaperFigure:
 def draw_paper_figure(figure: PaperFigure, experiments: Experiments, folder: Path) -> tuple[list[Path], Experiments]:
     """Draw one of the figures that are from runs into a folder; a UserError where none of its runs exist.
 
-    Returns:
-        The files written, and the experiments with what was used and what was missing.
+    Returns the files written, and the experiments with what was used and what was missing.
     """
     asked = experiments.fresh()
     down = -(-len(figure.panels) // figure.across) or 1
@@ -119,6 +270,27 @@ def draw_paper_figure(figure: PaperFigure, experiments: Experiments, folder: Pat
         return save(drawn, folder / figure.name, text, command=command, details=_details(asked)), asked
 
 
+def draw_figures(wanted: str, scale: str, runs: Path | None, out: Path | None, note: Note) -> Iterator[Path]:
+    """Draw what is wanted (see `brx.paper.tables`); yields the images.
+
+    `out` is their folder; by default figures/SCALE, and figures for those that are the same at several scales.
+    """
+    chosen = entries(wanted, FIGURES, "figure", "curves, staleness, profiles")
+    experiments = load_noting(scale, runs, note) if any(figure.draw_to is None for figure in chosen) else None
+
+    def draw(figure: PaperFigure) -> Path:
+        is_of_scale = figure.draw_to is None or figure.is_measured
+        folder = out or (Path("figures") / scale if is_of_scale else Path("figures"))
+        if figure.draw_to is not None:
+            return figure.draw_to(folder / figure.name, SCALES[scale])[0]
+        assert experiments is not None
+        written, asked = draw_paper_figure(figure, experiments, folder)
+        note_missing(f"figure {figure.name}", asked, note)
+        return written[0]
+
+    return (path for _, path in made(chosen, draw, "figure", note))
+
+
 def _details(asked: Experiments) -> dict[str, object]:
     """The runs by experiment, and what was not there."""
     runs = {}
@@ -127,7 +299,7 @@ def _details(asked: Experiments) -> dict[str, object]:
         rate = rate_text(first[RATE], at_edge=first["lr_at_edge"])
         length = f"{first['architecture']}, {first['last_iteration']} iterations"
         runs[f"{first['variant']}, P = {first[DEPTH]}, lr {rate}, {length}"] = list(seeds["name"])
-    return {"fingerprint": asked.fingerprint, "runs": runs, "not there": asked.missing}
+    return {"fingerprint": asked.fingerprint, "runs": runs, "not there": list(asked.missing)}
 
 
 def _fill_panels(figure: PaperFigure, experiments: Experiments, drawn: Figure, down: int) -> None:
@@ -143,16 +315,22 @@ def _fill_panels(figure: PaperFigure, experiments: Experiments, drawn: Figure, d
         used.append(axes)
         panel(experiments, axes)
     if figure.legend:
-        share_legend(drawn, used, figure.across, free)
+        _share_legend(drawn, used, figure.across, free)
 
 
-def _ladder(experiments: Experiments, figure: Figure) -> None:
-    ladder = complete_lengths(experiments)
-    if ladder:
-        fill_ladder(figure, ladder)
-    else:
-        for axes in figure.subplots(1, 2):
-            say_not_run(axes, "")
+def _share_legend(figure: Figure, panels: Sequence[Axes], columns: int, free: Axes | None = None) -> None:
+    """One legend in a free place, or under the panels with the same curves, instead of one in each."""
+    handle_by_label: dict[str, Any] = {}
+    for axes in panels:
+        handle_by_label |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+        if legend := axes.get_legend():
+            legend.remove()
+    entries = list(handle_by_label.values()), list(handle_by_label)
+    if free is not None and handle_by_label:
+        free.set_axis_off()
+        free.legend(*entries, loc="center")
+    elif handle_by_label:
+        figure.legend(*entries, loc="outside lower center", ncols=max(2, 2 * columns - 1))
 
 
 def _oscillation(path: Path, scale: Scale) -> list[Path]:
@@ -162,10 +340,6 @@ def _oscillation(path: Path, scale: Scale) -> list[Path]:
         raise UserError(f"{scale.curvature}: no run of which oscillation was measured; run `brx oscillation RUN...`")
     depths = [result.num_stages for result in measured]
     return draw_oscillation([result for result in measured if result.num_stages in (min(depths), max(depths))], path)
-
-
-def _hessian_norm(path: Path, scale: Scale) -> list[Path]:
-    return draw_norms(measured_norms(find_runs([scale.curvature])), path)
 
 
 def _strategy_norms(path: Path, scale: Scale) -> list[Path]:
@@ -179,7 +353,9 @@ def _strategy_norms(path: Path, scale: Scale) -> list[Path]:
     delays = None
     if scale.runs.is_dir():
         experiments = Experiments.load(scale)
-        present = experiments.find_all(*((name, P) for name in VARIANT_OF_SPACE.values() for P in scale.ends))
+        present = experiments.find_all(
+            {"method": name, "stages": P} for name in VARIANT_OF_SPACE.values() for P in ENDS
+        )
         target = experiments.slowdown_target()
         if present and target is not None:
             delays = StrategySlowdowns.at_ends(pd.concat(present), target)
@@ -194,14 +370,8 @@ def _effective_delays(path: Path, scale: Scale) -> list[Path]:
     return draw_effective_delay(of_each, slowdown_points(load(folders)), path)
 
 
-def every_iterations(frequency: float) -> str:
-    """In words: every iteration, every 10 iterations."""
-    return "every iteration" if frequency == 1 else f"every {frequency:g} iterations"
-
-
-REFRESHES = refresh_schedules("uniform", "stage-aware", "reversed")
 UNSTASHED: dict[str, Any] = {"sweep": "stashing", "settings": {"pipeline.stash": "none"}}
-WITHOUT_DELAY = lines([{"method": "pipedream", "stages": 1}], "AdamW without delay", color="black", linestyle=":")
+WITHOUT_DELAY = Line({"method": "pipedream", "stages": 1}, "AdamW without delay", {"color": "black", "linestyle": ":"})
 STRATEGIES = ("pipedream-lr", *STRATEGY_NAMES)
 
 # Name, place in the paper, caption; then what is in it.
@@ -215,7 +385,8 @@ FIGURES = {figure.name: figure for figure in (
     PaperFigure("oscillation", "Figure 11", "Updates along the Hessian's dominant eigenvector.",
                 draw_to=_oscillation, is_measured=True),
     PaperFigure("hessian-norm", "", "Norm of the Hessian in original and rotated coordinates.",
-                draw_to=_hessian_norm, is_measured=True),
+                draw_to=lambda path, scale: draw_norms(measured_norms(find_runs([scale.curvature])), path),
+                is_measured=True),
     PaperFigure("strategy-norms", "Theorem 3.1",
                 "Norm of the Hessian in each strategy's coordinates, and its slowdown.",
                 draw_to=_strategy_norms, is_measured=True),
@@ -224,74 +395,80 @@ FIGURES = {figure.name: figure for figure in (
     PaperFigure("similarity", "", "Which dimensionless numbers decide what delay costs.",
                 draw_to=draw_study, is_measured=True),
     PaperFigure("teaser", "Figure 2", "Delay slows training down; basis rotation takes most of that back.",
-                [curves("(a) PipeDream", by_depth("pipedream"), says=change),
-                 curves("(b) P = {P}", by_method(("pipedream", "basis-rotation")), WITHOUT_DELAY,
+                [curves("(a) PipeDream", *by_depth("pipedream"), says=change),
+                 curves("(b) P = 32", *by_method(("pipedream", "basis-rotation")), WITHOUT_DELAY,
                         says=beside_the_last)],
                 across=2, height=3.1, legend=False),
     PaperFigure("main", "Figure 5",
                 "Methods against the number of stages for one model; (c-e) slowdown, to the loss that they and the"
                 " strategies of basis rotation all reach, with its 95 % interval where there are seeds enough for one.",
-                [final_losses(MAIN), curves("(b) P = {P}", by_method(MAIN)), None,
-                 *(slowdown(method, f"({letter}) ") for method, letter in zip(MAIN[1:], "cde", strict=True))],
+                [partial(final_losses, methods=MAIN), curves("(b) P = 32", *by_method(MAIN)), None,
+                 *(partial(slowdown, method=method, letter=f"({letter}) ")
+                   for method, letter in zip(MAIN[1:], "cde", strict=True))],
                 across=3, shares_y=1),
     PaperFigure("block-scaling", "Figure 6", "Deeper models, one block per stage: (a) final loss, (b-d) by method.",
-                [final_losses(MAIN, per_block=True), *map(deeper_models, MAIN[1:])], across=2, shares_y=1),
+                [partial(final_losses, methods=MAIN, per_block=True), *map(deeper_models, MAIN[1:])],
+                across=2, shares_y=1),
     PaperFigure("width", "Figure 7", "P = 24, (a) the smaller and (b) the larger model.",
-                [curves("(a) smaller model", by_method(MAIN, model="smaller")),
-                 curves("(b) larger model", by_method(MAIN, model="larger"))],
+                [curves("(a) smaller model", *by_method(MAIN, model="smaller")),
+                 curves("(b) larger model", *by_method(MAIN, model="larger"))],
                 across=2),
     PaperFigure("strategies", "Figure 8",
                 "Estimation strategies of basis rotation: (a) final loss, with the best baseline at each P, (b) at the"
                 " largest.",
-                [final_losses((*BASELINES, *STRATEGY_NAMES), best_of=BASELINES),
-                 curves("(b) P = {P}", by_method(STRATEGIES))],
+                [partial(final_losses, methods=(*BASELINES, *STRATEGY_NAMES), best_of=BASELINES),
+                 curves("(b) P = 32", *by_method(STRATEGIES))],
                 across=2, shares_y=None),
     PaperFigure("efficiency", "Figure 9",
                 "(a) loss against training time, at the pace of the method's fastest seed while least disturbed (cells"
                 " share a machine: an upper bound), (b) refresh intervals, (c) stage-aware.",
-                [curves("(a) P = {P}", by_method(MAIN), draw=draw_against_time),
-                 curves("(b) P = {P}", by_method(("pipedream-lr",)),
-                        by_setting("basis-rotation", "optimizer.frequency", FREQUENCIES, "frequency",
-                                   every_iterations)),
-                 curves("(c) P = {P}", refresh_schedules("uniform", "stage-aware"))],
+                [curves("(a) P = 32", *by_method(MAIN), draw=draw_against_time),
+                 curves("(b) P = 32", *by_method(("pipedream-lr",)),
+                        *ordered("basis-rotation", {
+                            f"every {n} iterations" if n > 1 else "every iteration": {
+                                "sweep": "frequency", "settings": {"optimizer.frequency": n}}
+                            for n in FREQUENCIES})),
+                 curves("(c) P = 32", *refresh_schedules("uniform", "stage-aware"))],
                 across=3, height=3.1, legend=False),
     PaperFigure("weight-stashing", "Figure 10", "Without weight stashing: (a) all methods, (b, c) with and without.",
-                [curves("(a) no stashing, P = {P}", by_method(MAIN, **UNSTASHED)),
-                 *(curves(f"({letter}) {look_of(method).label}", lines([{"method": method}], "stashing"),
-                          lines([{"method": method, **UNSTASHED}], "no stashing", linestyle="--"))
+                [curves("(a) no stashing, P = 32", *by_method(MAIN, **UNSTASHED)),
+                 *(curves(f"({letter}) {look_of(method).label}", Line({"method": method}, "stashing"),
+                          Line({"method": method, **UNSTASHED}, "no stashing", {"linestyle": "--"}))
                    for method, letter in (("pipedream-lr", "b"), ("basis-rotation", "c")))],
                 across=3, height=3.1, legend=False, sweep="stashing"),
     PaperFigure("all-stages", "Figure 12", "All methods at every number of stages.",
-                [curves(f"P = {P}", by_method(MAIN, P)) for P in DEPTHS], across=3),
+                [curves(f"P = {P}", *by_method(MAIN, P)) for P in DEPTHS], across=3),
     PaperFigure("slowdown-all", "Figure 13", "Slowdown of seven methods, to the loss that all but PipeDream reach.",
-                [*map(slowdown, BASELINES_AND_STRATEGIES), None], across=4),
+                [*(partial(slowdown, method=method) for method in BASELINES_AND_STRATEGIES), None], across=4),
     PaperFigure("block-scaling-all", "Figure 14", "Deeper models, one block per stage, seven methods.",
                 [*map(deeper_models, BASELINES_AND_STRATEGIES), None], across=4),
     PaperFigure("weight-prediction", "Figure 15", "With PipeMare's weight prediction.",
-                [curves("P = {P}", by_method(MAIN, sweep="prediction", settings={"pipeline.stash": "predict"}))]),
+                [curves("P = 32", *by_method(MAIN, sweep="prediction", settings={"pipeline.stash": "predict"}))]),
     PaperFigure("strategies-all-stages", "Figure 16", "Estimation strategies at every number of stages.",
-                [curves(f"P = {P}", by_method(STRATEGIES, P)) for P in DEPTHS], across=3),
+                [curves(f"P = {P}", *by_method(STRATEGIES, P)) for P in DEPTHS], across=3),
     PaperFigure("reversed", "Figure 17", "Refreshes shared by delay, evenly, and inversely.",
-                [curves("P = {P}", REFRESHES)], sweep="stage-aware"),
+                [curves("P = 32", *refresh_schedules("uniform", "stage-aware", "reversed"))], sweep="stage-aware"),
     PaperFigure("validation", "Figure 18", "(a) training and (b) validation loss.",
-                [curves("(a) training, P = {P}", by_method(BASELINES_AND_STRATEGIES)),
-                 curves("(b) validation, P = {P}", by_method(BASELINES_AND_STRATEGIES), draw=draw_validation,
+                [curves("(a) training, P = 32", *by_method(BASELINES_AND_STRATEGIES)),
+                 curves("(b) validation, P = 32", *by_method(BASELINES_AND_STRATEGIES), draw=draw_validation,
                         loss="val_loss")],
                 across=2),
     PaperFigure("delay-compensation", "Figure 19", "Delay compensation.",
-                [curves(f"P = {P}", by_method(MAIN, P),
-                        by_setting("delay-compensation", "optimizer.compensation", COMPENSATIONS,
-                                   "delay-compensation", r"DC, $\lambda$ = {:g}".format, P))
+                [curves(f"P = {P}", *by_method(MAIN, P),
+                        *ordered("delay-compensation", {
+                            rf"DC, $\lambda$ = {strength:g}": {"stages": P, "sweep": "delay-compensation",
+                                                               "settings": {"optimizer.compensation": strength}}
+                            for strength in COMPENSATIONS}))
                  for P in (8, 16, 32)],
                 across=3, sweep="delay-compensation"),
     PaperFigure("preconditioned", "Table 3", "Preconditioned methods.",
-                [curves("P = {P}", by_method(PRECONDITIONED_TABLE))], sweep="preconditioned"),
-    PaperFigure("3b", "Figure 20", "The 3B model.", [curves("3B, P = {P}", by_method(MAIN, model="3B"))]),
+                [curves("P = 32", *by_method(PRECONDITIONED_TABLE))], sweep="preconditioned"),
+    PaperFigure("3b", "Figure 20", "The 3B model.", [curves("3B, P = 32", *by_method(MAIN, model="3B"))]),
     PaperFigure("moe", "Figure 21", "A mixture-of-experts model.",
-                [curves("mixture of experts, P = {P}", by_method(MAIN, model="mixture of experts"))]),
+                [curves("mixture of experts, P = 32", *by_method(MAIN, model="mixture of experts"))]),
     PaperFigure("learning-rates", "",
                 "Final validation loss against the learning rate, by method and number of stages.",
-                [rates(method) for method in MAIN], across=4, height=2.7,
+                [partial(rates, method=method) for method in MAIN], across=4, height=2.7,
                 reading="Filled: the chosen one; crosses: diverged or failed."),
     PaperFigure("ladder", "",
                 "What delay costs by the length of training T, each length to a target of its own: slowdown, and"
@@ -299,7 +476,7 @@ FIGURES = {figure.name: figure for figure in (
                 reading="Hollow: one seed; arrow: a lower bound; bars: 95 %; dashed: a power law of slowdown - 1,"
                 " and of the share that is left, by least squares, with its 95 % prediction interval, extrapolated to"
                 " the paper's relative delay; stars: the paper's numbers.",
-                fill=_ladder, across=3),
+                fill=fill_ladder, across=3),
     PaperFigure("claims", "",
                 "What the paper states beside what our runs say (brx claims).",
                 reading="Points: ours over the paper's number, where there is one, on a grey band within which it"

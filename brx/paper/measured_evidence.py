@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ import pandas as pd
 
 from brx.config.loading import preset_with
 from brx.curvature.effective_delay import complete_measurements
-from brx.curvature.hessian import Source
 from brx.curvature.norm_result import (
     SPACES,
     STRATEGY_SPACES,
@@ -39,8 +38,7 @@ from brx.runs.slowdown import geometric_mean
 
 TOYS = Path("results/toy")
 MOST_CHANCE = 0.05
-HARDLY = 1.1
-"""The slowdown below which delay hardly slows: by less than a tenth (docs/protocol.md, 6)."""
+HARDLY = 1.1  # the slowdown below which delay hardly slows: by less than a tenth (docs/protocol.md, 6)
 APPROXIMATELY = 0.01
 
 
@@ -49,11 +47,13 @@ def _folders(experiments: Experiments) -> list[Path]:
     return [Path(run) for run in at_best_rates(load([experiments.scale.curvature])).index]
 
 
-def _norms(experiments: Experiments, spaces: Sequence[Space]) -> Iterator[NormResult]:
+def _norms(experiments: Experiments, spaces: Sequence[Space]) -> list[NormResult]:
     """What was measured, with the folder in which it lies as its run: exported ones name where they were made."""
-    for folder in _folders(experiments):
-        for norm in results_of(folder, spaces).values():
-            yield norm.model_copy(update={"run": str(folder)})
+    return [
+        norm.model_copy(update={"run": str(folder)})
+        for folder in _folders(experiments)
+        for norm in results_of(folder, spaces).values()
+    ]
 
 
 def _seed(run: str | Path) -> int:
@@ -88,12 +88,12 @@ def norm_ratio(experiments: Experiments) -> Evidence:
     return Evidence(math.exp(rise.mean), math.exp(low), math.exp(high), text=text, num_seeds=len(rise.by_seed))
 
 
-def theorem_order(experiments: Experiments, source: Source) -> Evidence:
+def theorem_order(experiments: Experiments, source: str) -> Evidence:
     """Wherever all coordinates were measured, bilateral is below unilateral, and that below original.
 
     With three seeds or more by the interval over them, else by more than the intervals of every measurement.
     """
-    measured = complete_measurements(list(_norms(experiments, STRATEGY_SPACES)))
+    measured = complete_measurements(_norms(experiments, STRATEGY_SPACES))
     if not measured:
         raise NotTriedError("norms by strategy have not been measured on one checkpoint yet")
     falling = [space for space in STRATEGY_SPACES if space == "original" or strategy_of(space)[0] == source]
@@ -136,23 +136,17 @@ def _surely_above(norms: Sequence[NormResult], others: Sequence[NormResult]) -> 
 
 def _variances(experiments: Experiments) -> pd.DataFrame:
     """Variances of the updates of both methods along the dominant and a random direction, as logarithms."""
+    columns = ["P", "method", "seed", "iteration", "dominant", "random", "eigenvalue"]
     rows = [
-        {
-            "P": measured.num_stages,
-            "method": measured.method,
-            "seed": _seed(folder),
-            "iteration": measured.iteration,
-            "dominant": np.log(measured.dominant.variance),
-            "random": np.log(measured.random.variance),
-            "eigenvalue": measured.eigenvalue,
-        }
+        (one.num_stages, one.method, _seed(folder), one.iteration, np.log(one.dominant.variance),
+         np.log(one.random.variance), one.eigenvalue)
         for folder in _folders(experiments)
-        for measured in Oscillation.all_of(folder)
-        if measured.method in ("basis-rotation", "pipedream")
-    ]
+        for one in Oscillation.all_of(folder)
+        if one.method in ("basis-rotation", "pipedream")
+    ]  # fmt: skip
     if not rows:
         raise NotTriedError("not measured yet")
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows, columns=columns)
 
 
 def oscillates_less(experiments: Experiments, *, delayed: bool) -> Evidence:
@@ -199,23 +193,30 @@ def _plural(count: int, what: str) -> str:
     return f"{count} {what}{'s' * (count > 1)}"
 
 
-def _toy(name: str, *keys: str) -> list[Any]:
-    """Values from a file that `brx toy` keeps."""
+def _toy(name: str, take: Callable[[Any], Any]) -> Any:
+    """What is taken from a file that `brx toy` keeps."""
     path = TOYS / f"{name}.json"
     if not path.is_file():
         raise NotTriedError(f"{path} is not there yet")
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return [content[key] for key in keys]
-    except (KeyError, TypeError, ValueError) as error:
+        return take(json.loads(path.read_text(encoding="utf-8")))
+    except (LookupError, TypeError, ValueError) as error:
         raise UserError(f"{path}: not readable: {error}; brx toy writes it anew") from None
+
+
+def _number(kept: float | None, otherwise: float) -> float:
+    """A number of such a file, which has None for one that is not finite."""
+    return otherwise if kept is None else float(kept)
 
 
 def delay_hurts_where_misaligned(_: Experiments) -> Evidence:
     """On the quadratic, delay slows Adam with the eigenvectors between the axes, and hardly along them."""
-    (cases,) = _toy("quadratic", "slowdowns")
-    of_adam = {case["aligned"]: case["slowdown"] for case in cases if case["optimizer"] == "Adam"}
-    aligned, misaligned = (math.inf if of_adam[key] is None else of_adam[key] for key in (True, False))
+
+    def of_adam(kept: Any) -> list[float]:
+        cases = {case["aligned"]: case["slowdown"] for case in kept["slowdowns"] if case["optimizer"] == "Adam"}
+        return [_number(cases[aligned], math.inf) for aligned in (True, False)]
+
+    aligned, misaligned = _toy("quadratic", of_adam)
     text = f"slowdown of Adam: aligned {aligned:.2f}, misaligned {misaligned:.2f}"
     return Evidence(holds=misaligned > aligned and aligned < HARDLY, text=text)
 
@@ -223,8 +224,7 @@ def delay_hurts_where_misaligned(_: Experiments) -> Evidence:
 def misalignment_slows_on_the_spiral(_: Experiments) -> Evidence:
     """As the paper sets the spiral up, misalignment and slowdown rise together, on a trajectory that arrives."""
     (arrived, correlation, p_value), (small_arrived, with_small_steps, _p) = (
-        # None stands for a number that is not finite.
-        [math.nan if value is None else value for value in _toy(name, "arrived", "spearman", "p_value")]
+        _toy(name, lambda kept: [_number(kept[key], math.nan) for key in ("arrived", "spearman", "p_value")])
         for name in ("spiral", "spiral-small-steps")
     )
     text = f"rank correlation of misalignment and slowdown {correlation:.2f}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
@@ -33,17 +33,16 @@ VARIANTS: dict[str, Settings] = {
 """By label, the settings of a method, or of a strategy of basis rotation: those that differ from 2nd/bilateral."""
 STRATEGY_NAMES = tuple(variant for variant in VARIANTS if variant.startswith("basis-rotation"))
 BASELINES_AND_STRATEGIES = (*MAIN[:3], *reversed(STRATEGY_NAMES))
-TARGET_METHODS = BASELINES_AND_STRATEGIES[1:]
-"""Those that the paper compares by their slowdown in more than one place: without plain PipeDream."""
-LADDER_METHODS = ("basis-rotation", "nesterov", "pipedream-lr")
-"""Those that are trained for several numbers of iterations."""
+LADDER_METHODS = ("basis-rotation", "nesterov", "pipedream-lr")  # trained for several numbers of iterations
+DEPTHS = (1, 2, 4, 8, 16, 32)  # numbers of stages P of the main comparison
+DEEPEST = 32
+ENDS = (1, DEEPEST)  # those between which a slowdown is taken
+BLOCKS = (4, 8, 16, 32)  # of the models of the block scaling, one per stage
 COMPENSATIONS = (0.04, 0.1, 0.5, 1.0)
 FREQUENCIES = (1, 10, 100)
 
 
 class Model(NamedTuple):
-    """A model of the paper's experiments at a scale."""
-
     preset: str
     settings: Settings = MappingProxyType({})  # over the preset
     sweep: str = ""  # that trains it; empty: the sweep of each method
@@ -52,14 +51,10 @@ class Model(NamedTuple):
 
 @dataclass(frozen=True)
 class Scale:
-    """Where the runs of a scale are and what they are made of."""
-
     name: str
     runs: Path
     curvature: Path  # the runs whose Hessians were measured
     models: Mapping[str, Model]
-    depths: tuple[int, ...] = (1, 2, 4, 8, 16, 32)  # numbers of stages of the main comparison
-    blocks: tuple[int, ...] = (4, 8, 16, 32)  # models of the block scaling, one block per stage
     lengths: tuple[int, ...] = ()  # of the trainings of the ladder, in iterations
     further_seeds: Mapping[str, tuple[int, str]] = field(default_factory=dict)  # by sweep: the first, and their sweep
     between_sweep: str = "main"  # makes the main comparison's runs between its ends
@@ -67,18 +62,7 @@ class Scale:
 
     @property
     def preset(self) -> str:
-        """Of the main model."""
         return self.models["main"].preset
-
-    @property
-    def deepest(self) -> int:
-        """The largest number of stages of the main comparison."""
-        return max(self.depths)
-
-    @property
-    def ends(self) -> tuple[int, int]:
-        """The numbers of stages between which a slowdown is taken."""
-        return 1, self.deepest
 
     def sweep(self, name: str) -> str:
         """The sweep file that makes the runs of an experiment."""
@@ -140,7 +124,8 @@ class Experiments:
         self.known: dict[str, pd.DataFrame] = {}  # is computed once from these runs, and shared by copies
         self.used: dict[str, pd.DataFrame] = {}  # of each experiment that was asked for, by its id
         self.sweeps: list[str] = []  # the files that make these
-        self.missing: list[str] = []  # a line for each that is not there or diverged; the last asked for comes last
+        # A line for each that is not there or diverged, the last asked for at the end, with the file that makes it.
+        self.missing: dict[str, str] = {}
 
     @classmethod
     def load(cls, scale: Scale, folder: Path | None = None) -> Experiments:
@@ -157,7 +142,6 @@ class Experiments:
 
     @cached_property
     def tried(self) -> pd.DataFrame:
-        """What every learning rate came to: rows of `tried_rates`."""
         return tried_rates(self.runs)
 
     @cached_property
@@ -169,7 +153,7 @@ class Experiments:
     def fresh(self) -> Experiments:
         """The same runs, with nothing asked for yet."""
         again = copy.copy(self)
-        again.used, again.sweeps, again.missing = {}, [], []
+        again.used, again.sweeps, again.missing = {}, [], {}
         return again
 
     def find(
@@ -181,49 +165,48 @@ class Experiments:
         model: str = "main",
         settings: Settings | None = None,
     ) -> pd.DataFrame | None:
-        """The runs of a method at P stages at their best learning rate; None where there are none.
+        """The runs of a method (of VARIANTS) at P stages at their best learning rate; None where there are none.
 
-        Args:
-            method: a key of VARIANTS.
-            stages: P; by default that at which the model's methods are compared.
-            sweep: that makes them, for `missing`; by default the usual one.
-            model: a key of the scale's models.
-            settings: dotted keys that differ from the model's.
+        `stages` is by default the P at which the methods of the model (of the scale's) are compared; `sweep` names the
+        sweep that makes the runs, where it is not the usual one; `settings` are dotted keys that differ from the
+        model's.
         """
         if model not in self.scale.models:
-            self.missing.append(f"{method} with {model} parameters: brx sweep {SCALES['paper'].sweep('3b')}")
+            maker = SCALES["paper"].sweep("3b")
+            self.missing[f"{method} with {model} parameters: brx sweep {maker}"] = maker
             raise UserError(f"a model of {model} parameters: at the paper's scale alone")
         entry = self.scale.models[model]
-        stages, settings = stages or entry.stages or self.scale.deepest, {**entry.settings, **(settings or {})}
+        stages, settings = stages or entry.stages or DEEPEST, {**entry.settings, **(settings or {})}
         sweep = sweep or entry.sweep or self._sweep_of(method, settings)
         delays = delays_of(stages, settings.get("model.blocks") or _blocks(entry.preset))
         wanted = preset_with(entry.preset, {**delays, **VARIANTS[method], **settings})
         experiment = experiment_id(wanted, *self._origin)
         seeds = self._by_experiment.get(experiment)
-        is_between = sweep == "main" and stages not in self.scale.ends
+        is_between = sweep == "main" and stages not in ENDS
         maker = self.scale.sweep(self.scale.between_sweep if is_between else sweep)
         if seeds is None:
             extra = "".join(f", {key} = {value}" for key, value in settings.items())
             why = "every run diverged, of " if experiment in self._diverged else ""
             line = f"{method} at P = {stages}{extra}: {why}brx sweep {maker}"
-            self.missing = [*(other for other in self.missing if other != line), line]
-        else:
-            self.used[experiment] = seeds
-            first, further = self.scale.further_seeds.get(sweep, (math.inf, ""))
-            makers = [maker, self.scale.sweep(further)] if seeds[SEED].max() >= first else [maker]
-            self.sweeps += [each for each in makers if each not in self.sweeps]
+            self.missing.pop(line, None)
+            self.missing[line] = maker
+            return None
+        self.used[experiment] = seeds
+        first, further = self.scale.further_seeds.get(sweep, (math.inf, ""))
+        makers = [maker, self.scale.sweep(further)] if seeds[SEED].max() >= first else [maker]
+        self.sweeps += [each for each in makers if each not in self.sweeps]
         return seeds
 
-    def find_all(self, *wanted: tuple[str, int | None], **options: Any) -> list[pd.DataFrame]:
-        """The runs of those of some pairs of method and P that are there; options as of `find`."""
-        found = [self.find(method, stages, **options) for method, stages in wanted]
+    def find_all(self, wanted: Iterable[Mapping[str, Any]]) -> list[pd.DataFrame]:
+        """The runs of those experiments that are there; each is wanted by the arguments of `find`."""
+        found = [self.find(**options) for options in wanted]
         return [seeds for seeds in found if seeds is not None]
 
     def find_ends(self, *methods: str, **options: Any) -> pd.DataFrame | None:
         """The runs of methods without delay and at the deepest pipeline, or None if any is missing."""
-        pairs = [(method, P) for method in methods for P in self.scale.ends]
-        found = self.find_all(*pairs, **options)
-        return pd.concat(found) if len(found) == len(pairs) else None
+        wanted = [{"method": method, "stages": P, **options} for method in methods for P in ENDS]
+        found = self.find_all(wanted)
+        return pd.concat(found) if len(found) == len(wanted) else None
 
     def _sweep_of(self, method: str, settings: Settings) -> str:
         """The sweep with a method's runs; the preset's own depth is not repeated by that of the block scaling."""
@@ -235,22 +218,19 @@ class Experiments:
     def slowdown_target(self) -> float | None:
         """The one target of all the paper's slowdowns at this scale; None while no method has both ends.
 
-        The highest mean training loss over the last quarter, of TARGET_METHODS at both ends.
+        The highest mean training loss over the last quarter, at both ends, of the methods that the paper compares by
+        their slowdown in more than one place: without plain PipeDream.
         """
         quietly = self.fresh()
-        pairs = [quietly.find_ends(method) for method in TARGET_METHODS]
+        pairs = [quietly.find_ends(method) for method in BASELINES_AND_STRATEGIES[1:]]
         return max((common_target(pair) for pair in pairs if pair is not None), default=None)
 
     @property
     def makers(self) -> list[str]:
         """The files of the sweeps that make what was asked for, there or not."""
-        return list(dict.fromkeys([*self.sweeps, *self._makers_of_missing]))
+        return list(dict.fromkeys([*self.sweeps, *self.missing.values()]))
 
     @property
     def what_to_run(self) -> str:
         """The commands that make what was missing."""
-        return ", ".join(f"brx sweep {maker}" for maker in sorted(set(self._makers_of_missing)))
-
-    @property
-    def _makers_of_missing(self) -> list[str]:
-        return [line.rpartition("brx sweep ")[2] for line in self.missing]
+        return ", ".join(f"brx sweep {maker}" for maker in sorted(set(self.missing.values())))

@@ -6,12 +6,12 @@ ladder has.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator, PercentFormatter, StrMethodFormatter
 
 from brx.config.loading import preset_with
@@ -63,7 +63,7 @@ def study(runs: pd.DataFrame) -> pd.DataFrame:
     """
     preset = preset_with("laptop", {}).model_dump(mode="json")
     unchanged = {key: value_at(preset, key) for changed in SETTINGS.values() for key in changed}
-    rows = []
+    frames = []
     for setting, changed in SETTINGS.items():
         alike = runs[runs["status"] == "finished"]
         for key, value in {**unchanged, **changed}.items():
@@ -72,25 +72,25 @@ def study(runs: pd.DataFrame) -> pd.DataFrame:
             alike = alike[alike[RATE] == COMMON_RATE]
         elif not (alike[RATE] != COMMON_RATE).any():
             continue
-        rows += _rows(setting, at_best_rates(alike)) if len(alike) else []
-    return pd.DataFrame(rows)
+        chosen = at_best_rates(alike) if len(alike) else alike
+        chosen = chosen[chosen.groupby("method")[DEPTH].transform("nunique") == 2]
+        if len(chosen):
+            frames.append(_compared(chosen).assign(setting=setting))
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
 
-def _rows(setting: str, chosen: pd.DataFrame) -> list[dict[str, Any]]:
-    ends = chosen.groupby("method")[DEPTH].nunique()
-    chosen = chosen[chosen["method"].isin(ends[ends == 2].index)]
-    if chosen.empty:
-        return []
+def _compared(chosen: pd.DataFrame) -> pd.DataFrame:
+    """The columns of `study` but the setting."""
     deepest = chosen[DEPTH].max()
-    saved = reductions(chosen[chosen[DEPTH] == deepest])
-    share = saved.iloc[0] if len(saved) else {"share": None, "low": None, "high": None}
-    common = {"setting": setting, "saved": share["share"], "saved_low": share["low"], "saved_high": share["high"]}
-    rows = []
-    for row in slowdowns(chosen, common_target(chosen)).to_dict("records"):
-        by_depth = chosen[chosen["method"] == row["method"]].groupby(DEPTH)
-        losses, seeds = by_depth["val_loss"].mean(), int(by_depth[SEED].nunique().min())
-        rows.append({**row, **common, "seeds": seeds, "val_loss": losses[deepest], "reference_val_loss": losses[1]})
-    return rows
+    rows, saved = slowdowns(chosen, common_target(chosen)), reductions(chosen[chosen[DEPTH] == deepest])
+    by_depth = chosen.groupby(["method", DEPTH])
+    losses = by_depth["val_loss"].mean().unstack().loc[rows["method"]]
+    seeds = by_depth[SEED].nunique().unstack().min(axis="columns").loc[rows["method"]]
+    share, low, high = saved[["share", "low", "high"]].iloc[0] if len(saved) else [math.nan] * 3
+    return rows.assign(
+        seeds=seeds.to_numpy(), val_loss=losses[deepest].to_numpy(), reference_val_loss=losses[1].to_numpy(),
+        saved=share, saved_low=low, saved_high=high,
+    )  # fmt: skip
 
 
 def load_study(scale: Scale) -> pd.DataFrame:
@@ -104,56 +104,41 @@ def study_table(rows: pd.DataFrame) -> pd.DataFrame:
     """A row per setting: slowdown and final validation losses (P = 1, under delay) of each method, iterations saved."""
     table = []
     for setting, of_setting in rows.groupby("setting", sort=False):
-        by_method = of_setting.set_index("method")
-        cells: dict[str, str] = {"setting": str(setting), "seeds": str(int(by_method["seeds"].min()))}
-        for method in reversed(LADDER_METHODS):
-            if method in by_method.index:
-                row = by_method.loc[method]
-                cells[f"slowdown: {method}"] = slowdown_text(row)
-                cells[f"loss: {method}"] = f"{row['reference_val_loss']:.3f}, {row['val_loss']:.3f}"
-        first = by_method.iloc[0]
-        cells["saved"] = "-" if pd.isna(first["saved"]) else f"{first['saved']:.0%}"
-        table.append(cells)
+        cells = {"setting": str(setting), "seeds": str(of_setting["seeds"].min())}
+        for row in of_setting.sort_values("method", ascending=False).to_dict("records"):
+            cells[f"slowdown: {row['method']}"] = slowdown_text(row)
+            cells[f"loss: {row['method']}"] = f"{row['reference_val_loss']:.3f}, {row['val_loss']:.3f}"
+        saved = of_setting["saved"].iloc[0]
+        table.append({**cells, "saved": "-" if pd.isna(saved) else f"{saved:.0%}"})
     return pd.DataFrame(table).fillna("-")
 
 
 def draw_study(path: Path, scale: Scale) -> list[Path]:
     """A line per setting: the slowdowns of the three methods, and the iterations saved; dashed: the paper's numbers."""
     rows = load_study(scale)
-    settings = list(dict.fromkeys(rows["setting"]))
+    settings = rows["setting"].unique()
+    places = [-place for place in range(len(settings))]
+    rows["place"] = rows["setting"].map(dict(zip(settings, places, strict=True))).astype(float)
     with new_figure(width=7.0, height=0.9 + 0.27 * len(settings)) as figure:
-        _fill_study(figure, rows, settings)
+        left, right = figure.subplots(1, 2)
+        for index, method in enumerate(reversed(LADDER_METHODS)):
+            points, color = rows[rows["method"] == method], look_of(method).color
+            y, bounds = points["place"] + 0.2 * (1 - index), points["is_censored"]
+            left.plot(points["ratio"], y, "o", color=color, label=look_of(method).label, markersize=4)
+            left.hlines(y, points["low"].clip(lower=0.5), points["high"].clip(upper=100), color=color, linewidth=1)
+            left.plot(points["ratio"][bounds] * 1.12, y[bounds], ">", color=color, markersize=3)
+            left.axvline(SLOWDOWNS[method], color=color, linestyle="--", linewidth=0.8)
+        left.set(xscale="log", xlim=(0.8, 40), xlabel="slowdown", xticks=[1, 2, 5, 10, 20])
+        left.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        left.xaxis.set_minor_locator(NullLocator())
+        left.set_yticks(places, settings)
+        left.set_ylim(-len(settings) + 0.5, 0.5)
+        figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+        saved = rows.drop_duplicates("setting")  # of basis rotation, whose colour the loop ends with
+        right.plot(saved["saved"], saved["place"], "o", color=color, markersize=4)
+        right.hlines(saved["place"], saved["saved_low"].clip(lower=0), saved["saved_high"], color=color, linewidth=1)
+        right.axvline(SAVED["main"], color=color, linestyle="--", linewidth=0.8)
+        right.set(xlim=(0, 1), ylim=left.get_ylim(), xlabel="iterations saved")
+        right.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        right.set_yticks(places, [])
         return save(figure, path, CAPTION)
-
-
-def _fill_study(figure: Figure, rows: pd.DataFrame, settings: list[str]) -> None:
-    left, right = figure.subplots(1, 2)
-    heights = {setting: -index for index, setting in enumerate(settings)}
-    for index, method in enumerate(reversed(LADDER_METHODS)):
-        look, points = look_of(method), rows[rows["method"] == method]
-        y = points["setting"].map(heights).astype(float) + 0.2 * (1 - index)
-        left.plot(points["ratio"], y, "o", color=look.color, label=look.label, markersize=4)
-        left.hlines(y, points["low"].clip(lower=0.5), points["high"].clip(upper=100), color=look.color, linewidth=1)
-        bounds = points["is_censored"]
-        left.plot(points["ratio"][bounds] * 1.12, y[bounds], ">", color=look.color, markersize=3)
-        left.axvline(SLOWDOWNS[method], color=look.color, linestyle="--", linewidth=0.8)
-    left.set_xscale("log")
-    left.set_xlim(0.8, 40)
-    left.set_xticks([1, 2, 5, 10, 20])
-    left.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    left.xaxis.set_minor_locator(NullLocator())
-    left.set_xlabel("slowdown")
-    left.set_yticks(list(heights.values()), settings)
-    left.set_ylim(-len(settings) + 0.5, 0.5)
-    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3)
-    saved = rows.drop_duplicates("setting")
-    y = saved["setting"].map(heights).astype(float)
-    color = look_of("basis-rotation").color
-    right.plot(saved["saved"], y, "o", color=color, markersize=4)
-    right.hlines(y, saved["saved_low"].clip(lower=0), saved["saved_high"], color=color, linewidth=1)
-    right.axvline(SAVED["main"], color=color, linestyle="--", linewidth=0.8)
-    right.set_xlim(0, 1)
-    right.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    right.set_ylim(left.get_ylim())
-    right.set_yticks(list(heights.values()), [])
-    right.set_xlabel("iterations saved")

@@ -1,45 +1,34 @@
-"""The paper's tables, from the runs of a scale; each a frame of texts."""
+"""The paper's tables, from the runs of a scale, each a frame of texts; and what figures are made by, too.
+
+What is wanted is a name, a place in the paper (`Figure 5`), or `all`, from a folder of runs (None: the scale's). What
+cannot be made, or not all of it, is noted; where it is all that was wanted, it is a UserError.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import TypeVar
 
 import pandas as pd
 
 from brx.curvature.norm_result import NORM_TITLE, measured_norms, norm_table
-from brx.errors import UserError
-from brx.paper.claim_list import CLAIMS
-from brx.paper.claims import claim_table, judge, number_text
-from brx.paper.ladder import (
-    LEAST_LENGTHS,
-    SAVING,
-    SLOWDOWN,
-    Length,
-    complete_lengths,
-    ladder_savings,
-    ladder_slowdowns,
-)
+from brx.errors import UserError, did_you_mean
+from brx.files import write_text
+from brx.paper.claims import CLAIMS, claim_table, judge, number_text
+from brx.paper.ladder import ladder_table, rate_texts
 from brx.paper.measured_evidence import llama_overhead
 from brx.paper.printed import DEVICES_GB, LLAMAS, SAVED, SLOWDOWNS
-from brx.paper.scales import BASELINES_AND_STRATEGIES, LADDER_METHODS, MAIN, VARIANTS, Experiments
+from brx.paper.scales import BASELINES_AND_STRATEGIES, DEEPEST, DEPTHS, ENDS, MAIN, SCALES, VARIANTS, Experiments
 from brx.paper.similarity import load_study, study_table
 from brx.planning.stage_count import stage_count_table
 from brx.runs.comparison import reductions, slowdowns
 from brx.runs.folder import find_runs
+from brx.runs.formats import format_table
 from brx.runs.frames import SEED, load
-from brx.runs.tables import (
-    experiment_table,
-    final_loss_text,
-    rate_table,
-    rate_text,
-    reduction_table,
-    saved_text,
-    seeds_text,
-    slowdown_text,
-)
+from brx.runs.tables import experiment_table, final_loss_text, rate_table, reduction_table, seeds_text, slowdown_text
 
 CLAIMS_LEGEND = """\
 Losses are final validation losses in nats, unless a row says otherwise; `basis-rotation` is 2nd/bilateral, the best
@@ -50,42 +39,44 @@ measurements at checkpoints are not counted. The rules are in docs/protocol.md, 
 PRECONDITIONED_TABLE = ("pipedream-lr", "nesterov", "muon", "scion", "soap", "basis-rotation")
 
 
+Note = Callable[..., None]  # tells the user some lines
+
+
 @dataclass(frozen=True)
-class PaperTable:
-    """One table: its name on the command line, its place in the paper, if any, and what it shows.
+class Entry:
+    """Of a catalogue of figures or tables."""
 
-    `make` makes it, a frame of texts, which is empty where none of its experiments are there.
-    """
+    name: str  # on the command line and of the files
+    place: str  # in the paper, such as `Figure 5`; empty where it has none
 
-    name: str
-    place: str
+
+@dataclass(frozen=True)
+class PaperTable(Entry):
     title: str
-    make: Callable[[Experiments], pd.DataFrame]
+    make: Callable[[Experiments], pd.DataFrame]  # texts; empty where none of its experiments are there
     legend: str = ""
+
+
+Wanted = TypeVar("Wanted", bound=Entry)
+Made = TypeVar("Made")
 
 
 def paper_slowdowns(experiments: Experiments, methods: Sequence[str]) -> pd.DataFrame:
     """Slowdown of methods at the deepest pipeline, to the target of the scale."""
-    deepest, target = experiments.scale.deepest, experiments.slowdown_target()
-    rows = []
+    target, rows = experiments.slowdown_target(), []
     for method in methods:
         ends = experiments.find_ends(method)
         if target is None or ends is None:
             continue
         (slowdown,) = slowdowns(ends, target).to_dict("records")
-        row = {"method": method, f"slowdown at P = {deepest}": slowdown_text(slowdown), "seeds": seeds_text(slowdown)}
-        row |= _rates(slowdown, f"lr at P = {deepest}")
+        row = {"method": method, f"slowdown at P = {DEEPEST}": slowdown_text(slowdown), "seeds": seeds_text(slowdown)}
+        row |= rate_texts(slowdown, f"lr at P = {DEEPEST}")
         rows.append(row | {"the paper's": number_text(SLOWDOWNS[method], "times"), "target loss": f"{target:.3f}"})
     return pd.DataFrame(rows)
 
 
-def _rates(slowdown: Mapping[str, Any], heading: str) -> dict[str, str]:
-    pairs = {"lr at P = 1": "reference_lr", heading: "lr"}
-    return {title: rate_text(slowdown[key], at_edge=slowdown[f"{key}_at_edge"]) for title, key in pairs.items()}
-
-
 def final_losses(experiments: Experiments) -> pd.DataFrame:
-    """Final training loss of every method at every number of stages: mean, and range over seeds."""
+    """Of every method at every number of stages: mean, and range over seeds."""
     rows = []
     for method, seeds in _plain_runs(experiments).items():
         if any(runs is not None for runs in seeds.values()):
@@ -105,22 +96,19 @@ def chosen_rates(experiments: Experiments) -> pd.DataFrame:
 def _plain_runs(experiments: Experiments) -> dict[str, dict[int, pd.DataFrame | None]]:
     """The plain runs of every method but delay compensation, by number of stages."""
     methods = [method for method in VARIANTS if method != "delay-compensation"]
-    return {method: {P: experiments.find(method, P) for P in experiments.scale.depths} for method in methods}
+    return {method: {P: experiments.find(method, P) for P in DEPTHS} for method in methods}
 
 
 def wider_rates(experiments: Experiments) -> pd.DataFrame:
     """The main comparison's ends once with the paper's rates and once with higher ones, too; seed 0 in both.
 
     The latter's runs lie in FOLDER-rates, and are mixed with the others nowhere else (docs/protocol.md, 3).
-
-    Raises:
-        UserError: there are none.
     """
     folder = experiments.folder
     wider = folder.with_name(f"{folder.name}-rates")
     if not wider.is_dir():
         raise UserError(f"{wider}: no such folder, for rates beyond the paper's (brx sweep laptop/rates)")
-    ends = [f"P = {P}" for P in experiments.scale.ends]
+    ends = [f"P = {P}" for P in ENDS]
     tables = []
     grids = {"the paper's": (experiments.runs, folder), "wider": (load([folder, wider]), wider)}
     for grid, (runs, place) in grids.items():
@@ -137,7 +125,7 @@ def paper_reductions(experiments: Experiments) -> pd.DataFrame:
     """Iterations that basis rotation saves over the best baseline, as the paper's headline numbers put it."""
     tables = []
     for model in experiments.scale.models:
-        present = experiments.find_all(*((method, None) for method in MAIN), model=model)
+        present = experiments.find_all({"method": method, "model": model} for method in MAIN)
         saved = reductions(pd.concat(present)) if present else pd.DataFrame()
         if len(saved):
             table = reduction_table(saved).assign(model=model)
@@ -146,54 +134,66 @@ def paper_reductions(experiments: Experiments) -> pd.DataFrame:
     return pd.concat(tables)[shown] if tables else pd.DataFrame()
 
 
-def slowdowns_by_length(experiments: Experiments) -> pd.DataFrame:
-    """What delay costs, by the length of the training: a target for each length, that the ladder's methods reach.
+def make_tables(wanted: str, scale: str, runs: Path | None, note: Note) -> Iterator[tuple[PaperTable, pd.DataFrame]]:
+    """Make what is wanted; yields each table with its texts."""
+    chosen = entries(wanted, TABLES, "table")
+    experiments = load_noting(scale, runs, note)
 
-    The last rows extrapolate to the paper's relative delay, 0.013 %, with 95 % prediction intervals.
-    """
-    rows = []
-    ladder = complete_lengths(experiments)
-    slowdowns, savings = ladder_slowdowns(ladder), ladder_savings(ladder)
-    for length in ladder:
-        slowed, reduced = (
-            frame[frame["iterations_of_training"] == length.iterations].to_dict("records")
-            for frame in (slowdowns, savings)
-        )
-        saved = {row["method"]: f"{saved_text(row)} (over {row['baseline']})" for row in reduced}
-        for slowdown in slowed:
-            method = slowdown["method"]
-            rows.append(
-                {
-                    "method": method,
-                    "iterations": str(length.iterations),
-                    "P": str(length.num_stages),
-                    "final training loss at P = 1": final_loss_text(length.seeds(method, 1)),
-                    "at P": final_loss_text(length.seeds(method, length.num_stages)),
-                    "slowdown": slowdown_text(slowdown),
-                    "target loss": f"{slowdown['target']:.3f}",
-                    "iterations saved at P": saved.get(method, ""),
-                    **_rates(slowdown, "lr at P"),
-                }
-            )
-    return pd.DataFrame([*rows, *_extrapolated(ladder, slowdowns, savings)]).fillna("")
+    def make(table: PaperTable) -> pd.DataFrame:
+        asked = experiments.fresh()
+        texts = table.make(asked)
+        if texts.empty:
+            raise UserError(f"none of its runs are in {asked.folder}; make them with {asked.what_to_run}")
+        note_missing(f"table {table.name}", asked, note)
+        return texts
+
+    return made(chosen, make, "table", note)
 
 
-def _extrapolated(ladder: Sequence[Length], slowdowns: pd.DataFrame, savings: pd.DataFrame) -> list[dict[str, str]]:
-    if len(ladder) < LEAST_LENGTHS:
-        return []
-    rows = []
-    for method in sorted(LADDER_METHODS):
-        slowed, saved = (frame[frame["method"] == method] for frame in (slowdowns, savings))
-        rows.append(
-            {
-                "method": method,
-                "iterations": "244000, extrapolated",
-                "P": str(ladder[0].num_stages),
-                "slowdown": SLOWDOWN.at_the_papers_delay(SLOWDOWN.law(slowed)),
-                "iterations saved at P": SAVING.at_the_papers_delay(SAVING.law(saved)) if len(saved) else "",
-            }
-        )
-    return rows
+def write_table(table: PaperTable, texts: pd.DataFrame, folder: Path) -> Path:
+    """As Markdown and CSV; returns the former."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / f"{table.name}.csv", format_table(texts, "csv") + "\n")
+    path = folder / f"{table.name}.md"
+    parts = (f"# {table.title}", table.legend, format_table(texts, "markdown"))
+    write_text(path, "\n\n".join(filter(None, parts)) + "\n")
+    return path
+
+
+def entries(wanted: str, catalogue: Mapping[str, Wanted], kind: str, others: str = "") -> list[Wanted]:
+    """All entries of a catalogue, or that of a name or of a place in the paper."""
+    if wanted == "all":
+        return list(catalogue.values())
+    by_place = {entry.place.lower(): entry for entry in catalogue.values() if entry.place}
+    entry = catalogue.get(wanted) or by_place.get(wanted.lower())
+    if entry is None:
+        known: list[str] = [*filter(None, others.split(", ")), "all", "list", *catalogue]
+        hint = did_you_mean(wanted, [*known, *(entry.place for entry in catalogue.values() if entry.place)])
+        raise UserError(f"{kind.upper()}: unknown {kind} '{wanted}'{hint} (known: {', '.join(known)})")
+    return [entry]
+
+
+def made(chosen: list[Wanted], make: Callable[[Wanted], Made], kind: str, note: Note) -> Iterator[tuple[Wanted, Made]]:
+    """What can be made of the entries that were chosen; a UserError for one alone is a note among several."""
+    for entry in chosen:
+        try:
+            yield entry, make(entry)
+        except UserError as error:
+            line = f"{kind} {entry.name}: {error}"
+            if len(chosen) == 1:
+                raise UserError(line) from None
+            note(line)
+
+
+def load_noting(scale: str, runs: Path | None, note: Note) -> Experiments:
+    experiments = Experiments.load(SCALES[scale], runs)
+    note(*experiments.notes)
+    return experiments
+
+
+def note_missing(what: str, asked: Experiments, note: Note) -> None:
+    if asked.missing:
+        note(f"{what}: {len(asked.missing)} experiments not there: {asked.what_to_run}")
 
 
 TABLES = {
@@ -209,7 +209,7 @@ TABLES = {
         PaperTable("experiments", "", "Final losses of every experiment",
                    lambda experiments: experiment_table(experiments.chosen)),
         PaperTable("reduction", "", "Iterations saved over the best baseline, at its final loss", paper_reductions),
-        PaperTable("ladder", "", "What delay costs, by the length of the training", slowdowns_by_length),
+        PaperTable("ladder", "", "What delay costs, by the length of the training", ladder_table),
         PaperTable("stages", "Table 1", "The least number of stages of large models, by the memory of a device",
                    lambda _: stage_count_table(LLAMAS, DEVICES_GB)),
         PaperTable("memory", "", "Memory beyond Adam's moments, GiB per matrix (fp32)", lambda _: llama_overhead()),

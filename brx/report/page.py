@@ -16,9 +16,7 @@ import pandas as pd
 import brx
 from brx.errors import UserError
 from brx.files import write_text
-from brx.paper.claim_list import CLAIMS
-from brx.paper.claims import claim_table, evidence_text, in_groups, judge, why_not
-from brx.paper.claims_figure import paper_text
+from brx.paper.claims import CLAIMS, claim_table, evidence_text, in_groups, judge, paper_text, why_not
 from brx.paper.figures import FIGURES, PANEL_IN, draw_paper_figure
 from brx.paper.scales import Experiments
 from brx.paper.tables import TABLES
@@ -171,7 +169,7 @@ def page_tables(experiments: Experiments, claims: pd.DataFrame | None = None) ->
         asked = experiments.fresh()
         if name != "claims":
             try:
-                tables.append(PageTable(name, table.title, table.make(asked), asked.missing))
+                tables.append(PageTable(name, table.title, table.make(asked), list(asked.missing)))
             except UserError:  # there are no rows
                 continue
     chosen = experiments.chosen

@@ -5,12 +5,13 @@ from itertools import product
 import pytest
 
 from brx.cli.main import main
-from brx.paper.claim_list import CLAIMS
-from brx.paper.claims import judge
+from brx.paper.claims import CLAIMS, judge
 from brx.paper.figures import FIGURES
 from brx.paper.scales import (
     BASELINES_AND_STRATEGIES,
+    BLOCKS,
     COMPENSATIONS,
+    DEPTHS,
     FREQUENCIES,
     LADDER_METHODS,
     MAIN,
@@ -26,9 +27,9 @@ ENDS = [{"pipeline.stages": P} for P in (1, 32)]
 def experiments_of_the_paper():
     """Method and settings of every experiment at the scale of a laptop but for the mixture."""
     deep = {"pipeline.stages": 32}
-    yield from product(BASELINES_AND_STRATEGIES, [{"pipeline.stages": P} for P in LAPTOP.depths])
+    yield from product(BASELINES_AND_STRATEGIES, [{"pipeline.stages": P} for P in DEPTHS])
     yield from product(PRECONDITIONED, ENDS)
-    yield from product(BASELINES_AND_STRATEGIES, [{"pipeline.stages": n, "model.blocks": n} for n in LAPTOP.blocks])
+    yield from product(BASELINES_AND_STRATEGIES, [{"pipeline.stages": n, "model.blocks": n} for n in BLOCKS])
     widths = [LAPTOP.models[model].settings for model in ("smaller", "larger")]
     yield from product(MAIN, [{"pipeline.stages": 24, **width} for width in widths])
     yield from product(MAIN, [{**deep, "pipeline.stash": stash} for stash in ("none", "predict")])
@@ -72,6 +73,6 @@ def drawn(complete, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("brx.plot.style.DPI", 30)
         from_runs = {name: figure for name, figure in FIGURES.items() if not figure.draw_to}
-        patch.setattr("brx.paper.publishing.FIGURES", from_runs)
+        patch.setattr("brx.paper.figures.FIGURES", from_runs)
         assert main(["plot", "all", "--runs", str(complete), "--out", str(folder)]) == 0
     return folder

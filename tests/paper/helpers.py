@@ -4,8 +4,7 @@ import numpy as np
 
 from brx.config.loading import dump_config, preset_with
 from brx.files import write_json
-from brx.paper.claim_list import CLAIMS
-from brx.paper.claims import judge
+from brx.paper.claims import CLAIMS, judge
 from brx.paper.scales import SCALES, Experiments, delays_of
 from brx.pipeline.delay import depth
 from brx.sweep.spec import identity

@@ -7,9 +7,21 @@ from dataclasses import replace
 import pytest
 
 from brx.cli.main import main
-from brx.paper.claim_list import CLAIMS
-from brx.paper.claims import Claim, Outcome, claim_table, in_groups, judge, number_text, why_not
-from brx.paper.claims_figure import WIDEST, fill_claims, our_text, paper_text, ratio_of
+from brx.paper.claims import (
+    CLAIMS,
+    WIDEST,
+    Claim,
+    Outcome,
+    claim_table,
+    fill_claims,
+    in_groups,
+    judge,
+    number_text,
+    our_text,
+    paper_text,
+    ratio_of,
+    why_not,
+)
 from brx.paper.evidence import Evidence
 from brx.paper.scales import MAIN, VARIANTS
 from brx.plot.style import GROUP_COLORS, new_figure
@@ -104,7 +116,7 @@ def test_verdict_follows_the_rule(unit, rule, paper, evidence, verdict):
 
 def test_command(complete, capsys, monkeypatch):
     few = [claim for claim in CLAIMS if claim.name in ("memory-share", "parameters")]
-    monkeypatch.setattr("brx.paper.claim_list.CLAIMS", few)
+    monkeypatch.setattr("brx.paper.claims.CLAIMS", few)
     assert main(["claims", "--runs", str(complete), "--format", "csv"]) == 0
     assert capsys.readouterr().out.startswith("claim,statement,where,paper,here,reproduced,rule,runs,command")
     assert main(["claims", "memory-share", "--runs", str(complete)]) == 0

@@ -13,7 +13,7 @@ from brx.files import write_json
 from brx.paper import evidence
 from brx.paper.claims import evidence_text
 from brx.paper.evidence import Evidence, Margin, NotTriedError, ends_below, runs_of, shared_seeds, slows_down_less
-from brx.paper.scales import COMPENSATIONS, MAIN, VARIANTS, Experiments, delays_of
+from brx.paper.scales import BLOCKS, COMPENSATIONS, DEPTHS, MAIN, VARIANTS, Experiments, delays_of
 from brx.runs.comparison import BASELINES
 from brx.sweep.spec import identity
 from tests.paper.helpers import LAPTOP, row, write_experiment
@@ -99,7 +99,7 @@ def test_what_cannot_be_compared_is_not_tried(tmp_path):
 
 
 def test_a_lead_at_every_depth_needs_every_depth(tmp_path):
-    for stages in LAPTOP.depths[1:-1]:
+    for stages in DEPTHS[1:-1]:
         for method, loss in zip(MAIN, (2.0, 2.0, 2.0, 1.0), strict=True):
             write_finals(tmp_path, method, loss, stages)
     assert row(tmp_path, "main-every-depth").reason == "no runs of basis-rotation at P = 32 yet"
@@ -119,7 +119,7 @@ def finals(losses, stages=32, **settings):
 
 def by_blocks(*losses):
     """Basis rotation and Nesterov, whose final loss depends on the depth of the model alike."""
-    pairs = list(zip(LAPTOP.blocks, losses, strict=True))
+    pairs = list(zip(BLOCKS, losses, strict=True))
     return [(name, loss, n, {"model.blocks": n}) for name in ("basis-rotation", "nesterov") for n, loss in pairs]
 
 

@@ -68,7 +68,7 @@ def test_same_runs_give_the_same_bytes(experiments, drawn, tmp_path, monkeypatch
 
 def test_all_draws_what_there_is_and_names_the_sweep_of_the_rest(tmp_path, capsys, monkeypatch):
     few = {name: FIGURES[name] for name in ("schedule", "teaser", "weight-prediction", "preconditioned")}
-    monkeypatch.setattr("brx.paper.publishing.FIGURES", few)
+    monkeypatch.setattr("brx.paper.figures.FIGURES", few)
     write_experiment(tmp_path / "runs", LAPTOP.preset, {"pipeline.stages": 32})
     places = ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "figures")]
     assert main(["plot", "all", *places]) == 0

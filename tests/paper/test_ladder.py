@@ -17,9 +17,9 @@ from brx.paper.ladder import (
     fit_power_law,
     ladder_savings,
     ladder_slowdowns,
+    ladder_table,
 )
 from brx.paper.scales import LADDER_METHODS, SCALES, VARIANTS, Experiments
-from brx.paper.tables import slowdowns_by_length
 from brx.plot.style import new_figure
 from brx.runs.comparison import common_target
 from tests.paper.helpers import write_experiment
@@ -122,14 +122,14 @@ def test_interval_of_the_extrapolation_covers_a_new_point_as_often_as_it_says():
 def test_figure_and_table_state_the_extrapolation_with_its_interval_beside_the_papers_number(runs):
     experiments = Experiments.load(LAPTOP, runs)
     with new_figure() as figure:
-        fill_ladder(figure, complete_lengths(experiments))
+        fill_ladder(experiments, figure)
         labels = [text.get_text() for axes in figure.axes for text in axes.get_legend().get_texts()]
         for axes in figure.axes:
             assert axes.get_xscale() == "log"
             assert axes.get_xlim()[0] < PAPER_RELATIVE_DELAY < axes.get_xlim()[1]
     assert all("[" in label for label in labels)
     assert any(label.startswith("PipeDream-LR: ") and label.endswith("/ 5.43") for label in labels)
-    table = slowdowns_by_length(experiments)
+    table = ladder_table(experiments)
     last = table[table["iterations"].str.endswith("extrapolated")].set_index("method")
     assert set(last.index) == set(LADDER_METHODS)
     for method, name in (("basis-rotation", "Basis rotation"), ("pipedream-lr", "PipeDream-LR")):

@@ -190,6 +190,13 @@ def test_toy_quadratic(aligned, misaligned, holds, write):
     assert judged.text.endswith("misaligned inf") == (misaligned is None)  # never arrives: infinitely slow
 
 
+@pytest.mark.parametrize("slowdowns", [[1], [{"optimizer": "Adam"}], 3, {"Adam": 1.0}, []])
+def test_a_malformed_file_of_the_quadratic_is_one_clear_line(slowdowns, write):
+    write("quadratic", slowdowns=slowdowns)
+    with pytest.raises(UserError, match=r"quadratic\.json: not readable: .*; brx toy writes it anew$"):
+        delay_hurts_where_misaligned(None)
+
+
 @pytest.mark.parametrize(
     ("arrived", "spearman", "p_value", "holds"),
     [

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from brx.paper.panels import final_losses, slowdown
+from brx.paper.figures import final_losses, slowdown
 from brx.paper.scales import VARIANTS, Experiments
 from brx.plot.losses import THICK, THIN, curve_of, draw_training_losses
 from brx.plot.style import new_figure
@@ -64,7 +64,7 @@ def test_best_baseline_is_one_line_that_takes_the_lowest_at_each_number_of_stage
             write(tmp_path, method, stages, slowness=slow)
     experiments = Experiments.load(LAPTOP, tmp_path)
     baselines = ("pipedream", "nesterov")
-    final_losses((*baselines, "basis-rotation"), best_of=baselines)(experiments, axes)
+    final_losses(experiments, axes, (*baselines, "basis-rotation"), best_of=baselines)
     (best,) = [line for line in axes.lines if line.get_label() == "best baseline"]
     runs = experiments.runs
     expected = runs[runs["method"] != "basis-rotation"].groupby("depth")["train_loss"].min()
@@ -76,7 +76,7 @@ def test_slowdown_has_its_interval_in_the_title_and_black_lines_in_the_legend(ax
     for seed in range(3):
         for stages, slowness in ((1, 1.0), (32, 1.9 + 0.1 * seed)):
             write(tmp_path, "nesterov", stages, seeds=(seed,), slowness=slowness)
-    slowdown("nesterov", "(c) ")(Experiments.load(LAPTOP, tmp_path), axes)
+    slowdown(Experiments.load(LAPTOP, tmp_path), axes, "nesterov", "(c) ")
     assert re.fullmatch(r"\(c\) Nesterov\nslowdown 2\.0\d \[1\.\d\d, 2\.\d\d\]", axes.get_title())
     assert legend_texts(axes) == ["P = 1", "P = 32"]
     assert {line.get_color() for line in axes.get_legend().get_lines()} == {"black"}

@@ -39,7 +39,7 @@ def test_tables_without_runs_are_those_of_their_commands(complete, experiments, 
 def test_table_that_was_not_measured_is_refused_alone_and_noted_among_others(complete, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(SCALES, "laptop", replace(LAPTOP, curvature=tmp_path / "nothing"))
     few = {name: TABLES[name] for name in ("slowdown", "hessian-norm")}
-    monkeypatch.setattr("brx.paper.publishing.TABLES", few)
+    monkeypatch.setattr("brx.paper.tables.TABLES", few)
     assert main(["tables", "hessian-norm", "--runs", str(complete)]) == 2
     assert "nothing: no such folder" in capsys.readouterr().err
     assert main(["tables", "all", "--runs", str(complete), "--out", str(tmp_path / "tables")]) == 0

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from brx.config.loading import PRESETS, load_yaml_as
-from brx.paper.toy_problems import (
+from brx.paper.toys import (
     Case,
     DelayedAdam,
     QuadraticConfig,
