@@ -23,6 +23,7 @@ from brx.paper.scales import BLOCKS, COMPENSATIONS, DEEPEST, DEPTHS, ENDS, MAIN,
 from brx.runs.comparison import BASELINES, EARLY, common_target, reached_by_seed, saved_ratio, slowdowns
 from brx.runs.frames import SEED
 from brx.runs.slowdown import CONFIDENCE
+from brx.runs.tables import seeds_text
 
 SEEDS_FOR_AN_INTERVAL = 3
 LEAST_ACCURATE = "basis-rotation 1st/unilateral"
@@ -295,8 +296,9 @@ def slowdown_of(experiments: Experiments, method: str) -> Evidence:
     if pd.isna(row["ratio"]):
         why = "the target loss is on a plateau" if row["is_plateau"] else "the runs without delay never reach it"
         raise NotTriedError(f"target loss {target:.2f}: {why}")
-    early = f"early: without delay in the first {EARLY:.0%} of training" if row["is_early"] else ""
-    return Evidence(row["ratio"], row["low"], row["high"], is_bound=row["is_censored"], text=early)
+    text = f"to {target:.3f} nats, seeds: {seeds_text(row)}"
+    text += f"; early: without delay in the first {EARLY:.0%} of training" if row["is_early"] else ""
+    return Evidence(row["ratio"], row["low"], row["high"], is_bound=row["is_censored"], text=text)
 
 
 def extrapolated_slowdown(experiments: Experiments, method: str) -> Evidence:
@@ -319,7 +321,7 @@ def _target(experiments: Experiments) -> float:
 def slows_down_less(experiments: Experiments, pairs: Sequence[tuple[str, str]]) -> Evidence:
     """In every pair, the first method slows down less than the second, all to the one target, seed by seed."""
     methods = list(dict.fromkeys(method for pair in pairs for method in pair))
-    logs, bounds = _log_slowdowns(experiments, methods)
+    logs, bounds, basis = _log_slowdowns(experiments, methods)
     text = ", ".join(f"{name} {'> ' if name in bounds else ''}{np.exp(logs[name].mean()):.2f}" for name in methods)
     margins = {(better, worse): Margin(logs[worse] - logs[better]) for better, worse in pairs}
     (better, worse), closest = min(margins.items(), key=lambda item: item[1].least)
@@ -327,11 +329,12 @@ def slows_down_less(experiments: Experiments, pairs: Sequence[tuple[str, str]]) 
         low, high = np.exp(closest.interval)
         text += f"; {worse} over {better} [{low:.2f}, {high:.2f}]"
     # A method that never got there may be slower than its bound, but not faster.
-    return closest.evidence(text, holds=closest.holds and not bounds & {better for better, _ in pairs})
+    holds = closest.holds and not bounds & {better for better, _ in pairs}
+    return closest.evidence(f"{text}; {basis}", holds=holds)
 
 
-def _log_slowdowns(experiments: Experiments, methods: Sequence[str]) -> tuple[pd.DataFrame, set[str]]:
-    """A row per seed that all have, a column per method; and the methods of which some are lower bounds."""
+def _log_slowdowns(experiments: Experiments, methods: Sequence[str]) -> tuple[pd.DataFrame, set[str], str]:
+    """A row per seed that all have, a column per method; the methods of which some are bounds; target and seeds."""
     target = _target(experiments)
     columns, bounds = {}, set()
     for method in methods:
@@ -343,18 +346,19 @@ def _log_slowdowns(experiments: Experiments, methods: Sequence[str]) -> tuple[pd
         columns[method] = np.log(pd.Series(ratios, dtype=float))
         if not all(delayed[seed].is_reached for seed in shared):
             bounds.add(method)
-    return pd.DataFrame(columns).dropna(), bounds
+    logs = pd.DataFrame(columns).dropna()
+    return logs, bounds, f"to {target:.3f} nats, seeds: {len(logs)}"
 
 
 def soap_is_close(experiments: Experiments) -> Evidence:
     """SOAP's slowdown is nearer to basis rotation's, as a factor, than Muon's and Scion's."""
-    logs, bounds = _log_slowdowns(experiments, ("basis-rotation", "soap", "muon", "scion"))
+    logs, bounds, basis = _log_slowdowns(experiments, ("basis-rotation", "soap", "muon", "scion"))
     distances = logs.drop(columns="basis-rotation").sub(logs["basis-rotation"], axis="index").abs()
     text = ", ".join(f"{method} {np.exp(distances[method].mean()):.2f}" for method in distances)
     nearer = [Margin(distances[method] - distances["soap"]) for method in ("muon", "scion")]
     closest = min(nearer, key=lambda margin: margin.least)
     holds = closest.holds and not bounds & {"soap", "basis-rotation"}
-    return closest.evidence(f"a factor from basis rotation's slowdown: {text}", holds=holds)
+    return closest.evidence(f"a factor from basis rotation's slowdown: {text}; {basis}", holds=holds)
 
 
 def _saved(ours: pd.DataFrame, other: pd.DataFrame) -> Evidence:
