@@ -206,7 +206,7 @@ def fill_ladder(experiments: Experiments, figure: Figure) -> None:
     """Slowdown and iterations saved against the relative delay; the legends say what is extrapolated."""
     ladder = complete_lengths(experiments)
     if not ladder:
-        figure.text(0.5, 0.5, "not run", ha="center", color="grey")
+        figure.subplots().set_title("not run", color="grey")
         return
     figure.set_size_inches(7.0, 3.4)
     left, right = figure.subplots(1, 2)
