@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from brx.config.loading import dump_config
+from brx.distributed.launch import free_port
 from brx.pipeline.delay import pipeline_delays
 from brx.runs import checkpoint
 from brx.train.loop import train
@@ -22,7 +23,7 @@ from tests.distributed.worker import equality_configs, synchronous_config
 from tests.train.helpers import losses, start_brx, tiny_config, wait_for_lines
 
 ROOT = Path(__file__).parents[2]
-
+SCRIPT = ROOT / "examples" / "slurm" / "train.sbatch"
 
 has_proc = pytest.mark.skipif(not Path("/proc").exists(), reason="finds the ranks in /proc")
 
@@ -152,22 +153,20 @@ def gone(pids):
 
 
 @has_proc
-@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 2])
-def test_rank_that_dies_is_named_and_takes_the_others_down(rank, long_config):
-    process, ranks = running(long_config)
-    os.kill(ranks[rank], signal.SIGKILL)
-    assert finish(process, 1) == f"brx: rank {rank} was killed by SIGKILL; the last checkpoint is kept"
+@pytest.mark.parametrize(
+    ("rank", "number", "expected"),
+    [
+        pytest.param(0, signal.SIGKILL, "was killed by SIGKILL", marks=pytest.mark.slow),
+        (2, signal.SIGKILL, "was killed by SIGKILL"),
+        pytest.param(1, signal.SIGSTOP, "did not answer for 5 s", marks=pytest.mark.slow),
+    ],
+)
+def test_rank_that_is_lost_is_named_and_takes_the_others_down(rank, number, expected, long_config):
+    process, ranks = running(long_config, "--set", f"pipeline.timeout_s={5 if number == signal.SIGSTOP else 300}")
+    os.kill(ranks[rank], number)
+    assert finish(process, 1) == f"brx: rank {rank} {expected}; the last checkpoint is kept"
     assert gone(ranks)
     assert checkpoint.list_checkpoints(long_config.parent / "run")
-
-
-@pytest.mark.slow
-@has_proc
-def test_rank_that_stops_answering_is_named(long_config):
-    process, ranks = running(long_config, "--set", "pipeline.timeout_s=5")
-    os.kill(ranks[1], signal.SIGSTOP)
-    assert finish(process, 1) == "brx: rank 1 did not answer for 5 s; the last checkpoint is kept"
-    assert gone(ranks)
 
 
 @has_proc
@@ -259,3 +258,39 @@ def test_port_in_use_exits_2(tmp_path, monkeypatch):
         taken.listen()
         monkeypatch.setenv("MASTER_PORT", str(taken.getsockname()[1]))
         assert "the port is in use" in finish(command(written(tmp_path), tmp_path, 2), 2)
+
+
+# Stand-ins for Slurm's commands: the nodes' names, and the command on every node at one time.
+SCONTROL = "#!/bin/sh\necho 127.0.0.1\necho 127.0.0.1\n"
+SRUN = '#!/bin/sh\n"$@" & first=$!\n"$@" & second=$!\nwait $first && wait $second\n'
+
+
+@pytest.mark.slow
+def test_two_nodes_are_one_run(tmp_path):
+    """Each "node" is a torchrun of its own with two processes, as the Slurm script starts them."""
+    path = written(tmp_path, "training.iterations=12")
+    train(tiny_config(tmp_path, "training.iterations=12"), tmp_path / "one")
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    torchrun = f'#!/bin/sh\nexec {sys.executable} -m torch.distributed.run "$@"\n'
+    for name, content in {"scontrol": SCONTROL, "srun": SRUN, "torchrun": torchrun}.items():
+        (commands / name).write_text(content)
+        (commands / name).chmod(0o755)
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+        "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}",
+        "PORT": str(free_port()),
+        **{"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-2]"},
+        **{"SLURM_JOB_NUM_NODES": "2", "SLURM_GPUS_ON_NODE": "2"},
+    }
+    found = subprocess.run(
+        ["bash", SCRIPT, path, "--out", tmp_path / "two"],
+        env=environment, capture_output=True, text=True, timeout=400, check=False,
+    )  # fmt: skip
+    assert found.returncode == 0, found.stderr[-3000:]
+    assert losses(tmp_path / "two") == losses(tmp_path / "one")
+    # Rank 0 writes, wherever it is, and only once; every rank its own stage.
+    assert found.stderr.count("iteration 12: validation loss") == 1
+    assert len(list((tmp_path / "two" / "checkpoints" / "00000012").glob("stage-*.pt"))) == 4

@@ -85,21 +85,15 @@ def probe(folder, world):
 
 def stop(folder, world):
     """Ask rank 0 to stop between two validations, and note what is on its way when all have saved."""
-    trainer = Trainer(stop_config(folder), RunFolder(folder / "stopped"), world)
+    # Log points at 20, 30, 40; the stop asked for at 20 is for 40, and a segment ends at 33.
+    intervals = ["training.log_every=10", "training.validation_every=33", "training.checkpoint_every=100"]
+    trainer = Trainer(tiny_config(folder, "training.iterations=100", *intervals), RunFolder(folder / "stopped"), world)
     if world.rank == 0:
         trainer._after_iteration = lambda: trainer.iteration == 20 and signal.raise_signal(signal.SIGINT)
     status = trainer.run(resume=False)
     found = {"status": status, "iteration": trainer.iteration, "in_flight": sorted(trainer.assembly.engine._in_flight)}
     (folder / f"stop-{world.rank}.json").write_text(json.dumps(found))
     world.barrier()
-
-
-def stop_config(folder):
-    """Log points at 20, 30, 40; the stop asked for at 20 is for 40, and a segment ends at 33."""
-    return tiny_config(
-        folder, "training.iterations=100", "training.log_every=10", "training.validation_every=33",
-        "training.checkpoint_every=100",
-    )  # fmt: skip
 
 
 class _Part(nn.Module):

@@ -456,12 +456,10 @@ def test_compiled_blocks_give_the_same_losses(stash, tmp_path):
     assert compiled == pytest.approx(eager, rel=1e-5)
 
 
-def test_a_custom_optimizer_whose_step_fails_is_one_line_before_the_run_or_a_failed_run(tmp_path):
+def test_a_custom_optimizer_whose_step_fails_is_refused_in_a_trial_or_a_failed_run(tmp_path):
     config = tiny_config(tmp_path, "optimizer={method: 'torch.optim:SparseAdam'}")
-    with pytest.raises(
-        UserError, match=r"torch.optim:SparseAdam: iteration 1: its step: \w+.* \(in a trial on a small"
-    ):
-        train(config, tmp_path / "run", resume=False)
+    with pytest.raises(UserError, match=r"torch.optim:SparseAdam: iteration 1: its step: .* \(in a trial on a small"):
+        train(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
     (tmp_path / "late.py").write_text(
         "import torch\n\nclass Late(torch.optim.AdamW):\n    calls = 0\n\n    def step(self, closure=None):\n"
