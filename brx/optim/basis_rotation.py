@@ -235,7 +235,6 @@ class BasisRotation(Optimizer):
             batch.seen_version = batch.state["step"]._version
 
     def _batches_with_gradients(self, bad: Tensor | None) -> Iterator[MatrixBatch]:
-        """Batches, and parts of them, whose members go through this step together."""
         for batch in self._layout.batches:
             batch.bad = bad
             for key, run in batch.runs(lambda m: m.gradient is not None and (m.num_updates, shared_options(m.options))):
@@ -243,7 +242,6 @@ class BasisRotation(Optimizer):
                     yield batch[run]
 
     def _update(self, batch: MatrixBatch) -> None:
-        """Algorithm 1 on one batch."""
         gradient = batch.gradients()
         if batch.options["as_published"]:
             parts = [(batch[run], batch.part(gradient, run), is_due) for is_due, run in batch.runs(Member.is_due)]
@@ -263,11 +261,10 @@ class BasisRotation(Optimizer):
 
     def _accumulate_covariances(self, batch: MatrixBatch, gradient: Tensor, num: int) -> None:
         """L <- beta2^num L + (1 - beta2^num) G G^T and R likewise, for a gradient that stands for `num`."""
-        beta2 = batch.options["betas"][1] ** num
+        decay = beta2 = batch.options["betas"][1] ** num
         for side in batch.sides:
             factor, covariance = seen_from(side, gradient), batch.matrices(f"{side}_covariance")
-            decay = beta2
-            if batch.bad is not None:
+            if batch.bad is not None:  # which only the device knows
                 covariance.mul_(unless_bad(beta2, covariance.dtype, batch.bad))
                 decay = 1.0
             covariance.baddbmm_(factor, factor.mT, beta=decay, alpha=1 - beta2)
@@ -320,12 +317,14 @@ class BasisRotation(Optimizer):
         A mean square is never below the square of the mean (Jensen). The momentum has been rotated, the second moment
         only permuted: where it has seen nothing of what now enters its entry, the quotient would be a step of any size.
         """
-        beta1, beta2 = batch.options["betas"]
-        shape = (-1,) + (1,) * (batch.state["exp_avg"].ndim - 1)
-        steps = batch.state["step"].view(shape).to(batch.state["exp_avg"].dtype)
+        (beta1, beta2), momentum, second_moment = (
+            batch.options["betas"],
+            batch.state["exp_avg"],
+            batch.state["exp_avg_sq"],
+        )
+        steps = batch.state["step"].view(-1, *[1] * (momentum.ndim - 1)).to(momentum.dtype)
         ratio = (1 - beta2**steps) / (1 - beta1**steps).square()
-        mean_square = batch.state["exp_avg"].square().mul_(ratio)
-        torch.maximum(batch.state["exp_avg_sq"], mean_square, out=batch.state["exp_avg_sq"])
+        torch.maximum(second_moment, momentum.square().mul_(ratio), out=second_moment)
 
     def _rotated_adam(self, batch: MatrixBatch, rotated_gradient: Tensor) -> Tensor:
         """The moments' recursions in the rotated space, and the update -lr m^ / (sqrt(v^) + eps) there (b, m, n).

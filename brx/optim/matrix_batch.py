@@ -51,7 +51,6 @@ class Member:
 
     @property
     def is_updated_here(self) -> bool:
-        """Whether it is not left to other ranks."""
         return self.is_stacked if self.is_rotated else local(self.parameter).numel() > 0
 
     @property
@@ -121,8 +120,7 @@ class MatrixBatch:
             start = stop
 
     def matrices(self, name: str) -> Tensor:
-        """The state `name` as (b, ., .)."""
-        return self.state[name].flatten(0, -3)
+        return self.state[name].flatten(0, -3)  # (b, ., .)
 
     def part(self, matrices: Tensor, run: slice) -> Tensor:
         """Those of matrices (b, m, n) that belong to some neighbouring members."""

@@ -65,7 +65,7 @@ def is_rotated(parameter: Tensor, group: Group) -> bool:
 
 
 def arithmetic(parameter: Tensor) -> torch.dtype:
-    """The precision of state and arithmetic: float64 for float64 parameters, float32 for all others."""
+    """The precision of state and arithmetic."""
     return torch.float64 if parameter.dtype == torch.float64 else torch.float32
 
 

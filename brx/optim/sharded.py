@@ -221,7 +221,6 @@ def _row_box(shape: tuple[int, ...], mesh: Any, rank: int) -> Box:
 
 
 def _by_mesh_and_dtype(members: Sequence[Member]) -> Iterator[tuple[list[Member], list[Shards]]]:
-    """Those that can go through one exchange, and where their shards are."""
     alike: dict[Any, list[Member]] = {}
     for member in members:
         alike.setdefault((_present(member.shards).group, member.parameter.dtype), []).append(member)
