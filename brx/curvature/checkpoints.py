@@ -25,8 +25,7 @@ from brx.runs.frames import Run
 from brx.train.build import training_batches
 from brx.train.device import choose_device
 
-MIDWAY = 0.1
-"""How far from the middle, as a share of the iterations, a checkpoint still counts as midway."""
+MIDWAY = 0.1  # how far from the middle, as a share of the iterations, a checkpoint still counts as midway
 
 
 class Measured(BaseModel):

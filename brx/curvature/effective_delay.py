@@ -1,13 +1,12 @@
 """Slowdowns beside curvature: the effective delay tau' of pipelines and profiles, the norms of strategies.
 
-tau'^2 = sum_k tau_k^2 S_k / sum_k S_k, where tau_k is the delay of stage k in updates: P - 1 - k, k = 0 .. P - 1, in a
-pipeline (the paper counts stages from 1 and writes K - k), or what `pipeline.delay` says. S_k is the sum of the
-squared row norms C_i^2 of its parameters. The C_i of the theorem bound the rows of the Hessian wherever training goes;
-here they are the rows at one checkpoint.
+tau'^2 = sum_k tau_k^2 S_k / sum_k S_k, where tau_k is the delay of stage k in updates (P - 1 - k in a pipeline) and S_k
+the sum of the squared row norms C_i^2 of its parameters. The C_i of the theorem bound the Hessian's rows wherever
+training goes; here they are the rows at one checkpoint.
 
 Theorem 2.3 bounds convergence by the delay times the norm in the coordinates in which Adam steps, and its stage form
-replaces the delay by tau' (equation "effective delay"). In a pipeline both grow with P alone; profiles of one mean
-delay tell them apart. Theorem 3.1 orders the norms: bilateral below unilateral below original.
+replaces the delay by tau'. In a pipeline both grow with P alone; profiles of one mean delay tell them apart.
+Theorem 3.1 orders the norms: bilateral below unilateral below original.
 """
 
 from __future__ import annotations
@@ -91,7 +90,8 @@ def slowdown_points(runs: pd.DataFrame) -> list[SlowdownPoint]:
     points = []
     best = at_best_rates(runs, with_diverged=True).drop_duplicates("experiment").set_index("experiment")[RATE]
     runs = runs[runs[RATE] == runs["experiment"].map(best)]
-    for method, alike in runs.sort_values(DEPTH, kind="stable").groupby("method", sort=False):
+    for method in runs["method"].unique():
+        alike = runs[runs["method"] == method].sort_values(DEPTH, kind="stable")
         space = _space_of(method)
         results = {run: results_of(Path(run)).get(space) for run in alike.index}
         measured = [result for result in results.values() if result is not None]
@@ -109,8 +109,7 @@ def slowdown_points(runs: pd.DataFrame) -> list[SlowdownPoint]:
             delay = effective_delay(results[run] or measured[-1], pipeline.stages, stage_delays(pipeline))
             label = f"P = {pipeline.stages}" if pipeline.delay == "pipeline" else f"delay {pipeline.delay_text}"
             points.append(SlowdownPoint(run, method, label, delay, slowdown, target))
-    order = list(dict.fromkeys(runs["method"]))
-    return sorted(points, key=lambda point: order.index(point.method))
+    return points
 
 
 def delay_table(names: Sequence[str], curves: Sequence[tuple[NormResult, Sequence[EffectiveDelay]]]) -> pd.DataFrame:

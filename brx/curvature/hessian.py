@@ -1,8 +1,7 @@
 """Products of the training loss's Hessian with vectors, without the Hessian, in the weights' or rotated coordinates.
 
-H z is the gradient of g . z, where g is the gradient: reverse mode over reverse mode. Forward over reverse, that is
-`torch.func.jvp` of `torch.func.grad`, gives the same numbers but takes longer and more memory here, because the
-forward-mode rules of layer norm and GELU are not fused (benchmarks/hessian.py measures both).
+H z is the gradient of g . z, where g is the gradient: reverse mode over reverse mode. Forward over reverse takes longer
+and more memory here, as the forward-mode rules of layer norm and GELU are not fused (benchmarks/hessian.py).
 
 Basis rotation's coordinates are W = U W~ V^T for each rotated matrix, the identity for all else. With w = Q w~, the
 Hessian there is Q^T H Q: multiply by Q, then by H, then by Q^T.
@@ -30,14 +29,12 @@ from brx.pipeline.engine import MicroBatch
 Source = Literal["2nd", "1st"]
 Geometry = Literal["bilateral", "unilateral"]
 
-Vectors = dict[str, Tensor]
-"""One tensor for each parameter, by its name and in its shape."""
+Vectors = dict[str, Tensor]  # one tensor per parameter, by its name and in its shape
 
+# A batch of more tokens is split: attention that can be differentiated twice keeps its (S, S) matrices.
 TOKENS_PER_PASS = {"cpu": 512, "cuda": 2**15}
-"""A batch of more tokens is split: attention that can be differentiated twice keeps its (S, S) matrices."""
-
+# Elements of the residual stream: a pass of fewer spends its time on the overhead of its many small operations.
 WORTH_A_PASS = 2**14
-"""Elements of the residual stream: a pass of fewer spends its time on the overhead of its many small operations."""
 
 
 def training_loss(model: Stage, parameters: Vectors, batch: MicroBatch) -> Tensor:
@@ -147,8 +144,7 @@ class Basis:
         return product if self.right is None else product @ self.right
 
 
-Bases = dict[str, Basis]
-"""By parameter name; a parameter that is absent is not rotated."""
+Bases = dict[str, Basis]  # by parameter name; a parameter that is absent is not rotated
 
 
 def to_weights(bases: Bases, vectors: Vectors) -> Vectors:
@@ -164,10 +160,9 @@ def from_weights(bases: Bases, vectors: Vectors) -> Vectors:
 def estimate_bases(
     parameters: Vectors, gradients: Iterable[Vectors], source: Source = "2nd", geometry: Geometry = "bilateral"
 ) -> Bases:
-    """A strategy's exact bases at fixed weights: eigenvectors of what theorem 3.1 has, with means for expectations.
+    """A strategy's exact bases at fixed weights, as theorem 3.1 has them, from gradients G of different batches.
 
-    From gradients G, each of another batch: `2nd` takes E[G G^T] and E[G^T G], `1st` the products of E[G] with its
-    transpose; `unilateral` rotates the smaller side alone, as the optimizer does.
+    They are eigenvectors of the means of G G^T and G^T G (`2nd`), or of the mean of G times its transpose (`1st`).
     """
     sums: dict[str, list[Tensor]] = {}
     for gradient in gradients:
@@ -185,7 +180,7 @@ def estimate_bases(
         sides: list[Tensor | None] = []
         for total, size, is_smaller in zip(totals, (m, n), (m < n, m >= n), strict=True):
             stack = total.reshape(-1, *total.shape[-2:])  # (k, size, size); of `1st` E[G] or its transpose
-            is_rotated = geometry == "bilateral" or is_smaller
+            is_rotated = geometry == "bilateral" or is_smaller  # unilateral: the smaller side, as in the optimizer
             sides.append(exact(stack).basis.to(total).view(*total.shape[:-2], size, size) if is_rotated else None)
         bases[name] = Basis(*sides)
     return bases

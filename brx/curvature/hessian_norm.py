@@ -1,15 +1,14 @@
 """The (1,1)-norm sum |H_ij| of a Hessian, from its products with Cauchy vectors (arXiv:2410.08198).
 
-For z with independent standard Cauchy entries, (H z)_i is Cauchy with scale s_i = sum_j |H_ij|, exactly. So a robust
-estimate of scale for each row, from n vectors, summed over the rows, estimates the norm. Two of them:
+For z with independent standard Cauchy entries, (H z)_i is Cauchy with scale s_i = sum_j |H_ij|, exactly. Each row's
+scale is estimated from n vectors; the sum over the rows is the norm. Two estimates:
 
 - `geometric`: E|X|^(1/n) = s^(1/n) / cos(pi / 2n) for X of scale s, so the geometric mean of n values of |X|, times
   cos(pi / 2n)^n, has the mean s. One pass, memory for a few numbers per row.
 - `median`: the median of |X| is s (its bias is about 1.2 / n of it). It needs all n values of every row.
 
-Both have the same relative deviation, (pi / 2) / sqrt(n), in one row. The rows share their vectors and are far from
-independent, so the interval of a sum is taken from deviations of whole sums: for each vector, how much it moves each
-tensor's sum (the estimator's influence function).
+Both have the same relative deviation, (pi / 2) / sqrt(n), in one row. Rows share their vectors and are not independent,
+so the interval of a sum is from how much each vector moves each tensor's sum (the estimator's influence function).
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ from torch import Tensor
 from brx.curvature.hessian import Vectors
 
 Array = NDArray[np.float64]
-POWERS = (1, 2)
-"""The powers of s_i that are summed: the norm, and the squares that the effective delay weighs stages by."""
+POWERS = (1, 2)  # of s_i that are summed: the norm, and the squares that the effective delay weighs stages by
 MEDIAN_CHUNK_BYTES = 2**26
 
 

@@ -1,11 +1,9 @@
 """Measuring the (1,1)-norm of the training loss's Hessian at a checkpoint: resumable, by one process or several.
 
 The Hessian is that of the mean loss over one sample of batches, which all vectors share. Every product is made for
-the two halves of the sample: their mean is the whole sample's, and the norms of the halves say how much of the norm is
-the noise of the batches (`NormResult.norms`).
-
-What is done lies in a hidden folder named by the settings. Stopped at any time, the same request goes on from there;
-the numbers depend on the settings alone.
+the two halves of the sample: their mean is the whole sample's, and their norms say how much of it is the batches' noise
+(`NormResult.norms`). What is done lies in a hidden folder named by the settings: stopped at any time, the same request
+goes on from there. The numbers depend on the settings alone.
 """
 
 from __future__ import annotations
@@ -51,8 +49,7 @@ from brx.train.device import StopSignal
 
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
 SAVE_EVERY_S = 20.0
-USABLE_SHARE = 0.9
-"""Of the free disk space, what the median's samples may take."""
+USABLE_SHARE = 0.9  # of the free disk space: what the median's samples may take
 
 
 class Stopped(Exception):
@@ -133,7 +130,7 @@ def _measure(task: _Task, jobs: int, or_geometric: bool) -> NormResult:
     checkpoint = task.load()
     task = replace(task, settings=_fit_to_disk(task, checkpoint.num_parameters, or_geometric))
     for known in NormResult.all_of(task.run, task.iteration, f"hessian-norm-{task.space}"):
-        if known.is_of(task.settings):
+        if known.settings == task.settings and known.norm_of_half is not None:
             return known
     task.folder.mkdir(parents=True, exist_ok=True)
     state, total = _State(task, checkpoint), task.settings.vectors

@@ -32,11 +32,8 @@ NORM_TITLE = (
     "(1,1)-norm of the training loss's Hessian, per parameter; in brackets from half the sample, and extrapolated to an"
     " infinite one, a lower bound (sample: vectors x tokens; each: every vector has its own, whose noise is not known)"
 )
-NOTABLE_SHARE = 0.01
-"""More rows than this below the resolution of their vector's largest entry are worth a second look in fp64."""
-
-Short = Annotated[float, AfterValidator(lambda value: float(f"{value:.6g}"))]
-"""Six digits are more than an estimate has."""
+NOTABLE_SHARE = 0.01  # of rows below the resolution of their vector's largest entry: worth a second look in fp64
+Short = Annotated[float, AfterValidator(lambda value: float(f"{value:.6g}"))]  # more digits than an estimate has
 
 
 class NormSettings(BaseModel):
@@ -111,10 +108,6 @@ class NormResult(Measured):
         # By the chance of the vectors, on the logarithm, since the estimate is positive.
         factor = math.exp(NORMAL_95 * self.standard_error / self.norm) if self.norm else 1.0
         return min(self.norms) / self.num_parameters / factor, self.normalized * factor
-
-    def is_of(self, settings: NormSettings) -> bool:
-        """Whether a measurement with these settings would be this one."""
-        return self.settings == settings and self.norm_of_half is not None
 
     @property
     def num_blocks(self) -> int:
