@@ -168,7 +168,6 @@ def curves(
 
 
 def deeper_models(method: str) -> Panel:
-    """A method's curves by the depth of the model, one block per stage."""
     return curves(look_of(method).label, *by_depth(method, per_block=True), says=change)
 
 

@@ -168,7 +168,8 @@ def oscillates_less(experiments: Experiments, *, delayed: bool) -> Evidence:
     text += f" PipeDream {variances[1]:.2g}"
     if less.interval:
         text += ", basis rotation over PipeDream [{:.2g}, {:.2g}]".format(*np.exp(-np.array(less.interval[::-1])))
-    text += f" ({_plural(len(less.by_seed), 'seed')}, {_plural(len(both), 'checkpoint')})"
+    counts = {"seed": len(less.by_seed), "checkpoint": len(both)}
+    text += f" ({', '.join(f'{count} {what}' + 's' * (count > 1) for what, count in counts.items())})"
     if plateaus := int((both["eigenvalue_of_pipedream"] < 0).sum()):
         text += f"; at {plateaus} of them PipeDream's dominant eigenvalue is negative, as on a plateau"
     return less.evidence(text, num_seeds=len(less.by_seed))
@@ -182,15 +183,9 @@ def stable_elsewhere(experiments: Experiments) -> Evidence:
     table = table.assign(less=table["dominant"] - table["random"])
     margins = {key: Margin(rows.groupby("seed")["less"].mean()) for key, rows in table.groupby(["method", "P"])}
     ratios = ", ".join(f"{method} at P = {P} {np.exp(-less.mean):.2g}" for (method, P), less in margins.items())
-    return Evidence(
-        holds=all(less.holds for less in margins.values()),
-        text=f"variance along a random direction over that along the dominant one: {ratios}",
-        num_seeds=min(len(less.by_seed) for less in margins.values()),
-    )
-
-
-def _plural(count: int, what: str) -> str:
-    return f"{count} {what}{'s' * (count > 1)}"
+    text = f"variance along a random direction over that along the dominant one: {ratios}"
+    num_seeds = min(len(less.by_seed) for less in margins.values())
+    return Evidence(holds=all(less.holds for less in margins.values()), text=text, num_seeds=num_seeds)
 
 
 def _toy(name: str, take: Callable[[Any], Any]) -> Any:

@@ -52,13 +52,10 @@ class ToySection(Section):
 
 
 class _QuadraticSection(ToySection):
-    """What both set-ups of the quadratic have."""
-
     target: float = Field(gt=0)  # the loss at which a run has converged
     eigenvalues: list[Annotated[float, Field(gt=0)]] = Field(min_length=2, max_length=2)  # the dominant one first
 
     def check_loss(self, key: str, loss: float) -> None:
-        """Refuse starts that have arrived."""
         if loss <= self.target:
             raise ValueError(f"{key}: the loss there, {loss:g}, must be above the target, {self.target:g}")
 
@@ -448,14 +445,13 @@ class SpiralResult(NamedTuple):
 
     @property
     def arrived(self) -> bool:
-        """Whether the trajectory came to its end before its updates did."""
         return bool(np.hypot(*self.path[-1]) <= self.config.end_radius)
 
-    def correlation(self) -> tuple[float, float] | None:
-        """Spearman's, of misalignment and slowdown, with its p-value; None if there are not two finished pairs."""
+    def correlation(self) -> tuple[float, float]:
+        """Spearman's, of misalignment and slowdown, with its p-value; NaN if there are not two finished pairs."""
         finished = np.isfinite(self.slowdowns)
         if finished.sum() < 2:
-            return None
+            return math.nan, math.nan
         correlation = spearmanr(self.misalignments[finished], self.slowdowns[finished])
         return float(correlation.statistic), float(correlation.pvalue)
 
@@ -465,7 +461,7 @@ class SpiralResult(NamedTuple):
         return None if np.isnan(chosen).all() else float(np.nanmedian(chosen))
 
     def numbers(self) -> dict[str, Any]:
-        correlation, p_value = self.correlation() or (None, None)
+        correlation, p_value = self.correlation()
         way = angles_along(self.path)
         aligned, misaligned = (_kept(angles, 2) for angles in self.special_angles)
         return {
@@ -474,7 +470,7 @@ class SpiralResult(NamedTuple):
             "arrived": self.arrived,
             "turned_degrees": round(float(way[-1] - way[0]), 2),
             "spearman": _kept([correlation], 4)[0],
-            "p_value": None if p_value is None else float(f"{p_value:.2g}"),
+            "p_value": None if math.isnan(p_value) else float(f"{p_value:.2g}"),
             "not_travelled_without_delay": int(np.isinf(self.plain).sum()),
             "not_travelled_with_delay": int(np.isinf(self.delayed).sum()),
             "aligned_angles": aligned,
@@ -623,8 +619,9 @@ def draw_spiral(result: SpiralResult, path: Path) -> list[Path]:
             axes.set_ylim(0.0, highest)
         _mark(along, result)
         along.set_ylabel("slowdown $T_{delay} / T_{no\\ delay}$")
-        if correlation := result.correlation():
-            against.set_title(f"Spearman correlation {correlation[0]:.3f}")
+        correlation, _ = result.correlation()
+        if math.isfinite(correlation):
+            against.set_title(f"Spearman correlation {correlation:.3f}")
         against.set(xlabel="misalignment $\\Sigma |H_{ij}|$ / minimum", ylabel="slowdown")
         return save(figure, path, _spiral_caption(result))
 
@@ -708,7 +705,7 @@ def _spiral_caption(result: SpiralResult) -> str:
         median = result.median_slowdown(low, high)
         slowdown = "none measured" if median is None else f"median slowdown {median:.2f}"
         lines.append(f"misalignment {low:g} to {high:g}: {slowdown}")
-    correlation, p_value = result.correlation() or (math.nan, math.nan)
+    correlation, p_value = result.correlation()
     if math.isfinite(correlation):
         lines.append(f"Spearman correlation of misalignment and slowdown: {correlation:.3f} (p {p_value:.2g})")
     return "\n".join(lines)
