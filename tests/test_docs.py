@@ -4,6 +4,7 @@ import re
 import shlex
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 import typer
@@ -68,7 +69,10 @@ def stale_numbers(page: Path) -> list[tuple[str, str]]:
     """
     stale = []
     for files, block in re.findall(r"<!-- numbers: ([^>]+) -->\n\s*(.+?)(?=\n\s*\n|\Z)", page.read_text(), flags=re.S):
-        tables = " ".join((ROOT / file).read_text() for file in files.split())
+        tables = " ".join(
+            pd.read_csv(ROOT / file).to_string() if file.endswith(".csv") else (ROOT / file).read_text()
+            for file in files.split()
+        )
         known = [float(number.replace(",", "")) for number in re.findall(NUMBER, tables)]
         for number in re.findall(r"(?<![\w.])(\d+\.\d+|\d+(?= %)|(?<=\| )\d+(?= \|))", block):
             tolerance = 0.5001 * 10.0 ** -len(number.partition(".")[2])

@@ -31,11 +31,7 @@ NUM_TARGETS = 40
 
 
 def draw_curves(runs: pd.DataFrame, path: Path, *, target: float | None = None) -> list[Path]:
-    """Smoothed training loss of rows of `brx.runs.load` against iterations; solid without delay, dashed with.
-
-    Raises:
-        UserError: a run failed before its first loss was written.
-    """
+    """Smoothed training loss of rows of `brx.runs.load`, dashed with delay; UserError where a run has no loss yet."""
     if len(empty := runs.index[runs["train_loss"].isna()]):
         raise UserError(f"{empty[0]}: failed before its first loss was written; there is nothing to draw")
     by_run = dict(iter(curves(runs).groupby("run", sort=False)))
@@ -83,7 +79,7 @@ def draw_all_targets(
     highest = max(float(losses.iloc[len(losses) // 20].mean()) for losses in losses_by_seed)
     lowest = delayed[delayed[DEPTH] == most].groupby("experiment")["train_loss"].mean().min()
     targets = np.linspace(highest, lowest, NUM_TARGETS)
-    ratios = pd.concat([slowdowns(delayed, float(target), reference_stages) for target in targets])
+    ratios = pd.concat([slowdowns(delayed, float(target), reference_stages) for target in targets], ignore_index=True)
     ratios = ratios[ratios["ratio"].notna() & ~ratios["is_censored"]]
     with new_figure(width=6.6, height=4.6) as figure:
         axes = figure.add_subplot()
@@ -142,10 +138,8 @@ STALENESS_PANELS = {
 def draw_staleness(folders: Sequence[Path], path: Path) -> list[Path]:
     """A panel per measure against iterations: the mean over a run's delayed stages, and their range as a band.
 
-    Stages without delay are left out, where nothing is stale, unless a run has no others.
-
-    Raises:
-        UserError: a run has no measures.
+    Stages without delay are left out, where nothing is stale, unless a run has no others. UserError where a run has no
+    measures.
     """
     runs = [Run.load(folder) for folder in folders]
     measured = [_staleness_of(run, folder) for run, folder in zip(runs, folders, strict=True)]

@@ -39,13 +39,13 @@ from brx.plot.style import (
     new_figure,
     save,
 )
-from brx.runs.formats import format_table
 from brx.runs.slowdown import geometric_mean
 
 BESIDE = 0.2
 """How far the points of two coordinates or directions are from the middle of their place."""
 SPACE_LINES = {"original": "-", "rotated": (0, (1, 1))}
 MARKERS = "osD^v<>P*X"
+BARS = "Bars: 95 % intervals."
 NORM_LABEL = "Hessian (1,1)-norm / parameter"
 PREDICTORS: dict[str, Callable[[ProfilePoint], float]] = {
     "effective delay tau' (updates)": lambda point: point.effective.delay,
@@ -77,8 +77,8 @@ def draw_norms(results: Sequence[NormResult], path: Path) -> list[Path]:
         factor_axis(axes)
         axes.set_ylabel(NORM_LABEL)
         axes.legend(title="coordinates", title_fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
-        table = format_table(norm_table(results), "markdown")
-        return save(figure, path, f"{NORM_TITLE}; bars: 95 % intervals\n{table}")
+        details = {"norms": norm_table(results).to_dict("records")}
+        return save(figure, path, f"{NORM_TITLE}. {BARS}", command="brx plot hessian-norm", details=details)
 
 
 def draw_strategy_norms(results: Sequence[NormResult], delays: StrategySlowdowns | None, path: Path) -> list[Path]:
@@ -89,8 +89,9 @@ def draw_strategy_norms(results: Sequence[NormResult], delays: StrategySlowdowns
         _draw_norms_by_strategy(left, results)
         if delays is not None:
             _draw_slowdown_by_norm(right[0], results, delays)
-        table = format_table(strategy_table(results, delays), "markdown")
-        return save(figure, path, f"{NORM_TITLE}; bars: 95 % intervals, of several seeds their range\n{table}")
+        details = {"norms": strategy_table(results, delays).to_dict("records")}
+        caption = f"{NORM_TITLE}. {BARS[:-1]}, of several seeds their range."
+        return save(figure, path, caption, command="brx plot strategy-norms", details=details)
 
 
 def _draw_norms_by_strategy(axes: Axes, results: Sequence[NormResult]) -> None:
@@ -157,17 +158,19 @@ def draw_effective_delay(
         _draw_delays(left, curves)
         if points:
             _draw_slowdown_by_delay(right[0], points)
-        lines = [
+        of_runs = [
             f"{_label(result)} coordinates: "
             + ", ".join(f"P = {point.num_stages}: {point.delay:.3g} +- {point.standard_error:.2g}" for point in delays)
             for result, delays in curves
         ]
-        lines += [
+        slowdowns = [
             f"{point.run}: tau' {point.delay.delay:.3g}, slowdown to loss {point.target:.3f}: "
             + ("never reached" if point.slowdown is None else f"{point.slowdown:.3g}")
             for point in points
         ]
-        return save(figure, path, "Effective delay; bars and +-: standard error.\n" + "\n".join(lines))
+        caption = "Effective delay as a share of the largest, and slowdowns against it. Bars: standard error."
+        details = {"effective delays": of_runs, "slowdowns": slowdowns}
+        return save(figure, path, caption, command="brx plot effective-delay", details=details)
 
 
 def _draw_delays(axes: Axes, curves: Sequence[tuple[NormResult, list[EffectiveDelay]]]) -> None:
@@ -249,8 +252,9 @@ def draw_profiles(points: Sequence[ProfilePoint], path: Path) -> list[Path]:
         for method in methods:
             panels[1].plot([], [], color=look_of(method).color, label=look_of(method).label)
         figure.legend(loc="outside right center", fontsize=6, title="delays by stage", title_fontsize=6)
-        caption = "Slowdown under delay profiles; bars: 95 % intervals, arrows: lower bounds.\n" + "\n".join(lines)
-        return save(figure, path, f"{caption}\n{format_table(profile_table(points), 'markdown')}")
+        details = {"correlations": lines, "profiles": profile_table(points).to_dict("records")}
+        caption = f"Slowdown under delay profiles. {BARS[:-1]}, arrows: lower bounds."
+        return save(figure, path, caption, command="brx plot profiles RUNS", details=details)
 
 
 def _draw_profile_points(
@@ -295,7 +299,14 @@ def draw_oscillation(results: Sequence[Oscillation], path: Path) -> list[Path]:
             axes.set_xlabel("iterations after the checkpoint")
         handles, labels = rows[0, 0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
-        return save(figure, path, _oscillation_caption(results))
+        caption = (
+            "Projections of the updates w(t) - w(t - 1), trained on from a checkpoint on the way (of a method's first"
+            " seed, the middle one), and their variances. Filled: along the dominant eigenvector, hollow: along the"
+            " random direction; a point per checkpoint and seed, a bar and the number: geometric mean."
+        )
+        checkpoint = "{0.run}, iteration {0.iteration}, eigenvalue {0.eigenvalue:.4g}".format
+        details = {checkpoint(result): _details(result) for result in results}
+        return save(figure, path, caption, command="brx plot oscillation", details=details)
 
 
 def _draw_projections(axes: Axes, shown: Sequence[Oscillation], direction: str) -> None:
@@ -325,18 +336,8 @@ def _draw_variances(axes: Axes, methods: dict[str, list[Oscillation]]) -> None:
     axes.grid(visible=False, axis="x")
 
 
-def _oscillation_caption(results: Sequence[Oscillation]) -> str:
-    lines = [
-        "Projections of the updates w(t) - w(t - 1), trained on from a checkpoint on the way; of several checkpoints or"
-        " seeds of a method the first seed's middle one. Variance: filled along the dominant eigenvector, hollow along"
-        " the random direction, a point per checkpoint and seed, a bar and the number: geometric mean."
-    ]
-    for result in results:
-        lines.append(f"{result.run}, iteration {result.iteration}: eigenvalue {result.eigenvalue:.4g}")
-        for direction, title in TITLES.items():
-            track = getattr(result, direction)
-            lines.append(
-                f"  {title}: sign changes {track.sign_changes:.0%}, variance {track.variance:.3g}, share of the"
-                f" updates' squared norms {track.share:.2g}"
-            )
-    return "\n".join(lines)
+def _details(result: Oscillation) -> dict[str, str]:
+    """Along each direction."""
+    form = "sign changes {:.0%}, variance {:.3g}, share of the updates' squared norms {:.2g}"
+    tracks = {title: getattr(result, direction) for direction, title in TITLES.items()}
+    return {title: form.format(one.sign_changes, one.variance, one.share) for title, one in tracks.items()}

@@ -25,8 +25,8 @@ from brx.files import replacing, write_json, write_text
 
 # From the palettes of Okabe & Ito and of Paul Tol, and some that stay apart from these without one kind of cone.
 _BLACK, _GREY, _ORANGE, _GREEN, _BLUE, _RED = "#000000", "#505050", "#E69F00", "#009E73", "#0072B2", "#D55E00"
-_SKY, _PINK, _WINE, _LILAC, _INDIGO, _BROWN = "#88CCEE", "#CC79A7", "#7A0019", "#BF9BDD", "#332288", "#994F00"
-_YELLOW = "#B8A900"
+_SKY, _PINK, _WINE, _VIOLET, _INDIGO, _BROWN = "#88CCEE", "#CC79A7", "#7A0019", "#9933FF", "#332288", "#994F00"
+_KHAKI = "#BBBB66"
 
 GROUP_COLORS = (_BLUE, _GREEN, _RED, _GREY)
 """Of claims of the paper: reproduced, with longer training alone, not, not tried."""
@@ -54,9 +54,9 @@ METHOD_LOOKS = {
     "basis-rotation 1st/unilateral": Look("Basis rotation 1st/uni", _WINE, ">"),
     "basis-rotation stage-aware": Look("Basis rotation, stage-aware", _BLACK, "P"),
     "basis-rotation reversed": Look("Basis rotation, reversed", _BROWN, "X"),
-    "delay-compensation": Look("Delay compensation", _YELLOW, "p"),
+    "delay-compensation": Look("Delay compensation", _KHAKI, "p"),
     "soap": Look("SOAP", _RED, "h"),
-    "muon": Look("Muon", _LILAC, "*"),
+    "muon": Look("Muon", _VIOLET, "*"),
     "scion": Look("Scion", _INDIGO, "d"),
 }
 

@@ -15,14 +15,13 @@ from matplotlib.colors import TwoSlopeNorm
 from brx.errors import UserError
 from brx.planning.verdict import Grid, Question, Verdict, answer
 from brx.planning.verdict_text import units_line
-from brx.plot.style import look_of, new_figure, save
+from brx.plot.style import factor_axis, look_of, new_figure, save
 from brx.runs.time_to_loss import Measurements
 
 if TYPE_CHECKING:
     from brx.planning.planned_run import PlannedRun
 
 STAGES, MICRO_BATCHES = (2, 4, 8, 16, 32), (1, 2, 4, 8, 16, 32)
-
 STRONGEST = 2.0  # log2 of the ratio of times at which the colour is full
 
 
@@ -58,7 +57,13 @@ def draw_verdict(cells: Grid, path: Path, measurements: Measurements, run: Plann
         left, right = panels.subplots(1, 2)
         _draw_grid(left, cells)
         _draw_break_even(right, [verdict for verdict in verdicts if verdict.question.num_stages == deepest])
-        return save(panels, path, "\n".join(_caption(cells, verdicts, measurements, run)))
+        caption = (
+            f"Time to a training loss of {verdicts[0].question.loss:g} nats: the best synchronous cut and method over"
+            " the best asynchronous method, whose iterations were measured at (or between) the same delays in updates,"
+            " (P - 1) / M. <: the asynchronous run had not reached the loss; tie: within the noise between seeds."
+        )
+        details = {"runs": measurements.source, "notes": _notes(cells, verdicts, measurements, run)}
+        return save(panels, path, caption, command="brx verdict RUNS --figure FIGURE", details=details)
 
 
 def _draw_grid(axes: Axes, cells: Grid) -> None:
@@ -68,8 +73,8 @@ def _draw_grid(axes: Axes, cells: Grid) -> None:
         if verdict is None:
             continue
         row, column = stages.index(num_stages), micro_batches.index(num_micro_batches)
-        text, is_word = _cell(verdict)
-        axes.text(column, row, text, ha="center", va="center", fontsize=5 if is_word else 6)
+        text = _cell(verdict)
+        axes.text(column, row, text, ha="center", va="center", fontsize=5 if "\n" in text else 6)
         if verdict.advantage is not None:
             ratios[row, column] = 0.0 if verdict.is_tie else math.log2(verdict.advantage)
     norm = TwoSlopeNorm(0.0, -STRONGEST, STRONGEST)
@@ -86,12 +91,11 @@ def _draw_grid(axes: Axes, cells: Grid) -> None:
     )
 
 
-def _cell(verdict: Verdict) -> tuple[str, bool]:
-    """What is written in a cell, and whether it is words."""
+def _cell(verdict: Verdict) -> str:
     if verdict.advantage is None:
-        return ("too little\nmemory" if verdict.is_memory_short else "not\nmeasured"), True
+        return "too little\nmemory" if verdict.is_memory_short else "not\nmeasured"
     number = f"{'< ' if verdict.is_upper_bound else ''}{verdict.advantage:.2g}"
-    return (f"tie\n({number})", True) if verdict.is_tie else (number, False)
+    return f"tie\n({number})" if verdict.is_tie else number
 
 
 def _draw_break_even(axes: Axes, verdicts: Sequence[Verdict]) -> None:
@@ -110,9 +114,9 @@ def _draw_break_even(axes: Axes, verdicts: Sequence[Verdict]) -> None:
             axes.plot(where, slowdowns, color=color, marker=marker, markersize=3, label=label)
             axes.plot(where, evens, color=color, linestyle=":", linewidth=0.8)
     if axes.lines:
-        axes.set_yscale("log", base=2)
+        factor_axis(axes)
         axes.plot([], [], color="black", linestyle=":", linewidth=0.8, label="its break-even")
-        axes.legend(fontsize=5)
+        axes.legend(fontsize=6, loc="center left", bbox_to_anchor=(1, 0.5))
     else:
         axes.set_yticks([])
         axes.text(0.5, 0.5, "no slowdown to compare", transform=axes.transAxes, ha="center")
@@ -124,14 +128,8 @@ def _draw_break_even(axes: Axes, verdicts: Sequence[Verdict]) -> None:
     )
 
 
-def _caption(cells: Grid, verdicts: Sequence[Verdict], measurements: Measurements, run: PlannedRun | None) -> list[str]:
-    lines = [
-        f"Time to a training loss of {verdicts[0].question.loss:g} nats: the best synchronous cut and method over the"
-        " best asynchronous method, whose iterations were measured at (or between) the same delays in updates,"
-        " (P - 1) / M. <: the asynchronous run had not reached the loss. Tie: within the noise between seeds.",
-        f"Runs: {measurements.source} ({measurements.model}).",
-        units_line(run),
-    ]
+def _notes(cells: Grid, verdicts: Sequence[Verdict], measurements: Measurements, run: PlannedRun | None) -> list[str]:
+    lines = [f"Model of the runs: {measurements.model}.", units_line(run)]
     if len(verdicts) < len(cells):
         lines.append("Blank: the model has fewer than P blocks, or its batch is no multiple of M.")
     if any(verdict.question.devices.memory is not None for verdict in verdicts):

@@ -70,7 +70,7 @@ def test_a_model_gives_memory_updates_and_transfers(capsys, tmp_path, monkeypatc
     assert "s / update" in text
     assert "what is not given by its FLOPs" in text
     assert "Replicas: 8 local steps" in text
-    caption = (tmp_path / "figure.txt").read_text()
+    caption = (tmp_path / "figure.json").read_text()
     assert "transfers beside the computation" in caption
     assert "Without what needs more memory" in caption
     text = verdict(capsys, *ASKED, "--config", "paper-95m", "--device-memory", "0.01GB", *figure)

@@ -95,8 +95,8 @@ def test_slowdown_is_against_the_run_without_delay(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "P = 4" in shown
     assert "slowdown" in shown
-    assert {path.suffix for path in tmp_path.glob("figure.*")} == {".pdf", ".png", ".svg", ".txt"}
-    assert "tau'" in (tmp_path / "figure.txt").read_text()
+    assert {path.suffix for path in tmp_path.glob("figure.*")} == {".pdf", ".png", ".svg", ".txt", ".json"}
+    assert "tau'" in (tmp_path / "figure.json").read_text()
 
     for run, status, expected in ((late, "diverged", [1.0, None]), (fresh, "interrupted", [])):
         summary = json.loads((run / "summary.json").read_text())
@@ -172,10 +172,10 @@ def test_figure_of_exported_runs_names_those_that_do_not_compare(folder, tmp_pat
     assert main(["plot", "profiles", str(tmp_path / "kept"), str(other), "--out", str(tmp_path / "profiles")]) == 0
     shown = capsys.readouterr()
     assert f"differ from the rest in iterations: {other.name}" in shown.err.replace("\n", " ")
-    assert [Path(line).suffix for line in shown.out.splitlines()] == [".png", ".pdf", ".svg", ".txt"]
-    caption = (tmp_path / "profiles.txt").read_text()
+    assert [Path(line).suffix for line in shown.out.splitlines()] == [".png", ".pdf", ".svg", ".txt", ".json"]
+    caption = (tmp_path / "profiles.json").read_text()
     assert caption.count("Spearman correlation with") == 2
-    assert "| pipedream | 32, 0 x 7 |" in caption
+    assert '"32, 0 x 7"' in caption
 
 
 def test_what_is_missing_is_one_line(tmp_path, capsys):

@@ -95,9 +95,9 @@ def test_measured_and_drawn_and_shown_again_without_checkpoints(runs, tmp_path, 
     assert (results[1].num_stages, len(results[1].dominant.projections)) == (8, 9)
     content = json.loads((run / "analysis" / "oscillation-00000014.json").read_text())
     assert content["dominant"]["variance"] == results[1].dominant.variance > 0
-    caption = (tmp_path / "figure.txt").read_text()
+    caption = (tmp_path / "figure.json").read_text()
     for result in results:
-        assert f"iteration {result.iteration}: eigenvalue {result.eigenvalue:.4g}" in caption
+        assert f"iteration {result.iteration}, eigenvalue {result.eigenvalue:.4g}" in caption
         assert f"variance {result.dominant.variance:.3g}" in caption
     shutil.rmtree(run / "checkpoints")
     (run.parent / "notes.md").write_text("beside the runs\n")

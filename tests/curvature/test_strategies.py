@@ -100,7 +100,7 @@ def test_command_measures_all_coordinates_at_one_checkpoint(run, tmp_path, capsy
         assert numbers_of(row["of original"]) == pytest.approx(expected, abs=2e-3)
         assert row["sample"] == "5 x 64 tokens"
     assert (tmp_path / "figure.png").stat().st_size > 0
-    assert "2nd/bilateral, 4 batches" in (tmp_path / "figure.txt").read_text()
+    assert "2nd/bilateral, 4 batches" in (tmp_path / "figure.json").read_text()
     assert len({row["norm"] for row in rows}) == 5
     named = ["hessian-norm", str(run / "checkpoints" / "00000014"), *arguments[2:]]
     for again in ([*named, *sample], [*named, "--measured"], [*arguments, "--measured"]):
@@ -132,7 +132,7 @@ def test_slowdowns_stand_beside_the_norms_as_far_as_there_are_runs(run, tmp_path
     assert column[2] == "not run (basis-rotation 1st/bilateral)"
     arguments = ["hessian-norm", str(run), "--strategies", "--measured", "--runs", str(runs)]
     assert main([*arguments, "--out", str(tmp_path / "both")]) == 0
-    assert "slowdown at P = 32" in (tmp_path / "both.txt").read_text()
+    assert "slowdown at P = 32" in (tmp_path / "both.json").read_text()
     deep = load([runs])
     with pytest.raises(UserError, match="no strategy has runs there at P = 1 and at another P"):
         StrategySlowdowns.of(deep[deep["pipeline.stages"] > 1])

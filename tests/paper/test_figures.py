@@ -154,8 +154,8 @@ def test_norms_by_strategy_stand_beside_the_slowdowns_of_the_scale_as_far_as_the
     with pytest.raises(UserError, match="no checkpoint was measured in all coordinates"):
         FIGURES["strategy-norms"].draw_to(tmp_path / "figure", scale)
     measure_runs([run], STRATEGY_SPACES, NormSettings(vectors=4, batches_per_vector=2, basis_batches=3))
-    *_, caption = FIGURES["strategy-norms"].draw_to(tmp_path / "figure", scale)
-    assert "slowdown" not in caption.read_text()
+    *_, details = FIGURES["strategy-norms"].draw_to(tmp_path / "figure", scale)
+    assert "slowdown" not in details.read_text()
     for method in ("pipedream-lr", "basis-rotation"):
         for stages in (1, 32):
             write_experiment(scale.runs, scale.preset, {"pipeline.stages": stages, **VARIANTS[method]})

@@ -206,7 +206,7 @@ def test_figure_over_a_grid(tmp_path):
     assert cells[32, 1] is None
     assert [cells[stages, 1].advantage is None for stages in (4, 16, 64)] == [False, False, True]
     draw_verdict(cells, tmp_path / "verdict", MEASURED)
-    assert "Blank: the model has fewer than P blocks" in (tmp_path / "verdict.txt").read_text()
+    assert "Blank: the model has fewer than P blocks" in (tmp_path / "verdict.json").read_text()
 
 
 ONLY_DELAYED = MEASURED.model_copy(update={"experiments": [one for one in MEASURED.experiments if one.delay]})

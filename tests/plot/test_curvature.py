@@ -17,9 +17,10 @@ def norm(seed, value, space="original", method="pipedream", stages=4, squares=(1
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """The figures and captions that would have been saved."""
+    """The figures that would have been saved, and what stands beside them."""
     saved = []
-    monkeypatch.setattr("brx.plot.curvature.save", lambda figure, _, caption: saved.append((figure, caption)) or [])
+    draw = "brx.plot.curvature.save"
+    monkeypatch.setattr(draw, lambda figure, _, caption, **rest: saved.append((figure, str(rest["details"]))) or [])
     return saved
 
 
@@ -27,7 +28,7 @@ def test_seeds_of_one_method_and_depth_stand_side_by_side(drawn, tmp_path):
     results = [norm(seed, 2.0 + seed, stages=stages) for seed in range(3) for stages in (1, 4)]
     results += [norm(0, 1.0, "rotated", "basis-rotation"), norm(0, 3.0, method="basis-rotation")]
     draw_norms(results, tmp_path / "figure")
-    [(figure, caption)] = drawn
+    [(figure, details)] = drawn
     (axes,) = figure.axes
     labels = [label.get_text() for label in axes.get_xticklabels()]
     assert labels == ["PipeDream\nP = 1", "PipeDream\nP = 4", "Basis rotation\nP = 4"]
@@ -35,7 +36,7 @@ def test_seeds_of_one_method_and_depth_stand_side_by_side(drawn, tmp_path):
     assert len({x for x, _ in drawn_at}) == len(results)  # none over another
     assert sorted(y for _, y in drawn_at) == pytest.approx(sorted(result.normalized for result in results))
     assert all(round(x) in (0, 1, 2) for x, _ in drawn_at)
-    assert caption.count("pipedream-p1-s") == 3
+    assert details.count("pipedream-p1-s") == 3
 
 
 def test_strategies_are_means_and_ranges_over_seeds(drawn, tmp_path):
@@ -61,11 +62,11 @@ def test_effective_delays_are_means_over_seeds(drawn, tmp_path):
     ]
     lost = late[0]._replace(run="d", slowdown=None)
     draw_effective_delay(curves, [fresh, *late, lost], tmp_path / "figure")
-    [(figure, caption)] = drawn
+    [(figure, details)] = drawn
     left, right = figure.axes
     (bars,) = left.containers  # one curve of both seeds: all curvature in the first stage, or in the last
     assert bars.lines[0].get_xydata().tolist() == [[2, 0.5], [4, 0.5]]
     line = next(line for line in right.lines if len(line.get_xdata()) == 2 and line.get_linestyle() != "-")
     assert line.get_xydata().tolist() == [[0, 1], [3, 3]]
     assert right.collections[0].get_offsets().tolist() == [[0, 1], [3, 2], [3, 4]]
-    assert "never reached" in caption
+    assert "never reached" in details
