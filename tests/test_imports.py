@@ -12,7 +12,7 @@ BRX = Path(__file__).resolve().parents[1] / "brx"
 # In the order of docs/architecture.md.
 PACKAGES = (
     "errors", "files", "progress", "config", "data", "model", "optim", "pipeline", "distributed", "methods", "runs",
-    "planning", "train", "sweep", "curvature", "plot", "paper", "report", "cli", "__main__",
+    "planning", "train", "sweep", "curvature", "plot", "toy", "paper", "report", "cli", "__main__",
 )  # fmt: skip
 
 

@@ -251,7 +251,7 @@ def toy(
     json: Annotated[Path | None, option("FILE", "where the numbers go (default: results/toy/NAME.json)")] = None,
 ) -> None:
     """Run the descents, keep the numbers, and draw."""
-    from brx.paper.toys import run_toy
+    from brx.toy.landscapes import run_toy
 
     name = config.stem if config else landscape
     figure = out or Path("figures") / f"toy-{name}"

@@ -47,7 +47,6 @@ from brx.paper.scales import (
 )
 from brx.paper.similarity import draw_study
 from brx.paper.tables import PRECONDITIONED_TABLE, Entry, Note, entries, load_noting, made, note_missing
-from brx.paper.toys import run_toy
 from brx.plot.curvature import draw_effective_delay, draw_norms, draw_oscillation, draw_strategy_norms
 from brx.plot.losses import (
     Curve,
@@ -65,6 +64,7 @@ from brx.runs.folder import find_runs
 from brx.runs.frames import DEPTH, RATE, SEED, SMOOTHING, load
 from brx.runs.slowdown import geometric_mean
 from brx.runs.tables import rate_text, slowdown_text
+from brx.toy.landscapes import run_toy
 
 PANEL_IN, HEIGHT_IN = 2.3, 2.5
 TITLE_CHARACTERS = 37

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from brx.config.loading import PRESETS, load_yaml_as
-from brx.paper.toys import (
+from brx.toy.landscapes import (
     Case,
     DelayedAdam,
     QuadraticConfig,

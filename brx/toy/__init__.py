@@ -1,0 +1,1 @@
+"""Toy problems: what delay does to Adam where the landscape can be drawn."""
