@@ -81,7 +81,7 @@ def stale_numbers(page: Path) -> list[tuple[str, str]]:
     return stale
 
 
-@pytest.mark.parametrize("name", ["compare", "results"])
+@pytest.mark.parametrize("name", ["compare", "results", "similarity"])
 def test_numbers_of_a_page_are_those_of_the_tables(name):
     page = ROOT / "docs" / f"{name}.md"
     assert "<!-- numbers: " in page.read_text()

@@ -49,6 +49,7 @@ def test_the_same_folders_as_the_local_launcher_and_failures_told(ray, tmp_path,
     assert choices[0] == choices[1]
 
 
+@pytest.mark.slow
 def test_interrupted_cells_save_and_a_lost_one_is_continued(ray, tmp_path):
     settings = {"training.iterations": 600, "training.checkpoint_every": 20}
     path = write_sweep(tmp_path, grid={"pipeline.stages": [4, 2]}, set=settings)
