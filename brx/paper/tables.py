@@ -6,6 +6,7 @@ cannot be made, or not all of it, is noted; where it is all that was wanted, it 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -105,7 +106,7 @@ def wider_rates(experiments: Experiments) -> pd.DataFrame:
     The latter's runs lie in FOLDER-rates, and are mixed with the others nowhere else (docs/protocol.md, 3).
     """
     folder = experiments.folder
-    wider = folder.with_name(f"{folder.name}-rates")
+    wider = Path(os.path.normpath(folder / ".." / f"{folder.resolve().name}-rates"))
     if not wider.is_dir():
         raise UserError(f"{wider}: no such folder, for rates beyond the paper's (brx sweep laptop/rates)")
     ends = [f"P = {P}" for P in ENDS]
