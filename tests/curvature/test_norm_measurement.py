@@ -164,7 +164,7 @@ def test_command_of_several_runs_measures_once_and_shows_it_without_checkpoints(
     assert header[3:7] == ["coordinates", "norm", "95 % low", "95 % high"]
     assert (original[3], rotated[3]) == ("original", "rotated, own basis")
     assert float(rotated[4].split()[0]) == pytest.approx(results_of(run)["rotated"].normalized, rel=1e-3)
-    assert "| 5 x 64 tokens |" in (tmp_path / "figure.txt").read_text()
+    assert "5 x 64" in (tmp_path / "figure.json").read_text()
     assert (tmp_path / "figure.png").stat().st_size > 0
     assert len(shown(run, "--measured", "--rotated", "--format", "csv").splitlines()) == 2
 
