@@ -91,8 +91,8 @@ def rank_table(
 def rank_notes(config: RunConfig) -> list[str]:
     """What to know to read a table of ranks."""
     notes = [
-        "Peak: weights, moments, rotation and rings, with the larger of activations + logits and gradients + update,"
-        " which are not there at one time."
+        "Peak: weights, moments, rotation and rings, with the larger of activations + logits and gradients + update"
+        " beside the activations of the micro-batches that are under way then."
     ]
     if config.logging.staleness_every is not None:
         notes.append("Probe: what logging.staleness_every keeps; its second pass comes beside the update's gradients.")

@@ -157,10 +157,14 @@ class Verdict:
         return not self.has_cuts or (bool(self.too_large) and not self.asynchronous)
 
     def break_even(self, option: Option) -> float | None:
-        """The slowdown at which an asynchronous option is as fast as the rival; None without a slowdown."""
+        """The slowdown at which an asynchronous option is as fast as the rival; None without a slowdown.
+
+        Below 1 it cannot win, since delay is no gain.
+        """
         if self.rival is None or option.slowdown is None:
             return None
-        return self.rival.time / (option.cut.time * option.iterations.mean / option.slowdown.ratio)
+        without_delay = option.num_iterations / max(1.0, option.slowdown.ratio)
+        return self.rival.time / (option.cut.time * without_delay)
 
 
 Grid = dict[tuple[int, int], Verdict | None]
