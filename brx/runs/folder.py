@@ -78,7 +78,9 @@ class RunFolder:
     def check(self, config: RunConfig, *, resume: bool) -> None:
         """Refuse a folder that holds a run already, unless it is this one and to be continued: a UserError."""
         if not resume and any(path.exists() for path in (self.config, self.metrics, self.path / "checkpoints")):
-            raise UserError(f"{self.path}: holds a run already; continue it (--resume; record: resume=True), or choose another folder")
+            raise UserError(
+                f"{self.path}: holds a run already; continue it (--resume; record: resume=True), or choose another folder"
+            )
         if not self.config.exists():
             return
         if (difference := first_difference(trajectory_of(load_config(self.config)), trajectory_of(config))) is not None:
