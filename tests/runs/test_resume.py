@@ -38,7 +38,7 @@ def content_of(folder):
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ((), "holds a run already; continue it with --resume"),
+        ((), "holds a run already; continue it"),
         (("--resume", "--set", "data.tokenizer=gpt2"), "data.tokenizer was 'bytes' and is now 'gpt2'"),
         (("--resume", "--set", "training.stop_after=19"), "training.stop_after: 19: the run in"),
         (("--resume", "--set", "training.seed=1"), "training.seed was 0 and is now 1"),
