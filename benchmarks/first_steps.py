@@ -202,7 +202,8 @@ def floor_over_noise(shape: Shape, rank: int | None, seed: int = 0) -> float:
     rotated = left.mT @ (gradient @ right)
     columns = torch.linspace(0, shape[1] - 1, min(shape[1], NUM_SAMPLED)).long()
     exact = left.double().mT @ (gradient.double() @ right[:, columns].double())
-    floor = noise_floor(rotated.square()).sqrt()[:, columns]
+    squares = rotated.square()
+    floor = noise_floor(squares.mean(1, keepdim=True), squares.mean(0, keepdim=True)).sqrt()[:, columns]
     return 1 / ((rotated[:, columns] - exact) / floor).square().mean().sqrt().item()
 
 

@@ -591,25 +591,29 @@ def above_noise(second_moment: Tensor) -> Tensor:
     Adam would scale noise to full steps. Rounding of the basis leaves up to 4 eps of the matrix in a whole row or
     column that should be zero; their floor is 16 eps. What is 4 times below a floor moves by 1.5e-5 of its step.
     """
-    m, n = second_moment.shape[-2:]
-    number = torch.finfo(second_moment.dtype)
     of_row, of_column = (second_moment.mean(dim=dim, keepdim=True) for dim in (-1, -2))
+    m, n, number = of_row.shape[-2], of_column.shape[-1], torch.finfo(second_moment.dtype)
     tilt = of_row.mean(dim=-2, keepdim=True) * (16 * number.eps) ** 2 + number.tiny
-    noise = (noise_floor(second_moment) / second_moment).pow(4)
-    return 1 / (1 + noise + (m * tilt / of_row).pow(4) + (n * tilt / of_column).pow(4))
+    # In place: one array of the matrices' size, as the memory of a second would cost the CPU more than the arithmetic.
+    damping = _fourth_power(noise_floor(of_row, of_column).div_(second_moment)).add_(1)
+    return damping.add_(_fourth_power(m * tilt / of_row)).add_(_fourth_power(n * tilt / of_column)).reciprocal_()
 
 
-def noise_floor(second_moment: Tensor) -> Tensor:
+def _fourth_power(ratio: Tensor) -> Tensor:
+    """In place, of ratios that one is added to: what is below 1e-5 counts as that, as subnormal numbers are slow."""
+    return ratio.clamp_(min=1e-5).square_().square_()
+
+
+def noise_floor(of_row: Tensor, of_column: Tensor) -> Tensor:
     """The square of what counts as rounding noise in each entry of a rotated gradient (*, m, n).
 
-    Its root is 7 eps (m + n)^(1/4) times that of the mean squares of the entry's row, of its column and of the matrix
-    together; measured against float64 (`benchmarks/first_steps`), rounding leaves 0.2 to 0.4 instead of 7.
+    From the mean squares of its rows (*, m, 1) and columns (*, 1, n). Its root is 7 eps (m + n)^(1/4) times that of the
+    mean squares of the entry's row, of its column and of the matrix together; measured against float64
+    (`benchmarks/first_steps`), rounding leaves 0.2 to 0.4 instead of 7.
     """
-    m, n = second_moment.shape[-2:]
-    number = torch.finfo(second_moment.dtype)
-    of_row, of_column = (second_moment.mean(dim=dim, keepdim=True) for dim in (-1, -2))
-    mean_squares = of_row + of_column + of_row.mean(dim=-2, keepdim=True)
-    return mean_squares * (math.sqrt(m + n) * (7 * number.eps) ** 2) + number.tiny
+    m, n, number = of_row.shape[-2], of_column.shape[-1], torch.finfo(of_row.dtype)
+    mean_squares = (of_row + of_column).add_(of_row.mean(dim=-2, keepdim=True))
+    return mean_squares.mul_(math.sqrt(m + n) * (7 * number.eps) ** 2).add_(number.tiny)
 
 
 def largest_adam_step(update: int, betas: tuple[float, float]) -> float:

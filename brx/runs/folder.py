@@ -79,7 +79,7 @@ class RunFolder:
         """Refuse a folder that holds a run already, unless it is this one and to be continued: a UserError."""
         if not resume and any(path.exists() for path in (self.config, self.metrics, self.path / "checkpoints")):
             raise UserError(
-                f"{self.path}: holds a run already; continue it (--resume; record: resume=True), or choose another folder"
+                f"{self.path}: holds a run; continue it (--resume; record: resume=True), or choose another folder"
             )
         if not self.config.exists():
             return
