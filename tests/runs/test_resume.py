@@ -38,7 +38,7 @@ def content_of(folder):
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ((), "holds a run already; continue it"),
+        ((), "holds a run; continue it"),
         (("--resume", "--set", "data.tokenizer=gpt2"), "data.tokenizer was 'bytes' and is now 'gpt2'"),
         (("--resume", "--set", "training.stop_after=19"), "training.stop_after: 19: the run in"),
         (("--resume", "--set", "training.seed=1"), "training.seed was 0 and is now 1"),
@@ -64,7 +64,7 @@ def test_stop_after_that_is_reached_is_finished_and_two_writers_or_remains_are_r
         train(tiny_config(tmp_path), run, resume=True)
     for name in ("config.yaml", "metrics.jsonl"):  # where only metrics or checkpoints are left, too
         (run / name).unlink()
-        with pytest.raises(UserError, match="holds a run already"):
+        with pytest.raises(UserError, match="holds a run"):
             check_request(RunFolder(run), tiny_config(tmp_path), resume=False)
 
 

@@ -289,7 +289,7 @@ def test_a_finished_run_is_not_overwritten_and_stays_unless_its_last_checkpoint_
     config = load_config(finished)
     before = {path: path.read_text() for path in finished.glob("[!.]*.*")}
     assert {path.name for path in before} == {"config.yaml", "metrics.jsonl", "summary.json"}
-    with pytest.raises(UserError, match="holds a run already; continue it"):
+    with pytest.raises(UserError, match="holds a run; continue it"):
         train(config, finished)
     other = config.optimizer.model_copy(update={"lr": 0.5})
     with pytest.raises(UserError, match=r"optimizer\.lr was 0\.01 and is now 0\.5"):
