@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -54,29 +54,21 @@ COMMANDS = {name: entry for commands in PANELS.values() for name, entry in comma
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 
 
-class _LazyCommands(Mapping[str, TyperCommand | TyperGroup]):
-    """The commands by name, each taken from the `app` of its module when somebody asks for it."""
-
-    def __getitem__(self, name: str) -> TyperCommand | TyperGroup:
-        module, summary = COMMANDS[name]
-        command = typer.main.get_group(import_module(f"brx.cli.{module}").app).commands[name]
-        assert isinstance(command, TyperCommand | TyperGroup)
-        command.name, command.help = name, summary
-        return command
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(COMMANDS)
-
-    def __len__(self) -> int:
-        return len(COMMANDS)
-
-
 class _Brx(CommandGroup):
-    """The group of all commands."""
+    """The group of all commands, each taken from the `app` of its module when somebody asks for it."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.commands = _LazyCommands()  # type: ignore[assignment]  # nobody adds to it
+        self.commands = dict.fromkeys(COMMANDS)  # type: ignore[assignment]  # the names alone: see `get_command`
+
+    def get_command(self, ctx: Any, cmd_name: str) -> TyperCommand | TyperGroup | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, summary = COMMANDS[cmd_name]
+        command = typer.main.get_group(import_module(f"brx.cli.{module}").app).commands[cmd_name]
+        assert isinstance(command, TyperCommand | TyperGroup)
+        command.name, command.help = cmd_name, summary
+        return command
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """One panel per purpose, from the table alone."""

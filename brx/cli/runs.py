@@ -12,7 +12,6 @@ import typer
 
 from brx.cli.options import Format, RunsOrFolders, TableFormat, option
 from brx.cli.usage import Application, print_note, print_table, refuse
-from brx.errors import UserError
 
 if TYPE_CHECKING:
     from brx.runs.comparison import Comparison
@@ -43,7 +42,7 @@ def slowdown(
     all_targets: Annotated[Path | None, option("FIGURE", "draw slowdown against target, too")] = None,
 ) -> None:
     """Print the slowdowns, and the iterations saved over the best baseline."""
-    from brx.runs.comparison import at_same_rates, compare, has_slowdowns
+    from brx.runs.comparison import at_same_rates, compare, is_reference, with_reference
     from brx.runs.experiments import at_best_rates, notes, of_rates
     from brx.runs.frames import load
 
@@ -67,10 +66,10 @@ def slowdown(
     if all_targets is not None:
         from brx.plot.any_runs import draw_all_targets  # loads matplotlib
 
-        shown = next((runs for runs in comparison.sets if has_slowdowns(runs, reference_stages)), None)
-        if shown is None:
-            raise UserError("--all-targets: every run with a slowdown diverged, or those without delay did")
-        print(*draw_all_targets(shown, all_targets, reference_stages, target), sep="\n", file=sys.stderr)
+        compared = (with_reference(runs, reference_stages) for runs in comparison.sets)
+        shown = [runs for runs in compared if not is_reference(runs, reference_stages).all()]
+        refuse(not shown, "--all-targets: every run with a slowdown diverged, or those without delay did")
+        print(*draw_all_targets(shown[0], all_targets, reference_stages, target), sep="\n", file=sys.stderr)
 
 
 def _print(comparison: Comparison, format: TableFormat, target_rule: str) -> None:

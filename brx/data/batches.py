@@ -62,12 +62,9 @@ def check_validation_examples(file: TokenFile, sequence_length: int, examples: i
     check_length(file, sequence_length)
     num_windows = file.num_tokens - sequence_length
     if examples > num_windows:
-        windows_of = (
-            f"the windows of model.sequence_length {sequence_length} in the {file.num_tokens:,} validation tokens"
-        )
-        raise UserError(
-            f"training.validation_examples: must be at most {num_windows:,}, {windows_of}, got {examples:,}"
-        )
+        most = f"must be at most {num_windows:,}, the windows of model.sequence_length {sequence_length}"
+        there = f"in the {file.num_tokens:,} validation tokens"
+        raise UserError(f"training.validation_examples: {most} {there}, got {examples:,}")
 
 
 def check_length(file: TokenFile, sequence_length: int) -> None:
@@ -93,16 +90,16 @@ class Prefetcher:
     def batch(self, iteration: int) -> Batch:
         """Inputs and targets of micro-batch `iteration` on the device; any order works, ascending ones are ready."""
         started = time.perf_counter()
-        inputs, targets = self._make(iteration) if self._thread is None else self._next(iteration, self._thread)
+        if self._thread is None:
+            inputs, targets = self._make(iteration)
+        else:
+            wanted, start = range(iteration, iteration + 1 + AHEAD), self._thread.submit
+            self._ahead = {number: self._ahead.get(number) or start(self._make_pinned, number) for number in wanted}
+            inputs, targets = self._ahead[iteration].result()
         # The caching allocator of pinned memory keeps a buffer until the copy from it is over.
         on_device = inputs.to(self._device, non_blocking=True), targets.to(self._device, non_blocking=True)
         self.seconds_waited += time.perf_counter() - started
         return on_device
-
-    def _next(self, iteration: int, thread: ThreadPoolExecutor) -> Batch:
-        wanted = range(iteration, iteration + 1 + AHEAD)
-        self._ahead = {number: self._ahead.get(number) or thread.submit(self._make_pinned, number) for number in wanted}
-        return self._ahead[iteration].result()
 
     def _make_pinned(self, iteration: int) -> Batch:
         inputs, targets = self._make(iteration)

@@ -112,14 +112,12 @@ def remove(folder: Path) -> None:
 
 
 class SplitCount(BaseModel, extra="forbid", strict=True):
-    """How much of one split has been written."""
-
     num_tokens: int = 0
     num_documents: int = 0
 
 
 class Written(BaseModel):
-    """How far a preparation is."""
+    """How far a preparation is: the content of its note."""
 
     documents_read: int
     splits: dict[str, SplitCount]
@@ -210,8 +208,7 @@ def _make(config: DataConfig, folder: Path, workers: int | None, quiet: bool) ->
     with closing(TokenWriter(partial)) as writer:
         written, before, start = writer.written, writer.written.num_tokens, time.monotonic()
         done = written.splits["train"].num_tokens
-        bar = ProgressBar(f"preparing {config.source}", "training tokens", config.tokens, done, quiet=quiet)
-        with bar as progress:
+        with ProgressBar(f"preparing {config.source}", "training tokens", config.tokens, done, quiet=quiet) as progress:
             if done:
                 progress.say(f"going on after {done:,} training tokens")
             texts = documents(config, skip=written.documents_read)

@@ -77,8 +77,8 @@ def package_sources() -> Iterator[str]:
         folder = _package_folder(package)
         for file in folder.rglob("*.py"):
             relative = file.relative_to(folder)
-            is_written_by_build = len(relative.parts) == 1 and file.name in BUILD_FILES
-            if not is_written_by_build and SKIPPED_FOLDERS.isdisjoint(relative.parts):
+            # Of a package's top folder alone: those are written when it is built.
+            if str(relative) not in BUILD_FILES and SKIPPED_FOLDERS.isdisjoint(relative.parts):
                 files[f"{package}/{relative.as_posix()}"] = file
     # Shuffled, so that any prefix (`data.tokens`) and any stretch of the validation tokens holds all packages.
     for name in sorted(files, key=lambda name: hashlib.sha256(name.encode()).digest()):
@@ -146,25 +146,31 @@ def local_files(source: str) -> list[Path] | None:
 def _local_file(path: Path, text_field: str) -> Iterator[str]:
     with _told(UserError, f"{path}: cannot be read"):  # json and pyarrow errors are wrapped as a version likes
         if path.suffix == ".txt":
-            yield from _text_pieces(path)
+            with path.open(encoding="utf-8", newline="\n") as file:
+                # The limit on the rest of the line bounds the memory that a file without line ends takes.
+                while piece := file.read(TEXT_PIECE) + file.readline(TEXT_PIECE):
+                    if "\0" in piece:
+                        raise UserError(f"data.source: {path}: holds NUL characters: not a text file")
+                    yield piece
         elif path.stat().st_size > 0:  # datasets would stumble over a file without rows
             kind = "json" if path.suffix == ".jsonl" else "parquet"
-            yield from _texts(_stream(_import_datasets(), kind, data_files=str(path)), text_field, str(path))
-
-
-def _text_pieces(path: Path) -> Iterator[str]:
-    with path.open(encoding="utf-8", newline="\n") as file:
-        # The limit on the rest of the line bounds the memory that a file without line ends takes.
-        while piece := file.read(TEXT_PIECE) + file.readline(TEXT_PIECE):
-            if "\0" in piece:
-                raise UserError(f"data.source: {path}: holds NUL characters: not a text file")
-            yield piece
+            yield from _texts(_stream(kind, data_files=str(path)), text_field, str(path))
 
 
 def _hub(name: str, text_field: str) -> Iterator[str]:
+    from huggingface_hub import HfApi
+
     repository = _HUB_ALIASES.get(name, name)
     with _told(UserError, f"{name}: no such file, and the Hugging Face dataset {repository} cannot be reached"):
-        rows = _open_on_hub(_import_datasets(), repository)
+        # Asked first because load_dataset alone tries again for half a minute before it admits there is no network.
+        HfApi().dataset_info(repository, timeout=_HUB_TIMEOUT_S)
+        try:
+            rows = _stream(repository)
+        except RuntimeError as error:
+            if "scripts" not in str(error):
+                raise
+            # Datasets that consist of a loading script are on the hub a second time, converted.
+            rows = _stream(repository, revision="refs/convert/parquet")
     with _told(RunError, f"{name}: the stream broke off", "; prepare again to go on from here"):
         yield from _texts(rows, text_field, name)
 
@@ -182,22 +188,12 @@ def _told(kind: type[Exception], what: str, remedy: str = "") -> Iterator[None]:
         raise kind(f"data.source: {what}: {shown}{remedy}") from None
 
 
-def _open_on_hub(datasets: Any, repository: str) -> Any:
-    from huggingface_hub import HfApi
-
-    # Asked first because load_dataset alone tries again for half a minute before it admits that there is no network.
-    HfApi().dataset_info(repository, timeout=_HUB_TIMEOUT_S)
-    try:
-        return _stream(datasets, repository)
-    except RuntimeError as error:
-        if "scripts" not in str(error):
-            raise
-        # Datasets that consist of a loading script are on the hub a second time, converted.
-        return _stream(datasets, repository, revision="refs/convert/parquet")
-
-
-def _stream(datasets: Any, name: str, **where: str) -> Any:
+def _stream(name: str, **where: str) -> Any:
     """Rows of the training split as Arrow tables, without downloading or caching the whole."""
+    import datasets  # here, because it takes seconds, and runs on prepared tokens do without
+
+    datasets.disable_progress_bars()
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # what it logs as an error it raises, too
     return datasets.load_dataset(name, split="train", streaming=True, **where).with_format("arrow")
 
 
@@ -210,11 +206,3 @@ def _texts(rows: Any, text_field: str, where: str) -> Iterator[str]:
             if not isinstance(text, str):
                 raise UserError(f"data.text_field: {where}: '{text_field}' holds {text!r:.40} where text is expected")
             yield text
-
-
-def _import_datasets() -> Any:
-    import datasets  # here, because it takes seconds, and runs on prepared tokens do without
-
-    datasets.disable_progress_bars()
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # what it logs as an error it raises, too
-    return datasets

@@ -69,7 +69,7 @@ def draw_all_targets(
     """Slowdown at the largest number of stages for every target from an early loss to the best final one.
 
     So nobody has to trust one choice of target. A line ends where its method no longer reaches it under delay.
-    `chosen` are experiments of one model and budget, rows of `at_best_rates`, of which `has_slowdowns`; `marked` is a
+    `chosen` are experiments of one model and budget, rows of `at_best_rates`, some with a reference; `marked` is a
     target to mark, by default the loss that all of them that have a reference reach.
     """
     compared = with_reference(chosen, reference_stages)

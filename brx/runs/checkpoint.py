@@ -23,9 +23,9 @@ from typing_extensions import TypedDict  # pydantic takes that of Python 3.12 on
 from brx.config.schema import RunConfig
 from brx.data.token_file import sha256
 from brx.errors import UserError
-from brx.files import cannot_write, replacing, sync_folder, write_json
+from brx.files import replacing, sync_folder, write_json
 from brx.methods.trajectory_version import check_trajectory_version
-from brx.runs.folder import RunFolder, first_difference, trajectory_of
+from brx.runs.folder import RunFolder, first_difference, telling, trajectory_of
 from brx.runs.metrics import MetricsFile
 
 MANIFEST = "manifest.json"
@@ -59,7 +59,6 @@ def list_checkpoints(run: Path) -> list[Path]:
 
 
 def iteration_of(checkpoint: Path) -> int:
-    """The number of updates behind a checkpoint, as its folder is named."""
     return int(checkpoint.name)
 
 
@@ -72,11 +71,9 @@ def run_and_iteration(path: Path) -> tuple[Path, int | None]:
 def begin(run: Path, iteration: int) -> Path:
     """Make the temporary folder in which the devices write their stages."""
     temporary = _temporary(run, iteration)
-    try:
+    with telling(temporary):
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-    except OSError as error:
-        raise cannot_write(temporary, error) from None
     return temporary
 
 
@@ -99,12 +96,10 @@ def finish(
     temporary, final = _temporary(run, iteration), checkpoint_folder(run, iteration)
     content = content | {"iteration": iteration, "stages": stages}
     write_json(temporary / MANIFEST, content | {"sha256": _sha256_of_content(content)})
-    try:
+    with telling(final):
         shutil.rmtree(final, ignore_errors=True)  # half removed, if it is there: see `remove_after`
         temporary.rename(final)
         sync_folder(final.parent)
-    except OSError as error:
-        raise cannot_write(final, error) from None
     for old in list_checkpoints(run)[:-keep]:
         if iteration_of(old) not in keep_at:
             _remove(old)

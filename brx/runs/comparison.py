@@ -23,11 +23,11 @@ from brx.runs.slowdown import (
 )
 
 CODE = "optimizer.code_sha256"
+# What rows are made of: pandas takes its time with a hundred columns.
 _SHOWN = [
     *("architecture", "method", "variant", "is_usual", "experiment", "status", DEPTH, SEED, RATE, "lr_at_edge"),
     *("diverged_seeds", "last_iteration", "train_loss", "last_quarter_loss"),
 ]
-"""What rows are made of: pandas takes its time with a hundred columns."""
 BASELINES = ("pipedream", "pipedream-lr", "nesterov")
 EARLY = 0.05  # the share of the iterations before which training has not settled
 
@@ -126,11 +126,6 @@ def with_reference(chosen: pd.DataFrame, reference_stages: int = 1) -> pd.DataFr
     return chosen[labels.isin(labels[is_reference(chosen, reference_stages)])]
 
 
-def has_slowdowns(chosen: pd.DataFrame, reference_stages: int = 1) -> bool:
-    """Whether any method has runs both at the reference number of stages and under other delays."""
-    return not is_reference(with_reference(chosen, reference_stages), reference_stages).all()
-
-
 def is_reference(chosen: pd.DataFrame, reference_stages: int = 1) -> pd.Series:
     """Which runs have the delays of a pipeline of so many stages: at P = 1, none."""
     return (chosen[DEPTH] == reference_stages) & has_pipeline_delays(chosen)
@@ -140,12 +135,11 @@ def slowdowns(chosen: pd.DataFrame, target: float, reference_stages: int = 1) ->
     """The slowdown of every experiment (of rows of `at_best_rates`) that has a reference, by variant and stages.
 
     Runs under other delays than a pipeline's are a variant of their own, with the same reference. Columns, in the words
-    of docs/slowdown.md: `model`, `method` (the variant), `stages`, `ratio` (NaN where a reference run never reached the
-    target, or diverged, and on a plateau), `low` and `high` (of the 95 % interval; NaN for a bound, and with fewer than
-    two seeds in common), `resolution` (of the ratio, from the distance of the recorded iterations), `is_censored`
-    (`ratio` is a lower bound), `is_plateau` (see `passage_error`), `is_early` (the reference reaches the target before
-    training has settled), `iterations` of each seed, `lr`, `lr_at_edge`, those of the reference under `reference_...`,
-    and `target` in nats.
+    of docs/slowdown.md: `ratio` (NaN on a plateau, and where a reference run diverged or never reached the target),
+    `low` and `high` (of the 95 % interval; NaN for a bound, and with fewer than two seeds in common), `resolution` (of
+    the ratio, from the distance of the recorded iterations), `is_censored` (`ratio` is a lower bound), `is_plateau`
+    (see `passage_error`), `is_early` (the reference reaches the target before training has settled), and what
+    `_slowdown` names; `iterations` are by seed, `target` is in nats.
     """
     rows = []
     shown = chosen[_SHOWN].assign(is_reference=is_reference(chosen, reference_stages))
@@ -204,10 +198,7 @@ def _passage_quality(seeds: pd.DataFrame, target: float) -> tuple[float, float]:
 
 
 def saved_ratio(ours: pd.DataFrame, baseline: pd.DataFrame) -> IterationRatio | None:
-    """The iterations of an experiment to the `common_target` of another, over those of that one to it.
-
-    None if a run of the baseline ends above.
-    """
+    """An experiment's iterations to a baseline's `common_target`, over the baseline's; None if that ends above."""
     target = common_target(baseline)
     return iteration_ratio(reached_by_seed(ours, target), reached_by_seed(baseline, target))
 
@@ -215,10 +206,9 @@ def saved_ratio(ours: pd.DataFrame, baseline: pd.DataFrame) -> IterationRatio | 
 def reductions(chosen: pd.DataFrame) -> pd.DataFrame:
     """How many fewer iterations a method needs to end where the best baseline ends, as the paper's headlines put it.
 
-    A row per experiment that is no baseline and has one (of its usual settings): settings but the optimizer's equal.
-    Columns: `model`, `method` (the variant), `experiment`, `stages`, `baseline` (that with the lowest final loss),
-    `baseline_final_loss` (the loss to reach), and `share`: 1 - iterations needed / those of the baseline, with `low`
-    and `high` of its interval; NaN if the method never gets there. `chosen` are rows of `at_best_rates`.
+    A row per experiment (of rows of `at_best_rates`) that is no baseline and has one, of its usual settings: settings
+    but the optimizer's equal. `baseline` is that with the lowest final loss, `baseline_final_loss` the loss to reach,
+    and `share` 1 - iterations needed / those of the baseline, with its interval; NaN if the method never gets there.
     """
     rows = []
     for _, alike in chosen[_SHOWN].groupby(same_but_for(chosen, "optimizer", SEED), sort=False):
@@ -253,16 +243,17 @@ def _but_for_delay(chosen: pd.DataFrame) -> pd.Series:
 def leaderboard(
     chosen: pd.DataFrame, delay_of: Callable[[pd.Series], str], reference: str, target_method: str
 ) -> pd.DataFrame:
-    """A row per method and delay, the method that is best under the longest delay first.
+    """A row per method and delay, the method that is best under the longest delay first (rank 1).
 
-    Columns: `method`, `rank` (equal for a method's rows), `num_seeds` (the fewest of a delay), `milliseconds` per
-    iteration (of the fastest run), `target` in nats, `delay`, `loss` (final, mean over seeds), `lr`, `lr_at_edge`;
-    beside the reference `ratio`, `low`, `high`, `is_censored` (the slowdown against the same method's reference); and
-    `saved`, the row of `reductions`, None for the baselines. `chosen` are rows of `at_best_rates` that compare,
-    `delay_of` names a run's delay, `reference` is the name of none; slowdowns are at the loss that `target_method`
-    reaches under every delay.
+    `chosen` are rows of `at_best_rates` that compare, `delay_of` names a run's delay, `reference` is the name of none.
+    Columns: `num_seeds` (the fewest of a delay), `milliseconds` per iteration of the fastest run, `loss` (final, mean
+    over seeds), `target` in nats, which `target_method` reaches under every delay; `ratio`, `low`, `high`,
+    `is_censored` (the slowdown, but for the reference itself); and `saved`, the row of `reductions` or None.
     """
-    chosen = chosen.assign(delay=[delay_of(run) for _, run in chosen.iterrows()], label=_labels(chosen))
+    chosen = chosen.assign(delay=[delay_of(run) for _, run in chosen.iterrows()], label=chosen["variant"])
+    if CODE in chosen:  # a user's file made several of one name: they are told apart by its SHA-256
+        is_ambiguous = chosen.groupby("variant")[CODE].transform("nunique") > 1
+        chosen["label"] += (" (" + chosen[CODE].str[:6] + ")").where(is_ambiguous, "")
     of_target = chosen[chosen["variant"] == target_method]
     target = common_target(of_target) if len(of_target) else math.nan
     reduced = [row for _, alike in chosen.groupby("delay") for row in reductions(alike).to_dict("records")]
@@ -292,11 +283,3 @@ def leaderboard(
     hardest = delayed.mean().idxmax() if len(delayed.columns) else reference
     places = losses[hardest].rank(method="first").fillna(len(losses) + 1)
     return board.assign(rank=board["rank"].map(places)).sort_values("rank", kind="stable", ignore_index=True)
-
-
-def _labels(runs: pd.DataFrame) -> pd.Series:
-    """The variants; where a user's file made several of one name, with the beginning of its SHA-256."""
-    if CODE not in runs:
-        return runs["variant"]
-    is_ambiguous = runs.groupby("variant")[CODE].transform("nunique") > 1
-    return runs["variant"].where(~is_ambiguous, runs["variant"] + " (" + runs[CODE].str[:6] + ")")

@@ -16,7 +16,6 @@ import socket
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,23 +49,22 @@ PATIENCE_S, POLL_S = 0.5, 0.02
 _NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK}
 
 
-@dataclass(frozen=True)
+@contextlib.contextmanager
+def telling(path: Path) -> Iterator[None]:
+    """Make a RunError, one line, of a disk that is full, read-only or gone."""
+    try:
+        yield
+    except OSError as error:
+        raise cannot_write(path, error) from None
+
+
 class RunFolder:
     """The paths of one run, and whether a run may begin or go on there."""
 
-    path: Path
-
-    @property
-    def config(self) -> Path:
-        return self.path / "config.yaml"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def summary(self) -> Path:
-        return self.path / "summary.json"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config, self.metrics = path / "config.yaml", path / "metrics.jsonl"
+        self.summary = path / "summary.json"
 
     def read_summary(self) -> dict[str, Any]:
         """What the summary says; empty if there is none (yet), or none that can be read."""
@@ -84,16 +82,15 @@ class RunFolder:
         if not self.config.exists():
             return
         if (difference := first_difference(trajectory_of(load_config(self.config)), trajectory_of(config))) is not None:
-            remedy = "a run resumes with its own configuration; choose another --out for a new run"
-            raise UserError(f"{self.config}: {difference}: {remedy}")
+            raise UserError(
+                f"{self.config}: {difference}: a run resumes with its own; choose another --out for a new one"
+            )
 
     def create(self, config: RunConfig, *, resume: bool) -> None:
         """Make the folder for a new run, or note the settings with which the run in it continues; see `check`."""
         self.check(config, resume=resume)
-        try:
+        with telling(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise cannot_write(self.path, error) from None
         write_text(self.config, dump_config(config))
 
 
@@ -194,12 +191,9 @@ def hold(folder: Path) -> Iterator[int]:
         return
     with lock(folder, patience_s=PATIENCE_S) as descriptor:
         if descriptor is None:
-            holder = "another process"
-            with contextlib.suppress(OSError, UnicodeDecodeError):
-                holder = (folder / LOCK).read_text(encoding="utf-8") or holder
-            raise UserError(
-                f"{folder}: {holder} trains in this folder; wait until it has ended, or choose another --out"
-            )
+            holder = (folder / LOCK).read_text(encoding="utf-8", errors="replace") or "another process"
+            told = "trains in this folder; wait until it has ended, or choose another --out"
+            raise UserError(f"{folder}: {holder} {told}")
         try:
             yield descriptor
         finally:
@@ -252,11 +246,9 @@ def _handed_down(folder: Path) -> int | None:
 
 
 def _take(folder: Path) -> int | None:
-    try:
+    with telling(folder / LOCK):
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as error:
-        raise cannot_write(folder / LOCK, error) from None
     # A file without a name is one that `hold` has removed between the two calls.
     if _try(descriptor, folder) and os.fstat(descriptor).st_nlink > 0:
         _sign(descriptor)

@@ -28,8 +28,7 @@ from brx.runs.slowdown import Series, last_quarter_loss
 Folders = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 RATE, SEED, DEPTH = "optimizer.lr", "training.seed", "depth"
-MOST_NAMES = 3
-"""Of many runs that a line is about."""
+MOST_NAMES = 3  # of many runs that a line is about
 ORIGIN = ("data_fingerprint", "trajectory_version", "last_iteration")
 """What decides a run's losses beside its settings: its data, the version of brx's numbers, and where it ended."""
 
@@ -161,10 +160,7 @@ class Run:
 
     @property
     def undisturbed_pace(self) -> float:
-        """Seconds per iteration while nothing else used the machine: the 5 % quantile of the pace over 20 iterations.
-
-        Cells of a sweep share a machine, whose other work can only slow them down.
-        """
+        """Seconds per iteration, the 5 % quantile of the pace over 20: other work of a machine only slows runs."""
         marks = self.seconds[::20]
         if len(marks) < 2:
             return float(self.seconds[-1] / self.iterations[-1])
@@ -177,19 +173,15 @@ def load(folders: Folders) -> pd.DataFrame:
     The index `run` is the path of its folder. Columns are all settings and all of summary.json by their dotted keys
     (`pipeline.stages`, `optimizer.method`, `versions.torch`; NaN where a run has no such key), and:
 
-    - `name`: of the run's folder; `architecture`, `method`, `variant`: the settings in a few words.
-    - `depth`: P, the stages of the pipeline whose delays it has: `pipeline.stages`, or `pipeline.delay.like`.
-    - `largest_delay`: of its stages, in updates; 0 without delay.
-    - `examples_per_update`: of all its micro-batches together.
-    - `experiment`: equal for runs that differ in nothing but learning rate and seed.
-    - `status`: finished, diverged, failed, interrupted, or unfinished where there is no summary of the whole run yet.
-    - `iteration`: the newest one.
-    - `train_loss`: the final training loss in nats, a mean over the last 2 % of the schedule; NaN, as what follows,
-      for a run that failed before its first loss was written.
-    - `last_quarter_loss`: the mean training loss over the last quarter of its iterations (see docs/slowdown.md).
-    - `val_loss`: the newest validation loss in nats; infinite before the first.
-    - `seconds`: spent training, without validations and checkpoints.
-    - `seconds_per_iteration`: the pace while nothing else used the machine (see `Run.undisturbed_pace`).
+    - `name` of the run's folder; `architecture`, `method`, `variant`: the settings in a few words; `experiment`: equal
+      for runs that differ in nothing but learning rate and seed.
+    - `depth`: P, the stages of the pipeline whose delays it has (`pipeline.stages`, or `pipeline.delay.like`);
+      `largest_delay` of its stages, in updates; `examples_per_update`, of all its micro-batches together.
+    - `status`: finished, diverged, failed, interrupted, or unfinished where there is no summary of the whole run yet;
+      `iteration`: the newest.
+    - `train_loss`: the final training loss in nats, a mean over the last 2 % of the schedule; `last_quarter_loss` (see
+      docs/slowdown.md); `val_loss`: the newest, infinite before the first. NaN where a run has no losses.
+    - `seconds` of training; `seconds_per_iteration` while nothing else used the machine (`Run.undisturbed_pace`).
 
     UserError where one of them is no folder, a run in it is not readable, or there is no run in any.
     """
@@ -204,8 +196,15 @@ def curves(runs: pd.DataFrame | Folders) -> pd.DataFrame:
     Columns: `run` (the index of `load`), `iteration` from 1, `train_loss` and `val_loss` in nats (NaN where there was
     no validation), `smoothed` (see `Run.smoothed`; NaN within half a window of either end), `seconds` of training.
     """
-    paths = runs.index if isinstance(runs, pd.DataFrame) else load(runs).index
-    return pd.concat([_curves(path) for path in paths], ignore_index=True)
+    frames = []
+    for path in runs.index if isinstance(runs, pd.DataFrame) else load(runs).index:
+        run = read_run(Path(path))
+        series = {"iteration": run.iterations.astype(int), "train_loss": run.train_loss, "seconds": run.seconds}
+        frame = pd.DataFrame({"run": path, **series})
+        frame["smoothed"] = pd.Series(run.smoothed, frame.index[run.centres])
+        frame["val_loss"] = frame["iteration"].map(pd.Series(run.val_loss, run.val_iterations.astype(int)))
+        frames.append(frame)
+    return pd.concat(frames, ignore_index=True)
 
 
 def training_loss(run: str) -> pd.Series:
@@ -238,15 +237,8 @@ def same_but_for(runs: pd.DataFrame, *settings: str) -> pd.Series:
     """
     left_out = {key for key in runs.columns if key in settings or key.partition(".")[0] in settings}
     deciding = [key for key in runs.columns if decides_trajectory(key) and key not in left_out]
-    codes = np.column_stack([pd.factorize(_hashable(runs[key]))[0] for key in (*ORIGIN, *deciding)])
-    labels: dict[bytes, int] = {}
-    return pd.Series([labels.setdefault(row.tobytes(), len(labels)) for row in codes], runs.index, dtype=int)
-
-
-def _hashable(values: pd.Series) -> pd.Series:
-    """Lists as JSON."""
-    is_mixed = values.dtype == object
-    return values.map(lambda value: json.dumps(value) if isinstance(value, list) else value) if is_mixed else values
+    hashable = runs[[*ORIGIN, *deciding]].map(lambda value: json.dumps(value) if isinstance(value, list) else value)
+    return hashable.groupby(list(hashable), sort=False, dropna=False).ngroup()
 
 
 def experiment_id(config: RunConfig, data_fingerprint: str | None, trajectory_version: int | None) -> str:
@@ -274,28 +266,25 @@ def comparable(runs: pd.DataFrame, *, any_split: bool = False) -> list[pd.DataFr
 
 def differences(runs: pd.DataFrame) -> list[str]:
     """What makes runs incomparable with the first of them: a line per run, none if they compare."""
-    return [
-        f"{path} and {runs.index[0]} differ in {', '.join(aspects)}: their losses do not compare"
-        for path, aspects in differing_aspects(runs).items()
-        if aspects
-    ]
+    by_run = _differing_aspects(runs).items()
+    first = runs.index[0]
+    return [f"{run} and {first} differ in {aspects}: their losses do not compare" for run, aspects in by_run if aspects]
 
 
-def differing_aspects(runs: pd.DataFrame, *, any_split: bool = False) -> dict[str, list[str]]:
+def _differing_aspects(runs: pd.DataFrame, *, any_split: bool = False) -> pd.Series:
     """What makes each run incomparable with the first of them, in words; see `comparable`."""
-    aspects = _aspects(runs, any_split=any_split)
-    first = runs.iloc[0]
-    return {
-        str(path): [name for name, keys in aspects.items() if not run[keys].equals(first[keys])]
-        for path, run in runs.iloc[1:].iterrows()
-    }
+    aspects, first = _aspects(runs, any_split=any_split), runs.iloc[0]
+    differing = [
+        ", ".join(name for name, keys in aspects.items() if not run[keys].equals(first[keys]))
+        for _, run in runs.iloc[1:].iterrows()
+    ]
+    return pd.Series(differing, runs.index[1:], dtype=object)
 
 
 def left_out(shown: pd.DataFrame, others: list[pd.DataFrame], *, any_split: bool = False) -> dict[str, pd.DataFrame]:
     """The runs of other sets of `comparable` by what makes them incomparable with those shown, in words."""
     rest = pd.concat([shown.iloc[:1], *others])
-    aspects = [", ".join(names) for names in differing_aspects(rest, any_split=any_split).values()]
-    return dict(iter(rest.iloc[1:].groupby(np.array(aspects), sort=False)))
+    return dict(iter(rest.iloc[1:].groupby(_differing_aspects(rest, any_split=any_split), sort=False)))
 
 
 def first_names(names: Sequence[str]) -> str:
@@ -317,20 +306,14 @@ def _aspects(runs: pd.DataFrame, *, any_split: bool) -> dict[str, list[str]]:
     }
 
 
-def _state(path: Path) -> tuple[tuple[int, int], ...]:
-    """Size and time of change of the files that a run's row is made of; zeros for those that are not there."""
-    files = [path / name for name in ("metrics.jsonl", "curves.npz", "summary.json", "config.yaml")]
-    return tuple((file.stat().st_size, file.stat().st_mtime_ns) if file.is_file() else (0, 0) for file in files)
+_read_once = lru_cache(maxsize=1024)(lambda path, _unchanged: Run.load(path))
 
 
 def read_run(path: Path) -> Run:
-    """A run, read again only after one of its files has changed."""
-    return _read_once(path, _state(path))
-
-
-@lru_cache(maxsize=1024)
-def _read_once(path: Path, _unchanged: tuple[tuple[int, int], ...]) -> Run:
-    return Run.load(path)
+    """A run, read again only after the size or time of one of its files has changed."""
+    files = [path / name for name in ("metrics.jsonl", "curves.npz", "summary.json", "config.yaml")]
+    states = ((file.stat().st_size, file.stat().st_mtime_ns) if file.is_file() else (0, 0) for file in files)
+    return _read_once(path, tuple(states))
 
 
 def _row(run: Run) -> dict[str, Any]:
@@ -338,7 +321,10 @@ def _row(run: Run) -> dict[str, Any]:
     has_losses = len(run.train_loss) > 0
     fingerprint = run.summary.get("data_fingerprint")
     version = recorded_version(run.summary) if run.summary else None
-    settings = _known_settings(run.config)
+    settings = run.config.model_dump(mode="json")
+    if run.config.is_recorded:  # None for what is not known of a loop of somebody's own
+        known = run.config.model_dump(mode="json", exclude_unset=True)
+        settings = {name: dict.fromkeys(section) | known.get(name, {}) for name, section in settings.items()}
     batch_size = settings["training"]["batch_size"]
     return {
         "name": run.path.name,
@@ -363,22 +349,3 @@ def _row(run: Run) -> dict[str, Any]:
         "last_iteration": run.config.training.last_iteration,
         **settings,
     }
-
-
-def _known_settings(config: RunConfig) -> dict[str, dict[str, Any]]:
-    """By section and key; None for what is not known of a loop of somebody's own."""
-    settings = config.model_dump(mode="json")
-    if config.is_recorded:
-        known = config.model_dump(mode="json", exclude_unset=True)
-        settings = {name: dict.fromkeys(section) | known.get(name, {}) for name, section in settings.items()}
-    return settings
-
-
-def _curves(path: str) -> pd.DataFrame:
-    run = read_run(Path(path))
-    frame = pd.DataFrame(
-        {"run": path, "iteration": run.iterations.astype(int), "train_loss": run.train_loss, "seconds": run.seconds}
-    )
-    frame["smoothed"] = pd.Series(run.smoothed, frame.index[run.centres])
-    frame["val_loss"] = frame["iteration"].map(pd.Series(run.val_loss, run.val_iterations.astype(int)))
-    return frame

@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brx.errors import RunError, UserError
-from brx.files import cannot_write, replace_folder, replacing, sync_folder, write_text
-from brx.runs.folder import ENDED, RunFolder, find_runs
+from brx.files import replace_folder, replacing, sync_folder, write_text
+from brx.runs.folder import ENDED, RunFolder, find_runs, telling
 
 Record = dict[str, Any]
 """`iteration`, then either a training step (`train_loss` in nats, `lr`, `grad_norm`, `tokens`, `seconds`) or a
@@ -52,17 +52,17 @@ class MetricsWriter:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with self._told():
+        with telling(path):
             self._file = path.open("a", encoding="utf-8")
 
     def write(self, records: Iterable[Record]) -> None:
-        with self._told():
+        with telling(self.path):
             self._file.writelines(json.dumps(record) + "\n" for record in records)
             self._file.flush()
 
     def sync(self) -> None:
         """Let what was written survive a power cut; before a checkpoint that continues from it is complete."""
-        with self._told():
+        with telling(self.path):
             os.fsync(self._file.fileno())
             sync_folder(self.path.parent)
 
@@ -71,15 +71,8 @@ class MetricsWriter:
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         # On a full disk the buffer cannot be flushed: told, where nothing else is.
-        with self._told() if kind is None else contextlib.suppress(OSError):
+        with telling(self.path) if kind is None else contextlib.suppress(OSError):
             self._file.close()
-
-    @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise cannot_write(self.path, error) from None
 
 
 @dataclass(frozen=True)
@@ -272,25 +265,21 @@ def export(folder: Path, target: Path) -> Path:
                 shutil.copyfile(file, copy)
         if lines := [json.dumps(record) + "\n" for record in read_staleness(folder)]:
             write_text(temporary / STALENESS, "".join(lines))
-        _write_compact(temporary / COMPACT, curves)
+        every = range(len(curves.seconds))
+        kept = sorted({*every[::SECONDS_EVERY], *every[-1:]})
+        with replacing(temporary / COMPACT) as compact:
+            np.savez_compressed(
+                compact,
+                iterations=curves.iterations.astype(np.int32),
+                train_loss=curves.train_loss.astype(np.float32),
+                second_places=np.array(kept, dtype=np.int32),
+                seconds=curves.seconds[kept].astype(np.float32),
+                val_iterations=curves.val_iterations.astype(np.int32),
+                val_loss=curves.val_loss,
+            )
         replace_folder(temporary, target)
     except OSError as error:
         raise RunError(f"{target}: cannot be written: {error.strerror}") from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return target
-
-
-def _write_compact(path: Path, curves: Curves) -> None:
-    every = range(len(curves.seconds))
-    kept = sorted({*every[::SECONDS_EVERY], *every[-1:]})
-    with replacing(path) as file:
-        np.savez_compressed(
-            file,
-            iterations=curves.iterations.astype(np.int32),
-            train_loss=curves.train_loss.astype(np.float32),
-            second_places=np.array(kept, dtype=np.int32),
-            seconds=curves.seconds[kept].astype(np.float32),
-            val_iterations=curves.val_iterations.astype(np.int32),
-            val_loss=curves.val_loss,
-        )

@@ -15,7 +15,7 @@ from brx import delayed, record
 from brx.cli.main import main
 from brx.errors import RunError, UserError
 from brx.runs.folder import RunFolder
-from brx.runs.frames import curves, differing_aspects, load
+from brx.runs.frames import curves, differences, load
 from brx.runs.time_to_loss import measure_largest_set
 from brx.train.loop import train
 from tests.train.helpers import tiny_config
@@ -62,7 +62,7 @@ def test_different_tasks_are_not_compared_silently(tmp_path, capsys):
     assert main(["slowdown", str(tmp_path)]) != 0 or "data fingerprint" in capsys.readouterr().err
     runs = load(tmp_path)
     assert runs["data_fingerprint"].nunique() == 2
-    assert any("data fingerprint" in aspect for aspects in differing_aspects(runs).values() for aspect in aspects)
+    assert any("data fingerprint" in line for line in differences(runs))
 
 
 def test_resumes_where_the_loop_does(tmp_path):
