@@ -18,7 +18,7 @@ from scipy.special import stdtrit
 
 from brx.config.loading import Settings, preset_with
 from brx.errors import UserError
-from brx.paper.ladder import PAPER_RELATIVE_DELAY, SLOWDOWN, complete_lengths, ladder_slowdowns
+from brx.paper.ladder import PAPER_RELATIVE_DELAY, SLOWDOWN, read_ladder
 from brx.paper.scales import BLOCKS, COMPENSATIONS, DEEPEST, DEPTHS, ENDS, MAIN, Experiments
 from brx.runs.comparison import BASELINES, EARLY, common_target, reached_by_seed, saved_ratio, slowdowns
 from brx.runs.frames import SEED
@@ -38,7 +38,7 @@ DELAYS_OF_COMPENSATION = (8, 16, 32)
 
 
 class NotTriedError(UserError):
-    """What a claim needs is not there; says what."""
+    """Says what a claim needs that is not there."""
 
 
 @dataclass(frozen=True)
@@ -69,28 +69,15 @@ class Margin:
         self.by_seed = by_seed.dropna()
         if self.by_seed.empty:
             raise NotTriedError("no seed in common that did not diverge on both sides")
-        self.mean = float(self.by_seed.mean())
-
-    @property
-    def interval(self) -> tuple[float, float] | None:
-        """Student's, of the mean, 95 %; None with fewer than three seeds, or where one diverged."""
-        count = len(self.by_seed)
-        if count < SEEDS_FOR_AN_INTERVAL or not math.isfinite(self.mean):
-            return None
-        half = float(stdtrit(count - 1, (1 + CONFIDENCE) / 2) * self.by_seed.sem())  # quantile of Student's t
-        return self.mean - half, self.mean + half
-
-    @property
-    def least(self) -> float:
-        """What decides: the lower end of the interval; without one, the mean, or where a seed diverged, every seed."""
-        if self.interval:
-            return self.interval[0]
-        return self.mean if math.isfinite(self.mean) else float(self.by_seed.min())
-
-    @property
-    def holds(self) -> bool:
-        """By more than chance, as far as the seeds can say."""
-        return self.least > 0
+        self.mean, count = float(self.by_seed.mean()), len(self.by_seed)
+        self.interval: tuple[float, float] | None = None  # of the mean, 95 %
+        # What decides: the lower end of the interval; without one, the mean, or where a seed diverged, every seed.
+        self.least = self.mean if math.isfinite(self.mean) else float(self.by_seed.min())
+        if count >= SEEDS_FOR_AN_INTERVAL and math.isfinite(self.mean):
+            half = float(stdtrit(count - 1, (1 + CONFIDENCE) / 2) * self.by_seed.sem())  # quantile of Student's t
+            self.interval = self.mean - half, self.mean + half
+            self.least = self.interval[0]
+        self.holds = self.least > 0  # by more than chance, as far as the seeds can say
 
     def evidence(self, text: str, *, holds: bool | None = None, num_seeds: int | None = None) -> Evidence:
         """Of a direction that this margin decides, unless it is said whether it `holds`; with mean and interval."""
@@ -224,8 +211,7 @@ def deeper_ends_lower(experiments: Experiments, method: str, holds: bool) -> Evi
     """From the shallowest to the deepest model, one block per stage, the final loss falls; or not `holds`: it rises."""
     runs = shared_seeds(*(runs_of(experiments, method, count, settings={"model.blocks": count}) for count in BLOCKS))
     text = ", ".join(f"{count} blocks: {final_loss(seeds):.3f}" for count, seeds in zip(BLOCKS, runs, strict=True))
-    lower, higher = (runs[-1], runs[0]) if holds else (runs[0], runs[-1])
-    return margin(lower, higher).evidence(text)
+    return margin(*((runs[-1], runs[0]) if holds else (runs[0], runs[-1]))).evidence(text)
 
 
 def loses_less_without_stashing(experiments: Experiments) -> Evidence:
@@ -303,7 +289,7 @@ def slowdown_of(experiments: Experiments, method: str) -> Evidence:
 
 def extrapolated_slowdown(experiments: Experiments, method: str) -> Evidence:
     if "ladder" not in experiments.known:
-        experiments.known["ladder"] = ladder_slowdowns(complete_lengths(experiments))
+        experiments.known["ladder"] = read_ladder(experiments).slowdowns
     rows = experiments.known["ladder"]
     law = None if rows.empty else SLOWDOWN.law(rows[rows["method"] == method])
     if law is None:

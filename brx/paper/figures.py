@@ -74,7 +74,6 @@ READING = (
     " validation loss; bands: range over seeds, thin: one seed."
 )
 
-
 Panel = Callable[[Experiments, Axes], None]
 
 
@@ -266,7 +265,14 @@ def draw_paper_figure(figure: PaperFigure, experiments: Experiments, folder: Pat
         caption = f"{figure.caption} (The paper's {figure.place}.)" if figure.place else figure.caption
         command = f"brx plot {figure.name} --scale {asked.scale.name}"
         text = "\n".join(filter(None, (caption, figure.reading)))
-        return save(drawn, folder / figure.name, text, command=command, details=_details(asked)), asked
+        runs = {}
+        for seeds in asked.used.values():
+            first = seeds.iloc[0]
+            rate = rate_text(first[RATE], at_edge=first["lr_at_edge"])
+            length = f"{first['architecture']}, {first['last_iteration']} iterations"
+            runs[f"{first['variant']}, P = {first[DEPTH]}, lr {rate}, {length}"] = list(seeds["name"])
+        details = {"fingerprint": asked.fingerprint, "runs": runs, "not there": list(asked.missing)}
+        return save(drawn, folder / figure.name, text, command=command, details=details), asked
 
 
 def draw_figures(wanted: str, scale: str, runs: Path | None, out: Path | None, note: Note) -> Iterator[Path]:
@@ -290,17 +296,6 @@ def draw_figures(wanted: str, scale: str, runs: Path | None, out: Path | None, n
     return (path for _, path in made(chosen, draw, "figure", note))
 
 
-def _details(asked: Experiments) -> dict[str, object]:
-    """The runs by experiment, and what was not there."""
-    runs = {}
-    for seeds in asked.used.values():
-        first = seeds.iloc[0]
-        rate = rate_text(first[RATE], at_edge=first["lr_at_edge"])
-        length = f"{first['architecture']}, {first['last_iteration']} iterations"
-        runs[f"{first['variant']}, P = {first[DEPTH]}, lr {rate}, {length}"] = list(seeds["name"])
-    return {"fingerprint": asked.fingerprint, "runs": runs, "not there": list(asked.missing)}
-
-
 def _fill_panels(figure: PaperFigure, experiments: Experiments, drawn: Figure, down: int) -> None:
     grid = drawn.subplots(down, figure.across, squeeze=False, sharey=figure.shares_y == 0).ravel()
     used: list[Axes] = []
@@ -313,23 +308,18 @@ def _fill_panels(figure: PaperFigure, experiments: Experiments, drawn: Figure, d
             axes.sharey(used[figure.shares_y])
         used.append(axes)
         panel(experiments, axes)
-    if figure.legend:
-        _share_legend(drawn, used, figure.across, free)
-
-
-def _share_legend(figure: Figure, panels: Sequence[Axes], columns: int, free: Axes | None = None) -> None:
-    """One legend in a free place, or under the panels with the same curves, instead of one in each."""
+    # One legend in the free place, or under the panels, instead of one in each.
     handle_by_label: dict[str, Any] = {}
-    for axes in panels:
+    for axes in used if figure.legend else ():
         handle_by_label |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
         if legend := axes.get_legend():
             legend.remove()
-    entries = list(handle_by_label.values()), list(handle_by_label)
+    handles_and_labels = list(handle_by_label.values()), list(handle_by_label)
     if free is not None and handle_by_label:
         free.set_axis_off()
-        free.legend(*entries, loc="center")
+        free.legend(*handles_and_labels, loc="center")
     elif handle_by_label:
-        figure.legend(*entries, loc="outside lower center", ncols=max(2, 2 * columns - 1))
+        drawn.legend(*handles_and_labels, loc="outside lower center", ncols=max(2, 2 * figure.across - 1))
 
 
 def _oscillation(path: Path, scale: Scale) -> list[Path]:

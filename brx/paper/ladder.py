@@ -20,7 +20,7 @@ from scipy.special import stdtrit
 
 from brx.errors import UserError
 from brx.paper.printed import SAVED, SLOWDOWNS
-from brx.paper.scales import DEEPEST, LADDER_METHODS, PRECONDITIONED, STRATEGY_NAMES, Experiments
+from brx.paper.scales import DEEPEST, ENDS, LADDER_METHODS, PRECONDITIONED, STRATEGY_NAMES, Experiments
 from brx.plot.style import draw_points, look_of
 from brx.runs.comparison import common_target, reductions, slowdowns
 from brx.runs.frames import DEPTH, SEED
@@ -35,62 +35,36 @@ SIDEWAYS = 1.03  # factor between neighbouring methods' points: their intervals 
 TICKS = [digit * 10.0**power for power in range(-5, 0) for digit in (1, 2, 5)]  # of the relative delay
 
 
-class Length(NamedTuple):
-    """The runs of one length of training: of every method of the ladder at P = 1 and at `num_stages`."""
+class Ladder(NamedTuple):
+    """What the complete lengths say, shortest first: those of which every method has its runs at P = 1 and 32.
 
-    iterations: int
-    num_stages: int
-    runs: pd.DataFrame
-    others: pd.DataFrame  # of other methods that were trained as long at both
-
-    def seeds(self, method: str, num_stages: int) -> pd.DataFrame:
-        runs = pd.concat([self.runs, self.others])
-        return runs[(runs["variant"] == method) & (runs[DEPTH] == num_stages)]
-
-    def labelled(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """Rows about these runs with `iterations_of_training`, `relative_delay` (tau / T) and the least `num_seeds`."""
-        return frame.assign(
-            iterations_of_training=self.iterations,
-            relative_delay=(self.num_stages - 1) / self.iterations,
-            num_seeds=int(self.runs.groupby("experiment")[SEED].nunique().min()),
-        )
-
-
-def complete_lengths(experiments: Experiments) -> list[Length]:
-    """The lengths of which all runs are there, shortest first: slowdowns of one length have one target.
-
-    Runs of methods beside the ladder's are taken where they are, and not missed elsewhere.
+    Rows of both frames have `iterations_of_training`, `relative_delay` (tau / T) and the length's least `num_seeds`.
     """
+
+    slowdowns: pd.DataFrame  # of `brx.runs.comparison`; `finals` are the final training losses at P = 1 and 32, texts
+    savings: pd.DataFrame  # rows of `reductions` at P = 32
+
+
+def read_ladder(experiments: Experiments) -> Ladder:
+    """Each length to the target of the ladder's methods; others are beside them where they were trained as long."""
     scale, quietly = experiments.scale, experiments.fresh()
     if not scale.lengths:
         raise UserError("the ladder: only at the scale of a laptop: brx sweep configs/sweeps/laptop/ladder.yaml")
-    complete = []
-    for iterations in scale.lengths:
-        settings = {"training.iterations": iterations}
+    slowed, saved = [pd.DataFrame()], [pd.DataFrame()]
+    for T in scale.lengths:
+        settings = {"training.iterations": T}
         runs = experiments.find_ends(*LADDER_METHODS, sweep="ladder", settings=settings)
-        if runs is not None:
-            beside = [quietly.find_ends(name, settings=settings) for name in (*STRATEGY_NAMES[1:], *PRECONDITIONED)]
-            others = [pair for pair in beside if pair is not None]
-            complete.append(Length(iterations, DEEPEST, runs, pd.concat(others) if others else pd.DataFrame()))
-    return complete
-
-
-def ladder_slowdowns(ladder: Sequence[Length]) -> pd.DataFrame:
-    """Rows of `brx.runs.comparison.slowdowns`, labelled; each length to the target of its ladder's methods.
-
-    Other methods that were trained as long have rows, too.
-    """
-    frames = []
-    for length in ladder:
-        runs = pd.concat([length.runs, length.others])
-        frames.append(length.labelled(slowdowns(runs, common_target(length.runs))))
-    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
-
-
-def ladder_savings(ladder: Sequence[Length]) -> pd.DataFrame:
-    """Rows of `brx.runs.comparison.reductions` at P, labelled."""
-    frames = [each.labelled(reductions(each.runs[each.runs[DEPTH] == each.num_stages])) for each in ladder]
-    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+        if runs is None:
+            continue
+        others = [quietly.find_ends(name, settings=settings) for name in (*STRATEGY_NAMES[1:], *PRECONDITIONED)]
+        everything = pd.concat([runs, *(pair for pair in others if pair is not None)])
+        finals = {end: final_loss_text(seeds) for end, seeds in everything.groupby(["variant", DEPTH])}
+        num_seeds = int(runs.groupby("experiment")[SEED].nunique().min())
+        labels = {"iterations_of_training": T, "relative_delay": (DEEPEST - 1) / T, "num_seeds": num_seeds}
+        rows = slowdowns(everything, common_target(runs)).assign(**labels)
+        slowed.append(rows.assign(finals=[[finals[method, P] for P in ENDS] for method in rows["method"]]))
+        saved.append(reductions(runs[runs[DEPTH] == DEEPEST]).assign(**labels))
+    return Ladder(pd.concat(slowed, ignore_index=True), pd.concat(saved, ignore_index=True))
 
 
 class PowerLaw(NamedTuple):
@@ -162,32 +136,29 @@ def ladder_table(experiments: Experiments) -> pd.DataFrame:
 
     The last rows extrapolate to the paper's relative delay, 0.013 %, with 95 % prediction intervals.
     """
-    ladder, rows = complete_lengths(experiments), []
-    slowed, savings = ladder_slowdowns(ladder), ladder_savings(ladder)
-    for length in ladder:
-        of_length, saved_rows = (
-            frame[frame["iterations_of_training"] == length.iterations].to_dict("records")
-            for frame in (slowed, savings)
-        )
-        saved = {row["method"]: f"{saved_text(row)} (over {row['baseline']})" for row in saved_rows}
-        for slowdown in of_length:
-            method = slowdown["method"]
-            rows.append(
-                {
-                    "method": method,
-                    "iterations": str(length.iterations),
-                    "P": str(length.num_stages),
-                    "final training loss at P = 1": final_loss_text(length.seeds(method, 1)),
-                    "at P": final_loss_text(length.seeds(method, length.num_stages)),
-                    "slowdown": slowdown_text(slowdown),
-                    "target loss": f"{slowdown['target']:.3f}",
-                    "iterations saved at P": saved.get(method, ""),
-                    **rate_texts(slowdown, "lr at P"),
-                }
-            )
-    for method in sorted(LADDER_METHODS) if len(ladder) >= LEAST_LENGTHS else ():
-        extrapolated = {"iterations": "244000, extrapolated", "P": str(ladder[0].num_stages)}
-        columns = (("slowdown", SLOWDOWN, slowed), ("iterations saved at P", SAVING, savings))
+    ladder = read_ladder(experiments)
+    saved = {
+        (row["method"], row["iterations_of_training"]): f"{saved_text(row)} (over {row['baseline']})"
+        for row in ladder.savings.to_dict("records")
+    }
+    rows = [
+        {
+            "method": row["method"],
+            "iterations": str(row["iterations_of_training"]),
+            "P": str(DEEPEST),
+            "final training loss at P = 1": row["finals"][0],
+            "at P": row["finals"][1],
+            "slowdown": slowdown_text(row),
+            "target loss": f"{row['target']:.3f}",
+            "iterations saved at P": saved.get((row["method"], row["iterations_of_training"]), ""),
+            **rate_texts(row, "lr at P"),
+        }
+        for row in ladder.slowdowns.to_dict("records")
+    ]
+    lengths = {row["iterations"] for row in rows}
+    for method in sorted(LADDER_METHODS) if len(lengths) >= LEAST_LENGTHS else ():
+        extrapolated = {"iterations": "244000, extrapolated", "P": str(DEEPEST)}
+        columns = (("slowdown", SLOWDOWN, ladder.slowdowns), ("iterations saved at P", SAVING, ladder.savings))
         for heading, quantity, frame in columns:
             of_method = frame[frame["method"] == method]
             if len(of_method):
@@ -204,16 +175,15 @@ def rate_texts(slowdown: Mapping[str, Any], heading: str) -> dict[str, str]:
 
 def fill_ladder(experiments: Experiments, figure: Figure) -> None:
     """Slowdown and iterations saved against the relative delay; the legends say what is extrapolated."""
-    ladder = complete_lengths(experiments)
-    if not ladder:
+    slowed, saved = read_ladder(experiments)
+    if slowed.empty:
         figure.subplots().set_title("not run", color="grey")
         return
     figure.set_size_inches(7.0, 3.4)
     left, right = figure.subplots(1, 2)
-    slowed, saved = ladder_slowdowns(ladder), ladder_savings(ladder)
     slowed = slowed[slowed["method"].isin(LADDER_METHODS)]
     highest = 1.3 * max(_fill(left, slowed, SLOWDOWN, SLOWDOWNS, ".2f"))
-    left.set(yscale="log", ylim=(0.93, highest), ylabel=f"slowdown at P = {ladder[0].num_stages}")
+    left.set(yscale="log", ylim=(0.93, highest), ylabel=f"slowdown at P = {DEEPEST}")
     left.axhline(1.0, color="black", linewidth=0.5)
     left.set_yticks([tick for tick in (1, 1.5, 2, 3, 5, 10, 20, 50) if tick < highest])
     left.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))

@@ -199,17 +199,12 @@ def _toy(name: str, take: Callable[[Any], Any]) -> Any:
         raise UserError(f"{path}: not readable: {error}; brx toy writes it anew") from None
 
 
-def _number(kept: float | None, otherwise: float) -> float:
-    """A number of such a file, which has None for one that is not finite."""
-    return otherwise if kept is None else float(kept)
-
-
 def delay_hurts_where_misaligned(_: Experiments) -> Evidence:
     """On the quadratic, delay slows Adam with the eigenvectors between the axes, and hardly along them."""
 
-    def of_adam(kept: Any) -> list[float]:
+    def of_adam(kept: Any) -> list[float]:  # None: it never arrived
         cases = {case["aligned"]: case["slowdown"] for case in kept["slowdowns"] if case["optimizer"] == "Adam"}
-        return [_number(cases[aligned], math.inf) for aligned in (True, False)]
+        return [math.inf if cases[aligned] is None else float(cases[aligned]) for aligned in (True, False)]
 
     aligned, misaligned = _toy("quadratic", of_adam)
     text = f"slowdown of Adam: aligned {aligned:.2f}, misaligned {misaligned:.2f}"
@@ -219,9 +214,9 @@ def delay_hurts_where_misaligned(_: Experiments) -> Evidence:
 def misalignment_slows_on_the_spiral(_: Experiments) -> Evidence:
     """As the paper sets the spiral up, misalignment and slowdown rise together, on a trajectory that arrives."""
     (arrived, correlation, p_value), (small_arrived, with_small_steps, _p) = (
-        _toy(name, lambda kept: [_number(kept[key], math.nan) for key in ("arrived", "spearman", "p_value")])
+        _toy(name, lambda kept: np.array([kept[key] for key in ("arrived", "spearman", "p_value")], dtype=float))
         for name in ("spiral", "spiral-small-steps")
-    )
+    )  # NaN for None: of a constant there is no correlation
     text = f"rank correlation of misalignment and slowdown {correlation:.2f}"
     text += "" if arrived else ", but Adam stops on the way"
     text += f"; with smaller steps it {'arrives' if small_arrived else 'stops'}: {with_small_steps:.2f}"

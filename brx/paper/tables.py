@@ -38,8 +38,6 @@ slowdown differs between rows that take other seeds (those that all methods of t
 (`teaser-slowdown`). *One seed*: some experiment of the row has only one. *Runs*: trainings that were read;
 measurements at checkpoints are not counted. The rules are in docs/protocol.md, sections 5 and 6."""
 PRECONDITIONED_TABLE = ("pipedream-lr", "nesterov", "muon", "scion", "soap", "basis-rotation")
-
-
 Note = Callable[..., None]  # tells the user some lines
 
 
@@ -78,11 +76,11 @@ def paper_slowdowns(experiments: Experiments, methods: Sequence[str]) -> pd.Data
 
 def final_losses(experiments: Experiments) -> pd.DataFrame:
     """Of every method at every number of stages: mean, and range over seeds."""
-    rows = []
-    for method, seeds in _plain_runs(experiments).items():
-        if any(runs is not None for runs in seeds.values()):
-            cells = {f"P = {depth}": "" if runs is None else final_loss_text(runs) for depth, runs in seeds.items()}
-            rows.append({"method": method, **cells})
+    rows = [
+        {"method": method, **{f"P = {P}": "" if runs is None else final_loss_text(runs) for P, runs in seeds.items()}}
+        for method, seeds in _plain_runs(experiments).items()
+        if any(runs is not None for runs in seeds.values())
+    ]
     return pd.DataFrame(rows)
 
 

@@ -68,10 +68,10 @@ def outcomes(experiments):
 
 @pytest.fixture(scope="session")
 def drawn(complete, tmp_path_factory):
-    """A folder with all figures that are from those runs, small, as `brx plot all` draws them."""
+    """A folder with all figures that are from those runs, as `brx plot all` draws them: laid out, but not rendered."""
     folder = tmp_path_factory.mktemp("figures")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("brx.plot.style.DPI", 30)
+        patch.setattr("matplotlib.figure.Figure.savefig", lambda figure, file, **options: file.write(b"x" * 101))
         from_runs = {name: figure for name, figure in FIGURES.items() if not figure.draw_to}
         patch.setattr("brx.paper.figures.FIGURES", from_runs)
         assert main(["plot", "all", "--runs", str(complete), "--out", str(folder)]) == 0

@@ -12,12 +12,10 @@ from brx.errors import UserError
 from brx.paper.figures import FIGURES, draw_paper_figure
 from brx.paper.ladder import (
     PAPER_RELATIVE_DELAY,
-    complete_lengths,
     fill_ladder,
     fit_power_law,
-    ladder_savings,
-    ladder_slowdowns,
     ladder_table,
+    read_ladder,
 )
 from brx.paper.scales import LADDER_METHODS, SCALES, VARIANTS, Experiments
 from brx.plot.style import new_figure
@@ -47,16 +45,13 @@ def runs(tmp_path_factory):
 
 
 def test_slowdowns_and_savings_of_every_complete_length(runs):
-    ladder = complete_lengths(Experiments.load(LAPTOP, runs))
-    assert [(length.iterations, length.num_stages) for length in ladder] == [(2000, 32), (4000, 32), (16000, 32)]
-    rows = ladder_slowdowns(ladder)
+    rows, savings = read_ladder(Experiments.load(LAPTOP, runs))
     assert rows.groupby("iterations_of_training")["num_seeds"].first().to_dict() == {2000: 2, 4000: 1, 16000: 1}
     for row in rows.to_dict("records"):
         assert row["relative_delay"] == 31 / row["iterations_of_training"]
         factor = {"basis-rotation": 200, "pipedream-lr": 400, "nesterov": 600}[row["method"]]
         if not row["is_censored"]:
             assert row["ratio"] == pytest.approx(1 + factor * row["relative_delay"], rel=0.05)
-    savings = ladder_savings(ladder)
     assert list(savings["method"]) == ["basis-rotation"] * 3
     # Both lose the same share of their slowness, so that the iterations to a loss are as slowness.
     expected = [1 - (1 + 200 * 31 / T) / (1 + 400 * 31 / T) for T in (2000, 4000, 16000)]
@@ -69,16 +64,16 @@ def test_other_methods_are_beside_the_ladder_where_they_were_trained_as_long(run
     settings = {"training.iterations": 16000, "pipeline.stages": 1, **VARIANTS["soap"]}
     write_experiment(folder, LAPTOP.preset, settings)  # without delay alone
     experiments = Experiments.load(LAPTOP, folder)
-    ladder = complete_lengths(experiments)
+    rows = read_ladder(experiments).slowdowns.set_index(["iterations_of_training", "method"])
     assert not any("soap" in line for line in experiments.missing)
-    rows = ladder_slowdowns(ladder).set_index(["iterations_of_training", "method"])
     assert set(rows.index) == {
         *product((2000, 4000, 16000), LADDER_METHODS),
         (4000, "basis-rotation 1st/bilateral"),
     }
     other = rows.loc[4000, "basis-rotation 1st/bilateral"]
     assert other["ratio"] == pytest.approx(2.0, rel=0.05)
-    assert other["target"] == rows.loc[4000, "nesterov"]["target"] == common_target(ladder[1].runs)
+    of_ladder = experiments.find_ends(*LADDER_METHODS, settings={"training.iterations": 4000})
+    assert other["target"] == rows.loc[4000, "nesterov"]["target"] == common_target(of_ladder)
 
 
 def test_a_length_that_lacks_a_run_is_left_out(runs, tmp_path):
@@ -88,7 +83,7 @@ def test_a_length_that_lacks_a_run_is_left_out(runs, tmp_path):
         if "iterations: 4000" in text and "method: pipedream-lr" in text:
             shutil.rmtree(path)
     experiments = Experiments.load(LAPTOP, folder)
-    assert [length.iterations for length in complete_lengths(experiments)] == [2000, 16000]
+    assert read_ladder(experiments).slowdowns["iterations_of_training"].unique().tolist() == [2000, 16000]
     assert all("ladder.yaml" in line for line in experiments.missing)
     assert experiments.missing
 
@@ -146,4 +141,4 @@ def test_without_complete_lengths_the_figure_says_so_and_a_scale_of_one_length_h
     assert details["not there"][0].startswith("nesterov at P = 1")
     assert next(iter(details["runs"])).startswith("basis-rotation, P = 1, lr 0.001*, 8 blocks")
     with pytest.raises(UserError, match="the ladder: only at the scale of a laptop"):
-        complete_lengths(Experiments(SCALES["paper"], experiments.runs, tmp_path))
+        read_ladder(Experiments(SCALES["paper"], experiments.runs, tmp_path))
