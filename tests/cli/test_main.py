@@ -112,6 +112,8 @@ def test_ctrl_c_during_an_import_that_would_swallow_it_ends_the_process_with_one
         ("brx train quick --res", "--resume"),
         ("brx methods mu", "muon"),
         ("brx compare nesterov so", "soap"),
+        ("brx plot block-scaling-", "block-scaling-all"),
+        ("brx tables slo", "slowdown"),
     ],
 )
 def test_the_shell_completes_commands_presets_methods_and_options(words, expected, capsys, monkeypatch):

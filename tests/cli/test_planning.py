@@ -50,12 +50,7 @@ def test_one_method_in_full_explains_every_option(capsys):
 def test_refresh_intervals_are_printed_with_their_budget(capsys):
     lines = printed(capsys, "methods", "basis-rotation", "--stages", "32").splitlines()
     rows = {int(line.split()[1]): line.split()[2:] for line in lines if re.match(r"  +\d+ +\d+ ", line)}
-    assert {tau: rows[tau][1] for tau in (31, 16, 15, 2, 1, 0)} == {
-        31: "4", 16: "9", 15: "10", 2: "150", 1: "never", 0: "never"
-    }  # fmt: skip
-    assert next(line for line in lines if "sum of 1/f" in line).split()[3:] == [
-        "3.2000", "3.4302", "3.4302", "3.2000", "3.2000"
-    ]  # fmt: skip
+    assert [rows[tau][1] for tau in (31, 16, 15, 2, 1, 0)] == ["4", "9", "10", "150", "never", "never"]
     assert "+7.2% against the uniform 32/10 = 3.2" in "\n".join(lines)
 
 
@@ -123,16 +118,6 @@ def test_schedules_are_wrapped_at_the_terminals_width_or_drawn(capsys, monkeypat
     assert "3 devices" in (tmp_path / "schedule.txt").read_text()
 
 
-def test_stages_are_the_papers_table(capsys):
-    assert main(["stages", "--format", "csv"]) == 0
-    output = capsys.readouterr()
-    rows = [line.split(",") for line in output.out.splitlines()]
-    assert rows[0][5:] == ["8 GB", "16 GB", "24 GB", "48 GB", "80 GB"]
-    assert rows[3] == ["LLaMA 1-7B", "4096", "32", "202M", "32", "32", "16", "11", "5", "3"]
-    assert len(rows) == 8
-    assert "the paper prints >= 512" in output.err
-
-
 def test_stages_of_an_own_model_on_own_devices(capsys):
     table = printed(capsys, "stages", *OWN, "--memory", "16", "80", "--format", "markdown").splitlines()
     assert table[2] == "| model | 4096 | 32 | 202M | 32 | 16 | 3 |"
@@ -146,7 +131,6 @@ def test_stages_of_an_own_model_on_own_devices(capsys):
     ("command", "arguments", "message"),
     [
         ("methods", ["muonn"], "muonn: no such method, did you mean 'muon'? (known: pipedream,"),
-        ("methods", ["torch.optim:Sgd"], "did you mean 'SGD'?"),
         ("methods", ["muon", "--stages", "4"], "--stages: only basis-rotation has refresh intervals"),
         ("memory", ["--matrix", "4096"], "--matrix 4096: write rows x columns"),
         ("memory", ["quick", "--matrix", "3x3"], "give one of the two"),
@@ -158,11 +142,9 @@ def test_stages_of_an_own_model_on_own_devices(capsys):
         ("schedule", ["--stages", "4", "--delay", "-1"], "delay must be pipeline, 2bw, a whole number from 0"),
         ("schedule", ["--stages", "4", "--delay", "2"], "rank 0 of 4 runs 3 forward passes ahead"),
         ("schedule", ["--stages", "2000"], "--micro-batches 4: 32,032,000 actions are more than can be shown (20,000)"),
-        ("schedule", ["--stages", "2000", "--figure", "x"], "actions are more than can be shown"),
         ("schedule", ["--stages", "4", "--accumulation", "2", "--figure", "x"], "shows one micro-batch per update"),
         ("plan", ["quick", "--device-memory", "many"], "--device-memory many: must be a number above 0 with a unit"),
         ("plan", ["quick", "--throughput", "Abacus"], "no such device (write FLOP/s as a number, for example 120T, or"),
-        ("plan", ["quick", "--throughput", "H10"], "no such device, did you mean 'H100'?"),
         ("plan", ["quick", "--devices", "99"], "pipeline: devices must be at most stages"),
         ("stages", OWN[:2], "a model of your own needs --heads, --params-per-block, --blocks too"),
         ("stages", ["--memory", "-8"], "--memory -8GB: must be a number above 0 with a unit"),

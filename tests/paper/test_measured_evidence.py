@@ -24,10 +24,8 @@ from brx.paper.measured_evidence import (
     stage_counts,
     theorem_order,
 )
-from brx.paper.printed import DEVICES_GB, LLAMA_3_8B, LLAMAS, STAGE_COUNTS
+from brx.paper.printed import STAGE_COUNTS
 from brx.paper.scales import VARIANTS, Experiments
-from brx.planning.optimizer_memory import STRATEGIES, overhead_elements
-from brx.planning.stage_count import GB, stage_count
 from brx.sweep.spec import identity
 from tests.paper.helpers import LAPTOP, write_experiment
 
@@ -190,44 +188,32 @@ def test_toy_quadratic(aligned, misaligned, holds, write):
     assert judged.text.endswith("misaligned inf") == (misaligned is None)  # never arrives: infinitely slow
 
 
-@pytest.mark.parametrize("slowdowns", [[1], [{"optimizer": "Adam"}], 3, {"Adam": 1.0}, []])
-def test_a_malformed_file_of_the_quadratic_is_one_clear_line(slowdowns, write):
-    write("quadratic", slowdowns=slowdowns)
-    with pytest.raises(UserError, match=r"quadratic\.json: not readable: .*; brx toy writes it anew$"):
-        delay_hurts_where_misaligned(None)
-
-
 @pytest.mark.parametrize(
     ("arrived", "spearman", "p_value", "holds"),
     [
-        (True, 0.5, 1e-9, True),
-        (False, 0.9, 0.0, False),
-        (True, -0.5, 1e-9, False),
-        (True, 0.1, 0.3, False),
+        *[(True, 0.5, 1e-9, True), (False, 0.9, 0.0, False), (True, -0.5, 1e-9, False), (True, 0.1, 0.3, False)],
         (True, None, None, False),
     ],
 )
-def test_toy_spiral(arrived, spearman, p_value, holds, write, tmp_path):
+def test_toy_spiral(arrived, spearman, p_value, holds, write):
     write("spiral", arrived=arrived, spearman=spearman, p_value=p_value)
     write("spiral-small-steps", arrived=True, spearman=0.5, p_value=0.0)
     judged = misalignment_slows_on_the_spiral(None)
     assert judged.holds == holds
     assert ("stops on the way" in judged.text) != arrived
-    for damaged in ("[]", "{"):
-        (tmp_path / "spiral.json").write_text(damaged)
-        with pytest.raises(UserError, match=r"spiral\.json: not readable"):
-            misalignment_slows_on_the_spiral(None)
+
+
+@pytest.mark.parametrize("content", ["[]", "{", '{"slowdowns": [{"optimizer": "Adam"}]}', '{"spearman": "x"}'])
+def test_a_damaged_file_of_a_toy_is_one_line(content, write, tmp_path):
+    for name, judge in (("quadratic", delay_hurts_where_misaligned), ("spiral", misalignment_slows_on_the_spiral)):
+        (tmp_path / f"{name}.json").write_text(content)
+        with pytest.raises(UserError, match=rf"{name}\.json: not readable: .*; brx toy writes it anew$"):
+            judge(None)
 
 
 def test_memory(monkeypatch):
     assert memory_share(None).value == pytest.approx(4096 / (4 * 14336))
     printed = measured_evidence.MEMORY_GIB
-    ours = [
-        [4 * overhead_elements(shape, *strategy) / 2**30 for shape in LLAMA_3_8B.values()]
-        for strategy in (("2nd", "bilateral"), ("2nd", "unilateral"), ("1st", "bilateral"), ("1st", "unilateral"))
-    ]
-    assert len(ours) == len(STRATEGIES)
-    np.testing.assert_allclose(ours, np.array(printed, dtype=float), atol=0.00501)
     judged = memory_of_strategies(None)
     assert judged.holds
     assert "1st/bilateral 0.13 and 0.83" in judged.text
@@ -249,5 +235,3 @@ def test_stage_counts_differ_for_one_model_alone(monkeypatch):
     # The paper prints >= 512 where its own rule, P >= 2 L, gives 252.
     monkeypatch.setitem(STAGE_COUNTS, "Llama 3.1 405B", [">= 252"] * 4 + ["126"])
     assert stage_counts(None).holds
-    ours = {model.name: [str(stage_count(model, GB * memory)) for memory in DEVICES_GB] for model in LLAMAS}
-    assert ours == STAGE_COUNTS

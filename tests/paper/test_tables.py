@@ -30,9 +30,9 @@ def test_tables_without_runs_are_those_of_their_commands(complete, experiments, 
     assert out.startswith("\\begin{tabular}")
     assert "LLaMA 1-65B" in out
     assert main(["stages", "--format", "csv"]) == 0
-    assert capsys.readouterr().out == format_table(TABLES["stages"].make(experiments), "csv") + "\n"
-    sizes = TABLES["memory"].make(experiments).iloc[:, 4:6].to_numpy().tolist()
-    assert sizes == [["0.25", "1.66"], ["0.13", "0.13"], ["0.13", "0.83"], ["0.06", "0.06"]]
+    output = capsys.readouterr()
+    assert output.out == format_table(TABLES["stages"].make(experiments), "csv") + "\n"
+    assert "the paper prints >= 512" in output.err
     assert {"original", "rotated, own basis"} <= set(TABLES["hessian-norm"].make(experiments)["coordinates"])
 
 

@@ -119,30 +119,6 @@ def test_ratio_is_of_pairs_of_seeds_and_a_run_that_never_gets_there_makes_a_lowe
     assert estimate.is_lower_bound == (not all(run.is_reached for run in ours.values()))
 
 
-def test_estimates_of_noisy_stretches_are_unbiased_and_their_intervals_cover():
-    """In small what benchmarks/slowdown_study.py does: three seeds, noise as in real runs, stretch 2."""
-    rng = np.random.default_rng(0)
-    iterations = np.arange(1.0, 1001.0)
-    curves = {stretch: 1.0 + 4.0 * (iterations / stretch + 10) ** -0.3 for stretch in (1.0, 2.0)}
-    errors, covered = [], []
-    for _ in range(400):
-        factors = 0.1 * rng.standard_normal((2, 3, 1))
-        slow, fast = (
-            np.interp(iterations * np.exp(factor), iterations, curves[stretch]) + 0.2 * rng.standard_normal((3, 1000))
-            for stretch, factor in zip((2.0, 1.0), factors, strict=True)
-        )
-        target = max(map(last_quarter_loss, [*slow, *fast]))
-        sides = [
-            {seed: Reached(iterations_to_target(iterations, losses, target), True) for seed, losses in enumerate(side)}
-            for side in (slow, fast)
-        ]
-        estimate = iteration_ratio(*sides)
-        errors.append(math.log(estimate.ratio / 2.0))
-        covered.append(estimate.low < 2.0 < estimate.high)
-    assert abs(np.mean(errors)) < 0.03
-    assert 0.92 < np.mean(covered) < 0.98
-
-
 def noise(rng, shape, correlation, deviation):
     """White, or AR(1): neighbours correlate."""
     drawn = rng.standard_normal(shape)
