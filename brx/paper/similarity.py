@@ -80,8 +80,8 @@ def study(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _compared(chosen: pd.DataFrame) -> pd.DataFrame:
-    """The columns of `study` but the setting."""
-    deepest = chosen[DEPTH].max()
+    """The columns of `study` but the setting, which may change the optimizer's: its baselines are usual here."""
+    deepest, chosen = chosen[DEPTH].max(), chosen.assign(variant=chosen["method"], is_usual=True)
     rows, saved = slowdowns(chosen, common_target(chosen)), reductions(chosen[chosen[DEPTH] == deepest])
     by_depth = chosen.groupby(["method", DEPTH])
     losses = by_depth["val_loss"].mean().unstack().loc[rows["method"]]

@@ -5,7 +5,6 @@ import subprocess
 import sys
 
 import pytest
-import torch
 import yaml
 
 from brx import __version__
@@ -26,47 +25,6 @@ def test_every_command_has_help_with_examples(capsys):
         shown, _, examples = capsys.readouterr().out.partition("Examples:")
         assert shown.startswith(f"Usage: brx {command} ")
         assert f"  brx {command}" in examples
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["train", "quik"], "did you mean 'quick'"),
-        (["train", "quick", "--set", "model.bloks=3"], "did you mean 'blocks'"),
-        (
-            ["train", "quick", "--set", "pipeline.micro_batches=4"],
-            "unknown key, did you mean 'accumulation', the micro",
-        ),
-        (["train", "quick", "--set", "optimizer.method=adam"], "did you mean 'pipedream', which is AdamW?"),
-        (["plot", "mian"], "FIGURE: unknown figure 'mian', did you mean 'main'? (known: curves,"),
-        (["tables", "Table 99"], "TABLE: unknown table 'Table 99', did you mean 'Table "),
-        (["sweep", "laptop/mian", "--dry-run"], "laptop/mian: no such sweep file, did you mean 'laptop/main'?"),
-        (["claims", "main-reductoin"], "did you mean 'main-reduction'?"),
-        (["train", "quick", "--set", "pipeline.stages=9"], "must be at most model.blocks (8)"),
-        (["train", "quick", "--set", "runtime.device=cuda"], "cuda is not available on this machine"),
-        (["train", "quick", "--set", "data.source=missing.txt"], "missing.txt: no such file"),
-        (["plot", "curves", "nowhere"], "nowhere: no such folder"),
-        ([], "brx: Missing command (known: demo, train, "),
-        (["trian"], "brx: No such command 'trian'. Did you mean 'train'? (known: demo, "),
-        (["--bogus"], "brx: No such option: --bogus; see brx --help"),
-        (["train"], "brx train: CONFIG is missing: a YAML file or a preset's name; see brx train --help"),
-        (["train", "quick", "extra"], "brx train: Got unexpected extra argument(s) (extra)"),
-        (["train", "quick", "--devcies", "2"], "No such option: --devcies (Possible options: --devices)"),
-        (["train", "quick", "--devices", "two"], "brx train: --devices: input should be a valid integer, unable to"),
-        (["train", "quick", "--out", "--resume"], "brx train: --out needs a value: the run's folder"),
-        (["data"], "brx data: Missing command (known: prepare, info, "),
-        (["config", "hide"], "brx config: No such command 'hide' (known: show)"),
-        (["toy", "circle"], "brx toy: LANDSCAPE: 'circle' is not one of 'quadratic', 'spiral', 'sweep'; see"),
-    ],
-)
-def test_mistakes_exit_2_with_one_line(arguments, expected, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert main(arguments) == 2
-    output = capsys.readouterr()
-    assert expected in output.err
-    assert output.err.count("\n") == 1
-    assert output.out == ""
 
 
 @pytest.mark.parametrize(

@@ -125,33 +125,3 @@ def test_stages_of_an_own_model_on_own_devices(capsys):
     output = capsys.readouterr()
     assert output.out.splitlines()[1].endswith(",>= 64,7")
     assert "does not hold a whole block" in output.err
-
-
-@pytest.mark.parametrize(
-    ("command", "arguments", "message"),
-    [
-        ("methods", ["muonn"], "muonn: no such method, did you mean 'muon'? (known: pipedream,"),
-        ("methods", ["muon", "--stages", "4"], "--stages: only basis-rotation has refresh intervals"),
-        ("memory", ["--matrix", "4096"], "--matrix 4096: write rows x columns"),
-        ("memory", ["quick", "--matrix", "3x3"], "give one of the two"),
-        ("memory", ["--set", "model.width=3"], "--set: needs a CONFIG"),
-        ("schedule", ["--stages", "2", "--devices", "3"], "--devices must be from 1 to --stages (2), got 3"),
-        ("schedule", ["--stages", "0"], "--stages: input should be greater than or equal to 1"),
-        ("schedule", ["--stages", "4", "--devices", "2", "--figure", "x"], "--figure shows one stage per device"),
-        ("schedule", ["--stages", "4", "--delay", "[1, 2]"], "delay must have one entry per stage (4), got 2"),
-        ("schedule", ["--stages", "4", "--delay", "-1"], "delay must be pipeline, 2bw, a whole number from 0"),
-        ("schedule", ["--stages", "4", "--delay", "2"], "rank 0 of 4 runs 3 forward passes ahead"),
-        ("schedule", ["--stages", "2000"], "--micro-batches 4: 32,032,000 actions are more than can be shown (20,000)"),
-        ("schedule", ["--stages", "4", "--accumulation", "2", "--figure", "x"], "shows one micro-batch per update"),
-        ("plan", ["quick", "--device-memory", "many"], "--device-memory many: must be a number above 0 with a unit"),
-        ("plan", ["quick", "--throughput", "Abacus"], "no such device (write FLOP/s as a number, for example 120T, or"),
-        ("plan", ["quick", "--devices", "99"], "pipeline: devices must be at most stages"),
-        ("stages", OWN[:2], "a model of your own needs --heads, --params-per-block, --blocks too"),
-        ("stages", ["--memory", "-8"], "--memory -8GB: must be a number above 0 with a unit"),
-    ],
-)
-def test_mistakes_exit_2_with_one_line(command, arguments, message, capsys):
-    assert main([command, *arguments]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1

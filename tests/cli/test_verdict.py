@@ -95,36 +95,6 @@ def test_it_prints_the_equal_plan_and_what_would_make_methods_fit(capsys, monkey
         assert f"{does} into 6.0 GB" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--micro-batches", "0"], "--micro-batches: input should be greater than or equal to 1"),
-        (["--loss", "9"], "--loss 9: above 4"),
-        (["--loss", "nan"], "--loss nan: must be a loss above 0"),
-        (["--cost", "adam=0.1"], "--cost adam=0.1: write METHOD=SHARE, did you mean 'pipedream', which is AdamW?"),
-        (["--cost", "nesterov=much"], "--cost nesterov=much: the share"),
-        (["--cost", "nesterov=-1"], "--cost nesterov=-1: the share"),
-        (["--device-memory", "8GB"], "need a --config"),
-        (["--config", "quick", "--bandwidth", "8GB"], "--bandwidth: needs"),
-        (["--micro-batches", "3", "--config", "quick"], "--micro-batches 3: training.batch_size 8 is no multiple"),
-        (["--stages", "64", "--config", "quick"], "--stages 64: the model has only 8"),
-        (["--cost-from", "results/tables/laptop/time-to-loss.json"], "no table of milliseconds per iteration by"),
-        (["--cost-from", "results/demo/basis-rotation-p1"], "has no pipedream (AdamW), which costs are"),
-        (["--cost-from", "results/demo", "--cost-from", "results/laptop"], "runs of one model and batch are needed"),
-        (["--local-steps", "8"], "--local-steps and --averaging: give both"),
-        (["--local-steps", "8", "--averaging", "3GB"], "--averaging 3GB: write units of an update's passes"),
-        (["--local-steps", "8", "--averaging", "3", "--local-slowdown", "0.5"], "--local-slowdown 0.5: must"),
-        (["nowhere.json"], "nowhere.json: not readable"),
-    ],
-)
-def test_mistakes_are_one_line(arguments, message, capsys, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    assert main(["verdict", *ASKED, *arguments]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
-
-
 def test_the_run_of_the_question_itself_answers(capsys, tmp_path):
     write_run(tmp_path, "p1", "pipeline.stages=1", "training.batch_size=4", crosses_3_at=50.5)
     split = ["pipeline.stages=4", "pipeline.accumulation=4", "training.batch_size=1"]

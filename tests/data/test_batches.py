@@ -3,7 +3,6 @@
 import threading
 import time
 from contextlib import closing
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -147,29 +146,6 @@ def test_iterations_are_made_ahead_each_once_in_any_order_and_an_exception_comes
         with pytest.raises(OSError, match="the file system went away"):
             prefetcher.batch(200)
     assert threads() == []
-
-
-def test_waiting_is_counted_and_being_made_ahead_is_not(threaded, monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr(batches, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    first_is_used, all_are_made = threading.Event(), threading.Event()
-
-    def slow(iteration):
-        """One second each for the first one and the `AHEAD` after it."""
-        if iteration > 1:
-            assert first_is_used.wait(60)
-        now[0] += iteration <= 1 + batches.AHEAD
-        if iteration == 1 + batches.AHEAD:
-            all_are_made.set()
-        return make(iteration)
-
-    with closing(threaded(slow)) as prefetcher:
-        prefetcher.batch(1)
-        assert prefetcher.seconds_waited == 1
-        first_is_used.set()
-        assert all_are_made.wait(60)
-        prefetcher.batch(2)
-        assert prefetcher.seconds_waited == 1
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

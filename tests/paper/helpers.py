@@ -5,7 +5,7 @@ import numpy as np
 from brx.config.loading import dump_config, preset_with
 from brx.files import write_json
 from brx.paper.claims import CLAIMS, judge
-from brx.paper.scales import SCALES, Experiments, delays_of
+from brx.paper.scales import SCALES, VARIANTS, Experiments, delays_of
 from brx.pipeline.delay import depth
 from brx.sweep.spec import identity
 
@@ -16,6 +16,12 @@ def row(folder, name, scale=LAPTOP):
     """A claim beside the runs in a folder."""
     (claim,) = [claim for claim in CLAIMS if claim.name == name]
     return judge(Experiments.load(scale, folder), [claim])[0]
+
+
+def write_method(folder, method, stages=32, settings=None, **options):
+    """Runs of a method (of VARIANTS) on the laptop's preset; see `write_experiment`."""
+    settings = {"pipeline.stages": stages, **VARIANTS[method], **(settings or {})}
+    write_experiment(folder, LAPTOP.preset, settings, **options)
 
 
 def write_experiment(folder, preset, settings, *, seeds=(0,), val_loss=None, slowness=None):

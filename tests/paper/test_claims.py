@@ -23,7 +23,7 @@ from brx.paper.claims import (
 from brx.paper.evidence import Evidence
 from brx.paper.scales import MAIN, VARIANTS
 from brx.plot.style import GROUP_COLORS, new_figure
-from tests.paper.helpers import LAPTOP, row, write_experiment
+from tests.paper.helpers import LAPTOP, row, write_experiment, write_method
 
 
 def outcome(evidence, paper=2.0, unit="times", rule="number", num_seeds=3):
@@ -50,13 +50,12 @@ def test_every_claim_is_judged_and_those_without_runs_say_why(outcomes):
 
 def test_a_changed_run_changes_its_row(outcomes, tmp_path):
     assert outcomes["slowdown-order"].verdict == "no"  # all methods are as slow there
-    write_experiment(tmp_path, LAPTOP.preset, {"pipeline.stages": 32})
+    write_method(tmp_path, "pipedream")
     missing = row(tmp_path, "main-reduction")
     assert (missing.verdict, missing.reason) == ("not tried", "no runs of basis-rotation at P = 32 yet")
     for method in MAIN:
         for stages, slowness in ((1, 1), (32, 1.3 if method == "basis-rotation" else 32)):
-            settings = {"pipeline.stages": stages, **VARIANTS[method]}
-            write_experiment(tmp_path, LAPTOP.preset, settings, seeds=(0, 1, 2), slowness=slowness)
+            write_method(tmp_path, method, stages, seeds=(0, 1, 2), slowness=slowness)
     slowdown = row(tmp_path, "slowdown-basis-rotation")
     assert row(tmp_path, "slowdown-order").verdict == slowdown.verdict == "yes"
     assert slowdown.evidence.value == pytest.approx(1.3, rel=0.05)

@@ -11,12 +11,11 @@ from brx.curvature.norm_measurement import measure_runs
 from brx.curvature.norm_result import STRATEGY_SPACES, NormSettings
 from brx.errors import UserError
 from brx.paper.figures import FIGURES, draw_paper_figure
-from brx.paper.scales import SCALES, VARIANTS, Experiments
+from brx.paper.scales import SCALES, Experiments
 from brx.plot.style import new_figure
 from tests.curvature.helpers import finished_run
-from tests.paper.helpers import write_experiment
+from tests.paper.helpers import LAPTOP, write_method
 
-LAPTOP = SCALES["laptop"]
 UNTRAINED = ("3b", "moe")
 
 
@@ -52,11 +51,9 @@ def test_every_figure_draws_from_complete_results_and_names_them(drawn):
 def test_titles_say_what_the_numbers_say(tmp_path):
     for method, slowness in (("pipedream", 4), ("basis-rotation", 2)):
         for stages in (1, 32):
-            settings = {"pipeline.stages": stages, **VARIANTS[method]}
             # Two seeds at the ends: a curve between them that has one must not take the second from the difference.
-            write_experiment(tmp_path, LAPTOP.preset, settings, seeds=(0, 1), slowness=slowness if stages > 1 else 3)
-    between = {"pipeline.stages": 8, **VARIANTS["pipedream"]}
-    write_experiment(tmp_path, LAPTOP.preset, between, slowness=3.5)
+            write_method(tmp_path, method, stages, seeds=(0, 1), slowness=slowness if stages > 1 else 3)
+    write_method(tmp_path, "pipedream", 8, slowness=3.5)
     experiments = Experiments.load(LAPTOP, tmp_path)
     undelayed, delayed, ours = (
         float(experiments.find(name, P)["train_loss"].mean())
@@ -86,7 +83,7 @@ def test_same_runs_give_the_same_bytes(experiments, tmp_path, monkeypatch):
 def test_all_draws_what_there_is_and_names_the_sweep_of_the_rest(tmp_path, capsys, monkeypatch):
     few = {name: FIGURES[name] for name in ("schedule", "teaser", "weight-prediction", "preconditioned")}
     monkeypatch.setattr("brx.paper.figures.FIGURES", few)
-    write_experiment(tmp_path / "runs", LAPTOP.preset, {"pipeline.stages": 32})
+    write_method(tmp_path / "runs", "pipedream")
     places = ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "figures")]
     assert main(["plot", "all", *places]) == 0
     out, error = capsys.readouterr()
@@ -96,7 +93,7 @@ def test_all_draws_what_there_is_and_names_the_sweep_of_the_rest(tmp_path, capsy
         assert f"figure {name}: none of its runs" in error
         assert f"brx sweep configs/sweeps/laptop/{sweep}.yaml" in error
     assert main(["plot", "preconditioned", *places]) == 2
-    write_experiment(tmp_path / "runs", LAPTOP.preset, {"pipeline.stages": 32, **VARIANTS["soap"]})
+    write_method(tmp_path / "runs", "soap")
     assert main(["plot", "preconditioned", *places]) == 0
     assert (tmp_path / "figures" / "preconditioned.png").is_file()
 
@@ -107,20 +104,6 @@ def test_a_file_is_written_where_one_is_named(tmp_path):
     assert main(["plot", "Figure 1", "--out", str(out)]) == 0
     assert [path.name for path in out.parent.iterdir()] == [out.name]
     assert out.read_bytes().startswith(b"<?xml")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["plot", "all", "--out", "x.png"], "--out x.png: a file holds one figure"),
-        (["plot", "main", "--runs", "nowhere"], "nowhere: no such folder; make the runs with brx sweep"),
-        (["plot", "curves"], "name at least one run's folder"),
-        (["plot", "main", "runs/a"], "RUN: only curves, staleness, profiles take runs; name the folder of main's"),
-    ],
-)
-def test_mistakes(arguments, expected, capsys):
-    assert main(arguments) == 2
-    assert expected in capsys.readouterr().err
 
 
 OWN_COMMANDS = {
@@ -162,7 +145,7 @@ def test_norms_by_strategy_stand_beside_the_slowdowns_of_the_scale_as_far_as_the
     assert "slowdown" not in details.read_text()
     for method in ("pipedream-lr", "basis-rotation"):
         for stages in (1, 32):
-            write_experiment(scale.runs, scale.preset, {"pipeline.stages": stages, **VARIANTS[method]})
+            write_method(scale.runs, method, stages)
     text = FIGURES["strategy-norms"].draw_to(tmp_path / "figure", scale)[-1].read_text()
     assert "slowdown at P = 32" in text
     assert "(basis-rotation)" in text

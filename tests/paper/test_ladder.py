@@ -17,20 +17,16 @@ from brx.paper.ladder import (
     ladder_table,
     read_ladder,
 )
-from brx.paper.scales import LADDER_METHODS, SCALES, VARIANTS, Experiments
+from brx.paper.scales import LADDER_METHODS, SCALES, Experiments
 from brx.plot.style import new_figure
 from brx.runs.comparison import common_target
-from tests.paper.helpers import write_experiment
-
-LAPTOP = SCALES["laptop"]
+from tests.paper.helpers import LAPTOP, write_method
 
 
 def write_ladder(folder, iterations, slowness_by_method, seeds=(0,)):
     for method, slowness in slowness_by_method.items():
-        for stages in (1, 32):
-            settings = {"training.iterations": iterations, "pipeline.stages": stages, **VARIANTS[method]}
-            slower = slowness if stages > 1 else 1
-            write_experiment(folder, LAPTOP.preset, settings, seeds=seeds, slowness=slower)
+        for stages, slower in ((1, 1), (32, slowness)):
+            write_method(folder, method, stages, {"training.iterations": iterations}, seeds=seeds, slowness=slower)
 
 
 @pytest.fixture(scope="module")
@@ -61,15 +57,12 @@ def test_slowdowns_and_savings_of_every_complete_length(runs):
 def test_other_methods_are_beside_the_ladder_where_they_were_trained_as_long(runs, tmp_path):
     folder = shutil.copytree(runs, tmp_path / "more")
     write_ladder(folder, 4000, {"basis-rotation 1st/bilateral": 2.0})
-    settings = {"training.iterations": 16000, "pipeline.stages": 1, **VARIANTS["soap"]}
-    write_experiment(folder, LAPTOP.preset, settings)  # without delay alone
+    write_method(folder, "soap", 1, {"training.iterations": 16000})  # without delay alone
     experiments = Experiments.load(LAPTOP, folder)
     rows = read_ladder(experiments).slowdowns.set_index(["iterations_of_training", "method"])
     assert not any("soap" in line for line in experiments.missing)
-    assert set(rows.index) == {
-        *product((2000, 4000, 16000), LADDER_METHODS),
-        (4000, "basis-rotation 1st/bilateral"),
-    }
+    ladder = set(product((2000, 4000, 16000), LADDER_METHODS))
+    assert set(rows.index) == ladder | {(4000, "basis-rotation 1st/bilateral")}
     other = rows.loc[4000, "basis-rotation 1st/bilateral"]
     assert other["ratio"] == pytest.approx(2.0, rel=0.05)
     of_ladder = experiments.find_ends(*LADDER_METHODS, settings={"training.iterations": 4000})

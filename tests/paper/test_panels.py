@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from brx.paper.figures import final_losses, slowdown
-from brx.paper.scales import VARIANTS, Experiments
+from brx.paper.scales import Experiments
 from brx.plot.losses import THICK, THIN, curve_of, draw_training_losses
 from brx.plot.style import new_figure
-from tests.paper.helpers import LAPTOP, write_experiment
+from tests.paper.helpers import LAPTOP, write_method
 
 
 @pytest.fixture
@@ -20,8 +20,7 @@ def axes():
 
 def write(folder, method, stages=32, rates=(1e-3,), **options):
     for rate in rates:
-        settings = {"pipeline.stages": stages, "optimizer.lr": rate, **VARIANTS[method]}
-        write_experiment(folder, "laptop", settings, **options)
+        write_method(folder, method, stages, {"optimizer.lr": rate}, **options)
     return folder
 
 

@@ -274,27 +274,3 @@ def test_damaged_files_are_one_line(tmp_path, capsys):
     ):
         np.savez(path, **{**arrays, name: wrong})
         assert f"{path}: not readable: {problem}" in slowdown_command(capsys, tmp_path / "compact", code=2).err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["slowdown", "empty"], "no run with losses there"),
-        (["slowdown", "runs", "--target", "nan"], "--target nan: must be a loss above 0"),
-        (["slowdown", "runs", "runs/a"], "the same run as"),
-        (["slowdown", "runs", "--same-rate", "--all-targets", "f"], "give one of the two"),
-        (["slowdown", "runs", "--rates", "1e-3,x"], "--rates 1e-3,x: must be learning rates above 0"),
-        (["slowdown", "runs", "--rates", "0.5"], "--rates 0.5: no run has it (there are 0.01)"),
-        (["export", "runs/a", "other/a", "--to", "z"], "would both become"),
-        (["export", "runs/a", "--to", "runs"], "is where"),
-        (["plot", "curves", "runs/a", "--out", "runs/a/config.yaml/figure"], "config.yaml"),
-    ],
-)
-def test_mistakes_are_one_line(tmp_path, monkeypatch, capsys, arguments, expected):
-    write_run(tmp_path, "a")
-    shutil.copytree(tmp_path / "runs", tmp_path / "other")
-    (tmp_path / "empty").mkdir()
-    monkeypatch.chdir(tmp_path)
-    assert main(arguments) != 0
-    (line,) = capsys.readouterr().err.splitlines()
-    assert expected in line

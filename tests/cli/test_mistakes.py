@@ -1,0 +1,127 @@
+"""Mistakes of users: exit code 2 (1 where a disk refuses), one line that says what would be right, nothing left."""
+
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from brx.cli.main import main
+from tests.runs.helpers import write_run
+
+OWN = "stages --hidden 4096 --heads 32"
+ASKED = "verdict --stages 8 --micro-batches 8"
+MISTAKES = [
+    # What brx has, by another name; words and flags that it does not have.
+    ("", "brx: Missing command (known: demo, train, "),
+    ("trian", "brx: No such command 'trian'. Did you mean 'train'? (known: demo, "),
+    ("--bogus", "brx: No such option: --bogus; see brx --help"),
+    ("data", "brx data: Missing command (known: prepare, info, "),
+    ("config hide", "brx config: No such command 'hide' (known: show)"),
+    ("toy circle", "brx toy: LANDSCAPE: 'circle' is not one of 'quadratic', 'spiral', 'sweep'; see"),
+    ("train", "brx train: CONFIG is missing: a YAML file or a preset's name; see brx train --help"),
+    ("train quick extra", "brx train: Got unexpected extra argument(s) (extra)"),
+    ("train quick --devcies 2", "No such option: --devcies (Possible options: --devices)"),
+    ("train quick --devices two", "brx train: --devices: input should be a valid integer, unable to"),
+    ("train quick --out --resume", "brx train: --out needs a value: the run's folder"),
+    ("train quik", "did you mean 'quick'"),
+    ("train quick --set model.bloks=3", "did you mean 'blocks'"),
+    ("train quick --set pipeline.micro_batches=4", "unknown key, did you mean 'accumulation', the micro"),
+    ("train quick --set optimizer.method=adam", "did you mean 'pipedream', which is AdamW?"),
+    ("train quick --set pipeline.stages=9", "must be at most model.blocks (8)"),
+    ("train quick --set runtime.device=cuda", "cuda is not available on this machine"),
+    ("train quick --set data.source=missing.txt", "missing.txt: no such file"),
+    ("sweep laptop/mian --dry-run", "laptop/mian: no such sweep file, did you mean 'laptop/main'?"),
+    ("claims main-reductoin", "did you mean 'main-reduction'?"),
+    # Token files.
+    ("data prepare missing.txt", "data.source: missing.txt: no such file"),
+    ("data prepare --tokens 0", "data.tokens"),
+    ("data prepare --tokenizer words", "data.tokenizer"),
+    ("data prepare --workers -1", "--workers: input should be greater than or equal to 0"),
+    ("data info missing", "missing: no such folder; token files are made with brx data prepare"),
+    ("data remove empty", "empty: no folder of token files; brx data list names them"),
+    ("data remove runs/a", "runs/a: no folder of token files"),
+    # Figures and tables.
+    ("plot mian", "FIGURE: unknown figure 'mian', did you mean 'main'? (known: curves,"),
+    ("tables 'Table 99'", "TABLE: unknown table 'Table 99', did you mean 'Table "),
+    ("plot all --out x.png", "--out x.png: a file holds one figure"),
+    ("plot main --runs nowhere", "nowhere: no such folder; make the runs with brx sweep"),
+    ("plot curves", "name at least one run's folder"),
+    ("plot curves nowhere", "nowhere: no such folder"),
+    ("plot main runs/a", "RUN: only curves, staleness, profiles take runs; name the folder of main's"),
+    ("plot curves runs/a --out runs/a/config.yaml/figure", "config.yaml"),
+    # Runs.
+    ("slowdown empty", "no run with losses there"),
+    ("slowdown runs --target nan", "--target nan: must be a loss above 0"),
+    ("slowdown runs runs/a", "the same run as"),
+    ("slowdown runs --same-rate --all-targets f", "give one of the two"),
+    ("slowdown runs --rates 1e-3,x", "--rates 1e-3,x: must be learning rates above 0"),
+    ("slowdown runs --rates 0.5", "--rates 0.5: no run has it (there are 0.01)"),
+    ("export runs/a other/a --to z", "would both become"),
+    ("export runs/a --to runs", "is where"),
+    # Plans.
+    ("methods muonn", "muonn: no such method, did you mean 'muon'? (known: pipedream,"),
+    ("methods torch.optim:Sgd", "did you mean 'SGD'?"),
+    ("methods muon --stages 4", "--stages: only basis-rotation has refresh intervals"),
+    ("memory --matrix 4096", "--matrix 4096: write rows x columns"),
+    ("memory quick --matrix 3x3", "give one of the two"),
+    ("memory --set model.width=3", "--set: needs a CONFIG"),
+    ("schedule --stages 2 --devices 3", "--devices must be from 1 to --stages (2), got 3"),
+    ("schedule --stages 0", "--stages: input should be greater than or equal to 1"),
+    ("schedule --stages 4 --devices 2 --figure x", "--figure shows one stage per device"),
+    ("schedule --stages 4 --delay '[1, 2]'", "delay must have one entry per stage (4), got 2"),
+    ("schedule --stages 4 --delay -1", "delay must be pipeline, 2bw, a whole number from 0"),
+    ("schedule --stages 4 --delay 2", "rank 0 of 4 runs 3 forward passes ahead"),
+    ("schedule --stages 2000", "--micro-batches 4: 32,032,000 actions are more than can be shown (20,000)"),
+    ("schedule --stages 2000 --figure x", "actions are more than can be shown"),
+    ("schedule --stages 4 --accumulation 2 --figure x", "shows one micro-batch per update"),
+    ("plan quick --device-memory many", "--device-memory many: must be a number above 0 with a unit"),
+    ("plan quick --throughput Abacus", "no such device (write FLOP/s as a number, for example 120T, or"),
+    ("plan quick --throughput H10", "no such device, did you mean 'H100'?"),
+    ("plan quick --devices 99", "pipeline: devices must be at most stages"),
+    (OWN, "a model of your own needs --params-per-block, --blocks too"),
+    ("stages --memory -8", "--memory -8GB: must be a number above 0 with a unit"),
+    # Verdicts.
+    ("verdict --stages 8 --micro-batches 0", "--micro-batches: input should be greater than or equal to 1"),
+    (f"{ASKED} --loss 9", "--loss 9: above 4"),
+    (f"{ASKED} --loss nan", "--loss nan: must be a loss above 0"),
+    (f"{ASKED} --cost adam=0.1", "--cost adam=0.1: write METHOD=SHARE, did you mean 'pipedream', which is AdamW?"),
+    (f"{ASKED} --cost nesterov=much", "--cost nesterov=much: the share"),
+    (f"{ASKED} --cost nesterov=-1", "--cost nesterov=-1: the share"),
+    (f"{ASKED} --device-memory 8GB", "need a --config"),
+    (f"{ASKED} --config quick --bandwidth 8GB", "--bandwidth: needs"),
+    (f"{ASKED} --micro-batches 3 --config quick", "--micro-batches 3: training.batch_size 8 is no multiple"),
+    (f"{ASKED} --stages 64 --config quick", "--stages 64: the model has only 8"),
+    (f"{ASKED} --cost-from results/tables/laptop/time-to-loss.json", "no table of milliseconds per iteration by"),
+    (f"{ASKED} --cost-from results/demo/basis-rotation-p1", "has no pipedream (AdamW), which costs are"),
+    (f"{ASKED} --cost-from results/demo results/laptop", "runs of one model and batch are needed"),
+    (f"{ASKED} --local-steps 8", "--local-steps and --averaging: give both"),
+    (f"{ASKED} --local-steps 8 --averaging 3GB", "--averaging 3GB: write units of an update's passes"),
+    (f"{ASKED} --local-steps 8 --averaging 3 --local-slowdown 0.5", "--local-slowdown 0.5: must"),
+    (f"{ASKED} nowhere.json", "nowhere.json: not readable"),
+]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with a run, a copy of it, an empty folder, and the committed results."""
+    folder = tmp_path_factory.mktemp("mistakes")
+    write_run(folder, "a")
+    shutil.copytree(folder / "runs", folder / "other")
+    (folder / "empty").mkdir()
+    (folder / "results").symlink_to(Path(__file__).parents[2] / "results")
+    return folder
+
+
+@pytest.mark.parametrize(("arguments", "expected"), MISTAKES)
+def test_mistakes_are_one_line_and_leave_nothing(arguments, expected, place, capsys, monkeypatch):
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    before = sorted(place.rglob("*"))
+    assert main(shlex.split(arguments)) == (1 if "runs/a/config.yaml" in arguments else 2)
+    output = capsys.readouterr()
+    assert expected in output.err
+    assert output.err.count("\n") == 1
+    assert output.out == ""
+    assert sorted(place.rglob("*")) == before
