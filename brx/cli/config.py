@@ -60,7 +60,6 @@ def methods(
     stages: Annotated[int | None, option("P", "basis-rotation: print the refresh intervals of P stages", min=1)] = None,
     frequency: Annotated[int | None, option("F", "their mean (default: 10)", min=1)] = None,
 ) -> None:
-    """Print all methods, or one."""
     from brx.methods.description import all_methods, one_method, refresh_table
 
     only = "--stages: only basis-rotation has refresh intervals: brx methods basis-rotation --stages 32"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,19 +20,20 @@ def option(metavar: str, help: str, *flags: str, **settings: Any) -> Any:
     return typer.Option(*flags, metavar=metavar, help=help, **settings)
 
 
-def complete_config(incomplete: str) -> list[str]:
-    """The presets; files are completed by the shell."""
-    from brx.config.loading import preset_names
+def completing(module: str, catalogue: str, *more: str) -> Callable[[str], list[str]]:
+    """Completes names of a catalogue (names, or a function that gives them), imported when the shell asks."""
 
-    return [name for name in preset_names() if name.startswith(incomplete)]
+    def complete(incomplete: str) -> list[str]:
+        names = getattr(import_module(module), catalogue)
+        known = [*more, *(names() if callable(names) else names)]
+        return [name for name in known if name.startswith(incomplete)]
+
+    return complete
 
 
-def complete_method(incomplete: str) -> list[str]:
-    """The methods that come with brx; files are completed by the shell."""
-    from brx.config.loading import method_names
-
-    return [name for name in method_names() if name.startswith(incomplete)]
-
+# Presets, and methods that come with brx; files are completed by the shell.
+complete_config = completing("brx.config.loading", "preset_names")
+complete_method = completing("brx.config.loading", "method_names")
 
 CONFIG_HELP = "a YAML file or a preset's name"
 ConfigName = Annotated[str, argument("CONFIG", CONFIG_HELP, autocompletion=complete_config)]

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from brx.cli.options import Format, Overrides, ScaleName, ScaleRuns, argument, option
+from brx.cli.options import Format, Overrides, ScaleName, ScaleRuns, argument, completing, option
 from brx.cli.usage import Application, print_note, print_table, refuse
 from brx.errors import did_you_mean
 
@@ -18,20 +18,6 @@ OF_ANY_RUNS = ("curves", "staleness", "profiles")
 FORMATS = (".png", ".pdf", ".svg")
 
 app = Application()
-
-
-def complete_figure(incomplete: str) -> list[str]:
-    """The figures' names."""
-    from brx.paper.figures import FIGURES
-
-    return [name for name in (*OF_ANY_RUNS, "all", "list", *FIGURES) if name.startswith(incomplete)]
-
-
-def complete_table(incomplete: str) -> list[str]:
-    """The tables' names."""
-    from brx.paper.tables import TABLES
-
-    return [name for name in ("all", "list", *TABLES) if name.startswith(incomplete)]
 
 
 @app.add("""\
@@ -43,7 +29,6 @@ def demo(
     out: Annotated[Path, option("DIR", "folder of the runs and the figure")] = Path("runs/demo"),
     overrides: Overrides,
 ) -> None:
-    """Train what is not trained yet, then draw the figure and print the table."""
     from brx.paper.demo import run_demo
 
     if run_demo(out, overrides) == "interrupted":
@@ -65,7 +50,7 @@ def plot(
         argument(
             "FIGURE",
             "curves, staleness, profiles, all, list, or one of the paper's figures by name or number ('Figure 5')",
-            autocompletion=complete_figure,
+            autocompletion=completing("brx.paper.figures", "FIGURES", *OF_ANY_RUNS, "all", "list"),
         ),
     ],
     folders: Annotated[
@@ -82,7 +67,6 @@ def plot(
     scale: ScaleName = "laptop",
     runs: ScaleRuns = None,
 ) -> None:
-    """Draw, and say what was written and what was missing."""
     from brx.paper.figures import FIGURES, draw_figures
 
     is_of_any_runs, is_file = figure in OF_ANY_RUNS, out is not None and out.suffix in FORMATS
@@ -113,7 +97,6 @@ def plot(
 
 
 def _of_runs(figure: str, folders: list[Path], out: Path | None) -> list[Path]:
-    """Draw a figure of any runs."""
     from brx.runs.frames import comparable, differences, left_out, load
 
     path = out or Path(figure)
@@ -145,7 +128,12 @@ def _of_runs(figure: str, folders: list[Path], out: Path | None) -> list[Path]:
 """)
 def tables(
     table: Annotated[
-        str, argument("TABLE", "all, list, or one by name or number ('Table 3')", autocompletion=complete_table)
+        str,
+        argument(
+            "TABLE",
+            "all, list, or one by name or number ('Table 3')",
+            autocompletion=completing("brx.paper.tables", "TABLES", "all", "list"),
+        ),
     ],
     *,
     scale: ScaleName = "laptop",
@@ -153,7 +141,6 @@ def tables(
     format: Format = "table",
     out: Annotated[Path | None, option("DIR", "write TABLE.md and TABLE.csv there (latex: TABLE.tex, too)")] = None,
 ) -> None:
-    """Print or write the tables."""
     from brx.files import write_text
     from brx.paper.tables import TABLES, make_tables, write_table
     from brx.runs.formats import format_table
@@ -185,7 +172,6 @@ def claims(
     runs: ScaleRuns = None,
     format: Format = "table",
 ) -> None:
-    """Print the claims with the paper's number, ours, and the verdict."""
     from brx.paper.claims import CLAIMS, claim_table, judge
     from brx.paper.scales import SCALES, Experiments
 
@@ -222,7 +208,6 @@ def report(
     ] = None,
     out: Annotated[Path, option("FILE", "the page")] = Path("report.html"),
 ) -> None:
-    """Write the page, and say where."""
     from brx.paper.scales import SCALES, Experiments
     from brx.report.page import write_report
 
@@ -250,7 +235,6 @@ def toy(
     ] = None,
     json: Annotated[Path | None, option("FILE", "where the numbers go (default: results/toy/NAME.json)")] = None,
 ) -> None:
-    """Run the descents, keep the numbers, and draw."""
     from brx.toy.landscapes import run_toy
 
     name = config.stem if config else landscape

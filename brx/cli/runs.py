@@ -41,7 +41,6 @@ def slowdown(
     format: Format = "table",
     all_targets: Annotated[Path | None, option("FIGURE", "draw slowdown against target, too")] = None,
 ) -> None:
-    """Print the slowdowns, and the iterations saved over the best baseline."""
     from brx.runs.comparison import at_same_rates, compare, is_reference, with_reference
     from brx.runs.experiments import at_best_rates, notes, of_rates
     from brx.runs.frames import load
@@ -121,7 +120,6 @@ def export(
         bool, typer.Option("--unfinished", help="runs that are unfinished, interrupted or failed, too")
     ] = False,
 ) -> None:
-    """Copy, and say how many."""
     from brx.runs.metrics import export_runs
 
     num_exported, num_left_out = export_runs(runs, to, unfinished=unfinished)

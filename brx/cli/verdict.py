@@ -83,7 +83,6 @@ def verdict(
     save: Annotated[Path | None, option("FILE", "keep what the runs say, to be asked again at once")] = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="tables, what is not measured, what is assumed")] = False,
 ) -> None:
-    """Print who is faster and why; with --verbose the schedules, the methods, and what is assumed."""
     from brx.planning import verdict as verdicts
     from brx.planning.schedules import EqualStages
     from brx.planning.verdict_text import long_text, verdict_text

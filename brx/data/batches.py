@@ -22,11 +22,7 @@ AHEAD = 4
 
 
 class Batches:
-    """The training micro-batches of a run; UserError where the file is shorter than one window.
-
-    Any iteration's batch can be made without those before it, and depends on nothing but the seed: not on the number
-    of stages or devices, nor on the method.
-    """
+    """The training micro-batches of a run, each decided by seed and iteration alone; UserError if the file is short."""
 
     def __init__(self, file: TokenFile, *, sequence_length: int, batch_size: int, seed: int) -> None:
         check_length(file, sequence_length)
@@ -77,8 +73,7 @@ class Prefetcher:
     """Fetches micro-batches for a device, and measures how long the training loop waited for them (`seconds_waited`).
 
     On CUDA a thread assembles the next `AHEAD` ones in pinned memory, so that the copy to the device is asynchronous.
-    Elsewhere a thread would compete with the computation, so a micro-batch is made when asked for. `make` gives an
-    iteration's inputs and targets on the CPU (`Batches.batch`).
+    Elsewhere it would compete with the computation, and a micro-batch is made (`make`, on the CPU) when asked for.
     """
 
     def __init__(self, make: Callable[[int], Batch], device: torch.device) -> None:
@@ -106,6 +101,5 @@ class Prefetcher:
         return inputs.pin_memory(), targets.pin_memory()
 
     def close(self) -> None:
-        """End the thread; what it was making is dropped."""
         if self._thread is not None:
             self._thread.shutdown(cancel_futures=True)

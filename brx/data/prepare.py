@@ -60,11 +60,9 @@ class PreparedData:
 
 
 def prepare(config: DataConfig, *, workers: int | None = None, quiet: bool = False) -> PreparedData:
-    """Make the token files if they are not there yet, and open them.
+    """Make the token files if they are not there yet, and open them; after a RunError another call goes on.
 
-    `workers` are threads that tokenize: by default one per core for GPT-2's encoding, one for bytes. UserError where
-    source or disk are too small, or a file is damaged; after a RunError (a full disk, a lost connection) another call
-    goes on.
+    `workers` are threads that tokenize: by default one per core for GPT-2's encoding, one for bytes.
     """
     folder = token_folder(config)
     if not folder.is_dir():
@@ -128,10 +126,7 @@ class Written(BaseModel):
 
 
 class TokenWriter:
-    """Appends documents to the token files of a folder that is not complete yet; to be closed.
-
-    An interruption costs what was not committed: a writer that opens the folder again cuts the files back to the note.
-    """
+    """Appends documents to token files that are not complete; opened again, it cuts them back to the last commit."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -184,10 +179,7 @@ def _read_note(folder: Path) -> Written:
 
 
 def tokenized(tokenize: Tokenize, texts: Iterable[str], workers: int) -> Generator[tuple[str, Tokens], None, None]:
-    """Documents with their tokens, in their order; the next `DOCUMENTS_AHEAD` are read and tokenized meanwhile.
-
-    The encodings release the interpreter's lock, so that threads are enough.
-    """
+    """Documents with their tokens, in order; `DOCUMENTS_AHEAD` meanwhile, in threads: encodings release the GIL."""
     under_way: deque[tuple[str, Future[Tokens]]] = deque()
     with ThreadPoolExecutor(workers) as threads:
         for text in texts:

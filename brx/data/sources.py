@@ -56,10 +56,7 @@ def _drawn(text: str, fraction: float) -> bool:
 
 
 def documents(config: DataConfig, *, skip: int = 0) -> Iterator[str]:
-    """The documents of `config.source` that are sampled and not empty, without the first `skip`, always in one order.
-
-    UserError where the source is missing, unreadable, or of an unknown kind; RunError where a stream breaks off.
-    """
+    """The sampled documents of `config.source` that are not empty, without the first `skip`, always in one order."""
     if config.source == "packages":
         texts = package_sources()
     elif (files := local_files(config.source)) is not None:
@@ -117,11 +114,7 @@ def _package_folder(package: str) -> Path:
 
 
 def local_files(source: str) -> list[Path] | None:
-    """The files that a path, folder or glob names, sorted; None if it looks like the name of a dataset on the hub.
-
-    A folder stands for the .txt, .jsonl and .parquet files at any depth below it. UserError where there are none, or
-    one has an unknown extension.
-    """
+    """The files that a path, glob or folder (at any depth) names, sorted; None for what may be a dataset on the hub."""
     path, missing = Path(source).expanduser(), "no such file"
     if path.is_file():
         files = [path]

@@ -76,7 +76,6 @@ class Sidecar(BaseModel, extra="forbid", strict=True, frozen=True):
     """Of the file, in hexadecimal."""
 
     def write(self, path: Path) -> None:
-        """Write it as JSON beside the token file at `path`."""
         write_text(path.with_suffix(".json"), self.model_dump_json(indent=2) + "\n")
 
     @classmethod

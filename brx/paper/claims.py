@@ -1,7 +1,6 @@
-"""What the paper states, number by number and direction by direction, each beside what our runs say.
+"""What the paper states (`CLAIMS`, at the end), each number and direction beside what the runs of a scale say.
 
-A claim is data: the sentence, where it stands, its number, how ours is computed from the runs of a scale, and the rule
-of its verdict. Nothing is stored: a run that changes changes its row. `CLAIMS`, at the end, has all of them.
+Nothing is stored: a run that changes changes its row.
 """
 
 from __future__ import annotations
@@ -44,12 +43,10 @@ Unit = Literal["times", "percent", "plain"]
 
 @dataclass(frozen=True)
 class Claim:
-    """One statement of the paper: its name on the command line, its place in the paper, and its sentence in our words.
+    """One statement of the paper, in our words, and the rule of its verdict (docs/protocol.md, 5).
 
-    The rules of the verdict (docs/protocol.md, 5): `number` (within `FACTOR` of the paper's, of 1 - share for a share;
-    a slowdown above 1, a share above 0, by their intervals where there are any), `at least` (ours is no smaller),
-    `closed form` (equal as printed), `direction`, `order of norms` (their intervals apart). Without one number the
-    evidence says whether it holds.
+    `number`: within `FACTOR` of the paper's, of 1 - share for a share; a slowdown above 1, a share above 0, by their
+    intervals where there are any. `at least`: no smaller. `closed form`: equal as printed. Else the evidence says.
     """
 
     name: str

@@ -60,10 +60,7 @@ class Evidence:
 
 
 class Margin:
-    """By how much something is as the paper says, by seed that both sides have; negative where it is not.
-
-    It is infinite where one side diverged; where both did, a seed says nothing and is left out.
-    """
+    """By how much something is as the paper says, by seed; infinite where one side diverged, NaN (left out): both."""
 
     def __init__(self, by_seed: pd.Series) -> None:
         self.by_seed = by_seed.dropna()
@@ -116,7 +113,6 @@ def shared_seeds(*experiments: pd.DataFrame) -> list[pd.DataFrame]:
 
 
 def _paired(experiments: Experiments, methods: Iterable[str], stages: int | None = None, **options: Any) -> list[Any]:
-    """The runs of methods with a seed that all have."""
     return shared_seeds(*(runs_of(experiments, method, stages, **options) for method in methods))
 
 
@@ -145,7 +141,6 @@ def ends_below(name: str, ours: pd.DataFrame, others: Mapping[str, pd.DataFrame]
 
 
 def _lead(experiments: Experiments, method: str, others: Sequence[str], stages: int) -> Margin:
-    """How far a method ends below the lowest of some others at P stages."""
     ours, *theirs = _paired(experiments, (method, *others), stages)
     return margin(ours, min(theirs, key=final_loss))
 

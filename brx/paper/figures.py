@@ -1,8 +1,6 @@
-"""The paper's figures, as panels over the runs of a scale: a panel asks for experiments and draws them.
+"""The paper's figures (`FIGURES`, at the end), as panels over the runs of a scale: each asks for runs and draws them.
 
-A figure is an entry of `FIGURES`, at the end: its name, place, caption and panels. Figures that need no sweep
-(timelines, toys, what was measured of the Hessian) have a function that draws them, as a command of their own does
-(`brx schedule`, `brx toy`, ...), at the paper's settings.
+Figures that need no sweep (timelines, toys, the Hessian) have a function that draws them at the paper's settings.
 """
 
 from __future__ import annotations
@@ -91,7 +89,6 @@ def by_method(methods: Sequence[str], stages: int | None = None, **options: Any)
 
 
 def refresh_schedules(*schedules: str) -> list[Line]:
-    """A line per schedule of basis rotation's refreshes."""
     sweeps = {schedule: "" if schedule == "uniform" else "stage-aware" for schedule in schedules}
     return [
         Line({"method": "basis-rotation", "sweep": sweep, "settings": {"optimizer.refresh_schedule": schedule}})
@@ -248,10 +245,7 @@ class PaperFigure(Entry):
 
 
 def draw_paper_figure(figure: PaperFigure, experiments: Experiments, folder: Path) -> tuple[list[Path], Experiments]:
-    """Draw one of the figures that are from runs into a folder; a UserError where none of its runs exist.
-
-    Returns the files written, and the experiments with what was used and what was missing.
-    """
+    """Draw a figure that is from runs into a folder: the files, and the experiments with what was used and missing."""
     asked = experiments.fresh()
     down = -(-len(figure.panels) // figure.across) or 1
     size = ALONE_IN if len(figure.panels) == 1 else (PANEL_IN * figure.across, figure.height or HEIGHT_IN * down)
@@ -276,10 +270,7 @@ def draw_paper_figure(figure: PaperFigure, experiments: Experiments, folder: Pat
 
 
 def draw_figures(wanted: str, scale: str, runs: Path | None, out: Path | None, note: Note) -> Iterator[Path]:
-    """Draw what is wanted (see `brx.paper.tables`); yields the images.
-
-    `out` is their folder; by default figures/SCALE, and figures for those that are the same at several scales.
-    """
+    """Draw what is wanted (see `brx.paper.tables`); yields the images, by default in figures/SCALE or figures."""
     chosen = entries(wanted, FIGURES, "figure", "curves, staleness, profiles")
     experiments = load_noting(scale, runs, note) if any(figure.draw_to is None for figure in chosen) else None
 

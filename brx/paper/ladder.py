@@ -112,12 +112,10 @@ class Quantity(NamedTuple):
         return fit_power_law(known["relative_delay"].tolist(), y.tolist())
 
     def predicted(self, law: PowerLaw, relative_delay: float) -> tuple[float, float, float]:
-        """Its value and the ends of its interval at a relative delay."""
         value, low, high = (self.shift + self.factor * each for each in law.at(relative_delay))
         return value, low, high
 
     def at_the_papers_delay(self, law: PowerLaw | None) -> str:
-        """Its value and interval at the paper's relative delay."""
         if law is None:
             return "no law"
         value, *ends = self.predicted(law, PAPER_RELATIVE_DELAY)

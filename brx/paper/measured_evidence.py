@@ -61,9 +61,9 @@ def _seed(run: str | Path) -> int:
 
 
 def norm_ratio(experiments: Experiments) -> Evidence:
-    """The rotated norm over the original one, at the checkpoints of basis rotation with the largest delay.
+    """Rotated over original norm, at checkpoints of basis rotation with the largest delay.
 
-    The interval also holds the ratio extrapolated to an infinite sample, where half of it was measured.
+    Where half of the sample was measured, the interval holds the ratio extrapolated to an infinite one, too.
     """
     by_checkpoint: dict[tuple[str, int], dict[Space, NormResult]] = {}
     for norm in _norms(experiments, SPACES):
@@ -224,10 +224,7 @@ def misalignment_slows_on_the_spiral(_: Experiments) -> Evidence:
 
 
 def memory_share(_: Experiments) -> Evidence:
-    """1st/unilateral of an MLP matrix of Llama-3-8B, over what the paper counts for Adam, 4 m n.
-
-    Adam's two moments are 2 m n elements, so that the share of what Adam really keeps is twice as large.
-    """
+    """1st/unilateral of an MLP matrix of Llama-3-8B, over 4 m n, as the paper counts; Adam's two moments are 2 m n."""
     m, n = LLAMA_3_8B["MLP"]
     overhead = overhead_elements((m, n), "1st", "unilateral")
     of_moments = overhead / (2 * m * n)

@@ -137,7 +137,6 @@ class Experiments:
 
     @property
     def notes(self) -> list[str]:
-        """A line for everything that is left out."""
         return notes(self.runs, self.chosen)
 
     @cached_property
@@ -167,9 +166,8 @@ class Experiments:
     ) -> pd.DataFrame | None:
         """The runs of a method (of VARIANTS) at P stages at their best learning rate; None where there are none.
 
-        `stages` is by default the P at which the methods of the model (of the scale's) are compared; `sweep` names the
-        sweep that makes the runs, where it is not the usual one; `settings` are dotted keys that differ from the
-        model's.
+        `stages`: by default the P at which methods are compared with the scale's `model`; `sweep`: that which makes the
+        runs, where it is not the usual one; `settings`: dotted keys that differ from the model's.
         """
         if model not in self.scale.models:
             maker = SCALES["paper"].sweep("3b")
@@ -216,10 +214,9 @@ class Experiments:
         return "main" if method in MAIN else "strategies" if method in STRATEGY_NAMES else "preconditioned"
 
     def slowdown_target(self) -> float | None:
-        """The one target of all the paper's slowdowns at this scale; None while no method has both ends.
+        """The one target of all the paper's slowdowns at this scale, in nats; None while no method has both ends.
 
-        The highest mean training loss over the last quarter, at both ends, of the methods that the paper compares by
-        their slowdown in more than one place: without plain PipeDream.
+        That of the methods whose slowdowns the paper compares in more than one place: without plain PipeDream.
         """
         quietly = self.fresh()
         pairs = [quietly.find_ends(method) for method in BASELINES_AND_STRATEGIES[1:]]
@@ -232,5 +229,4 @@ class Experiments:
 
     @property
     def what_to_run(self) -> str:
-        """The commands that make what was missing."""
         return ", ".join(f"brx sweep {maker}" for maker in sorted(set(self.missing.values())))

@@ -1,7 +1,6 @@
 """The study of similarity (docs/protocol.md, section 7): which dimensionless numbers decide what delay costs.
 
-One factor of the laptop preset is changed at a time; each setting has a target of its own, as each length of the
-ladder has.
+One factor of the laptop preset is changed at a time; each setting has a target of its own.
 """
 
 from __future__ import annotations
@@ -94,7 +93,6 @@ def _compared(chosen: pd.DataFrame) -> pd.DataFrame:
 
 
 def load_study(scale: Scale) -> pd.DataFrame:
-    """The study of the committed runs, which are a laptop's."""
     if scale.name != "laptop" or not RUNS.is_dir():
         raise UserError(f"the study of similarity has runs in {RUNS} alone: brx sweep configs/sweeps/similarity/*.yaml")
     return study(load([RUNS]))

@@ -61,7 +61,6 @@ Made = TypeVar("Made")
 
 
 def paper_slowdowns(experiments: Experiments, methods: Sequence[str]) -> pd.DataFrame:
-    """Slowdown of methods at the deepest pipeline, to the target of the scale."""
     target, rows = experiments.slowdown_target(), []
     for method in methods:
         ends = experiments.find_ends(method)
@@ -85,7 +84,6 @@ def final_losses(experiments: Experiments) -> pd.DataFrame:
 
 
 def chosen_rates(experiments: Experiments) -> pd.DataFrame:
-    """The chosen learning rates with the final validation loss of every one tried."""
     present = [runs for seeds in _plain_runs(experiments).values() for runs in seeds.values() if runs is not None]
     if not present:
         return pd.DataFrame()
@@ -99,11 +97,9 @@ def _plain_runs(experiments: Experiments) -> dict[str, dict[int, pd.DataFrame | 
 
 
 def wider_rates(experiments: Experiments) -> pd.DataFrame:
-    """The main comparison's ends once with the paper's rates and once with higher ones, too; seed 0 in both.
-
-    The latter's runs lie in FOLDER-rates, and are mixed with the others nowhere else (docs/protocol.md, 3).
-    """
+    """The main comparison's ends once with the paper's rates and once with higher ones, too; seed 0 in both."""
     folder = experiments.folder
+    # Higher rates lie in FOLDER-rates, and are mixed with the others nowhere else (docs/protocol.md, 3).
     wider = Path(os.path.normpath(folder / ".." / f"{folder.resolve().name}-rates"))
     if not wider.is_dir():
         raise UserError(f"{wider}: no such folder, for rates beyond the paper's (brx sweep laptop/rates)")
@@ -134,7 +130,6 @@ def paper_reductions(experiments: Experiments) -> pd.DataFrame:
 
 
 def make_tables(wanted: str, scale: str, runs: Path | None, note: Note) -> Iterator[tuple[PaperTable, pd.DataFrame]]:
-    """Make what is wanted; yields each table with its texts."""
     chosen = entries(wanted, TABLES, "table")
     experiments = load_noting(scale, runs, note)
 
@@ -150,7 +145,6 @@ def make_tables(wanted: str, scale: str, runs: Path | None, note: Note) -> Itera
 
 
 def write_table(table: PaperTable, texts: pd.DataFrame, folder: Path) -> Path:
-    """As Markdown and CSV; returns the former."""
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / f"{table.name}.csv", format_table(texts, "csv") + "\n")
     path = folder / f"{table.name}.md"

@@ -88,10 +88,9 @@ def write_stage(run: Path, iteration: int, stage: int, state: Content) -> Conten
 def finish(
     run: Path, iteration: int, content: Content, stages: list[Content], keep: int, keep_at: Collection[int] = ()
 ) -> Path:
-    """Complete the checkpoint, put it in place, and remove older ones.
+    """Put the checkpoint in place, with a manifest of `content` and `stages` (entries of `write_stage`).
 
-    `content` is what the manifest says beside `stages`, the entries of `write_stage`. The newest `keep` checkpoints
-    stay, this one among them, and those at the iterations `keep_at`.
+    The newest `keep` checkpoints stay, this one among them, and those at the iterations `keep_at`.
     """
     temporary, final = _temporary(run, iteration), checkpoint_folder(run, iteration)
     content = content | {"iteration": iteration, "stages": stages}
@@ -173,11 +172,10 @@ def check_request(folder: RunFolder, config: RunConfig, *, resume: bool) -> None
 
 
 def choose_checkpoint(folder: RunFolder, config: RunConfig) -> tuple[Path | None, str]:
-    """The newest checkpoint up to which the metrics lack no record, and what there is to tell about the choice.
+    """The newest checkpoint up to which the metrics lack no record (None if there is none at all), and what to tell.
 
-    Where lines of the metrics were garbled before the first checkpoint, what they said cannot be written again: then
-    the newest checkpoint it is, and the metrics go on without them. None if there is no checkpoint at all. UserError
-    where the metrics end before the first checkpoint, or two processes have written them.
+    Lines that were garbled before the first checkpoint cannot be written again: then the newest checkpoint it is,
+    without them. UserError where the metrics end before the first checkpoint, or two processes have written them.
     """
     if not (checkpoints := list_checkpoints(folder.path)):
         return None, ""

@@ -47,7 +47,7 @@ class Comparison:
 
 
 def compare(chosen: pd.DataFrame, target: float | None = None, reference_stages: int = 1) -> Comparison:
-    """Slowdowns, relative to P = `reference_stages`, and reductions of all experiments (of rows of `at_best_rates`).
+    """Slowdowns, relative to P = `reference_stages`, and reductions of all experiments (rows of `at_best_rates`).
 
     `target` is the training loss to reach, in nats: by default, in each set, its `common_target`.
     """

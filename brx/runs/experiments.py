@@ -13,10 +13,9 @@ from brx.runs.frames import ORIGIN, RATE, SEED
 
 
 def tried_rates(runs: pd.DataFrame) -> pd.DataFrame:
-    """What every learning rate came to: a row per experiment and rate, by the scores of `score_values`.
+    """What every learning rate of `runs` (rows of `load`) came to, by `score_values`: a row per experiment and rate.
 
     Runs that diverged count as tried, with an infinite loss; those under way or failed otherwise are left out.
-    UserError where two of `runs` (rows of `load`) have the same settings and seed.
     """
     ended = _ended(runs)
     losses = ended["val_loss"].where(ended["status"] == "finished").fillna(np.inf)
@@ -26,10 +25,9 @@ def tried_rates(runs: pd.DataFrame) -> pd.DataFrame:
 def score_values(runs: pd.DataFrame, group: str, over: str) -> pd.DataFrame:
     """Score the values of a setting: the rule by which sweeps, figures and tables choose a learning rate alike.
 
-    `runs` have columns `group`, equal where values are compared, `over`, the value, the seed, and `score`: lower is
-    better; infinite for a run that diverged. Values are compared over the seeds that all of them have; if there are
-    none, over the lowest seed that any has. Gives a row per group and value that has those seeds, in order, with
-    `score` (the mean), `is_best`, and `at_edge`: whether the best is the lowest or highest of the values.
+    In each `group`, values (the column `over`) are compared by their mean `score`, lower is better, over the seeds that
+    all of them have; if there are none, over the lowest seed that any has. Gives a row per group and value that has
+    those seeds, in order, with `score`, `is_best`, and `at_edge`: whether the best is the lowest or highest value.
     """
     if runs.empty:
         return runs[[group, over, "score"]].assign(is_best=pd.Series(dtype=bool), at_edge=pd.Series(dtype=bool))
@@ -48,11 +46,10 @@ def score_values(runs: pd.DataFrame, group: str, over: str) -> pd.DataFrame:
 
 
 def at_best_rates(runs: pd.DataFrame, *, with_diverged: bool = False) -> pd.DataFrame:
-    """The finished runs of every experiment at its best learning rate, by seed; see `tried_rates`.
+    """The finished runs of every experiment at its best learning rate (see `tried_rates`), by seed.
 
-    Three columns more: `lr_at_edge`, `num_rates`, how many were tried, and `diverged_seeds`, those whose run at this
-    rate diverged, the same list in every row of an experiment. An experiment of which every run did has rows only on
-    request.
+    Further columns: `lr_at_edge`, `num_rates` tried, and `diverged_seeds` at this rate, the same list in every row of
+    an experiment. One of which every run diverged has rows only on request.
     """
     rates = tried_rates(runs).rename(columns={"at_edge": "lr_at_edge"})
     rates["num_rates"] = rates.groupby("experiment")[RATE].transform("size")
@@ -96,7 +93,6 @@ def _runs_at(runs: pd.DataFrame, rates: pd.DataFrame, *, with_diverged: bool) ->
 
 
 def by_experiment(chosen: pd.DataFrame) -> Iterator[pd.DataFrame]:
-    """The runs of each experiment, its seeds."""
     return (seeds for _, seeds in chosen.groupby("experiment", sort=False))
 
 
@@ -127,5 +123,4 @@ def notes(runs: pd.DataFrame, chosen: pd.DataFrame) -> list[str]:
 
 
 def _num_by_origin(chosen: pd.DataFrame) -> pd.Series:
-    """The number of experiments of each data fingerprint and trajectory version."""
     return chosen.groupby(list(ORIGIN[:2]), sort=False, dropna=False)["experiment"].nunique()

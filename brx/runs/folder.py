@@ -42,10 +42,8 @@ _MAY_CHANGE = {
 Settings = Mapping[str, Mapping[str, Any]]  # by section and key
 
 LOCK = ".lock"
-HANDED_DOWN = "BRX_RUN_LOCK"
-"""Environment variable: the descriptor of a lock that the parent process holds and this one goes on holding."""
-PATIENCE_S, POLL_S = 0.5, 0.02
-"""Whoever asks whether a folder is locked holds its lock for an instant: no reason to refuse a run."""
+HANDED_DOWN = "BRX_RUN_LOCK"  # has the descriptor of a lock that the parent holds and this process goes on holding
+PATIENCE_S, POLL_S = 0.5, 0.02  # whoever asks whether a folder is locked holds its lock for an instant
 _NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK}
 
 
@@ -106,10 +104,7 @@ def parse_summary(text: str) -> dict[str, Any]:
 
 
 def find_runs(folders: Iterable[str | os.PathLike[str]]) -> list[Path]:
-    """The run folders among `folders` and directly below them, that have losses or failed.
-
-    UserError where one of them is no folder, or there is no run in any.
-    """
+    """The run folders among `folders` and directly below them, that have losses or diverged; UserError for none."""
     runs: list[Path] = []
     for folder in (paths := list(map(Path, folders))):
         if not folder.is_dir():
@@ -161,10 +156,8 @@ def trajectory_of(config: RunConfig, *, with_defaults: bool = True) -> dict[str,
 
 
 def settings_key(config: RunConfig, *, without: Iterable[str] = ()) -> str:
-    """A text that is equal for runs whose trajectories are decided by the same settings, dotted keys `without` aside.
-
-    Defaults are left out, so that a setting that is added to brx later leaves the keys of older runs as they are.
-    """
+    """A text that is equal for runs whose trajectories the same settings decide, but for the dotted keys `without`."""
+    # Without defaults: a setting that is added to brx later leaves the keys of older runs as they are.
     content = trajectory_of(config, with_defaults=False)
     for dotted in without:
         section, _, name = dotted.partition(".")
@@ -182,8 +175,7 @@ def default_folder(config: RunConfig, name: str) -> Path:
 def hold(folder: Path) -> Iterator[int]:
     """Hold a run's folder (made if there is none) while it is trained in; gives the lock's descriptor.
 
-    A folder with nothing but the lock at the end, because the run was refused, is removed again. UserError where
-    another process holds it, RunError where it cannot be written to.
+    UserError where another process holds it. A folder that has nothing but the lock at the end is removed again.
     """
     if (handed_down := _handed_down(folder)) is not None:
         _sign(handed_down)
@@ -205,10 +197,7 @@ def hold(folder: Path) -> Iterator[int]:
 
 @contextlib.contextmanager
 def lock(folder: Path, *, patience_s: float = 0.0) -> Iterator[int | None]:
-    """Take the lock of a run's folder, trying for some time; gives its descriptor, or None when another process has it.
-
-    The folder is made if there is none; RunError where it cannot be written to.
-    """
+    """Take the lock of a run's folder, made if there is none: its descriptor, or None when another process has it."""
     deadline = time.monotonic() + patience_s
     while (descriptor := _take(folder)) is None and time.monotonic() < deadline:
         time.sleep(POLL_S)

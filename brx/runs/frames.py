@@ -128,20 +128,15 @@ class Run:
 
     @property
     def status(self) -> str:
-        """What the summary says; unfinished while there is none of the whole run.
-
-        A run that stopped early (`training.stop_after`) and has been taken up again keeps its old summary for a while.
-        """
+        """What the summary says; unfinished while there is none of the whole run."""
+        # A run that stopped early (`training.stop_after`) and was taken up again keeps its old summary for a while.
         last = self.config.training.last_iteration
         is_old = self.summary.get("status") == "finished" and self.summary.get("last_iteration", last) < last
         return "unfinished" if is_old else str(self.summary.get("status", "unfinished"))
 
     @cached_property
     def smoothed(self) -> Series:
-        """The training loss averaged over windows of 2 % of the schedule; the last one is the final training loss.
-
-        A mean belongs to the middle of its window (`centres`): dated at the end, it would come late by half a window.
-        """
+        """Means of the training loss over 2 % of the schedule, each of the middle of its window (`centres`)."""
         window = self._window
         sums = np.cumsum(np.concatenate([[0.0], self.train_loss]))
         means: Series = (sums[window:] - sums[:-window]) / window
@@ -214,13 +209,11 @@ def training_loss(run: str) -> pd.Series:
 
 
 def smoothed_loss(run: str) -> pd.Series:
-    """As `training_loss`, smoothed."""
     read = read_run(Path(run))
     return pd.Series(read.smoothed, read.iterations[read.centres])
 
 
 def validation_loss(run: str) -> pd.Series:
-    """As `training_loss`, of the validations."""
     read = read_run(Path(run))
     return pd.Series(read.val_loss, read.val_iterations)
 
@@ -231,9 +224,9 @@ def side_by_side(runs: pd.DataFrame, loss: Callable[[str], pd.Series] = smoothed
 
 
 def same_but_for(runs: pd.DataFrame, *settings: str) -> pd.Series:
-    """A label per run, equal for runs of one origin whose settings are equal but for the named ones.
+    """A label per run, equal for those of one origin whose settings that decide numbers are equal but for the named.
 
-    Named are dotted keys (`training.seed`) or whole sections (`optimizer`); settings that decide no number may differ.
+    Named are dotted keys (`training.seed`) or whole sections (`optimizer`).
     """
     left_out = {key for key in runs.columns if key in settings or key.partition(".")[0] in settings}
     deciding = [key for key in runs.columns if decides_trajectory(key) and key not in left_out]
@@ -255,10 +248,7 @@ def has_pipeline_delays(runs: pd.DataFrame) -> pd.Series:
 
 
 def comparable(runs: pd.DataFrame, *, any_split: bool = False) -> list[pd.DataFrame]:
-    """Sort runs by what makes losses comparable: data, trajectory version, model and token budget; most runs first.
-
-    On request, runs compare that split up the examples of an update into other micro-batches (`any_split`).
-    """
+    """Sort runs by what makes losses comparable (`_aspects`); most runs first. `any_split`: in any micro-batches."""
     keys = [key for aspect in _aspects(runs, any_split=any_split).values() for key in aspect]
     sets = [alike for _, alike in runs.groupby(keys, dropna=False, sort=False)]
     return sorted(sets, key=len, reverse=True)

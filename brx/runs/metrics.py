@@ -41,10 +41,8 @@ STALENESS_MEASURES = (
     "stage_rotated_sign_changes",
     "stage_basis_angle",
 )
-MOST_LACKING = 0.01
-"""The share of the iterations that may be missing from a damaged file without changing what is read off it."""
-SECONDS_EVERY = 20
-"""Training time is kept at every so many iterations and interpolated between them."""
+MOST_LACKING = 0.01  # of the iterations may be missing from a damaged file without changing what is read off it
+SECONDS_EVERY = 20  # iterations, between which training time is interpolated
 
 
 class MetricsWriter:
@@ -163,10 +161,9 @@ class Curves(NamedTuple):
 
 
 def read_curves(folder: Path) -> Curves:
-    """The series of a run's folder, from metrics.jsonl, or from curves.npz where there is none.
+    """The series of a run's folder; of one that diverged, maybe empty.
 
-    Of a file with a few garbled lines, what is left; a line on stderr says so. Of a run that diverged, maybe none.
-    UserError where they hold no training loss, lack more than 1 % of them, or two processes have written them.
+    A line on stderr says that a few are missing; UserError where all are, or over 1 %, or two processes wrote them.
     """
     path, read = folder / "metrics.jsonl", _from_metrics
     if (folder / COMPACT).is_file() and not path.is_file():
@@ -229,12 +226,9 @@ def _from_compact(path: Path) -> Curves:
 
 
 def export_runs(folders: Sequence[Path], target: Path, *, unfinished: bool = False) -> tuple[int, int]:
-    """Export runs that have ended, each to a folder of its name below `target`; how many were, and how many left out.
-
-    Those that diverged are among them: they count where learning rates are chosen and slowdowns bounded. UserError
-    where two runs have the same name, or `target` is where a run lies already.
-    """
+    """Export runs that have ended, each to a folder of its name below `target`; how many were, and how many not."""
     paths = find_runs(folders)
+    # Those that diverged are among them: they count where learning rates are chosen and slowdowns bounded.
     chosen = [path for path in paths if unfinished or RunFolder(path).read_summary().get("status") in ENDED]
     sources: dict[str, Path] = {}
     for path in chosen:
@@ -249,11 +243,7 @@ def export_runs(folders: Sequence[Path], target: Path, *, unfinished: bool = Fal
 
 
 def export(folder: Path, target: Path) -> Path:
-    """Copy a run into the folder `target` in compact form: config.yaml, summary.json, curves.npz, log left behind.
-
-    Losses keep their float32 values. What was measured at its checkpoints (analysis/*.json) and of staleness
-    comes along. A folder that is there already is replaced as a whole.
-    """
+    """Replace the folder `target` by a run's compact form: settings, summary, measurements, losses as float32."""
     curves = read_curves(folder)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:

@@ -131,7 +131,6 @@ def rate_text(rate: float, *, at_edge: bool) -> str:
 
 
 def saved_text(reduction: Mapping[str, Any]) -> str:
-    """The share of a baseline's iterations that a method saves, with its interval."""
     if pd.isna(reduction["share"]):
         return "never gets there"
     interval = "" if pd.isna(reduction["low"]) else f" [{reduction['low']:.1%}, {reduction['high']:.1%}]"

@@ -24,10 +24,7 @@ from brx.runs.experiments import at_best_rates, by_experiment
 from brx.runs.frames import RATE, comparable, first_names, has_pipeline_delays, left_out
 from brx.runs.slowdown import Reached
 
-LOSS_STEP = 0.02
-"""Nats between the losses that are kept; between them, iterations are interpolated."""
-
-HIGHEST_LOSS = 4.0
+LOSS_STEP, HIGHEST_LOSS = 0.02, 4.0  # nats; between the losses that are kept, iterations are interpolated
 
 
 class Experiment(BaseModel, frozen=True, extra="forbid"):
@@ -104,9 +101,8 @@ class Measurements(BaseModel, frozen=True, extra="forbid"):
 def measure_largest_set(runs: pd.DataFrame, source: str) -> tuple[Measurements, list[str]]:
     """What the largest set of runs that compare says about pipelines' delays, and lines on those that are left out.
 
-    Runs (rows of `load`, at `source`) compare whatever micro-batches they split up an update's examples into. Of
-    several experiments of one method and delay (with other moments or decays) that with the lowest final loss counts.
-    UserError where they say nothing: none is finished, has a pipeline's delays, or falls to `HIGHEST_LOSS`.
+    Of several experiments of one method and delay (with other moments or decays) the one that ends lowest counts.
+    UserError where runs (rows of `load`, at `source`) say nothing.
     """
     finished = at_best_rates(runs)
     if finished.empty:
