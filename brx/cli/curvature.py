@@ -74,7 +74,7 @@ def hessian_norm(
 ) -> None:
     """Measure and print; exit code 130 when stopped on the way."""
     from brx.curvature.checkpoints import refuse_two_checkpoints, runs_in_place
-    from brx.curvature.effective_delay import StrategySlowdowns, strategy_table
+    from brx.curvature.effective_delay import strategy_slowdowns, strategy_table
     from brx.curvature.norm_measurement import Stopped, measure_runs
     from brx.curvature.norm_result import NORM_TITLE, SPACES, STRATEGY_SPACES, NormSettings, measured_norms, norm_table
     from brx.plot.curvature import draw_norms, draw_strategy_norms
@@ -90,7 +90,7 @@ def hessian_norm(
     spaces: Sequence[Space] | None = ["original"] if original else ["rotated"] if rotated else None
     if strategies:
         spaces, basis_batches = STRATEGY_SPACES, basis_batches or STRATEGY_BASIS_BATCHES
-    delays = None if slowdown_runs is None else StrategySlowdowns.of(load([slowdown_runs]))
+    delays = None if slowdown_runs is None else strategy_slowdowns(load([slowdown_runs]))
     if measured:
         places = runs_in_place(runs)
         for path in places:
@@ -157,9 +157,9 @@ def effective_delay(
     print_note(*differences(loaded))
     counts = stages or delays.usual_stages([result for _, result in measured])
     curves = [(result, [delays.effective_delay(result, count) for count in counts]) for _, result in measured]
-    points = delays.slowdown_points(loaded) if len(loaded) > 1 else []
+    points = delays.slowdown_points(loaded)
     print_table(delays.delay_table([path.name for path, _ in measured], curves))
-    if points:
+    if len(points):
         print_table(delays.slowdown_table(points))
     if out is not None:
         print(*draw_effective_delay(curves, points, out), sep="\n")

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -70,24 +69,16 @@ def _space_of(method: str) -> Space:
     return "rotated" if method.startswith("basis-rotation") else "original"
 
 
-class SlowdownPoint(NamedTuple):
-    """One run's measured slowdown beside its effective delay."""
-
-    run: str
-    method: str
-    label: str  # `P = 8`, or its delay profile if that is not a pipeline's
-    delay: EffectiveDelay
-    slowdown: float | None  # in iterations to the target, over its method's run without delay; None if never there
-    target: float  # the training loss that all finished runs of the method reach, in nats (`common_target`)
-
-
-def slowdown_points(runs: pd.DataFrame) -> list[SlowdownPoint]:
+def slowdown_points(runs: pd.DataFrame) -> pd.DataFrame:
     """The runs (rows of `brx.runs.load`) that have finished or diverged, by method and stages, at their best rates.
 
-    A method needs a finished run without delay and a measurement. A run is compared with the one without delay of its
-    seed, if there is one. tau' is from its own measurement, else from another one of its method.
+    Each with its effective delay and its slowdown in iterations to the training loss that all finished runs of the
+    method reach, over the run without delay (of its seed, if there is one); NaN for a run that never gets there. A
+    method needs a finished run without delay and a measurement: tau' is from the run's own, else from another one.
     """
-    points = []
+    points: list[dict[str, Any]] = []
+    if len(runs) < 2:  # nothing to compare with
+        return pd.DataFrame()
     best = at_best_rates(runs, with_diverged=True).drop_duplicates("experiment").set_index("experiment")[RATE]
     runs = runs[runs[RATE] == runs["experiment"].map(best)]
     for method in runs["method"].unique():
@@ -100,16 +91,17 @@ def slowdown_points(runs: pd.DataFrame) -> list[SlowdownPoint]:
         if fresh.empty or not measured:
             continue
         target = common_target(finished)
-        reached = {run: passage(run, target) for run in finished.index}
+        reached = {run: passage(run, target) or math.nan for run in finished.index}
         bases = {seed: reached[run] for run, seed in fresh[SEED][::-1].items()}
         for run in alike.index[alike["status"].isin(ENDED)]:
-            iterations, base = reached.get(run), bases.get(alike.at[run, SEED], reached[fresh.index[0]])
-            slowdown = None if iterations is None or base is None else iterations / base
+            base = bases.get(alike.at[run, SEED], reached[fresh.index[0]])
             pipeline = load_config(Path(run) / "config.yaml").pipeline
             delay = effective_delay(results[run] or measured[-1], pipeline.stages, stage_delays(pipeline))
+            # A pipeline is named by its stages, other delays by their profile.
             label = f"P = {pipeline.stages}" if pipeline.delay == "pipeline" else f"delay {pipeline.delay_text}"
-            points.append(SlowdownPoint(run, method, label, delay, slowdown, target))
-    return points
+            row = {"run": run, "method": method, "label": label, "delay": delay.delay, "target": target}
+            points.append(row | {"slowdown": reached.get(run, math.nan) / base})
+    return pd.DataFrame(points)
 
 
 def delay_table(names: Sequence[str], curves: Sequence[tuple[NormResult, Sequence[EffectiveDelay]]]) -> pd.DataFrame:
@@ -123,44 +115,26 @@ def delay_table(names: Sequence[str], curves: Sequence[tuple[NormResult, Sequenc
     return pd.DataFrame([*rows, {"tau'": "equal stages"} | equal])
 
 
-def slowdown_table(points: Sequence[SlowdownPoint]) -> pd.DataFrame:
+def slowdown_table(points: pd.DataFrame) -> pd.DataFrame:
     """A row per run; texts."""
     return pd.DataFrame(
         {
-            "run": Path(point.run).name,
-            "method": point.method,
-            "delays": point.label,
-            "tau'": f"{point.delay.delay:.3g}",
-            "slowdown in iterations": "never" if point.slowdown is None else f"{point.slowdown:.3g}",
+            "run": points["run"].map(lambda run: Path(run).name),
+            "method": points["method"],
+            "delays": points["label"],
+            "tau'": points["delay"].map("{:.3g}".format),
+            "slowdown in iterations": points["slowdown"].map("{:.3g}".format).replace("nan", "never"),
         }
-        for point in points
     )
 
 
-class ProfilePoint(NamedTuple):
-    """What one delay profile costs one method, beside what the theory predicts."""
+def profile_points(runs: pd.DataFrame) -> pd.DataFrame:
+    """What each delay profile of `runs` (rows of `brx.runs.load`) costs each method, beside what the theory predicts.
 
-    method: str
-    profile: str  # the stages' delays in micro-batches, for example `8 x 4, 0 x 4`
-    effective: EffectiveDelay  # tau', weighted by the rows of the method's run without delay
-    norm: NormResult  # that run's, in the coordinates of the method's steps
-    slowdown: dict[str, Any]  # a row of `brx.runs.comparison.slowdowns`
-
-    @property
-    def ratio(self) -> float:
-        """The slowdown; a lower bound where a run never got there."""
-        return float(self.slowdown["ratio"])
-
-    @property
-    def product(self) -> float:
-        """tau' times the (1,1)-norm per parameter."""
-        return self.effective.delay * self.norm.normalized
-
-
-def profile_points(runs: pd.DataFrame) -> list[ProfilePoint]:
-    """A point per method and profile of `runs` (rows of `brx.runs.load`), at its best rate and to one loss for all.
-
-    UserError where no method has runs with delay and without, or none of those without has measured norms.
+    Rows of `brx.runs.comparison.slowdowns`, at the best rates and to one loss for all, with the profile (`8 x 4, 0 x
+    4`: the stages' delays in micro-batches), tau' by the rows of the method's run without delay, the norm per parameter
+    of that run in the coordinates of the method's steps, and the product of both. UserError where no method has runs
+    with delay and without, or none of those without has measured norms.
     """
     chosen = at_best_rates(runs, with_diverged=True)
     compared = with_reference(comparable(chosen)[0]) if len(chosen) else chosen
@@ -178,8 +152,10 @@ def profile_points(runs: pd.DataFrame) -> list[ProfilePoint]:
         tau = effective_delay(norm, pipeline.stages, delays)
         of_code = isinstance(pipeline.delay, DelayCode)
         profile = pipeline.delay_text if of_code else profile_text([one.tau for one in delays])
-        points.append(ProfilePoint(first["method"], profile, tau, norm, by_variant[first["variant"], first[DEPTH]]))
-    return sorted(points, key=lambda point: (point.method, point.effective.delay))
+        slowdown = by_variant[first["variant"], first[DEPTH]]
+        about = {"method": first["method"], "profile": profile, "tau": tau.delay, "error": tau.standard_error}
+        points.append(slowdown | about | {"norm": norm.normalized, "product": tau.delay * norm.normalized})
+    return pd.DataFrame(points).sort_values(["method", "tau"], kind="stable")
 
 
 def profile_text(taus: Sequence[int]) -> str:
@@ -188,28 +164,25 @@ def profile_text(taus: Sequence[int]) -> str:
     return ", ".join(f"{tau}" if count == 1 else f"{tau} x {count}" for tau, count in runs)
 
 
-def rank_correlation(points: Sequence[ProfilePoint], predictor: Sequence[float]) -> float:
-    """Spearman's, between slowdowns and what is to predict them; NaN from fewer than three."""
-    pairs = [(point.ratio, value) for point, value in zip(points, predictor, strict=True) if point.ratio > 0]
-    if len(pairs) < 3:
-        return math.nan
-    frame = pd.DataFrame(pairs).rank()
-    return float(frame[0].corr(frame[1]))
+def rank_correlation(points: pd.DataFrame, predictor: str) -> float:
+    """Spearman's, between slowdowns and the column that is to predict them; NaN from fewer than three."""
+    known = points[points["ratio"] > 0]
+    return known["ratio"].corr(known[predictor], method="spearman") if len(known) >= 3 else math.nan
 
 
-def profile_table(points: Sequence[ProfilePoint]) -> pd.DataFrame:
+def profile_table(points: pd.DataFrame) -> pd.DataFrame:
     """A row per method and profile; texts."""
     return pd.DataFrame(
         {
-            "method": point.method,
-            "delays": point.profile,
-            "tau'": f"{point.effective.delay:.3g} ± {point.effective.standard_error:.1g}",
-            "norm / parameter": f"{point.norm.normalized:.3g}",
-            "product": f"{point.product:.3g}",
-            "slowdown": slowdown_text(point.slowdown),
-            "lr": f"{point.slowdown['lr']:g}",
+            "method": point["method"],
+            "delays": point["profile"],
+            "tau'": f"{point['tau']:.3g} ± {point['error']:.1g}",
+            "norm / parameter": f"{point['norm']:.3g}",
+            "product": f"{point['product']:.3g}",
+            "slowdown": slowdown_text(point),
+            "lr": f"{point['lr']:g}",
         }
-        for point in points
+        for point in points.to_dict("records")
     )
 
 
@@ -235,31 +208,30 @@ VARIANT_OF_SPACE: dict[Space, str] = {
 """The method that steps in these coordinates; in the original ones the baseline that the paper has beside them."""
 
 
-@dataclass(frozen=True)
-class StrategySlowdowns:
+class StrategySlowdowns(NamedTuple):
     """What delay costs each strategy, at one number of stages and to one loss."""
 
     num_stages: int  # P, the largest that any of them has
     by_space: dict[Space, dict[str, Any]]  # rows of `comparison.slowdowns`, as far as their methods have such runs
 
-    @classmethod
-    def of(cls, runs: pd.DataFrame) -> StrategySlowdowns:
-        """From rows of `brx.runs.load`: those of the model and length that most of them have."""
-        chosen = at_best_rates(runs, with_diverged=True)
-        chosen = chosen[chosen["variant"].isin(VARIANT_OF_SPACE.values())]
-        for alike in comparable(chosen):
-            compared = with_reference(alike)
-            ends = compared[compared[DEPTH].isin((1, compared[DEPTH].max()))]
-            if ends[DEPTH].nunique() > 1 and (ends["status"] == "finished").any():
-                return cls.at_ends(ends, common_target(with_reference(ends)))
-        raise UserError("--runs: no strategy has runs there at P = 1 and at another P")
 
-    @classmethod
-    def at_ends(cls, ends: pd.DataFrame, target: float) -> StrategySlowdowns:
-        """From the runs at P = 1 and at one other P, rows of `at_best_rates`, to a training loss in nats."""
-        by_variant = {row["method"]: row for row in slowdowns(ends, target).to_dict("records")}
-        by_space = {space: by_variant[variant] for space, variant in VARIANT_OF_SPACE.items() if variant in by_variant}
-        return cls(int(ends[DEPTH].max()), by_space)
+def strategy_slowdowns(runs: pd.DataFrame) -> StrategySlowdowns:
+    """From rows of `brx.runs.load`: those of the model and length that most of them have."""
+    chosen = at_best_rates(runs, with_diverged=True)
+    chosen = chosen[chosen["variant"].isin(VARIANT_OF_SPACE.values())]
+    for alike in comparable(chosen):
+        compared = with_reference(alike)
+        ends = compared[compared[DEPTH].isin((1, compared[DEPTH].max()))]
+        if ends[DEPTH].nunique() > 1 and (ends["status"] == "finished").any():
+            return slowdowns_at_ends(ends, common_target(with_reference(ends)))
+    raise UserError("--runs: no strategy has runs there at P = 1 and at another P")
+
+
+def slowdowns_at_ends(ends: pd.DataFrame, target: float) -> StrategySlowdowns:
+    """From the runs at P = 1 and at one other P, rows of `at_best_rates`, to a training loss in nats."""
+    by_variant = {row["method"]: row for row in slowdowns(ends, target).to_dict("records")}
+    by_space = {space: by_variant[variant] for space, variant in VARIANT_OF_SPACE.items() if variant in by_variant}
+    return StrategySlowdowns(int(ends[DEPTH].max()), by_space)
 
 
 def strategy_table(results: Sequence[NormResult], delays: StrategySlowdowns | None) -> pd.DataFrame:

@@ -19,10 +19,10 @@ from matplotlib.figure import Figure
 
 from brx.curvature.effective_delay import (
     VARIANT_OF_SPACE,
-    StrategySlowdowns,
     complete_measurements,
     effective_delay,
     slowdown_points,
+    slowdowns_at_ends,
     usual_stages,
 )
 from brx.curvature.norm_result import STRATEGY_SPACES, measured_norms, results_of
@@ -338,7 +338,7 @@ def _strategy_norms(path: Path, scale: Scale) -> list[Path]:
         )
         target = experiments.slowdown_target()
         if present and target is not None:
-            delays = StrategySlowdowns.at_ends(pd.concat(present), target)
+            delays = slowdowns_at_ends(pd.concat(present), target)
     return draw_strategy_norms(results, delays, path)
 
 

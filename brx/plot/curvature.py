@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -11,8 +12,6 @@ from matplotlib.axes import Axes
 from brx.curvature.effective_delay import (
     VARIANT_OF_SPACE,
     EffectiveDelay,
-    ProfilePoint,
-    SlowdownPoint,
     StrategySlowdowns,
     profile_table,
     rank_correlation,
@@ -47,10 +46,8 @@ SPACE_LINES = {"original": "-", "rotated": (0, (1, 1))}
 MARKERS = "osD^v<>P*X"
 BARS = "Bars: 95 % intervals."
 NORM_LABEL = "Hessian (1,1)-norm / parameter"
-PREDICTORS: dict[str, Callable[[ProfilePoint], float]] = {
-    "effective delay tau' (updates)": lambda point: point.effective.delay,
-    "tau' x (1,1)-norm / parameter": lambda point: point.product,
-}
+PREDICTORS = {"tau": "effective delay tau' (updates)", "product": "tau' x (1,1)-norm / parameter"}
+"""Columns of `profile_points`, each with the label of its axis."""
 TITLES = {"dominant": "along the dominant eigenvector", "random": "along a random orthogonal direction"}
 
 
@@ -146,17 +143,17 @@ def _draw_slowdown_by_norm(axes: Axes, results: Sequence[NormResult], delays: St
 
 
 def draw_effective_delay(
-    curves: Sequence[tuple[NormResult, list[EffectiveDelay]]], points: Sequence[SlowdownPoint], path: Path
+    curves: Sequence[tuple[NormResult, list[EffectiveDelay]]], points: pd.DataFrame, path: Path
 ) -> list[Path]:
     """tau' as a share of the largest delay against the number of stages, and measured slowdowns against tau'.
 
-    `curves` are measurements, each with tau' for several numbers of stages.
+    `curves` are measurements, each with tau' for several numbers of stages; `points` those of `slowdown_points`.
     """
-    columns = 2 if points else 1
+    columns = 2 if len(points) else 1
     with new_figure(height=3.6, columns=columns) as figure:
         left, *right = figure.subplots(1, columns, squeeze=False)[0]
         _draw_delays(left, curves)
-        if points:
+        if right:
             _draw_slowdown_by_delay(right[0], points)
         of_runs = [
             f"{_label(result)} coordinates: "
@@ -164,9 +161,9 @@ def draw_effective_delay(
             for result, delays in curves
         ]
         slowdowns = [
-            f"{point.run}: tau' {point.delay.delay:.3g}, slowdown to loss {point.target:.3f}: "
-            + ("never reached" if point.slowdown is None else f"{point.slowdown:.3g}")
-            for point in points
+            f"{point['run']}: tau' {point['delay']:.3g}, slowdown to loss {point['target']:.3f}: "
+            + ("never reached" if math.isnan(point["slowdown"]) else f"{point['slowdown']:.3g}")
+            for point in points.to_dict("records")
         ]
         caption = "Effective delay as a share of the largest, and slowdowns against it. Bars: standard error."
         details = {"effective delays": of_runs, "slowdowns": slowdowns}
@@ -209,18 +206,16 @@ def _label(result: NormResult) -> str:
     return f"{look_of(result.method).label} (run at P = {result.num_stages}), {result.space}"
 
 
-def _draw_slowdown_by_delay(axes: Axes, points: Sequence[SlowdownPoint]) -> None:
-    rows = [(point.method, point.label, point.delay.delay, point.slowdown) for point in points]
-    table = pd.DataFrame(rows, columns=["method", "label", "delay", "slowdown"])
-    for method, reached in table.dropna().groupby("method", sort=False):
+def _draw_slowdown_by_delay(axes: Axes, points: pd.DataFrame) -> None:
+    for method, reached in points.dropna().groupby("method", sort=False):
         label, color, marker = look_of(method)
         means = reached.groupby("label")[["delay", "slowdown"]].mean().sort_values("delay")  # over seeds
         axes.plot(means["delay"], means["slowdown"], color=color, linestyle=line_style(is_delayed=True))
         axes.scatter(reached["delay"], reached["slowdown"], s=16, color=color, marker=marker, label=label)
     # One label per delay profile, above its highest point: the methods' tau' are close to each other.
-    labelled = {point.label: point for point in sorted(points, key=lambda point: point.slowdown or 0.0)}
-    for label, point in labelled.items():
-        position = (point.delay.delay, point.slowdown or 0.0)
+    ordered = points.fillna({"slowdown": 0.0}).sort_values("slowdown", kind="stable")
+    labelled = {point["label"]: (point["delay"], point["slowdown"]) for point in ordered.to_dict("records")}
+    for label, position in labelled.items():
         axes.annotate(label, position, textcoords="offset points", xytext=(0, 6), ha="center", fontsize=6)
     axes.margins(x=0.08, y=0.12)
     axes.axhline(1.0, color="black", linewidth=0.5)
@@ -228,22 +223,20 @@ def _draw_slowdown_by_delay(axes: Axes, points: Sequence[SlowdownPoint]) -> None
     legend_below(axes)
 
 
-def draw_profiles(points: Sequence[ProfilePoint], path: Path) -> list[Path]:
+def draw_profiles(points: pd.DataFrame, path: Path) -> list[Path]:
     """A panel per predictor; colours are methods, markers are profiles, bars are 95 % intervals."""
-    markers = dict(zip(dict.fromkeys(point.profile for point in points), MARKERS * len(points), strict=False))
-    methods = list(dict.fromkeys(point.method for point in points))
-    groups = {look_of(method).label: [point for point in points if point.method == method] for method in methods}
-    groups |= {"all": list(points)} if len(methods) > 1 else {}
+    markers = dict(zip(points["profile"].unique(), MARKERS * len(points), strict=False))
+    methods = dict(iter(points.groupby("method", sort=False)))
+    groups = {look_of(method).label: of_method for method, of_method in methods.items()}
+    groups |= {"all": points} if len(methods) > 1 else {}
     with new_figure(columns=2, height=2.8) as figure:
         panels = figure.subplots(1, 2, sharey=True)
         lines = []
-        for axes, (title, predictor) in zip(panels, PREDICTORS.items(), strict=True):
+        for axes, (predictor, title) in zip(panels, PREDICTORS.items(), strict=True):
             _draw_profile_points(axes, points, predictor, markers)
             axes.set_xlabel(title.replace("tau'", "$\\tau'$"))
-            correlations = ", ".join(
-                f"{name} {rank_correlation(members, [predictor(point) for point in members]):.2f}"
-                for name, members in groups.items()
-            )
+            known = {name: rank_correlation(members, predictor) for name, members in groups.items()}
+            correlations = ", ".join(f"{name} {correlation:.2f}" for name, correlation in known.items())
             axes.set_title(f"Spearman: {correlations}", fontsize=6)
             lines.append(f"Spearman correlation with {title}: {correlations}.")
         panels[0].set_ylabel("slowdown in iterations")
@@ -257,17 +250,13 @@ def draw_profiles(points: Sequence[ProfilePoint], path: Path) -> list[Path]:
         return save(figure, path, caption, command="brx plot profiles RUNS", details=details)
 
 
-def _draw_profile_points(
-    axes: Axes, points: Sequence[ProfilePoint], predictor: Callable[[ProfilePoint], float], markers: dict[str, str]
-) -> None:
-    for point in points:
-        if not point.ratio > 0:  # its reference never reaches the loss
-            continue
-        low, high, is_bound = (point.slowdown[key] for key in ("low", "high", "is_censored"))
+def _draw_profile_points(axes: Axes, points: pd.DataFrame, predictor: str, markers: dict[str, str]) -> None:
+    for point in points[points["ratio"] > 0].to_dict("records"):  # else its reference never reaches the loss
+        ratio, low, high, is_bound = (point[key] for key in ("ratio", "low", "high", "is_censored"))
         # A bound has no interval: the length of its arrow says nothing.
-        arrow = {"lolims": True, "yerr": 0.15 * point.ratio} if is_bound and not low > 0 else {"lolims": is_bound}
-        style = {"marker": markers[point.profile], "elinewidth": 0.8, **arrow}
-        draw_points(axes, predictor(point), point.ratio, (low, high), look_of(point.method), **style)
+        arrow = {"lolims": True, "yerr": 0.15 * ratio} if is_bound and not low > 0 else {"lolims": is_bound}
+        style = {"marker": markers[point["profile"]], "elinewidth": 0.8, **arrow}
+        draw_points(axes, point[predictor], ratio, (low, high), look_of(point["method"]), **style)
     axes.axhline(1.0, color="black", linewidth=0.5)
     factor_axis(axes)
     axes.set_xlim(left=0)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from brx.cli.main import main
-from brx.curvature.effective_delay import VARIANT_OF_SPACE, StrategySlowdowns, complete_measurements, strategy_table
+from brx.curvature.effective_delay import VARIANT_OF_SPACE, complete_measurements, strategy_slowdowns, strategy_table
 from brx.curvature.hessian import estimate_bases, from_weights, gradient, hessian_vector_product, to_weights
 from brx.curvature.hessian_norm import cauchy_vector
 from brx.curvature.norm_result import STRATEGY_SPACES, strategy_of
@@ -120,7 +120,7 @@ def test_slowdowns_stand_beside_the_norms_as_far_as_there_are_runs(run, tmp_path
             slowness = 1 if stages == 1 else {"basis-rotation": 2, "pipedream-lr": 9}.get(method, 5)
             settings = {"pipeline.stages": stages, **VARIANTS[method]}
             write_experiment(runs, "laptop", settings, slowness=slowness, seeds=(0, 1))
-    delays = StrategySlowdowns.of(load([runs]))
+    delays = strategy_slowdowns(load([runs]))
     assert delays.num_stages == 32
     assert set(delays.by_space) == {"original", "1st-unilateral", "2nd-bilateral"}
     assert set(VARIANT_OF_SPACE.values()) <= VARIANTS.keys()
@@ -135,7 +135,7 @@ def test_slowdowns_stand_beside_the_norms_as_far_as_there_are_runs(run, tmp_path
     assert "slowdown at P = 32" in (tmp_path / "both.json").read_text()
     deep = load([runs])
     with pytest.raises(UserError, match="no strategy has runs there at P = 1 and at another P"):
-        StrategySlowdowns.of(deep[deep["pipeline.stages"] > 1])
+        strategy_slowdowns(deep[deep["pipeline.stages"] > 1])
 
 
 def made_up(run, space, iteration):

@@ -1,9 +1,10 @@
 """Figures of norms, from made-up ones: what is drawn of several seeds."""
 
 import numpy as np
+import pandas as pd
 import pytest
 
-from brx.curvature.effective_delay import SlowdownPoint, effective_delay
+from brx.curvature.effective_delay import effective_delay
 from brx.curvature.norm_result import STRATEGY_SPACES
 from brx.plot.curvature import draw_effective_delay, draw_norms, draw_strategy_norms
 from tests.curvature.helpers import norm_result
@@ -55,13 +56,9 @@ def test_strategies_are_means_and_ranges_over_seeds(drawn, tmp_path):
 def test_effective_delays_are_means_over_seeds(drawn, tmp_path):
     by_seed = [norm(0, 1.0, squares=(0, 5, 0, 0, 0, 0)), norm(1, 1.0, squares=(0, 0, 0, 0, 2, 3))]
     curves = [(result, [effective_delay(result, stages) for stages in (1, 2, 4)]) for result in by_seed]
-    delays = [effective_delay(by_seed[0], stages) for stages in (1, 4)]
-    fresh = SlowdownPoint("a", "pipedream", "P = 1", delays[0], 1.0, 2.0)
-    late = [
-        fresh._replace(run=run, label="P = 4", delay=delays[1], slowdown=cost) for run, cost in [("b", 2), ("c", 4)]
-    ]
-    lost = late[0]._replace(run="d", slowdown=None)
-    draw_effective_delay(curves, [fresh, *late, lost], tmp_path / "figure")
+    points = pd.DataFrame({"run": [*"abcd"], "label": ["P = 1", *["P = 4"] * 3], "delay": [0.0, 3.0, 3.0, 3.0]})
+    points = points.assign(method="pipedream", target=2.0, slowdown=[1, 2, 4, np.nan])
+    draw_effective_delay(curves, points, tmp_path / "figure")
     [(figure, details)] = drawn
     left, right = figure.axes
     (bars,) = left.containers  # one curve of both seeds: all curvature in the first stage, or in the last
