@@ -1,7 +1,7 @@
 """The two ways in which a command fails on purpose, and two special cases; each becomes one line and an exit code."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 SYNONYMS = {
     "adam": ("pipedream", "which is AdamW"),
@@ -34,6 +34,11 @@ class NeighbourLostError(RunError):
         super().__init__(f"{'a rank' if peer is None else f'rank {peer}'} {problem}")
         self.peer = peer
         self.problem = problem
+
+
+def some(names: Sequence[str]) -> str:
+    """`head.weight is`, or `head.weight and 3 more are`."""
+    return f"{names[0]} is" if len(names) == 1 else f"{names[0]} and {len(names) - 1} more are"
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -45,18 +45,17 @@ def test_commands_parse(page, monkeypatch):
     """Every `brx ...` line of a code block has arguments that the command takes and settings that exist."""
     monkeypatch.chdir(ROOT)
     root = typer.main.get_command(app)
-    for block in re.findall(r"```sh\n(.*?)```", page.read_text(), flags=re.S):
-        for line in block.replace("\\\n", " ").splitlines():
-            words = shlex.split(line, comments=True)
-            if words[:1] != ["brx"]:
-                continue
-            context = typer.Context(root, info_name="brx")
-            command, arguments = root, words[1:]
-            while isinstance(command, typer.core.TyperGroup):
-                command, arguments = command.commands[arguments[0]], arguments[1:]
-            parameters = command.make_context(command.name, arguments, parent=context).params
-            if parameters.get("overrides"):
-                load_config(parameters["config"], parameters["overrides"])
+    blocks = re.findall(r"```sh\n(.*?)```", page.read_text(), flags=re.S)
+    for line in "\n".join(blocks).replace("\\\n", " ").splitlines():
+        words = shlex.split(line, comments=True)
+        if words[:1] != ["brx"]:
+            continue
+        command, arguments = root, words[1:]
+        while isinstance(command, typer.core.TyperGroup):
+            command, arguments = command.commands[arguments[0]], arguments[1:]
+        parameters = command.make_context(command.name, arguments, parent=typer.Context(root, info_name="brx")).params
+        if parameters.get("overrides"):
+            load_config(parameters["config"], parameters["overrides"])
 
 
 NUMBER = r"\d[\d,]*(?:\.\d+)?"

@@ -60,7 +60,7 @@ WRONG = "from brx.cli.main import main; main(['train', 'quick', '--set', 'pipeli
         ((HELP,), {"torch", "numpy", "pandas", "matplotlib", "scipy", "datasets", "yaml", "brx.config"}),
         ((WRONG, VERDICT), {"torch", "matplotlib", "scipy", "datasets"}),
         # Every rank of a pipeline would wait for it.
-        (("import brx.cli.train, brx.train.loop, brx.distributed.launch",), {"pandas", "matplotlib"}),
+        (("import brx.cli.train, brx.train.loop, brx.distributed.launch",), {"pandas", "matplotlib", "torch._dynamo"}),
     ],
     ids=["help", "a mistake and a verdict", "training"],
 )

@@ -29,7 +29,6 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
-    """Read a YAML file that holds one mapping at its top level."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -45,7 +44,6 @@ def read_mapping(path: Path) -> dict[str, Any]:
 
 
 def load_yaml_as(path: Path, model: type[Model]) -> Model:
-    """A UserError names the file, the key, and what would be right."""
     return validate(read_mapping(path), model, str(path))
 
 
@@ -95,7 +93,7 @@ def apply_overrides(content: Mapping[str, Any], overrides: Sequence[str], where:
     for override in overrides:
         key, equals, text = override.partition("=")
         short = override if len(override) <= MOST_SHOWN else f"{override[:MOST_SHOWN]}..."
-        shown = f"--set {short}" if short.isprintable() else f"--set {short!r}"
+        shown = f"--set {short}" if short.isprintable() else f"--set {short!r}"  # a newline must not split the message
         if not equals or not all(key.split(".")) or not key.isprintable():
             raise UserError(f"{shown}: write it as section.key=value, for example optimizer.lr=3e-4")
         settings[key] = parse_yaml(text, shown)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from itertools import chain
 from typing import Any
 
 import yaml
@@ -46,7 +45,8 @@ _Loader.add_implicit_resolver(
 def parse_yaml(text: str, where: str) -> Any:
     """Parse YAML text; a mistake in it becomes a UserError that starts with `where`."""
     try:
-        return _load(text)
+        _check_size(text)
+        return yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" (line {mark.line + 1})" if mark else ""
@@ -57,42 +57,30 @@ def parse_yaml(text: str, where: str) -> Any:
         raise UserError(f"{where}: not valid YAML: {str(error)[:200]}") from None
 
 
-def _load(text: str) -> Any:
-    levels = 0
+def _check_size(text: str) -> None:
+    """yaml.YAMLError where values or levels are too many, aliases written out, or an alias contains itself."""
+    sizes: dict[str | None, list[int]] = {}  # values and levels of what an anchor names
+    around: list[Any] = [(None, [0, 0])]  # anchor, and values and levels so far, of each collection around an event
     for event in yaml.parse(text, Loader=SafeLoader):  # one by one: libyaml builds nodes by recursion, and would crash
-        levels += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if levels > MOST_LEVELS:
+        anchor, size = getattr(event, "anchor", None), [1, 0]
+        if isinstance(event, yaml.CollectionStartEvent):
+            around.append((anchor, size))
+            size = [0, -1]  # it counts when it ends
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, size = around.pop()
+        elif isinstance(event, yaml.AliasEvent):
+            if any(anchor == name for name, _ in around):
+                raise _problem("an alias that contains itself", event)
+            size = sizes.get(anchor, size)
+        elif not isinstance(event, yaml.ScalarEvent):
+            continue
+        sizes[anchor] = size
+        total = around[-1][1]
+        total[:] = total[0] + size[0], max(total[1], size[1] + 1)
+        if total[0] > MOST_VALUES:
+            raise _problem(f"more than {MOST_VALUES:,} values, its aliases written out", event)
+        if len(around) - 1 + size[1] > MOST_LEVELS:
             raise _problem(f"nested more than {MOST_LEVELS} levels deep", event)
-    loader = _Loader(text)
-    try:
-        node = loader.get_single_node()
-        if node is None:
-            return None
-        _check_size(node, {})
-        return loader.construct_document(node)
-    finally:
-        loader.dispose()
-
-
-def _check_size(node: yaml.Node, known: dict[int, tuple[int, int] | None]) -> tuple[int, int]:
-    """A node's values and levels, its aliases written out; yaml.YAMLError where they are too many or endless.
-
-    An alias is the very node that it stands for. `known` has None for the nodes around this one.
-    """
-    if id(node) not in known:
-        known[id(node)] = None
-        is_mapping = isinstance(node, yaml.MappingNode)
-        inner = chain(*node.value) if is_mapping else node.value if isinstance(node, yaml.SequenceNode) else ()
-        sizes = [_check_size(one, known) for one in inner]
-        known[id(node)] = 1 + sum(values for values, _ in sizes), 1 + max((levels for _, levels in sizes), default=-1)
-    size = known[id(node)]
-    if size is None:
-        raise _problem("an alias that contains itself", node)
-    if size[0] > MOST_VALUES:
-        raise _problem(f"more than {MOST_VALUES:,} values, its aliases written out", node)
-    if size[1] > MOST_LEVELS:
-        raise _problem(f"nested more than {MOST_LEVELS} levels deep", node)
-    return size
 
 
 def _problem(text: str, place: yaml.Node | yaml.Event) -> yaml.constructor.ConstructorError:

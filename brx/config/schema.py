@@ -13,12 +13,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Fiel
 
 from brx.config.user_code import code_sha256, name_without_folder
 
-USER_CODE = r"^([\w.]+|.+\.py):\w+$"
-"""`FILE.py:NAME` or `package.module:NAME`."""
-
+USER_CODE = r"^([\w.]+|.+\.py):\w+$"  # `FILE.py:NAME` or `package.module:NAME`
 VOCABULARY_SIZES = {"bytes": 256, "gpt2": 50257}
-RECORDED = "recorded:"
-"""Before the method's name of a run that `brx.record` wrote."""
+RECORDED = "recorded:"  # before the method's name of a run that `brx.record` wrote
 
 
 def refuse(is_wrong: object, message: str) -> None:
@@ -50,7 +47,6 @@ class MoEConfig(Section):
     """Weight of the router z-loss (ST-MoE, arXiv:2202.08906, equation 5)."""
 
     def is_in_block(self, index: int) -> bool:
-        """Whether the MLP of this block is a mixture."""
         return index % self.every == self.every - 1
 
     @model_validator(mode="after")
@@ -106,7 +102,6 @@ class DataConfig(Section):
 
     @property
     def vocabulary_size(self) -> int:
-        """Number of token ids of the tokenizer."""
         return VOCABULARY_SIZES[self.tokenizer]
 
 
@@ -340,13 +335,6 @@ class CustomConfig(Section):
     code_sha256: str | None = None
     """Of the file that it is in, which brx fills in: an edited method is another run. Null for installed packages."""
 
-    @model_validator(mode="after")
-    def _arguments_leave_the_parameters_to_brx(self) -> Self:
-        for key in ("params", "lr"):
-            does = "set optimizer.lr" if key == "lr" else "brx does"
-            refuse(key in self.arguments, f"arguments must not hold {key}: {does}")
-        return self
-
     @field_validator("method")
     @classmethod
     def _one_name_for_one_file(cls, method: str) -> str:
@@ -354,8 +342,10 @@ class CustomConfig(Section):
         return f"{os.path.normpath(file)}:{name}" if file.endswith(".py") else method
 
     @model_validator(mode="after")
-    def _code_has_a_fingerprint(self) -> Self:
-        # The settings of an old run have theirs: they can be read when its file is long gone or another.
+    def _consistent(self) -> Self:
+        for key, does in (("params", "brx does"), ("lr", "set optimizer.lr")):
+            refuse(key in self.arguments, f"arguments must not hold {key}: {does}")
+        # The settings of an old run have a fingerprint: they can be read when its file is long gone or another.
         if self.code_sha256 is None:
             object.__setattr__(self, "code_sha256", code_sha256(self.method))
         return self
@@ -419,7 +409,6 @@ class TrainingConfig(Section):
 
     @property
     def last_iteration(self) -> int:
-        """The iteration at which the run is done."""
         return self.stop_after or self.iterations
 
 
@@ -486,5 +475,4 @@ class RunConfig(Section):
 
     @property
     def tokens_per_update(self) -> int:
-        """Training tokens that one update is made from: M x batch size x sequence length."""
         return self.pipeline.accumulation * self.training.batch_size * self.model.sequence_length

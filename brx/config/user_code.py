@@ -8,12 +8,13 @@ import importlib.util
 import sys
 import sysconfig
 import traceback
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from brx.errors import UserError
+from brx.errors import UserError, did_you_mean
 
 
 def code_file(name: str) -> Path | None:
@@ -33,8 +34,7 @@ def code_file(name: str) -> Path | None:
 
 
 def name_without_folder(name: str) -> str:
-    """`my_method.py:MyMethod` of `folder/my_method.py:MyMethod`; other names as they are."""
-    return Path(name).name
+    return Path(name).name  # `my_method.py:MyMethod` of `folder/my_method.py:MyMethod`; other names as they are
 
 
 def code_sha256(name: str) -> str | None:
@@ -58,15 +58,15 @@ def check_unchanged(name: str, sha256: str | None, where: str) -> None:
         raise UserError(f"{where}: its file has changed since this run was set up; give another run a new --out")
 
 
-def load_attribute(name: str, sha256: str | None, key: str) -> Any:
-    """The function of that name, from a file with this SHA-256; a UserError starts with the configuration's `key`."""
-    where, (module_name, _, attribute) = f"{key} {name}", name.rpartition(":")
-    check_unchanged(name, sha256, where)
+def load_attribute(name: str, where: str, kind: str, fits: Callable[[Any], bool]) -> Any:
+    """What `FILE.py:NAME` or `package.module:NAME` names; a UserError, where it does not fit, starts with `where`."""
+    module_name, _, attribute = name.rpartition(":")
     module = import_code(module_name, where)
-    if not callable(getattr(module, attribute, None)):
-        there = ", ".join(key for key, value in vars(module).items() if callable(value) and hasattr(value, "most"))
-        raise UserError(f"{where}: {attribute} is no function of {module_name} (there: {there or 'none'})")
-    return getattr(module, attribute)
+    if not fits(chosen := getattr(module, attribute, None)):
+        there = [key for key, value in vars(module).items() if fits(value)]
+        hint = did_you_mean(attribute, there) or f" (there: {', '.join(there) or 'none'})"
+        raise UserError(f"{where}: {attribute} is no {kind} of {module_name}{hint}")
+    return chosen
 
 
 def fault(error: BaseException, name: str, line: int | None = None) -> str:

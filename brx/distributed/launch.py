@@ -44,8 +44,7 @@ class _Rank:
 
     @property
     def code(self) -> int | None:
-        """How it ended; None while it runs."""
-        return self.process.poll()
+        return self.process.poll()  # None while it runs
 
     @property
     def has_failed(self) -> bool:
@@ -64,10 +63,8 @@ def launch(
 ) -> int:
     """Run `brx ARGUMENTS` in `num_ranks` processes on this machine, with the environment that torchrun would set.
 
-    The processes are in sessions of their own: Ctrl-C reaches the launcher, which passes it on to rank 0 alone. They
-    keep files open (`descriptors`, such as a lock), and get further variables beside torchrun's (`environment`). Gives
-    0 when all are done, 130 when they were stopped; UserError where a rank refused the request, RunError (with its
-    number and the cause) where one failed.
+    They keep files open (`descriptors`, such as a lock), and get further variables (`environment`). Gives 0 when all
+    are done, 130 when they were stopped; UserError where a rank refused the request, RunError where one failed.
     """
     with tempfile.TemporaryDirectory(prefix="brx-") as folder:
         port = str(int(os.environ.get("MASTER_PORT") or free_port()))
@@ -91,7 +88,7 @@ def launch(
                     env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank), ERROR_FILE: str(report)},
                     stdin=subprocess.PIPE,  # see `end_with_launcher`
                     pass_fds=tuple(descriptors),
-                    start_new_session=True,
+                    start_new_session=True,  # Ctrl-C reaches the launcher, which passes it on to rank 0 alone
                 )
                 ranks.append(_Rank(rank, process, report))
             return _watch(ranks, passed_on)
@@ -102,7 +99,6 @@ def launch(
 
 
 def started_as_one_of_many() -> bool:
-    """Whether the environment says that this process is a rank (as torchrun's does)."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
@@ -120,14 +116,13 @@ def report_error(error: UserError | RunError) -> bool:
 
 def end_with_launcher() -> None:
     """In a launched rank: exit as soon as the launcher is gone, however it went (it holds our standard input open)."""
-    if LAUNCHED not in os.environ:
-        return
 
     def wait_for_end() -> None:
         os.read(0, 1)  # not sys.stdin: its lock would be held at interpreter shutdown
         os._exit(1)
 
-    threading.Thread(target=wait_for_end, daemon=True).start()
+    if LAUNCHED in os.environ:
+        threading.Thread(target=wait_for_end, daemon=True).start()
 
 
 def _watch(ranks: list[_Rank], passed_on: list[int]) -> int:

@@ -25,11 +25,10 @@ _MEETING_TIMEOUT_S = 300.0  # the first process waits so long for the last at le
 
 
 class DistributedWorld(World):
-    """One of several processes, over torch.distributed.
+    """One of several processes, over torch.distributed; UserError where they cannot find each other.
 
-    Reads RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT; UserError where the processes
-    cannot find each other. Once all have met, a device counts as lost after `timeout_s` seconds without an answer. What
-    is exchanged outside of the pipeline goes over gloo, whatever the devices are.
+    Once all have met, a device counts as lost after `timeout_s` seconds without an answer. What is exchanged outside of
+    the pipeline goes over gloo, whatever the devices are.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -73,6 +72,7 @@ class DistributedWorld(World):
     def gather(self, value: T) -> list[T]:
         # dist.gather_object would make all wait for all; here only rank 0 waits.
         if self.rank != 0:
+            # Tensors have to outlive their transfer.
             self._sending = [entry for entry in self._sending if entry[0] is None or not entry[0].is_completed()]
             payload = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
             for tensor in (torch.tensor([len(payload)]), payload):

@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Literal
 from torch.optim import Optimizer
 
 from brx.config.schema import CustomConfig, RunConfig
-from brx.config.user_code import check_unchanged, code_file, fault, import_code
-from brx.errors import RunError, UserError, did_you_mean
+from brx.config.user_code import check_unchanged, code_file, fault, load_attribute
+from brx.errors import RunError, UserError
 from brx.methods.groups import stage_groups
 from brx.methods.method import Method, Stages
 
@@ -45,15 +45,12 @@ def load_method(settings: CustomConfig) -> Method:
 
 def load_class(name: str) -> type[Method] | type[Optimizer]:
     """The class that `FILE.py:NAME` or `package.module:NAME` names; UserError if there is none for a pipeline."""
-    module_name, _, class_name = name.rpartition(":")
+
+    def fits(value: Any) -> bool:
+        return isinstance(value, type) and issubclass(value, Method | Optimizer) and value is not Method
+
     where = f"optimizer.method {name}"
-    module = import_code(module_name, where)
-    chosen = getattr(module, class_name, None)
-    if not (isinstance(chosen, type) and issubclass(chosen, Method | Optimizer)):
-        classes = {key: value for key, value in vars(module).items() if isinstance(value, type)}
-        there = [k for k, value in classes.items() if issubclass(value, Method | Optimizer) and value is not Method]
-        hint = did_you_mean(class_name, there) or f" (there: {', '.join(there) or 'none'})"
-        raise UserError(f"{where}: {class_name} is no Method and no torch.optim.Optimizer of {module_name}{hint}")
+    chosen: type[Method] | type[Optimizer] = load_attribute(name, where, "Method and no torch.optim.Optimizer", fits)
     if issubclass(chosen, Optimizer):
         closure = inspect.signature(chosen.step).parameters.get("closure")
         if closure is not None and closure.default is inspect.Parameter.empty:

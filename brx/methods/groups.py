@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.optim import Optimizer
 
-from brx.optim.options import Group
+from brx.errors import some
+from brx.optim.parameter_state import Group
 from brx.pipeline.versions import StageVersions
 
 _INDEX_IN_STACK = re.compile(r"\[\d+\]$")
@@ -80,15 +81,10 @@ def check_each_parameter_once(optimizers: Sequence[Optimizer], stages: Sequence[
     missing = sorted(set(newest) - {_INDEX_IN_STACK.sub("", name) for name in names})
     for wrong, how_many in ((twice, "two optimizers"), (missing, "no optimizer")):
         if wrong:
-            raise ValueError(f"{_some(wrong)} given to {how_many}; every parameter belongs to exactly one")
+            raise ValueError(f"{some(wrong)} given to {how_many}; every parameter belongs to exactly one")
     storages = {name: parameter.untyped_storage().data_ptr() for name, parameter in newest.items()}
     copied = [n for n, p in given if p.untyped_storage().data_ptr() != storages[_INDEX_IN_STACK.sub("", n)]]
     if copied:
-        raise ValueError(f"{_some(copied)} given to an optimizer as a copy, which moves no weight of the model")
+        raise ValueError(f"{some(copied)} given to an optimizer as a copy, which moves no weight of the model")
     num_given = sum(parameter.numel() for _, parameter in given)
     assert num_given == sum(parameter.numel() for parameter in newest.values()), "a stack is not given whole"
-
-
-def _some(names: Sequence[str]) -> str:
-    """`head.weight is`, `head.weight and 3 more are`."""
-    return f"{names[0]} is" if len(names) == 1 else f"{names[0]} and {len(names) - 1} more are"

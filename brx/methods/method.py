@@ -13,7 +13,7 @@ from brx.config import schema
 from brx.config.schema import RunConfig
 from brx.methods.groups import StackViews, stage_groups
 from brx.model.stage import is_block_matrix
-from brx.optim.options import Group as Group  # which the methods of users import from here
+from brx.optim.parameter_state import Group as Group  # which the methods of users import from here
 from brx.pipeline.forecast import ParameterStates
 from brx.pipeline.versions import StageVersions
 
@@ -58,8 +58,13 @@ class Method:
         return bound
 
     @property
+    def settings(self) -> Any:
+        """The section `optimizer` of the run: for a built-in method its `section`."""
+        return self.config.optimizer
+
+    @property
     def lr(self) -> float:
-        """The run's peak learning rate, `optimizer.lr`; the schedule scales what each group begins with."""
+        """The run's peak learning rate; the schedule scales what each group begins with."""
         return self.config.optimizer.lr
 
     def matrices(self, groups: list[Group]) -> Optimizer:
@@ -86,10 +91,7 @@ class Method:
         return [matrices, self.rest(stage_groups(stages, lambda name: not is_block_matrix(name)))]
 
     def lr_divisor(self, tau_updates: float, t: int, T: int) -> float:
-        """What a stage's learning rate is divided by in iteration t of T, beside the schedule that all methods have.
-
-        `tau_updates` is the stage's delay in updates, tau / M.
-        """
+        """What a stage's learning rate is divided by in iteration t of T; `tau_updates` is its delay in updates."""
         return 1.0
 
     def correct_gradients(
@@ -98,13 +100,9 @@ class Method:
         """Change a micro-batch's gradients of a stage in place, before they are averaged over the update and clipped.
 
         Called for stages whose weights have moved on: not where tau is 0, nor with `stash: none`, where the backward
-        pass saw the newest weights.
-
-        Args:
-            gradients: of the stage's parameters.
-            newest: the weights that the update will change.
-            used: the weights that the backward pass used, tau updates older (or as predicted).
-            state: a dict per parameter for tensors and numbers of the rule's own; saved with the run.
+        pass saw the newest weights. `newest` are the weights that the update will change, `used` those of the backward
+        pass, tau updates older (or as predicted); `state` has a dict per parameter for tensors and numbers of the
+        rule's own, saved with the run.
         """
 
     @property
@@ -116,14 +114,10 @@ class Method:
     ) -> list[Tensor]:
         """A prediction: the weights with which a later micro-batch computes, forward and backward, instead of `newest`.
 
-        Called after each update for each stage with a delay, without gradients; with `stash: exact` only. Returns a
-        tensor for each parameter, of its shape.
-
-        Args:
-            newest: the stage's parameters, not to be changed; an optimizer of this method has its moments by them.
-            update: what the last update added to them.
-            tau_updates: in how many updates the micro-batch's own gradient comes to the weights, on average.
-            state: a dict per parameter for tensors and numbers of the rule's own; saved with the run.
+        Called after each update for each stage with a delay, without gradients; with `stash: exact` only. `newest` are
+        not to be changed; the optimizer has its moments by them. `update` is what the last update added to them,
+        `tau_updates` in how many updates the micro-batch's own gradient comes, on average; `state` as in
+        `correct_gradients`.
         """
         return newest
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ from brx.methods.groups import StackViews, stage_groups
 from brx.methods.method import Method, Stages, adam_options
 from brx.model.stage import is_block_matrix
 from brx.optim.basis_rotation import BasisRotation
-from brx.optim.options import Group
+from brx.optim.parameter_state import Group
 from brx.pipeline.delay import StageDelay, stage_delays
 from brx.pipeline.forecast import ParameterStates
 
@@ -63,8 +63,7 @@ class PipeDreamLR(AdamWEverywhere):
     section = schema.PipeDreamLRConfig
 
     def lr_divisor(self, tau_updates: float, t: int, T: int) -> float:
-        settings = cast(schema.PipeDreamLRConfig, self.config.optimizer)
-        return float(max(1, tau_updates) ** (1.0 - min(t / (settings.annealing_fraction * T), 1.0)))
+        return float(max(1, tau_updates) ** (1.0 - min(t / (self.settings.annealing_fraction * T), 1.0)))
 
 
 class DelayCompensation(AdamWEverywhere):
@@ -77,11 +76,10 @@ class DelayCompensation(AdamWEverywhere):
     def correct_gradients(
         self, gradients: list[Tensor], newest: list[Tensor], used: list[Tensor], state: ParameterStates
     ) -> None:
-        settings = cast(schema.DelayCompensationConfig, self.config.optimizer)
         correction = torch._foreach_sub(newest, used)
         torch._foreach_mul_(correction, gradients)
         torch._foreach_mul_(correction, gradients)
-        torch._foreach_add_(gradients, correction, alpha=settings.compensation)
+        torch._foreach_add_(gradients, correction, alpha=self.settings.compensation)
 
 
 class Nesterov(Method):
@@ -93,9 +91,8 @@ class Nesterov(Method):
     section = schema.NesterovConfig
 
     def optimizers(self, stages: Stages) -> list[Optimizer]:
-        settings = cast(schema.NesterovConfig, self.config.optimizer)
-        options = {**adam_options(settings), "momentum_decay": settings.momentum_decay}
-        return [NAdam(stage_groups(stages), lr=settings.lr, **options, decoupled_weight_decay=True)]
+        options = {**adam_options(self.settings), "momentum_decay": self.settings.momentum_decay}
+        return [NAdam(stage_groups(stages), lr=self.lr, **options, decoupled_weight_decay=True)]
 
 
 class BasisRotationMethod(Method):
@@ -107,7 +104,7 @@ class BasisRotationMethod(Method):
     section = schema.BasisRotationConfig
 
     def matrices(self, groups: list[Group]) -> Optimizer:
-        settings = cast(schema.BasisRotationConfig, self.config.optimizer)
+        settings: schema.BasisRotationConfig = self.settings
         delays = stage_delays(self.config.pipeline)
         intervals = refresh_intervals(delays, settings.frequency, settings.refresh_schedule)
         names = ("source", "geometry", "first_refresh", "covariance", "staggered", "rotation_precision", "as_published")
@@ -129,9 +126,8 @@ class Soap(Method):
     one_matrix_at_a_time = True
 
     def matrices(self, groups: list[Group]) -> Optimizer:
-        settings = cast(schema.SoapConfig, self.config.optimizer)
-        options = {**adam_options(settings), "precondition_frequency": settings.frequency}
-        soap: Optimizer = _pytorch_optimizer("soap").SOAP(groups, lr=settings.lr, **options)
+        options = {**adam_options(self.settings), "precondition_frequency": self.settings.frequency}
+        soap: Optimizer = _pytorch_optimizer("soap").SOAP(groups, lr=self.lr, **options)
         return soap
 
 
@@ -145,9 +141,8 @@ class Muon(Method):
     one_matrix_at_a_time = True
 
     def matrices(self, groups: list[Group]) -> Optimizer:
-        settings = cast(schema.MuonConfig, self.config.optimizer)
-        options: dict[str, Any] = {"momentum": settings.momentum, "adjust_lr_fn": settings.adjust_lr}
-        return torch.optim.Muon(groups, lr=settings.lr, weight_decay=settings.weight_decay, **options)
+        options = {"momentum": self.settings.momentum, "adjust_lr_fn": self.settings.adjust_lr}
+        return torch.optim.Muon(groups, lr=self.lr, weight_decay=self.settings.weight_decay, **options)
 
 
 class Scion(Method):
@@ -163,7 +158,7 @@ class Scion(Method):
     section = schema.ScionConfig
 
     def optimizers(self, stages: Stages) -> list[Optimizer]:
-        settings = cast(schema.ScionConfig, self.config.optimizer)
+        settings: schema.ScionConfig = self.settings
         library = _pytorch_optimizer("scion")
         norms = importlib.import_module("pytorch_optimizer.optimizer.scion").LMONorm
         groups = stage_groups(stages)
@@ -235,15 +230,10 @@ RefreshSchedule = Literal["uniform", "stage-aware", "reversed", "stage-aware-exa
 def refresh_intervals(delays: Sequence[StageDelay], frequency: int, schedule: RefreshSchedule) -> list[float | None]:
     """Iterations between two refreshes, by stage; None for never again after the first.
 
-    - `uniform`: the same for all stages.
     - `stage-aware`: the larger a stage's delay, the more often; the paper's rule, rounded down to whole iterations.
     - `reversed`: the same intervals, the longest where `stage-aware` has the shortest.
     - `stage-aware-exact`, `reversed-exact`: the rule without rounding, scaled so that the refreshes of all stages
       together are as many as under `uniform`. An interval of 9.5 means 9 and 10 in turn.
-
-    The paper's rule is written for a pipeline's delays, P - 1 to 0; only their ratios count, so that M changes nothing.
-    For any other profile a stage is refreshed tau_k / mean(tau) times as often as under `uniform`, which is about what
-    the paper's rule comes to.
     """
     num_stages = len(delays)
     shares = _shares([delay.tau for delay in delays])
@@ -266,7 +256,10 @@ def refreshes_per_iteration(intervals: list[float | None]) -> float:
 
 
 def _shares(taus: list[int]) -> list[float] | None:
-    """How many times as often as under `uniform` each stage is refreshed; None where no rule tells them apart."""
+    """How many times as often as under `uniform` each stage is refreshed; None where no rule tells them apart.
+
+    The paper's rule is for a pipeline's delays, P - 1 to 0; for others tau_k / mean(tau) is about what it comes to.
+    """
     num_stages = len(taus)
     if taus == list(range(num_stages - 1, -1, -1)):
         mid = num_stages // 2 - 1

@@ -65,7 +65,6 @@ class MethodUpdater:
 
     @torch.no_grad()
     def correct_gradients(self, stage: StageVersions, micro_batch: int) -> None:
-        """Apply the method's gradient rule, if it has one, to a micro-batch's gradients of a stage."""
         if not self.method.corrects_gradients or stage.delay.tau == 0 or stage.stash == "none":
             return  # without delay or stash the backward pass saw the newest weights: there is nothing to correct
         kept = self._corrections[stage.index]
@@ -79,11 +78,7 @@ class MethodUpdater:
             self.method.correct_gradients(gradients, newest, used_weights, state)
 
     def step(self, iteration: int) -> None:
-        """Set the stages' learning rates for this iteration and take the optimizers' steps.
-
-        Raises DivergedError where BasisRotation met a gradient that is not finite (none of its weights has changed),
-        RunError where an optimizer refuses one for another reason.
-        """
+        """Set the stages' learning rates for this iteration and take the optimizers' steps."""
         factor = lr_factor(iteration, self.config.training)
         for optimizer, peak_lrs in zip(self.optimizers, self._peak_lrs, strict=True):
             for group, peak_lr in zip(optimizer.param_groups, peak_lrs, strict=True):
@@ -139,7 +134,7 @@ class MethodUpdater:
         return saved
 
     def load_stage_states(self, states: dict[int, StageOptimizerState]) -> None:
-        """Restore what `stage_state` gave, for all stages of this device at once."""
+        """By stage; of all stages of this device at once."""
         for index, optimizer in enumerate(self.optimizers):
             packed = optimizer.state_dict()
             packed["state"] = {}
@@ -152,7 +147,6 @@ class MethodUpdater:
             optimizer.load_state_dict(packed)
 
     def correction_state(self, stage: StageVersions) -> CorrectionState:
-        """What the gradient rule has kept for a stage; on the CPU, empty without such a rule."""
         kept = self._corrections[stage.index]
         return {name: {key: _on_cpu(value) for key, value in own.items()} for name, own in kept.items() if own}
 

@@ -43,18 +43,13 @@ def num_elements(shapes: Shapes) -> int:
 
 
 def block_activation_bytes(model: ModelConfig, block: int, batch_size: int, *, bf16: bool, device_type: str) -> int:
-    """Bytes that a block's forward pass keeps for its backward pass, uncompiled.
-
-    In units of N D: the inputs of the two norms, of query, key and value (one tensor), of attention (three), of the
-    projection, of the MLP, of its GELU (4) and of its second matrix (4). That is 16, all of the activations' dtype.
-
-    CUDA's autocast runs layer norms in fp32: it keeps their inputs in fp32, and each of query, key and value a bf16
-    copy of its input. A compiled block keeps less, as it computes norms and GELU again instead.
-    """
+    """Bytes that a block's forward pass keeps for its backward pass, if it is not compiled."""
     tokens, width = batch_size * model.sequence_length, model.width
     element = 2 if bf16 else FP32
+    # In units of N D: the inputs of the two norms, of query, key and value (one tensor), of attention (three), of the
+    # projection, of the MLP, of its GELU (4) and of its second matrix (4).
     per_token = 16 * width * element
-    if bf16 and device_type == "cuda":
+    if bf16 and device_type == "cuda":  # norms run in fp32, and keep such inputs; query, key and value a bf16 copy each
         per_token += 2 * width * (FP32 - element) + 2 * width * element
     per_token += 4 * FP32 + model.heads * FP32  # mean and deviation of two norms; attention's log-sum-exp
     if model.moe is not None and model.moe.is_in_block(block):
@@ -66,33 +61,26 @@ def block_activation_bytes(model: ModelConfig, block: int, batch_size: int, *, b
 
 
 def head_bytes(model: ModelConfig, vocabulary_size: int, batch_size: int, *, bf16: bool) -> int:
-    """Bytes that the head and the loss need at their worst beside weights and gradients.
-
-    All logits at once: log-softmax, its gradient and the logits' gradient in fp32. In chunks: one chunk in fp32 (and in
-    bf16 if autocast runs), and a partial product of the weight's gradient. With autocast, also the weight in bf16.
-    """
+    """Bytes that the head and the loss need at their worst beside weights and gradients."""
     tokens, width = batch_size * model.sequence_length, model.width
     element = 2 if bf16 else FP32
-    normed = 2 * tokens * width * element
     weight = vocabulary_size * width
-    if tokens * vocabulary_size <= CHUNK_LOGITS:
-        return 3 * tokens * vocabulary_size * FP32 + normed + (2 * weight if bf16 else 0)
-    chunk = CHUNK_LOGITS * (FP32 + (element if bf16 else 0))
-    return chunk + weight * element + normed + (2 * weight if bf16 else 0)
+    always = 2 * tokens * width * element + (2 * weight if bf16 else 0)  # with autocast, the weight in bf16, too
+    if tokens * vocabulary_size <= CHUNK_LOGITS:  # log-softmax, its gradient and the logits' gradient in fp32
+        return 3 * tokens * vocabulary_size * FP32 + always
+    # One chunk in fp32 (and in bf16 if autocast runs), and a partial product of the weight's gradient.
+    return CHUNK_LOGITS * (FP32 + (element if bf16 else 0)) + weight * element + always
 
 
 def stage_forward_flops(model: ModelConfig, vocabulary_size: int, blocks: range, batch_size: int) -> int:
-    """Floating-point operations of a stage's forward pass over a micro-batch (PaLM, arXiv:2204.02311, appendix B).
-
-    Two per weight and token in matrix products, and 4 S D per token for attention, without a discount for causality. Of
-    a mixture, the K experts that a token is sent to count.
-    """
+    """Floating-point operations of a stage's forward pass over a micro-batch (PaLM, arXiv:2204.02311, appendix B)."""
     tokens, width = batch_size * model.sequence_length, model.width
     per_token = 0
     for block in blocks:
         mlp = 2 * MLP_RATIO * width**2
-        if model.moe is not None and model.moe.is_in_block(block):
+        if model.moe is not None and model.moe.is_in_block(block):  # the K experts that a token is sent to, and router
             mlp = model.moe.top_k * mlp + model.moe.experts * width
+        # Two per weight, and 4 S D for attention, without a discount for causality.
         per_token += 2 * (4 * width**2 + mlp) + 4 * model.sequence_length * width
     if blocks.stop == model.blocks:
         per_token += 2 * vocabulary_size * width

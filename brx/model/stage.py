@@ -22,8 +22,6 @@ _BLOCK_MATRIX = re.compile(r"blocks\.\d+\.(attention|mlp)\.(query|key|value|proj
 
 
 class StageOutput(NamedTuple):
-    """What a stage makes of a micro-batch."""
-
     stream: Tensor  # (B, S, D), behind the stage's last block
     loss: Tensor | None  # mean cross-entropy in nats; of the last stage
     auxiliary_loss: Tensor | None  # sum over the stage's mixtures of experts; None if it has none
@@ -56,7 +54,6 @@ class Stage(nn.Module):
 
 
 def whole_model(config: ModelConfig, vocabulary_size: int) -> Stage:
-    """The model as one stage."""
     return Stage(config, vocabulary_size, range(config.blocks))
 
 
@@ -79,8 +76,7 @@ def is_block_matrix(name: str) -> bool:
 def initialize(stage: nn.Module, num_blocks: int, seed: int) -> None:
     """Draw the initial weights, each parameter from (seed, name) alone, so that every partition starts equal.
 
-    GPT-2's scheme: normal with deviation 0.02, divided by sqrt(2 x blocks) for the projections that write into the
-    residual stream; zero biases; unit norms.
+    GPT-2's scheme: normal with deviation 0.02, zero biases, unit norms.
     """
     for name, parameter in stage.named_parameters():
         if "norm" in name:
@@ -89,7 +85,7 @@ def initialize(stage: nn.Module, num_blocks: int, seed: int) -> None:
             parameter.zero_()
         else:
             writes_residual = name.endswith(("projection.weight", "down.weight"))
-            deviation = 0.02 / (2 * num_blocks) ** 0.5 if writes_residual else 0.02
+            deviation = 0.02 / (2 * num_blocks) ** 0.5 if writes_residual else 0.02  # two such sums per block
             digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
             generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
             parameter.copy_(torch.empty(parameter.shape).normal_(0.0, deviation, generator=generator))

@@ -112,19 +112,15 @@ class Mixture(nn.Module):
         return mixed, self._auxiliary_loss(logits, chosen)
 
     def leave_experts_uncompiled(self) -> None:
-        """Before the block is compiled: how many tokens an expert gets changes at every step, and torch.compile would
-        compile anew each time. (No decorator: that loads the compiler, seconds of start-up for every command.)
-        """
+        # How many tokens an expert gets changes at every step, and torch.compile would compile anew each time.
+        # No decorator: that loads the compiler, seconds of start-up for every command.
         uncompiled = torch.compiler.disable(self._through_experts)  # type: ignore[no-untyped-call]
         self._through_experts = uncompiled  # type: ignore[method-assign]
 
     def _through_experts(self, tokens: Tensor, chosen: Tensor) -> Tensor:
-        """What the chosen experts (N, K) make of each token (N, D), as (N, K, D).
-
-        The N K assignments are sorted by expert, so that each expert computes on its own tokens only.
-        """
+        """What the chosen experts (N, K) make of each token (N, D), as (N, K, D)."""
         num_tokens, top_k = chosen.shape
-        order = chosen.flatten().argsort(stable=True)
+        order = chosen.flatten().argsort(stable=True)  # (N K,) by expert: each computes on its own tokens only
         counts = torch.bincount(chosen.flatten(), minlength=self.config.experts).tolist()
         # A permutation of copies, rather than rows picked K times: its gradient needs no atomic additions.
         copies = tokens.unsqueeze(1).expand(-1, top_k, -1).reshape(num_tokens * top_k, -1)
@@ -161,7 +157,6 @@ class Block(nn.Module):
         return x + mixed, auxiliary_loss
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """As any module's, but for the experts of a mixture."""
         if isinstance(self.mlp, Mixture):
             self.mlp.leave_experts_uncompiled()
         super().compile(*args, **kwargs)
@@ -189,10 +184,8 @@ def head_loss(x: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tenso
     x (N, D), weight (V, D), bias (V,), targets (N,). The matrix products run in autocast's dtype where it is on,
     everything after them in fp32 (float64 for float64).
 
-    The logits of a GPT-2 vocabulary are the largest tensor of training by far (8 x 512 tokens: 0.8 GB in fp32, and a
-    plain cross-entropy keeps them, their log-softmax and its gradient). Here each chunk of tokens has its logits, its
-    loss and its gradients computed at once, so that only one chunk's logits exist; the multiplications are the same in
-    number.
+    The logits of a GPT-2 vocabulary are the largest tensor of training by far (8 x 512 tokens: 0.8 GB in fp32). Here
+    each chunk of tokens has its logits, loss and gradients computed at once, so that only one chunk's logits exist.
     """
     if len(x) * len(weight) <= CHUNK_LOGITS:
         return _plain_loss(x, weight, bias, targets)
@@ -260,14 +253,11 @@ def _by_chunks(
 
 
 def _softmax_loss(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """The sum of the losses, and its gradient with respect to the logits (N, V): softmax minus one-hot.
-
-    Works in the logits' own memory, if they are in fp32: torch's logsumexp alone would take twice as much again.
-    """
+    """The sum of the losses, and its gradient with respect to the logits (N, V): softmax minus one-hot."""
     logits = logits.to(_at_least_fp32(logits.dtype))
     wanted = logits.gather(1, targets)
     largest = logits.amax(dim=1, keepdim=True)
-    exponentials = logits.sub_(largest).exp_()
+    exponentials = logits.sub_(largest).exp_()  # in place: torch's logsumexp alone would take twice as much again
     normalizer = exponentials.sum(dim=1, keepdim=True)
     by_logits = exponentials.div_(normalizer)
     by_logits.scatter_add_(1, targets, by_logits.new_full((1, 1), -1.0).expand_as(targets))

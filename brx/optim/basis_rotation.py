@@ -26,15 +26,18 @@ from brx.optim.eigenbasis import (
     resolution,
 )
 from brx.optim.matrix_batch import Layout, MatrixBatch, Member, State, for_each, reorder, rotate, seen_from, unless_bad
-from brx.optim.options import Group, check_options, shared_options, step_options
 from brx.optim.parameter_state import (
+    Group,
     Summary,
     arithmetic,
+    check_options,
     check_state,
     is_rotated,
+    shared_options,
     state_dtype,
     state_from,
     state_shapes,
+    step_options,
 )
 from brx.optim.products import Precision, fp32_products
 from brx.optim.published import published_update
@@ -56,7 +59,7 @@ BAD = "NaN, infinity, or entries too large to be squared"
 
 
 class BadGradientError(ValueError):
-    """A gradient has NaN, infinity, or entries whose squares overflow; no parameter was updated by it."""
+    """A gradient cannot be used; no parameter was updated by it."""
 
 
 class BasisRotation(Optimizer):
@@ -77,7 +80,6 @@ class BasisRotation(Optimizer):
     Args:
         params: tensors, named tensors or groups; of a whole model best `brx.optim.param_groups(model)`. What is no
             matrix in a group to be rotated goes into one of its own that is not, with one warning.
-        lr, weight_decay, maximize: as AdamW's; the decay is decoupled.
         betas: decay of the momentum; decay of the second moment and the covariances.
         eps: added to the root of the second moment; at least 1e-19 (float64: 1e-154), where squares become zero.
         source: "2nd": eigenvectors of the averages of G G^T and G^T G; "1st": of M M^T and M^T M (no extra moments).
@@ -90,17 +92,16 @@ class BasisRotation(Optimizer):
         staggered: spreads the refreshes of a group's parameters over the interval.
         rotation_precision: of the two rotations of a step (`brx.optim.products`); refreshes and states keep theirs.
         rotate: False for AdamW.
-        max_dim: a side longer than this is not rotated (its basis would have max_dim^2 entries); None for no limit.
-        max_aspect: nor is one longer than this times the other side, whose state would be that many times the weights.
+        max_dim, max_aspect: a side longer than this, or than this times the other side, is not rotated (its basis would
+            have max_dim^2 entries, its state be max_aspect times the weights); None for no limit.
         flatten: take a convolution kernel (out, in, h, w) as one matrix (out, in h w), not as a stack of (h, w).
         split: (parts, dim): take a fused projection as so many matrices along its rows (-2) or columns (-1).
         rest_lr: learning rate of groups that are not rotated and have none of their own; None: `lr`.
         as_published: compute what the authors' implementation computes, where it is not this (docs/methods.md).
 
     Options may differ by group. `state` and `param_groups` are the truth: what is replaced, cleared or written there
-    (but for `brx.optim.options.FORM` once there is state) counts from the next step on. A state has `step`, `exp_avg`
-    and `exp_avg_sq` (both in the rotated space), `num_failed_refreshes` and, as far as the options ask for them,
-    `left_basis` and `right_basis` (U, V), `left_covariance` and `right_covariance`; as views of its shape's batch.
+    (but for `parameter_state.FORM` once there is state) counts from the next step on. A state has `step`, `exp_avg` and
+    `exp_avg_sq` (both in the rotated space), and what `parameter_state.state_shapes` adds for its options.
     """
 
     _rest_lr: float | None = None
@@ -153,9 +154,7 @@ class BasisRotation(Optimizer):
     @_disable_dynamo  # torch.compiler.disable without its import: a compiled train step leaves this one out
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Update every parameter that has a gradient; `closure` computes the loss anew and returns it.
-
-        A gradient that is not finite, or too large to be squared, raises BadGradientError, a sparse one ValueError;
+        """BadGradientError for a gradient that is not finite or too large to be squared, ValueError for a sparse one;
         neither changes anything.
         """
         loss = None
@@ -175,7 +174,7 @@ class BasisRotation(Optimizer):
         return loss
 
     def _members_with_gradients(self) -> list[Member]:
-        """The parameters with a gradient, which is handed to them; in a new layout if the present one does not fit."""
+        """The parameters with a gradient, which each gets; in a new layout if the present one does not fit."""
         options = [step_options(group) for group in self.param_groups]
         with_gradient = [
             (parameter, group, of_group)
@@ -224,6 +223,7 @@ class BasisRotation(Optimizer):
         exchanged = [member for member in members if member.shards is not None]
         sharded.gather_gradients(exchanged)
         batches = self._batches_with_gradients(bad)
+        # The most expensive first, so that no thread begins with it when the others are done.
         for_each(self._update, sorted(batches, key=lambda b: sharded.rotation_cost(b.state["exp_avg"]), reverse=True))
         sharded.apply_updates(exchanged, lambda m: unless_bad(m.decay, arithmetic(m.parameter), bad))
         update_elementwise([m for m in members if not m.is_rotated and m.is_updated_here], bad)
@@ -242,7 +242,7 @@ class BasisRotation(Optimizer):
                     yield batch[run]
 
     def _update(self, batch: MatrixBatch) -> None:
-        gradient = batch.gradients()
+        gradient = batch.gradients()  # (b, m, n)
         if batch.options["as_published"]:
             parts = [(batch[run], batch.part(gradient, run), is_due) for is_due, run in batch.runs(Member.is_due)]
             batch.update_weights(torch.cat([published_update(*part) for part in parts]))
@@ -254,7 +254,7 @@ class BasisRotation(Optimizer):
             if refresh:
                 self._estimate_eigenbasis(part, part_gradient, exact=refresh == "exact")
         precision = batch.options["rotation_precision"]
-        rotated_update = self._rotated_adam(batch, rotate(batch, gradient, precision))
+        rotated_update = self._rotated_adam(batch, rotate(batch, gradient, precision))  # from U^T G V
         largest = largest_adam_step(batch.members[0].num_updates + 1, batch.options["betas"])
         limit = batch.options["lr"] * LARGEST_STEP * largest
         batch.update_weights(rotate(batch, rotated_update, precision, back=True).clamp_(-limit, limit))
@@ -271,7 +271,7 @@ class BasisRotation(Optimizer):
 
     def _estimate_eigenbasis(self, batch: MatrixBatch, gradient: Tensor, exact: bool) -> None:
         """Algorithm 2, for matrices that are all due and their gradient (b, m, n); carries the moments over."""
-        momentum = rotate(batch, batch.matrices("exp_avg"), back=True)
+        momentum = rotate(batch, batch.matrices("exp_avg"), back=True)  # M = U (U^T M V) V^T, in the old bases
         for side in batch.sides:
             basis = batch.matrices(f"{side}_basis")
             if batch.options["source"] == "2nd":
@@ -307,7 +307,7 @@ class BasisRotation(Optimizer):
                     floor = resolution(known.dtype) * known.amax(dim=-1, keepdim=True)
                     energies = energies.where(known <= floor, known)
             total = energies.sum(dim=-1, keepdim=True)
-            shares.append(energies / total.clamp(min=torch.finfo(total.dtype).tiny))
+            shares.append(energies / total.clamp(min=torch.finfo(total.dtype).tiny))  # (b, m), then (b, n)
         total = second_moment.sum(dim=(-2, -1), keepdim=True)
         torch.mul(shares[0][:, :, None] * total, shares[1][:, None, :], out=second_moment)
 
@@ -317,13 +317,10 @@ class BasisRotation(Optimizer):
         A mean square is never below the square of the mean (Jensen). The momentum has been rotated, the second moment
         only permuted: where it has seen nothing of what now enters its entry, the quotient would be a step of any size.
         """
-        (beta1, beta2), momentum, second_moment = (
-            batch.options["betas"],
-            batch.state["exp_avg"],
-            batch.state["exp_avg_sq"],
-        )
-        steps = batch.state["step"].view(-1, *[1] * (momentum.ndim - 1)).to(momentum.dtype)
-        ratio = (1 - beta2**steps) / (1 - beta1**steps).square()
+        beta1, beta2 = batch.options["betas"]
+        momentum, second_moment = batch.state["exp_avg"], batch.state["exp_avg_sq"]
+        steps = batch.state["step"].view(-1, *[1] * (momentum.ndim - 1)).to(momentum.dtype)  # (b, 1, 1)
+        ratio = (1 - beta2**steps) / (1 - beta1**steps).square()  # of the bias corrections of v and m^2
         torch.maximum(second_moment, momentum.square().mul_(ratio), out=second_moment)
 
     def _rotated_adam(self, batch: MatrixBatch, rotated_gradient: Tensor) -> Tensor:
@@ -340,8 +337,7 @@ class BasisRotation(Optimizer):
     def _check_gradients(self, members: list[Member]) -> Tensor | None:
         """One look at all gradients together: their norms also find entries whose squares overflow.
 
-        On a GPU the host does not wait for it in an ordinary step: the flag () that is returned makes the step change
-        nothing.
+        On a GPU an ordinary step does not wait for the answer: the flag () that is returned makes it change nothing.
         """
         for member in members:
             if member.gradient is not None and member.gradient.layout is not torch.strided:
@@ -378,7 +374,7 @@ class BasisRotation(Optimizer):
         return f"parameter {name} of shape {tuple(parameter.shape)}"
 
     def add_param_group(self, param_group: Group) -> None:
-        """Add parameters, as torch's; ValueError where an option is out of range, or a parameter does not fit."""
+        """ValueError where an option is out of range, or a parameter does not fit; nothing has changed then."""
         num_before = len(self.param_groups)
         try:
             for divided in self._divided(param_group):
@@ -433,11 +429,11 @@ class BasisRotation(Optimizer):
         return Summary.of(self._named())
 
     def take_over(self, other: Optimizer) -> None:
-        """Continue from AdamW, or pytorch-optimizer's SOAP, over the same parameters: moments and counts of updates.
+        """Continue from AdamW, or pytorch-optimizer's SOAP (with its bases), over the same parameters.
 
-        From SOAP the bases are SOAP's. From AdamW they begin as the identity, and the first exact one comes
-        `first_refresh` updates later: the group's `first_refresh` becomes that update. ValueError where there is no
-        state of these parameters, or one that does not fit; nothing has changed then.
+        From AdamW the bases begin as the identity, and the first exact one comes `first_refresh` updates later: the
+        group's `first_refresh` becomes that update. ValueError where a state is missing or does not fit; nothing has
+        changed then.
         """
         states = {
             parameter: (state_from(other, parameter, group, self._describe(parameter)), group)
@@ -484,10 +480,10 @@ class BasisRotation(Optimizer):
         return states | {key: own for key, own in packed.items() if key not in states}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue where the saved optimizer stood, to the last bit; its options replace this one's.
+        """Continue where the saved optimizer stood, to the last bit, with its options (those it lacks: the defaults).
 
-        Options that it lacks take their defaults. Sharded parameters take state of any number of ranks, or whole one;
-        all ranks load together. ValueError where groups, an option or a state do not fit; nothing has changed then.
+        Sharded parameters take state of any number of ranks, or whole one; all ranks load together. ValueError where
+        groups, an option or a state do not fit; nothing has changed then.
         """
         loaded: dict[Tensor, dict[str, Any]] = {}
 
@@ -502,10 +498,8 @@ class BasisRotation(Optimizer):
             super().load_state_dict(state_dict)
 
     def _fitting(self, given: dict[str, Any]) -> tuple[dict[str, Any], dict[Tensor, dict[str, Any]]]:
-        """A state dict with options of all groups, and its states by parameter as they are kept here.
-
-        torch's own loading casts them to the parameter's precision, which loses half of it for bfloat16.
-        """
+        """A state dict with options of all groups, and its states by parameter as they are kept here."""
+        # torch's own loading casts states to the parameter's precision, which loses half of it for bfloat16.
         groups = [{**self.defaults, **group} for group in given["param_groups"]]
         saved, own = ([len(group["params"]) for group in of] for of in (groups, self.param_groups))
         if saved != own:

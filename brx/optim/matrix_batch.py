@@ -14,8 +14,16 @@ import torch
 from torch import Tensor
 
 from brx.optim.eigenbasis import select_columns, select_rows
-from brx.optim.options import Group, form_options
-from brx.optim.parameter_state import Side, is_rotated, matrix_shape, split_into_matrices, state_dtype, state_shapes
+from brx.optim.parameter_state import (
+    Group,
+    Side,
+    form_options,
+    is_rotated,
+    matrix_shape,
+    split_into_matrices,
+    state_dtype,
+    state_shapes,
+)
 from brx.optim.products import Precision, product
 from brx.optim.sharded import Shards, is_sharded, local
 
@@ -45,8 +53,7 @@ class Member:
         self.is_rotated = is_rotated(self.parameter, self.group)
 
     @property
-    def is_stacked(self) -> bool:
-        """Whether this rank updates it as part of a batch."""
+    def is_stacked(self) -> bool:  # this rank updates it as part of a batch
         return self.is_rotated and (self.shards is None or self.shards.is_owner)
 
     @property
@@ -66,28 +73,26 @@ class Member:
         return float(1 - self.options["lr"] * self.options["weight_decay"])
 
     def is_due(self, update: int | None = None) -> bool:
-        """Whether an update (the next) is, or has passed since the one before, a multiple of the frequency."""
+        """Whether an update (the next) is due for a refresh."""
         update, frequency, (index, num) = update or self.num_updates + 1, self.group["frequency"], self.place
         if frequency is None:
             return False
         if self.group["staggered"]:  # within the group, so that every pipeline stage has refreshes as even as all have
             update += int(index * frequency / num)
+        # It is a multiple of the frequency, or has passed one since the update before: 9.5 gives 9 and 10 in turn.
         return bool(update // frequency > (update - 1) // frequency)
 
     def next_refresh(self) -> tuple[Literal["exact", "power", None], int]:
-        """How the next update renews the basis first, and for how many updates its gradient enters the covariances.
-
-        Algorithm 1, line 5; the start is ours, and until the first basis every gradient counts. With `covariance`
-        "refresh", as printed, the average remembers frequency / (1 - beta2) updates, otherwise 1 / (1 - beta2).
-        """
+        """How the next update first renews the basis, and for how many updates its gradient enters the covariances."""
         update, first = self.num_updates + 1, self.group["first_refresh"]
         if self.group["as_published"]:
             return "power", 1  # of its own kind (published.py), which has to see that every gradient is finite
-        if update <= first:
+        if update <= first:  # the start is ours: until the first basis every gradient counts
             return "exact" if update == first else None, 1
-        is_due = self.is_due()
-        if is_due and self.group["covariance"] == "interval":
+        is_due = self.is_due()  # algorithm 1, line 5
+        if is_due and self.group["covariance"] == "interval":  # one gradient stands for all since the last refresh
             return "power", update - next(filter(self.is_due, range(update - 1, first, -1)), first)
+        # "refresh", as printed: the average remembers frequency / (1 - beta2) updates, with "step" 1 / (1 - beta2).
         return "power" if is_due else None, int(is_due or self.group["covariance"] == "step")
 
 
@@ -129,15 +134,15 @@ class MatrixBatch:
     def gradients(self) -> Tensor:
         """The gradients as (b, m, n), in the precision of the arithmetic; negative ones where the loss is to grow."""
         gradients = torch.stack([member.gradient for member in self.members if member.gradient is not None])
-        gradients = split_into_matrices(gradients, self.options)
+        gradients = split_into_matrices(gradients, self.options)  # (members, *lead, m, n)
         matrices = gradients.reshape(self.state["exp_avg"].shape).flatten(0, -3).to(self.state["exp_avg"].dtype)
-        if self.bad is not None:
+        if self.bad is not None:  # known on the device alone: NaN must not enter the state
             matrices.masked_fill_(self.bad, 0)
         return matrices.neg_() if self.options["maximize"] else matrices
 
     def update_weights(self, updates: Tensor) -> None:
         """W <- (1 - lr weight_decay) W + update, for updates (b, m, n); sharded weights get theirs later."""
-        if self.options["split"]:
+        if self.options["split"]:  # (members, parts, m, n); parts of columns go back beside each other, in each row
             updates = updates.view_as(self.state["exp_avg"])
             updates = updates.movedim(-3, -2) if self.options["split"][1] == -1 else updates
         by_member = updates.reshape(len(self.members), *self.members[0].parameter.shape).unbind()
@@ -156,8 +161,7 @@ class MatrixBatch:
             torch._foreach_copy_(parameters, weights)
 
     def take_counts(self) -> None:
-        """Take the numbers of updates from the state, if somebody else has written into it."""
-        if self.state["step"]._version != self.seen_version:
+        if self.state["step"]._version != self.seen_version:  # somebody else has written into it
             for member, step in zip(self.members, self.state["step"].tolist(), strict=True):
                 member.num_updates = int(step)
 
@@ -179,8 +183,7 @@ def reorder(side: Side, matrices: Tensor, order: Tensor) -> None:
 
 
 def seen_from(side: Side, matrices: Tensor) -> Tensor:
-    """The matrices with the given side's dimension first."""
-    return matrices if side == "left" else matrices.mT
+    return matrices if side == "left" else matrices.mT  # that side's dimension first
 
 
 def unless_bad(factor: float, dtype: torch.dtype, bad: Tensor | None) -> Tensor:
@@ -192,8 +195,7 @@ def unless_bad(factor: float, dtype: torch.dtype, bad: Tensor | None) -> Tensor:
 class Layout:
     """The parameters that have had a gradient, those that this rank rotates in batches.
 
-    The optimizer's `state` and `param_groups` are the truth: where they are no longer what a layout was made from, a
-    new one is made from what is there.
+    Where the optimizer's `state` and `param_groups` are no longer what it was made from, a new one is made.
     """
 
     def __init__(self, members: Sequence[Member], state: Mapping[Tensor, dict[str, Any]]) -> None:
@@ -211,13 +213,9 @@ class Layout:
     def fits(self, parameter: Tensor, group: Group, state: Mapping[str, Any] | None) -> bool:
         """Whether a parameter, its group and its state are what they were when the layout was made."""
         member = self.members.get(parameter)
-        return (
-            member is not None
-            and state is not None
-            and member.group is group
-            and member.form == _form(parameter, group)
-            and all(map(is_, map(state.get, member.state), member.state.values()))
-        )
+        if member is None or state is None or member.group is not group or member.form != _form(parameter, group):
+            return False
+        return all(map(is_, map(state.get, member.state), member.state.values()))  # the very tensors
 
 
 def _form(parameter: Tensor, group: Group) -> tuple[object, ...]:
@@ -228,7 +226,7 @@ def _by_form(members: Sequence[Member]) -> Iterator[list[Member]]:
     """Members whose states can be stacked, as many as fill a batch; and one by one those that are in none."""
     alike: dict[Any, list[Member]] = {}
     for member in members:
-        key = (member.shards is None, *member.form) if member.is_stacked else member
+        key = (member.shards is None, *member.form) if member.is_stacked else member  # itself: alone
         alike.setdefault(key, []).append(member)
     for together in alike.values():
         parameter = together[0].parameter
@@ -268,11 +266,8 @@ def _own_state(name: str, shape: tuple[int, ...], member: Member) -> Tensor:
 
 
 def for_each(work: Callable[[MatrixBatch], None], batches: Sequence[MatrixBatch]) -> None:
-    """Call `work` on each batch; on the CPU on as many threads as torch uses for one operation, a batch on each.
-
-    Factorisations of small matrices gain little from a second core.
-    """
-    num_threads = torch.get_num_threads()
+    """Call `work` on each batch; on the CPU on as many threads as torch uses for one operation, a batch on each."""
+    num_threads = torch.get_num_threads()  # factorisations of small matrices would gain little from a second core
     if num_threads == 1 or len(batches) <= 1 or any(batch.state["step"].device.type != "cpu" for batch in batches):
         for batch in batches:
             work(batch)

@@ -39,7 +39,6 @@ def param_groups(
     get AdamW. Names, shapes and use decide; `print(optimizer.summary())` shows it parameter by parameter.
 
     Args:
-        model: the model, whole or sharded by FSDP2 or tensor parallelism.
         rotate: patterns (`*.head.weight`) of further names to rotate.
         keep: patterns of names to leave to AdamW.
         split: by pattern, or by part of a name: how many matrices a fused projection is, and where their dimension is

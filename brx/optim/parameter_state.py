@@ -1,19 +1,86 @@
-"""What a parameter is taken as, what is kept for it, and how that is told: nothing is left to AdamW unseen."""
+"""The options of a parameter group, and what they make of a parameter: its matrices, rotated sides and state."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from numbers import Real
+from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from brx.optim.options import FORM, Group
 from brx.optim.sharded import whole
 
+Group = dict[str, Any]  # a torch parameter group
 Side = Literal["left", "right"]
+
+CHOICES = {
+    "source": ("2nd", "1st"),
+    "geometry": ("bilateral", "unilateral"),
+    "covariance": ("step", "refresh", "interval"),
+    "rotation_precision": ("highest", "tf32", "bf16"),
+}
+NUMBERS = ("lr", "eps", "weight_decay")
+FLAGS = ("staggered", "maximize", "rotate", "flatten", "as_published")
+NONE_MEANS = {"frequency": "never again", "max_dim": "no limit", "max_aspect": "no limit"}
+
+FORM = ("source", "geometry", "rotate", "flatten", "split", "max_dim", "max_aspect", "as_published")
+# What parameters must agree in to go through an update together.
+shared_options = itemgetter("lr", "weight_decay", "betas", "eps", "maximize", "as_published", *CHOICES)
+
+
+def form_options(group: Group) -> tuple[object, ...]:
+    """What decides which state a parameter has; a pair may be a list, if it comes from a file."""
+    return tuple(tuple(group[name]) if isinstance(group[name], list) else group[name] for name in FORM)
+
+
+def step_options(group: Group) -> Group:
+    """A group as numbers, where it may hold tensors; checked, since a training loop may have changed it."""
+    check_options(group)
+    return {**group, **{name: float(group[name]) for name in NUMBERS}, "betas": tuple(map(float, group["betas"]))}
+
+
+def check_options(group: Group) -> None:
+    """Raise ValueError with the first option, by name, that no update could be computed with."""
+    for name, (accepts, wanted) in RULES.items():
+        if not accepts(group[name]):
+            raise ValueError(f"Invalid {name}={group[name]!r}: must be {wanted}")
+    if group["as_published"] and group["covariance"] != "step":
+        raise ValueError(f"Invalid covariance={group['covariance']!r}: as_published has every gradient's (step)")
+
+
+def _is_number(value: Any, smallest: float, limit: float = math.inf) -> bool:
+    if isinstance(value, Tensor):
+        is_one = value.numel() == 1 and not value.is_complex()
+    else:
+        is_one = isinstance(value, Real) and not isinstance(value, bool)
+    return is_one and smallest <= float(value) < limit
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, tuple | list) and len(value) == 2
+
+
+def _is_split(value: Any) -> bool:
+    return _is_pair(value) and isinstance(value[0], int) and value[0] >= 1 and value[1] in (-2, -1)
+
+
+# By option: whether a value will do, and which would.
+RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(NUMBERS, (lambda value: _is_number(value, 0), "a number >= 0")),
+    "betas": (lambda betas: _is_pair(betas) and all(_is_number(b, 0, 1) for b in betas), "two numbers in [0, 1)"),
+    **{name: (values.__contains__, f"one of {', '.join(map(repr, values))}") for name, values in CHOICES.items()},
+    **dict.fromkeys(FLAGS, (lambda value: isinstance(value, bool), "True or False")),
+    **{
+        name: (lambda value: value is None or _is_number(value, 1), f"a number >= 1, or None for {meaning}")
+        for name, meaning in NONE_MEANS.items()
+    },
+    "split": (lambda value: value is None or _is_split(value), "(parts, -2 for rows or -1 for columns), or None"),
+    "first_refresh": (lambda value: type(value) is int and value >= 2, "a whole number >= 2"),
+}
 
 
 def matrix_shape(parameter: Tensor, group: Group) -> tuple[int, ...]:
@@ -44,7 +111,7 @@ def rotated_sides(parameter: Tensor, group: Group) -> tuple[tuple[Side, ...], st
         return (), ""
     if len(shape) < 2 or min(shape[-2:]) <= 1:
         return (), "a vector"
-    rows, columns = shape[-2:]
+    rows, columns = shape[-2:]  # U is (rows, rows), V (columns, columns)
     sides: list[Side] = []
     reasons = []
     lengths: tuple[tuple[Side, int, int], ...] = (("left", rows, columns), ("right", columns, rows))
@@ -65,7 +132,6 @@ def is_rotated(parameter: Tensor, group: Group) -> bool:
 
 
 def arithmetic(parameter: Tensor) -> torch.dtype:
-    """The precision of state and arithmetic."""
     return torch.float64 if parameter.dtype == torch.float64 else torch.float32
 
 
@@ -103,10 +169,8 @@ def check_state(state: Mapping[str, Any], parameter: Tensor, group: Group, descr
 
 
 def state_from(other: Optimizer, parameter: Tensor, group: Group, description: str) -> dict[str, Any]:
-    """What another optimizer keeps for a parameter, whole, by the names of `BasisRotation`'s state.
+    """What AdamW or pytorch-optimizer's SOAP keeps for a parameter, whole, by the names of `BasisRotation`'s state.
 
-    AdamW: its moments, which is the state in bases that are the identity, without covariances. pytorch-optimizer's
-    SOAP: moments, bases and covariances; the momentum, which it keeps in the original space, is rotated. Raises
     ValueError where it has no such moments, or bases of other sides than the group's options ask for.
     """
     own, shapes = other.state[parameter], state_shapes(parameter, group)
@@ -119,7 +183,7 @@ def state_from(other: Optimizer, parameter: Tensor, group: Group, description: s
     if bases and group["as_published"]:
         raise ValueError(f"{description}: as_published begins with bases of its own; take over AdamW's state")
     momentum, second = (whole(own[name]).detach().to(arithmetic(parameter)) for name in ("exp_avg", "exp_avg_sq"))
-    if "left" in bases:
+    if "left" in bases:  # SOAP's momentum is in the original space; AdamW's moments are those in bases of the identity
         momentum = bases["left"].to(momentum).mT @ momentum
     if "right" in bases:
         momentum = momentum @ bases["right"].to(momentum)

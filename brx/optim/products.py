@@ -15,22 +15,17 @@ Precision = Literal["highest", "tf32", "bf16"]
 def product(left: Tensor, right: Tensor, precision: Precision) -> Tensor:
     """The product (b, m, n) of (b, m, k) and (b, k, n), accumulated in fp32; float64 matrices stay in float64.
 
-    With A and B the matrices of absolute values, an entry is wrong by at most about
-
-    - `highest`: k 2^-24 AB;
-    - `tf32`: 2^-10 AB (both factors are rounded to 10 bits);
-    - `bf16`: 3 x 2^-16 AB: each factor is the sum of two bf16 numbers, and three of the four products are taken
-      (arXiv:1904.06376).
-
-    On CUDA these run on the matrix units. Elsewhere the same roundings are made by hand, which shows what they do.
+    On CUDA it runs on the matrix units. Elsewhere the same roundings are made by hand, which shows what they do. Bounds
+    of an entry's error: A and B are the matrices of absolute values.
     """
-    if precision == "highest" or left.dtype == torch.float64:
+    if precision == "highest" or left.dtype == torch.float64:  # k 2^-24 AB
         return left @ right
-    if precision == "tf32":
+    if precision == "tf32":  # 2^-10 AB: both factors are rounded to 10 bits
         if left.device.type != "cuda":
             return round_to_tf32(left) @ round_to_tf32(right)
         with fp32_products("tf32"):
             return left @ right
+    # 3 x 2^-16 AB: a factor is the sum of two bf16 numbers; three of four products are taken (arXiv:1904.06376).
     (left_high, left_low), (right_high, right_low) = _halves(left), _halves(right)
     small = _bf16_product(left_low, right_high) + _bf16_product(left_high, right_low)
     return small + _bf16_product(left_high, right_high)

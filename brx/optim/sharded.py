@@ -69,8 +69,7 @@ class Shards:
         return self.owner == dist.get_rank(self.group)
 
     def sends(self, rank: int) -> bool:
-        """Whether the owner takes this rank's shard; of equal ones (replicas) it takes the first."""
-        return self.boxes.index(self.boxes[rank]) == rank
+        return self.boxes.index(self.boxes[rank]) == rank  # of equal shards (replicas) the owner takes the first
 
     def part(self, tensor: Tensor, rank: int) -> Tensor:
         """A rank's shard of a whole tensor; a view."""
@@ -95,7 +94,7 @@ class Sharding:
         for parameter in sorted(new, key=rotation_cost, reverse=True):
             mesh = parameter.device_mesh  # type: ignore[attr-defined]
             loads = self._loads.setdefault(mesh, [0] * mesh.size())
-            owner = loads.index(min(loads))
+            owner = loads.index(min(loads))  # the rank with the least work so far
             loads[owner] += rotation_cost(parameter)
             group = self._group(mesh, parameter.device)
             self.of[parameter] = Shards(tuple(parameter.shape), group, _boxes(parameter, group), owner)
@@ -170,7 +169,7 @@ def collect(shards: Sequence[Shards], parts: Sequence[Tensor]) -> list[Tensor | 
     rank, ranks = dist.get_rank(group), range(dist.get_world_size(group))
     outgoing = [(where.owner, part) for where, part in zip(shards, parts, strict=True) if where.sends(rank)]
     expected = [(r, where.size(r)) for where in shards if where.is_owner for r in ranks if where.sends(r)]
-    pieces = iter(_exchange(outgoing, expected, parts[0], group))
+    pieces = iter(_exchange(outgoing, expected, parts[0], group))  # flat, matrix by matrix in order of rank
     wholes: list[Tensor | None] = []
     for where in shards:
         wholes.append(parts[0].new_empty(where.shape) if where.is_owner else None)
@@ -200,7 +199,8 @@ def _exchange(
     ranks = range(dist.get_world_size(group))
     by_target = [[tensor.reshape(-1) for target, tensor in outgoing if target == rank] for rank in ranks]
     send = torch.cat([like.new_empty(0), *(tensor for tensors in by_target for tensor in tensors)])
-    by_source = sorted(range(len(expected)), key=lambda place: expected[place][0])  # stable
+    # all_to_all_single delivers by source; the sort is stable, so that pieces of one source keep their order.
+    by_source = sorted(range(len(expected)), key=lambda place: expected[place][0])
     receive = like.new_empty(sum(size for _, size in expected))
     num_received = [sum(size for source, size in expected if source == rank) for rank in ranks]
     num_sent = [sum(tensor.numel() for tensor in tensors) for tensors in by_target]
@@ -211,11 +211,11 @@ def _exchange(
 
 def _row_box(shape: tuple[int, ...], mesh: Any, rank: int) -> Box:
     """The rows that a rank has when each dimension of the mesh splits them in turn, as `[Shard(0)] * ndim` does."""
-    if not shape:
+    if not shape:  # a counter: every rank has it
         return (), ()
     rows = range(shape[0])
     for position, num_parts in zip((mesh.mesh == rank).nonzero()[0].tolist(), mesh.shape, strict=True):
-        size = -(-len(rows) // num_parts)
+        size = -(-len(rows) // num_parts)  # rounded up, so that the last parts may be short or empty
         rows = rows[size * position : size * (position + 1)]
     return (len(rows), *shape[1:]), (rows.start, *(0 for _ in shape[1:]))
 

@@ -9,7 +9,7 @@ optimizer find them. After `optimizer.step()`, the new version goes into the rin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 from weakref import WeakSet
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
-from brx.errors import UserError
+from brx.errors import UserError, some
 from brx.pipeline.delay import StageDelay, delays_of
 from brx.pipeline.forecast import FORECAST_RULES, Forecast
 from brx.pipeline.versions import StageVersions, StashMode
@@ -26,8 +26,7 @@ from brx.pipeline.versions import StageVersions, StashMode
 Stages = int | Mapping[str, int] | Callable[[str], int]
 
 
-_DELAYED: WeakSet[nn.Module] = WeakSet()
-"""The models whose passes hooks bind already."""
+_DELAYED: WeakSet[nn.Module] = WeakSet()  # the models whose passes hooks bind already
 
 
 class DelayedPipeline:
@@ -45,22 +44,14 @@ class DelayedPipeline:
             with what comes before it in the first stage and what comes after in the last; or a mapping from parameter
             names or their beginnings (`blocks.3`), or a function of the name, to the stage from 0. A tied weight
             belongs to the stage of its first name.
-        delay: as `pipeline.delay`: `pipeline`, `2bw`, a number, a list with one per stage, {"like": 32} or a function
-            (docs/semantics.md).
         accumulation: M, the micro-batches (forward and backward passes) per update; by default counted in the first
             update. A later update may take fewer (the end of an epoch), not more. State it where a GradScaler may skip
             the first update and `zero_grad` does not set gradients to None.
-        stash: what the backward pass sees; `exact`, `none` or `predict`.
-        forecast: run both passes where the weights are expected to be at the update.
-        rings: keep older versions on the device, or on the host.
+        delay, stash, forecast, rings: as in the section `pipeline` of a configuration (docs/semantics.md).
         seed: for a delay function.
 
-    Attributes:
-        updates: t, the versions made so far.
-        by_stage: the names of each stage's parameters.
-
-    Raises:
-        UserError: parameters cannot be assigned, are sharded (FSDP2, tensor parallel), or are not the model's.
+    `updates` is t, the versions made so far; `by_stage` are the names of each stage's parameters. UserError where
+    parameters cannot be assigned, are sharded (FSDP2, tensor parallel), or are not the model's.
     """
 
     def __init__(
@@ -94,7 +85,7 @@ class DelayedPipeline:
         self._parameters = dict(model.named_parameters())
         self._trained = [self._parameters[name] for names in self.by_stage for name in names]
         self._places = [(m, name, p) for m in model.modules() for name, p in m._parameters.items() if p is not None]
-        self._num_optimized = _num_optimized(self._optimizers)
+        self._num_optimized = len(list(_optimized(self._optimizers)))
         self._profile, self._seed, self._accumulation = delay, seed, accumulation
         self._stash, self._forecast, self._on_host = stash, forecast, rings == "host"
         self._stages: list[StageVersions] = []  # made with the first update, when M and the device are known
@@ -127,9 +118,9 @@ class DelayedPipeline:
         return next(taus, 0.0)
 
     def settings(self) -> dict[str, Any]:
-        """As the section `pipeline` of a run's configuration; a function's delays as their largest values."""
+        """As the section `pipeline` of a run's configuration."""
         profile = self._profile
-        if callable(profile) or isinstance(profile, tuple):
+        if callable(profile) or isinstance(profile, tuple):  # a function's delays as their largest values
             profile = [delay.tau for delay in self.delays()]
         return {
             "stages": len(self.by_stage),
@@ -151,10 +142,7 @@ class DelayedPipeline:
         return {"updates": self.updates, "accumulation": self._accumulation, "stages": stages}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state_dict` was taken; after the model's own weights have been loaded.
-
-        ValueError where the state is of other stages, delays, stash mode or forecast.
-        """
+        """Continue where `state_dict` was taken; after the model's own weights have been loaded."""
         if self._accumulation not in (None, state["accumulation"]):
             raise ValueError(f"the state is of accumulation {state['accumulation']}, not {self._accumulation}")
         self._accumulation, self.updates = state["accumulation"], state["updates"]
@@ -201,10 +189,10 @@ class DelayedPipeline:
         if self._stepped:  # another optimizer has skipped its step
             self._complete_update()
         self._check_model()
-        is_full = len(self._with_backward) == self._accumulation  # seldom here: only then zeros are worth looking for
+        # A GradScaler that skips a step leaves no gradients, or zeros; zeros are worth looking for when M are there.
+        is_full = len(self._with_backward) == self._accumulation
         if self._with_backward and all(p.grad is None or (is_full and not p.grad.any()) for p in self._trained):
-            # Gradients were dropped without a step (GradScaler skips one): these micro-batches come anew.
-            self._forget_micro_batches()
+            self._forget_micro_batches()  # they come anew
         if self._open and (self._stash != "exact" or self._on_host):
             what = "rings on the host need" if self._on_host else f"stash {self._stash} needs"
             raise UserError(f"delayed: {what} each backward pass before the next forward pass")
@@ -229,13 +217,11 @@ class DelayedPipeline:
             leaves = [value for value in getattr(output, "__dict__", {}).values() if isinstance(value, Tensor)]
         tensors = [leaf for leaf in leaves if leaf.requires_grad]
         if not tensors:
-            raise UserError(
-                "delayed: the model's output holds no tensor with a gradient; return tensors, lists, dicts or data"
-                " classes of them"
-            )
+            known = "tensors, lists, dicts or data classes of them"
+            raise UserError(f"delayed: the model's output holds no tensor with a gradient; return {known}")
         micro_batch, update = self._micro_batch, self.updates
         self._open.add(micro_batch)
-        for tensor in tensors:
+        for tensor in tensors:  # whichever is reached first begins the backward pass
             tensor.register_hook(lambda gradient: self._before_backward(micro_batch, update))  # type: ignore[no-untyped-call]
 
     def _before_backward(self, micro_batch: int, update: int) -> None:
@@ -252,7 +238,7 @@ class DelayedPipeline:
         self._backward_of = micro_batch
         for stage in self._stages:
             stage.prepare_backward(self._number(micro_batch))
-            stage.bind_through(self._number(micro_batch))
+            stage.bind_through(self._number(micro_batch))  # recomputed activations look weights up
         engine = torch.autograd.Variable._execution_engine
         engine.queue_callback(lambda: self._after_backward(micro_batch))
 
@@ -309,7 +295,7 @@ class DelayedPipeline:
                     f"delayed: parameter {name} of {type(module).__name__} is another object than it was; call delayed"
                     " after the model is final (sharding with FSDP2 is not supported: its weights are exchanged)"
                 )
-        if _num_optimized(self._optimizers) != self._num_optimized:
+        if len(list(_optimized(self._optimizers))) != self._num_optimized:
             raise UserError("delayed: an optimizer was given parameters later; call delayed after add_param_group")
         if not self._micro_batch and sum(1 for _ in self.model.parameters()) != len(self._parameters):
             raise UserError("delayed: the model has other parameters than it had; call delayed after it is final")
@@ -323,7 +309,7 @@ class DelayedPipeline:
 def assign(model: nn.Module, optimizers: Sequence[Optimizer], stages: Stages) -> list[list[str]]:
     """The names of the parameters of each stage, of those that an optimizer trains; UserError for what has none."""
     named = dict(model.named_parameters())
-    given = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    given = set(map(id, _optimized(optimizers)))
     trained = [name for name, parameter in named.items() if id(parameter) in given]
     if len(trained) < len(given):
         raise UserError("delayed: the optimizer trains parameters that are not the model's; make it of its parameters")
@@ -332,24 +318,26 @@ def assign(model: nn.Module, optimizers: Sequence[Optimizer], stages: Stages) ->
     sharded = [name for name in trained if type(named[name].data).__name__ == "DTensor"]
     if sharded:
         raise UserError(
-            f"delayed: {_some(sharded)} sharded (FSDP2 or tensor parallel), which exchanges weights at its own times;"
+            f"delayed: {some(sharded)} sharded (FSDP2 or tensor parallel), which exchanges weights at its own times;"
             " use DDP, or a model that fits on one device"
         )
-    found: dict[str, Any]
+    stage_of: Callable[[str], Any]
     if isinstance(stages, Mapping):
         unknown = [key for key in stages if not any(f"{name}.".startswith(f"{key}.") for name in named)]
         if unknown:
             raise UserError(f"delayed: stages: no parameter's name is or begins with {', '.join(unknown)}")
-        of = {name: [key for key in stages if f"{name}.".startswith(f"{key}.")] for name in trained}
-        found = {name: stages[max(keys, key=len)] if keys else None for name, keys in of.items()}  # the longest counts
-    elif isinstance(stages, int) or callable(stages):
-        stage_of = _cut(model, stages) if isinstance(stages, int) else stages
-        found = {name: stage_of(name) for name in trained}
+        by_length = sorted(stages, key=len, reverse=True)  # the longest beginning counts
+        stage_of = lambda name: next((stages[key] for key in by_length if f"{name}.".startswith(f"{key}.")), None)  # noqa: E731
+    elif isinstance(stages, int):
+        stage_of = _cut(model, stages)
+    elif callable(stages):
+        stage_of = stages
     else:
         raise UserError(f"delayed: stages must be a number, a mapping or a function of parameter names, got {stages!r}")
+    found: dict[str, Any] = {name: stage_of(name) for name in trained}
     wrong = [name for name, k in found.items() if isinstance(k, bool) or not isinstance(k, int) or k < 0]
     if wrong:
-        raise UserError(f"delayed: stages: {_some(wrong)} assigned to no stage; each needs a whole number from 0")
+        raise UserError(f"delayed: stages: {some(wrong)} assigned to no stage; each needs a whole number from 0")
     count = stages if isinstance(stages, int) else 1 + max(found.values())
     return [[name for name in trained if found[name] == k] for k in range(count)]
 
@@ -393,12 +381,8 @@ def _innermost(optimizer: Any) -> Optimizer:
     return optimizer  # type: ignore[no-any-return]
 
 
-def _num_optimized(optimizers: Sequence[Optimizer]) -> int:
-    return sum(len(group["params"]) for optimizer in optimizers for group in optimizer.param_groups)
-
-
-def _some(names: Sequence[str]) -> str:
-    return f"{names[0]} is" if len(names) == 1 else f"{names[0]} and {len(names) - 1} more are"
+def _optimized(optimizers: Sequence[Optimizer]) -> Iterator[Tensor]:
+    return (p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"])
 
 
 delayed = DelayedPipeline

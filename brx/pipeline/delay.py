@@ -44,7 +44,6 @@ class StageDelay:
         return (micro_batch - 1) // self.accumulation + 1
 
     def ends_update(self, micro_batch: int) -> bool:
-        """Whether a micro-batch is the last one of its update."""
         return micro_batch % self.accumulation == 0
 
     @property
@@ -59,13 +58,11 @@ class StageDelay:
 
     @property
     def num_slots(self) -> int:
-        """Versions that are in use at one time, the newest among them."""
-        return self.most_tau_updates + 1
+        return self.most_tau_updates + 1  # versions that are in use at one time, the newest among them
 
     @property
     def micro_batches_share_slots(self) -> bool:
-        """Whether two micro-batches may use one version once the pipeline has filled."""
-        return self.accumulation > 1
+        return self.accumulation > 1  # two may use one version once the pipeline has filled
 
     def slot_used(self, micro_batch: int) -> int:
         """The slot that holds `version_used(micro_batch)`.
@@ -126,20 +123,20 @@ def delays_of(
 ) -> list[StageDelay]:
     """The delay of each stage, from the first to the last. A new rule is a case of this function, and nothing else.
 
-    A profile is `pipeline` (tau_k = P - 1 - k), `2bw` (M), a number, a list of one per stage, {"like": P'} or an object
-    with such an attribute (those of a pipeline of P' stages, spread over these), or a function: tau of (stage, number
-    of stages, micro-batch from 1, seed). Its attribute `most` is the largest tau that it returns, a number or a
-    function of (stage, number of stages). UserError where it does not say it, ValueError for any other profile.
+    A profile is `pipeline`, `2bw`, a number, a list of one per stage, {"like": P'} or an object with such an attribute,
+    or a function: tau of (stage, number of stages, micro-batch from 1, seed). Its attribute `most` is the largest tau
+    that it returns, a number or a function of (stage, number of stages). UserError where it does not say it, ValueError
+    for any other profile.
     """
     last = num_stages - 1
     like = profile.get("like") if isinstance(profile, dict) else getattr(profile, "like", None)
     if callable(profile):
         return [_varying(profile, stage, num_stages, accumulation, seed, name) for stage in range(num_stages)]
     if profile == "pipeline":
-        taus = list(range(last, -1, -1))
+        taus = list(range(last, -1, -1))  # tau_k = P - 1 - k
     elif like is not None:  # each stage as the one at the same place, from 0 at the end, in a pipeline of P' stages
         taus = [round((like - 1) * (last - stage) / max(1, last)) for stage in range(num_stages)]
-    elif profile == "2bw" or isinstance(profile, int):
+    elif profile == "2bw" or isinstance(profile, int):  # 2BW: tau_k = M, the version before the newest throughout
         taus = [accumulation if profile == "2bw" else profile] * num_stages
     elif isinstance(profile, list | tuple) and len(profile) == num_stages:
         taus = list(profile)
@@ -182,9 +179,10 @@ def stage_delays(pipeline: PipelineConfig, seed: int = 0) -> list[StageDelay]:
     profile: Any = pipeline.delay
     name = getattr(profile, "function", None)
     if name is not None:
-        from brx.config.user_code import load_attribute  # which only a run's configuration needs
+        from brx.config.user_code import check_unchanged, load_attribute  # which only a run's configuration needs
 
-        profile = load_attribute(name, profile.code_sha256, "pipeline.delay")
+        check_unchanged(name, profile.code_sha256, f"pipeline.delay {name}")
+        profile = load_attribute(name, f"pipeline.delay {name}", "function", callable)
     return delays_of(profile, pipeline.stages, pipeline.accumulation, seed=seed, name=f"pipeline.delay {name or ''}")
 
 
@@ -194,18 +192,15 @@ def depth(pipeline: PipelineConfig) -> int:
 
 
 def pipeline_delays(num_stages: int) -> list[StageDelay]:
-    """The delays of an asynchronous pipeline of P stages with one micro-batch per update: tau_k = P - 1 - k."""
     return delays_of("pipeline", num_stages)
 
 
 def cannot_run(delays: Sequence[StageDelay], ranges: Sequence[Sequence[int]]) -> str | None:
-    """Why R devices, each with its range of stages, cannot run these delays, if they cannot.
-
-    Rank r lets R - 1 - r forward passes run ahead (1F1B), so the weights that a forward pass names have to be that old.
-    """
+    """Why R devices, each with its range of stages, cannot run these delays, if they cannot."""
     if len(ranges) > 1 and any(isinstance(delay, VaryingDelay) for delay in delays):
         return "a delay function runs on one device"
     for rank, own in enumerate(ranges):
+        # 1F1B lets so many forward passes run ahead: the weights that a forward pass names have to be that old.
         ahead = len(ranges) - 1 - rank
         short = next((stage for stage in own if delays[stage].tau < ahead), None)
         if short is not None:

@@ -37,24 +37,16 @@ MicroBatch = tuple[Tensor, Tensor]
 class Updater(Protocol):
     """What turns the gradients of the newest weights into newer ones."""
 
-    def correct_gradients(self, stage: StageVersions, micro_batch: int) -> None:
-        """Apply the method's gradient rule to one micro-batch's gradients of one stage, before they are averaged."""
-
-    def step(self, iteration: int) -> None:
-        """Update all stages of this device."""
+    def correct_gradients(self, stage: StageVersions, micro_batch: int) -> None: ...  # before they are averaged
+    def step(self, iteration: int) -> None: ...  # updates all stages of this device
 
 
 class Watcher(Protocol):
     """Looks at the stages before each forward pass and just before and after each update, and changes nothing."""
 
-    def before_forward(self, micro_batch: int) -> None:
-        """The stages are bound to the weights of this micro-batch."""
-
-    def before_step(self, t: int) -> None:
-        """The newest weights have the gradients of update t."""
-
-    def after_step(self, t: int) -> None:
-        """The newest weights are updated; the ring is not yet."""
+    def before_forward(self, micro_batch: int) -> None: ...  # the stages are bound to its weights
+    def before_step(self, t: int) -> None: ...  # the newest weights have the gradients of update t
+    def after_step(self, t: int) -> None: ...  # the newest weights are updated; the ring is not yet
 
 
 class Stopwatch:
@@ -65,14 +57,12 @@ class Stopwatch:
         self._start = self._end = self._mark()
 
     def stop(self) -> None:
-        """The work has been handed to the device (CUDA) or is over."""
         self._end = self._mark()
 
     def seconds(self) -> float:
-        """How long the work took; on CUDA waits until it is over."""
         if isinstance(self._start, float) or isinstance(self._end, float):
             return self._end - self._start  # type: ignore[operator]
-        self._end.synchronize()
+        self._end.synchronize()  # on CUDA the work had only been handed over
         return float(self._start.elapsed_time(self._end)) / 1e3
 
     def _mark(self) -> torch.Event | float:
@@ -120,10 +110,8 @@ class Engine:
         neighbours: Neighbours | None = None,
         takes_update_norms: Callable[[int], bool] = lambda iteration: False,
     ) -> None:
-        """
-        Args:
-            micro_batch: gives micro-batch n on this device (its tokens count on the first, its targets on the last).
-            takes_update_norms: in which iterations to take the norms of the updates, which needs a copy of the weights.
+        """micro_batch: gives micro-batch n on this device (its tokens count on the first, its targets on the last).
+        takes_update_norms: in which iterations to take the norms of the updates, which needs a copy of the weights.
         """
         assert (neighbours is None) == (num_ranks == 1)
         self.stages, self.rank, self.num_ranks = list(stages), rank, num_ranks
@@ -144,9 +132,9 @@ class Engine:
         pipeline is empty and all devices have made the same number of updates. RunError where a loss or gradient is not
         finite (on CPU before the update; elsewhere the caller checks when it reads the results).
         """
-        M = self._accumulation
+        M = self._accumulation  # update t takes the micro-batches (t - 1) M + 1 to t M
         for action in asynchronous_1f1b(self.rank, self.num_ranks, (first - 1) * M + 1, lambda: last() * M, M):
-            more_to_come = action.number < last() * M
+            more_to_come = action.number < last() * M  # otherwise nobody will send: post no receive
             with record_function(str(action)):
                 if action.kind == "F":
                     self._forward(action.number, more_to_come)
@@ -176,11 +164,8 @@ class Engine:
         return total / sum(len(inputs) for inputs, _ in micro_batches) if self.is_last else None
 
     def fresh_gradients(self, t: int) -> list[list[Tensor]]:
-        """Gradients of update t's micro-batches at the newest weights, by stage, in the order of `newest`.
-
-        Of a device that holds all stages. The gradients that the newest weights have are left as they are.
-        """
-        assert self.num_ranks == 1
+        """Gradients of update t's micro-batches at the newest weights, by stage, in the order of `newest`."""
+        assert self.num_ranks == 1  # all stages are here
         for stage in self.stages:
             stage.bind_newest()
         weights = [weight for stage in self.stages for weight in stage.newest.values()]
@@ -189,10 +174,9 @@ class Engine:
             output = self._through_stages(*self._micro_batch(n))
             assert output.loss is not None
             loss = output.loss if output.auxiliary_loss is None else output.loss + output.auxiliary_loss
-            # Zeros for an expert that no token was sent to.
-            gradients = torch.autograd.grad(
-                loss / self._accumulation, weights, allow_unused=True, materialize_grads=True
-            )
+            loss = loss / self._accumulation
+            # Leaves `.grad`, that of the update, alone. Zeros for an expert that no token was sent to.
+            gradients = torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
             total = [a + b for a, b in zip(total, gradients, strict=True)] if total else list(gradients)
         remaining = iter(total)
         return [[next(remaining) for _ in stage.newest] for stage in self.stages]
@@ -263,7 +247,6 @@ class Engine:
         return StepResult(t, loss, auxiliary_loss, grad_norms, update_norms, stopwatch)
 
     def _through_stages(self, x: Tensor, targets: Tensor) -> StageOutput:
-        """The stages one after the other; the auxiliary losses of all of them are summed."""
         auxiliary_losses = []
         loss = None
         with self._autocast():
@@ -276,7 +259,7 @@ class Engine:
 
 
 def _take_mean(losses: list[Tensor]) -> Tensor | None:
-    """The mean of an update's losses, which makes room for the next update's; None if there are none."""
+    """The mean of an update's losses, which makes room for the next update's."""
     if not losses:
         return None
     mean = losses[0] if len(losses) == 1 else torch.stack(losses).mean()
@@ -294,9 +277,8 @@ def clip_gradients(parameters: Sequence[Tensor], largest: float) -> Tensor:
 
 
 def norm(tensors: Sequence[Tensor]) -> Tensor:
-    """The common 2-norm of some tensors."""
     result: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(tensors))))
-    return result
+    return result  # (), the common 2-norm
 
 
 def check_finite(iteration: int, loss: Tensor | float | None, grad_norms: Tensor, first_stage: int) -> None:

@@ -22,16 +22,12 @@ class Ring:
 
     Without buffers a micro-batch computes with its slot itself. With B buffers it computes with a copy of the slot, in
     buffer (n - 1) mod B, which is its own until its update.
-
-    `slots` are versions, in the order and dtypes of the initial weights; `buffers` are the same on the device.
     """
 
     def __init__(self, initial: Sequence[Tensor], delay: StageDelay, num_buffers: int, *, on_host: bool) -> None:
-        """
-        Args:
-            initial: version 0, on the device, in the ring's dtypes; all slots begin with it.
-            num_buffers: as many as micro-batches are between forward pass and update at one time, and one more with
-                slots on the host: when micro-batch n is forwarded, n + 1 is fetched.
+        """initial: version 0, on the device, in the ring's dtypes; all slots begin with it.
+        num_buffers: as many as micro-batches are between forward pass and update at one time, and one more with slots
+        on the host: when micro-batch n is forwarded, n + 1 is fetched.
         """
         device = initial[0].device
         self._delay = delay
@@ -50,7 +46,7 @@ class Ring:
         if not self.buffers:
             return self.slots[self._delay.slot_used(micro_batch)]
         index = self._buffer_of(micro_batch)
-        if self._held[index] != micro_batch:
+        if self._held[index] != micro_batch:  # nobody has fetched it ahead
             self._load(micro_batch)
         if self._is_cuda:
             torch.cuda.current_stream().wait_event(self._loaded[index])
@@ -64,7 +60,6 @@ class Ring:
 
     @torch.no_grad()
     def store(self, version: int, weights: list[Tensor]) -> None:
-        """Keep these weights as a version."""
         with self._aside():
             torch._foreach_copy_(self.slots[self._delay.slot_of(version)], weights, non_blocking=self._on_host)
             if self._stream is not None and self._stored is not None:

@@ -26,11 +26,9 @@ the input and half for that of the weights. An update counts as instantaneous.""
 class Action(NamedTuple):
     """One unit of a device's work."""
 
-    stage: int
-    """The rank, unless the rank holds several chunks of the model."""
+    stage: int  # the rank, unless the rank holds several chunks of the model
     kind: Literal["F", "B", "I", "W", "U"]
-    number: int
-    """Of the micro-batch, or of the update; both from 1."""
+    number: int  # of the micro-batch, or of the update; both from 1
 
     def __str__(self) -> str:
         return f"{self.stage}{self.kind}{self.number}"
@@ -41,11 +39,8 @@ def asynchronous_1f1b(
 ) -> Iterator[Action]:
     """The actions of one rank for micro-batches `first` to `last()`, from an empty pipeline to an empty pipeline.
 
-    Rank r lets R - 1 - r forward passes run ahead; from then on forwards and backwards alternate, and every M-th
-    backward is followed by an update, so that no rank waits for another's update (PipeDream, arXiv:1806.03377, section
-    3.2).
-
-    `last` is asked anew each time, so that a run may be cut short on its way.
+    PipeDream (arXiv:1806.03377, section 3.2): no rank waits for another's update. `last` is asked anew each time, so
+    that a run may be cut short on its way.
     """
     ahead = num_ranks - 1 - rank
     forwarded = first - 1
@@ -123,8 +118,7 @@ def interleaved_1f1b(
     ahead = min((num_chunks - 1) * per_round + 2 * (num_ranks - 1 - rank), total - 1)
 
     def chunk_and_micro_batch(index: int) -> tuple[int, int]:
-        """Chunk and micro-batch, from 0, of the rank's forward pass `index`."""
-        round_index, within = divmod(index, num_chunks * per_round)
+        round_index, within = divmod(index, num_chunks * per_round)  # of the rank's forward pass `index`, from 0
         return within // per_round, round_index * per_round + within % per_round
 
     for step in range(num_steps):
@@ -140,10 +134,8 @@ def interleaved_1f1b(
 
 
 class Timed(NamedTuple):
-    """An action, and when it begins and ends, in units of one forward pass."""
-
     action: Action
-    start: float
+    start: float  # in units of one forward pass
     end: float
 
 
@@ -155,22 +147,16 @@ def timeline(
     transfer_time: float = 0.0,
     duration: Callable[[Action], float] | None = None,
 ) -> list[list[Timed]]:
-    """Times of the actions of all ranks.
+    """Times of the actions of all ranks, each in order and as soon as it can; ValueError where they wait for ever.
 
-    A rank does its actions in order, each as soon as it can: a forward pass needs the same micro-batch's forward pass
-    on the stage before, a backward pass that on the stage behind. Where a rank holds several chunks of the model, each
-    takes its share of the time.
-
-    Args:
-        transfer_time: of activations or gradients from one rank to another, in units of one forward pass. Links are
-            busy beside the computation and never in each other's way.
-        duration: of an action; by default `DURATIONS`, equal for all stages.
-
-    Raises:
-        ValueError: the ranks wait for each other for ever.
+    A forward pass needs the same micro-batch's forward pass on the stage before, a backward pass that on the stage
+    behind. `transfer_time` is that of activations or gradients from one rank to another, in units of one forward pass;
+    links are busy beside the computation and never in each other's way. `duration` of an action is by default that of
+    `DURATIONS`, equal for all stages.
     """
     num_ranks = len(actions)
     num_stages = 1 + max(action.stage for rank in actions for action in rank)
+    # Where a rank holds several chunks of the model, each takes its share of the time.
     durations = {kind: duration * num_ranks / num_stages for kind, duration in DURATIONS.items()}
     latency = transfer_time if num_ranks > 1 else 0.0
     arrivals: dict[tuple[str, int, int], float] = {}  # of a direction, at a stage, of a micro-batch
@@ -243,8 +229,7 @@ LEGEND = (
 def schedule_lines(pipeline: PipelineConfig, num_micro_batches: int, width: int) -> Iterator[str]:
     """GPipe and synchronous 1F1B for one step, asynchronous 1F1B until it has filled, and what the stages compute with.
 
-    As text of `width` characters per line. M is that of the asynchronous schedule. UserError where so many devices
-    cannot run the delays, or there are more than `MOST_ACTIONS` actions to print.
+    UserError where so many devices cannot run the delays, or there are more than `MOST_ACTIONS` actions to print.
     """
     from brx.model.stage import partition  # loads torch, which a verdict, from schedules alone, does not wait for
 
@@ -285,7 +270,6 @@ def schedule_lines(pipeline: PipelineConfig, num_micro_batches: int, width: int)
 
 
 def check_size(num_stages: int, num_ranks: int, num_micro_batches: int) -> None:
-    """UserError where nobody could read so many actions."""
     # A forward pass, a backward pass and an update of each micro-batch on each device, and its version on each stage.
     num_actions = (3 * num_ranks + num_stages) * (num_micro_batches + 2 * num_ranks)
     if num_actions > MOST_ACTIONS:

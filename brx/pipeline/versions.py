@@ -39,19 +39,12 @@ class VersionsState(TypedDict):
 class StageVersions:
     """A stage whose forward and backward passes see the weights that its delay dictates.
 
-    With tau > 0 there is a ring of ceil(tau / M) + 1 slots, which hold version 0 at first (see `StageDelay`):
-
-    - the forward pass of micro-batch n computes with version max(0, floor((n - 1 - tau) / M));
-    - `exact`: the backward pass sees the same;
-    - `none`, `predict`: for the backward pass, the forward weights are replaced, as a real pipeline overwrites its only
-      copy, by the newest weights or by PipeMare's prediction. The activations stay those of the forward pass. With
-      M = 1 that is the slot itself, which no other micro-batch needs; where micro-batches share a slot, each
-      micro-batch in flight computes with a copy of it;
-    - after update t, its slot takes version t, which a later micro-batch is going to need; with a `forecast`, where
-      version t is expected to be when that micro-batch's update comes.
-
-    So one copy of the stage's weights per iteration (two where they are replaced) is all that delay costs in time. With
-    tau = 0 the newest weights are the only version, and nothing is copied.
+    With tau > 0 there is a ring of ceil(tau / M) + 1 slots, which hold version 0 at first (see `StageDelay`). The
+    forward pass of micro-batch n computes with version max(0, floor((n - 1 - tau) / M)), and so does the backward pass
+    with `exact`. After update t, its slot takes version t, which a later micro-batch is going to need; with a
+    `forecast`, where version t is expected to be when that micro-batch's update comes. So one copy of the stage's
+    weights per iteration (two with `none` and `predict`) is all that delay costs in time. With tau = 0 the newest
+    weights are the only version, and nothing is copied.
 
     `module` computes the stage; its parameters are the newest weights except while another version is bound. `newest`
     are these by name; optimizers update them in place. `ring` are its slots; none with tau = 0.
@@ -71,14 +64,11 @@ class StageVersions:
         names: Collection[str] | None = None,
         always_copy: bool = False,
     ) -> None:
-        """
-        Args:
-            ring_dtype: the ring's dtype for a weight; bf16 for those that autocast would cast to it anyway, which gives
-                the same numbers from half the memory.
-            num_in_flight: micro-batches between forward and backward pass on this device, at most.
-            forecast: run both passes where the weights are expected to be at the update (with `exact` only).
-            names: of the module's parameters that are this stage's; all by default.
-            always_copy: a micro-batch may come again (after a skipped update), so its slot must never be overwritten.
+        """ring_dtype: the ring's dtype for a weight; bf16 for those that autocast would cast to it anyway, which gives
+        the same numbers from half the memory.
+        num_in_flight: micro-batches between forward and backward pass on this device, at most.
+        names: of the module's parameters that are this stage's; all by default.
+        always_copy: a micro-batch may come again (after a skipped update), so its slot must never be overwritten.
         """
         self.module, self.index, self.delay, self.stash = module, index, delay, stash
         self.newest = {name: p for name, p in module.named_parameters() if names is None or name in names}
@@ -87,15 +77,15 @@ class StageVersions:
         self._rnns = [rnn for rnn in module.modules() if isinstance(rnn, nn.RNNBase)]
         self._ring: Ring | None = None
         if delay.tau:
-            # Where replacing a slot's weights for one backward pass would spoil them for other micro-batches.
+            # Each micro-batch in flight computes with a copy of its slot where replacing the slot's weights for its
+            # backward pass would spoil them for others; with M = 1 no other needs the slot.
             copies = stash != "exact" and (delay.micro_batches_share_slots or always_copy)
             num_buffers = num_in_flight + 1 if on_host else num_in_flight if copies else 0
             initial = [weight.detach().to(ring_dtype(name, weight)) for name, weight in self.newest.items()]
             self._ring = Ring(initial, delay, num_buffers, on_host=on_host)
         self.ring = [] if self._ring is None else self._ring.slots
         self._gradient_sum: list[Tensor] | None = None
-        # The weights before the update, where somebody asks what an update added to them.
-        self._before_update: list[Tensor] | None = None
+        self._before_update: list[Tensor] | None = None  # where somebody asks what an update added to the weights
         self._extrapolation: ParameterStates = [{} for _ in self.newest]  # the moving averages of predict and forecast
         self._forecast: ForecastRule | None = None
         if forecast is not None:
@@ -111,7 +101,7 @@ class StageVersions:
             self.remember()
 
     def bind(self, micro_batch: int) -> None:
-        """Let the module compute with the weights of a micro-batch: version `delay.version_used(micro_batch)`."""
+        """Let the module compute with version `delay.version_used(micro_batch)`."""
         self._point_to(self.forward_weights(micro_batch))
         if self._ring is not None:
             self._ring.prefetch(micro_batch + 1)
@@ -123,14 +113,14 @@ class StageVersions:
                 self._point_to(_AtVersion.apply(self.forward_weights(micro_batch), *self._newest_list))  # type: ignore[no-untyped-call]
 
     def bind_newest(self) -> None:
-        """Let the module compute with the newest weights."""
         self._point_to(self._newest_list)
 
     @torch.no_grad()
     def prepare_backward(self, micro_batch: int) -> None:
-        """For `none` and `predict`, replace the forward weights before the backward pass."""
+        """For `none` and `predict`, replace the forward weights, as a real pipeline overwrites its only copy."""
         if not self.ring or self.stash == "exact":
             return
+        # The activations stay those of the forward pass.
         # Through .data: autograd saved these very tensors and would (rightly) object to what is done here on purpose.
         targets = [weight.data for weight in self.forward_weights(micro_batch)]
         torch._foreach_copy_(targets, self.backward_weights(micro_batch))
@@ -149,17 +139,14 @@ class StageVersions:
             self._ring.finish_store()
 
     def accumulate(self, micro_batch: int) -> None:
-        """Add the newest weights' gradients to the update's; with its last micro-batch they become the mean.
-
-        The sum is taken in the order of the micro-batches, so that it is the same on any number of devices.
-        """
+        """Add the newest weights' gradients to the update's; with its last micro-batch they become the mean."""
         if self.delay.accumulation == 1:
             return
         gradients = [weight.grad for weight in self._newest_list if weight.grad is not None]
         assert len(gradients) == len(self._newest_list), "a parameter took no part in the loss"
         if self._gradient_sum is None:
             self._gradient_sum = gradients
-        else:
+        else:  # in the order of the micro-batches: the same sum on any number of devices
             torch._foreach_add_(self._gradient_sum, gradients)
         self.drop_gradients()
         if self.delay.ends_update(micro_batch):
@@ -169,14 +156,12 @@ class StageVersions:
             self._gradient_sum = None
 
     def drop_gradients(self) -> None:
-        """Of the newest weights."""
         for weight in self._newest_list:
             weight.grad = None
 
     def forward_weights(self, micro_batch: int) -> list[Tensor]:
-        """What the forward pass of a micro-batch computes with, in the order of `newest`.
-
-        The ring's dtype; with a forecast, where the weights were expected to be. Valid until `prepare_backward`.
+        """What its forward pass computes with, in the order of `newest` and the ring's dtype; valid until
+        `prepare_backward`.
         """
         return self._newest_list if self._ring is None else self._ring.weights(micro_batch)
 
@@ -186,11 +171,8 @@ class StageVersions:
             self._ring.forget()
 
     def backward_weights(self, micro_batch: int) -> list[Tensor]:
-        """The weights that the backward pass of a micro-batch sees, in the order of `newest`; valid until its update.
-
-        In mode `exact` the ring's own tensors, rounded if the ring is bf16; else unrounded.
-        """
-        if not self.ring or self.stash == "exact":
+        """What its backward pass sees, in the order of `newest`; valid until its update."""
+        if not self.ring or self.stash == "exact":  # the ring's own tensors, rounded if the ring is bf16
             return self.forward_weights(micro_batch)
         average = [kept.get("average_update") for kept in self._extrapolation]
         if self.stash == "none" or average[0] is None:  # before the first update, predict knows of none either
@@ -215,10 +197,10 @@ class StageVersions:
         """The newest weights have become this version: store it for the micro-batch that needs it."""
         stored = self._newest_list
         if self._extrapolates:
-            update = self.last_update()
+            update = self.last_update()  # w(t) - w(t-1)
             if self._forecast is not None:
                 stored = self._forecast(self._newest_list, update, self.delay.tau_updates, self._extrapolation)
-            else:
+            else:  # predict: delta <- gamma delta + (1 - gamma) (w(t) - w(t-1))
                 moving_average(update, self.delay.prediction_decay, self._extrapolation)
             assert self._before_update is not None
             torch._foreach_copy_(self._before_update, self._newest_list)
@@ -254,12 +236,11 @@ class StageVersions:
 
     @property
     def device(self) -> torch.device:
-        """Where the newest weights are."""
         return self._newest_list[0].device
 
     @property
     def ring_bytes(self) -> int:
-        """Memory of the ring in bytes, with the copies of micro-batches in flight: nothing at tau = 0."""
+        """With the copies of micro-batches in flight; 0 at tau = 0."""
         buffers = [] if self._ring is None else self._ring.buffers
         return sum(weight.nbytes for weights in (*self.ring, *buffers) for weight in weights)
 
@@ -281,7 +262,7 @@ class _AtVersion(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: list[Tensor], *newest: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)  # a weight that takes no part gets no gradient, as without a delay
-        return tuple(value.detach() for value in values)
+        return tuple(value.detach() for value in values)  # the ring's memory, not a copy
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:

@@ -14,17 +14,10 @@ T = TypeVar("T")
 class Channel(Protocol):
     """Tensors of one shape (B, S, D) between neighbouring devices in one direction, in the order of the schedule."""
 
-    def send(self, tensor: Tensor) -> None:
-        """Start to send; B may be smaller."""
-
-    def post_receive(self) -> None:
-        """Post the next receive, so that the tensor can arrive while this device computes."""
-
-    def receive(self) -> Tensor:
-        """The next tensor; waits for it."""
-
-    def wait_for_send(self) -> None:
-        """Wait until what was sent has left."""
+    def send(self, tensor: Tensor) -> None: ...  # starts to; B may be smaller
+    def wait_for_send(self) -> None: ...
+    def post_receive(self) -> None: ...  # so that the next tensor can arrive while this device computes
+    def receive(self) -> Tensor: ...  # waits for it
 
 
 @dataclass(frozen=True)

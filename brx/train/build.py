@@ -29,10 +29,8 @@ from brx.runs.checkpoint import read_stage
 from brx.train.device import autocast
 from brx.train.staleness import Measures, StalenessProbe
 
-TRIED_WIDTH = 64
-"""At most, of the model that a user's own method trains on trial; the others are known to fit any width."""
-UPDATES = 2
-"""Of that trial: one from version 0 everywhere, and one after which weights have moved on."""
+TRIED_WIDTH = 64  # at most, of the model that a user's own method trains on trial; the others fit any width
+UPDATES = 2  # of that trial: one from version 0 everywhere, and one after which weights have moved on
 
 
 @dataclass(frozen=True)
@@ -45,8 +43,7 @@ class Assembly:
     probe: StalenessProbe | None = None
 
     def take_staleness(self, t: int) -> Measures:
-        """What the probe measured at iteration t, once; empty if nothing."""
-        return {} if self.probe is None else self.probe.take(t)
+        return {} if self.probe is None else self.probe.take(t)  # once
 
     def stage_state(self, stage: StageVersions) -> dict[str, Any]:
         """What decides the trajectory of a stage: the content of its file in a checkpoint."""
@@ -85,9 +82,8 @@ def assemble(
 ) -> Assembly:
     """Put together what one device of a run trains with: the stages `own`, by default its part of an even cut.
 
-    `micro_batch` gives micro-batch n (from 1). The rings of float64 weights (`dtype`) hold everything in float64.
-    UserError where the device cannot compute in the configured precision, the devices cannot run the configured delays
-    (unless `own` is given: nobody checks that cut), or the method's library is missing.
+    `micro_batch` gives micro-batch n (from 1). UserError where the device cannot compute in the configured precision,
+    the devices cannot run the configured delays, or the method's library is missing.
     """
     device, world = device or torch.device("cpu"), world or World()
     if own is None:
@@ -160,15 +156,12 @@ def training_batches(config: RunConfig, data: PreparedData) -> Batches:
 
 
 def check_head(config: RunConfig) -> None:
-    """Refuse a head whose backward pass would not see that its weights have been overwritten (docs/semantics.md).
-
-    Under autocast, and with a loss in chunks, it computes with what the forward pass has saved elsewhere. In a pipeline
-    the last stage has no delay, and the question does not arise.
-    """
+    """Refuse a head whose backward pass would not see that its weights have been overwritten (docs/semantics.md)."""
     pipeline, training = config.pipeline, config.training
     delay = stage_delays(pipeline)[-1].tau
-    if pipeline.stash == "exact" or delay == 0:
+    if pipeline.stash == "exact" or delay == 0:  # 0 in a pipeline
         return
+    # Under autocast, and with a loss in chunks, it computes with what the forward pass has saved elsewhere.
     if config.runtime.precision == "bf16":
         needs = "runtime.precision: fp32"
     elif training.batch_size * config.model.sequence_length * config.data.vocabulary_size > CHUNK_LOGITS:
@@ -184,9 +177,7 @@ def check_head(config: RunConfig) -> None:
 def check_method(config: RunConfig, device: torch.device) -> None:
     """Make the method's optimizers for a small model with the same parameters by name; train a user's own two updates.
 
-    The model's stages are one update old where the run's are older, so that the trial needs no more memory for these.
-    UserError where the device lacks the method's number format, a package is missing, or a user's own method cannot be
-    imported, does not construct, leaves a parameter out or gives it to two optimizers, or one of its rules fails.
+    UserError where the device lacks the method's number format, a package is missing, or a user's own method fails.
     """
     if device.type == "mps" and isinstance(config.optimizer, BasisRotationConfig):
         raise UserError("runtime.device: basis rotation's first bases need float64, which mps has not; use cpu")
@@ -213,6 +204,7 @@ def check_method(config: RunConfig, device: torch.device) -> None:
 
 
 def _small(config: RunConfig, width: int) -> RunConfig:
+    # One update old where the run's are older: no more memory for the rings of a trial.
     delays = [min(delay.tau, config.pipeline.accumulation) for delay in stage_delays(config.pipeline)]
     changes = {
         "model": {"width": width, "heads": 1, "sequence_length": 4},

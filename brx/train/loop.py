@@ -41,8 +41,7 @@ def train(
 ) -> Status:
     """Train, or continue, one run in the folder `out`, to its end or until it is asked to stop.
 
-    UserError where the request cannot be carried out as written, RunError where the run fails; its last good checkpoint
-    is kept.
+    UserError where the request cannot be carried out as written, RunError where the run fails.
     """
     world, folder = world or World(), RunFolder(out)
     with hold(out) if world.rank == 0 else nullcontext():
@@ -82,7 +81,6 @@ class Trainer:
         self._after_iteration: Callable[[], None] = lambda: None
 
     def run(self, *, resume: bool, profile: bool = False) -> Status:
-        """Train to the last iteration or until asked to stop."""
         if self.is_writer:
             checkpoint.recover(self.folder.path)
         self.world.barrier()
@@ -270,9 +268,8 @@ class Trainer:
 
     def _restore(self) -> None:
         """Continue from the newest checkpoint that can be continued from, if there is one."""
-        newest, note = self.world.broadcast(
-            choose_checkpoint(self.folder, self.config) if self.is_writer else (None, "")
-        )
+        chosen = choose_checkpoint(self.folder, self.config) if self.is_writer else (None, "")
+        newest, note = self.world.broadcast(chosen)
         if note and self.is_writer:
             print(note, file=sys.stderr, flush=True)
         if newest is None:
@@ -284,19 +281,17 @@ class Trainer:
         self.training_seconds = manifest["training_seconds"]
 
     def _prepare_data(self) -> PreparedData:
-        # Rank 0 makes the token files; the others find them.
+        if not self.is_writer:  # rank 0 makes the token files; the others find them
+            self.world.barrier(patient=True)
+        data = prepare(self.config.data, quiet=not self.is_writer)
         if self.is_writer:
-            data = prepare(self.config.data)
-        self.world.barrier(patient=True)
-        if not self.is_writer:
-            data = prepare(self.config.data, quiet=True)
+            self.world.barrier(patient=True)
         check_budget(self.config, data.train.num_tokens)
         training, sequence_length = self.config.training, self.config.model.sequence_length
         check_validation_examples(data.validation, sequence_length, training.validation_examples)
         return data
 
     def _stage_ranges(self) -> list[range]:
-        """The stages of each rank."""
         ranges = partition(self.config.pipeline.stages, self.world.num_ranks)
         if self.config.pipeline.balance == "time" and self.world.num_ranks > 1:
             # Measured once, on rank 0: all have to agree. The trajectory does not depend on the cut.
@@ -323,11 +318,7 @@ def check_budget(config: RunConfig, num_tokens: int) -> None:
 
 
 def iteration_profiler(folder: Path, rank: int) -> profiler.profile:
-    """Records iterations 8 to 12 of a session into FOLDER/rank-R.json (open it in Perfetto or chrome://tracing).
-
-    Named ranges: the schedule's actions (`0F8`: rank 0, forward pass of micro-batch 8; B: backward; U: update) and the
-    stages within a forward pass.
-    """
+    """Records iterations 8 to 12 of a session into FOLDER/rank-R.json, with the schedule's actions as named ranges."""
     folder.mkdir(parents=True, exist_ok=True)
     activities = [profiler.ProfilerActivity.CPU]
     if torch.cuda.is_available():

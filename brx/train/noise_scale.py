@@ -13,15 +13,13 @@ from brx.data.prepare import prepare
 from brx.errors import UserError
 from brx.train.build import assemble, training_batches
 
-SAMPLES = 100
-"""Batches of the estimate; its relative error is about sqrt(2 / SAMPLES) where noise dominates."""
+SAMPLES = 100  # batches of the estimate; its relative error is about sqrt(2 / SAMPLES) where noise dominates
 
 
 def gradient_noise_scale(config: RunConfig, iterations: int) -> float:
     """B_simple = tr(Sigma) / |G|^2 in tokens (arXiv:1812.06162), after some iterations without delay.
 
-    Of K gradients g of B tokens each, mean |g|^2 = |G|^2 + tr(Sigma) / B and |mean g|^2 = |G|^2 + tr(Sigma) / (K B) in
-    expectation, whence both. The training runs on the CPU, at the rates of its own schedule.
+    The training runs on the CPU, at the rates of its own schedule.
     """
     undelayed = config.pipeline.model_copy(update={"stages": 1, "delay": "pipeline", "forecast": None})
     config = config.model_copy(update={"pipeline": undelayed})
@@ -48,11 +46,10 @@ def noise_over_signal(gradients: Iterable[list[Tensor]]) -> float:
     for gradient in gradients:
         squares.append(square(gradient))
         total = [a + b for a, b in zip(total, gradient, strict=True)] if total else gradient
+    # In expectation mean |g|^2 = |G|^2 + tr(Sigma) / B, and |mean g|^2 = |G|^2 + tr(Sigma) / (K B) of K gradients.
     mean_square = statistics.fmean(squares)
     noise = (mean_square - square(total) / len(squares) ** 2) / (1 - 1 / len(squares))
     signal = mean_square - noise
     if signal <= 0:
-        raise UserError(
-            f"--noise-scale: {len(squares)} batches do not tell the gradient from its noise; use larger ones"
-        )
+        raise UserError(f"--noise-scale: {len(squares)} batches do not tell gradient and noise apart; use larger ones")
     return noise / signal

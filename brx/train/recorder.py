@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Self
 
 import torch
@@ -43,15 +44,10 @@ class StepNumbers:
     @classmethod
     def of(cls, result: StepResult, failed_refreshes: int) -> Self:
         """Fetch a result from its device; waits for a GPU."""
-        return cls(
-            result.iteration,
-            None if result.loss is None else result.loss.item(),
-            None if result.auxiliary_loss is None else result.auxiliary_loss.item(),
-            result.grad_norms.tolist(),
-            [] if result.update_norms is None else result.update_norms.tolist(),
-            result.update_time.seconds(),
-            failed_refreshes,
-        )
+        loss, auxiliary_loss = (None if one is None else one.item() for one in (result.loss, result.auxiliary_loss))
+        update_norms = [] if result.update_norms is None else result.update_norms.tolist()
+        grad_norms, seconds = result.grad_norms.tolist(), result.update_time.seconds()
+        return cls(result.iteration, loss, auxiliary_loss, grad_norms, update_norms, seconds, failed_refreshes)
 
 
 class RunRecorder:
@@ -81,7 +77,7 @@ class RunRecorder:
     def record(self, reports: list[tuple[list[StepNumbers], int]], seconds: list[float]) -> None:
         """Write one record per iteration, with the training seconds at its end; the newest also tells speed and memory.
 
-        `reports` has, of each device, its steps since the last report and its peak memory in bytes.
+        `reports`: of each device, its steps since the last report and its peak memory in bytes.
         """
         steps = list(zip(*(own_steps for own_steps, _ in reports), strict=True))  # by iteration and device
         update_seconds = [max(part.update_seconds for part in parts) for parts in steps]  # at one time: the slowest
@@ -103,13 +99,11 @@ class RunRecorder:
         self._progress.update(newest["iteration"], f"loss {newest['train_loss']:.3f}  {rate:,.0f} tokens/s")
 
     def record_validation(self, iteration: int, loss: float) -> None:
-        """Write a validation."""
         self._write([{"iteration": iteration, "val_loss": loss}])
         self._progress.say(f"iteration {iteration}: validation loss {loss:.4f}")
 
     def sync(self) -> None:
-        """Let the metrics written so far survive a power cut."""
-        self._metrics.sync()
+        self._metrics.sync()  # from here on they survive a power cut
 
     def summarize(
         self,
@@ -119,15 +113,13 @@ class RunRecorder:
         error: str | None = None,
         memory: Sequence[tuple[int, int]] = (),
     ) -> None:
-        """Write the summary; that of a finished run stays, if this session had nothing to add to it.
-
-        `training_seconds` are those of all sessions, without validations and checkpoints; `memory` has of each rank the
-        measured and the planned peak in bytes, if they could still be asked.
+        """training_seconds: of all sessions, without validations and checkpoints. memory: of each rank the measured and
+        the planned peak in bytes, if they could still be asked.
         """
         before = self._folder.read_summary()
         has_finished_here = before.get("status") == "finished" and before["iteration"] == iteration
         if status == "finished" and iteration == self._first[0] and has_finished_here:
-            return
+            return  # this session had nothing to add
         has_trained = training_seconds > self._first[1]
         rate = self._rate(self._first, iteration, training_seconds) if has_trained else None
         device = self._device
@@ -159,7 +151,7 @@ class RunRecorder:
     def _record(self, parts: Sequence[StepNumbers], seconds: float) -> Record:
         """One iteration as all devices saw it, in order of rank."""
         iteration, loss = parts[0].iteration, parts[-1].loss
-        assert loss is not None
+        assert loss is not None  # the last device has the head
         grad_norms = [norm for part in parts for norm in part.grad_norms]
         record: Record = {
             "iteration": iteration,
@@ -194,47 +186,36 @@ class Utilization:
     """
 
     def __init__(self, config: RunConfig, device: torch.device) -> None:
-        tokens = config.training.batch_size * config.model.sequence_length
         flops = training_flops(config.model, config.data.vocabulary_size, config.training.batch_size)
-        self.flops_per_token = flops / tokens
+        self.flops_per_token = flops / (config.training.batch_size * config.model.sequence_length)
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-        peak = peak_flops(name, config.runtime.precision)
-        self._peak = None if peak is None else peak * config.pipeline.devices
+        self._peak, self._num_devices = peak_flops(name, config.runtime.precision), config.pipeline.devices
 
     def mfu(self, tokens_per_second: float) -> float | None:
-        """The utilization at this rate; None where the devices' peak is not known."""
-        return None if self._peak is None else tokens_per_second * self.flops_per_token / self._peak
+        """None where the devices' peak is not known."""
+        used = tokens_per_second * self.flops_per_token
+        return None if self._peak is None else used / (self._peak * self._num_devices)
 
 
 class RefreshTime:
-    """What a refresh of the basis adds to an update: mean time of updates with one, less mean time of those without.
-
-    Of the updates after the first basis, which takes eigenvectors (`first_refresh`). Known only where all stages
-    refresh in the same iterations.
-    """
+    """What a refresh of the basis adds to an update: mean time of updates with one, less mean time of those without."""
 
     def __init__(self, config: RunConfig) -> None:
         optimizer = config.optimizer
-        self._frequency: int | None = None
+        self._frequency: int | None = None  # where not all stages refresh in the same iterations
         if isinstance(optimizer, BasisRotationConfig) and not optimizer.staggered:
             self._frequency = optimizer.frequency if optimizer.refresh_schedule == "uniform" else None
             self._first = optimizer.first_refresh
-        self._totals = {True: 0.0, False: 0.0}
-        self._counts = {True: 0, False: 0}
+        self._seconds: dict[bool, list[float]] = {True: [], False: []}  # of updates with a refresh, and without
 
     def see(self, iteration: int, update_seconds: float) -> None:
-        """Take in an update's time."""
-        if self._frequency is not None and iteration > self._first:
-            has_refresh = iteration % self._frequency == 0
-            self._totals[has_refresh] += update_seconds
-            self._counts[has_refresh] += 1
+        if self._frequency is not None and iteration > self._first:  # the first basis takes eigenvectors
+            self._seconds[iteration % self._frequency == 0].append(update_seconds)
 
     @property
     def seconds(self) -> float | None:
-        """The difference; None as long as one of the two kinds has not been seen."""
-        if not all(self._counts.values()):
-            return None
-        return self._totals[True] / self._counts[True] - self._totals[False] / self._counts[False]
+        """None as long as one of the two kinds has not been seen."""
+        return fmean(self._seconds[True]) - fmean(self._seconds[False]) if all(self._seconds.values()) else None
 
 
 def write_summary(
@@ -275,15 +256,11 @@ def peak_memory(device: torch.device) -> int:
     """Largest memory in bytes that this process has held: on the GPU its allocator's, else resident memory."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    unit = 1 if platform.system() == "Darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if platform.system() == "Darwin" else 1024)
 
 
 def git_commit() -> str | None:
-    """The commit of the checkout that this code runs from, with `-dirty` if its code has changed; None outside of one.
-
-    An installed copy may lie in somebody else's checkout: it is this code's only if it knows this file.
-    """
+    """The commit of the checkout that this code runs from, with `-dirty` if its code has changed."""
     package = Path(brx.__file__).parent
 
     def git(*arguments: str) -> str:
@@ -291,7 +268,7 @@ def git_commit() -> str | None:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
 
     try:
-        git("ls-files", "--error-unmatch", Path(brx.__file__).name)
+        git("ls-files", "--error-unmatch", Path(brx.__file__).name)  # else it is not brx's own
         return git("rev-parse", "HEAD") + ("-dirty" if git("status", "--porcelain", "--", ".") else "")
     except (OSError, subprocess.SubprocessError):
         return None

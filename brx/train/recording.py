@@ -36,12 +36,12 @@ class Recording:
 
     It has config.yaml (with the settings that are known of such a loop), metrics.jsonl and summary.json, and is locked
     while the block runs. Checkpoints are the loop's. A loss that is not finite ends the block, quietly: the run has
-    diverged, which is a result.
+    diverged, which is a result. UserError where the folder holds another run already, or is in use.
 
     Args:
         method: a name for figures and tables; what is no letter or digit becomes a hyphen.
         lr: the peak learning rate.
-        seed: of the run; runs that differ in nothing else are averaged.
+        seed: runs that differ in nothing else are averaged.
         stages: P; by default that of `pipeline`, or 1. Without `pipeline`, that of a plain one.
         pipeline: what `delayed` returned: it says stages, delays, micro-batches per update, stash and forecast.
         task: a name for model, data and tokens together. Runs of different tasks are never compared silently. By
@@ -50,9 +50,6 @@ class Recording:
         batch_size: examples in a micro-batch.
         settings: further settings of the method, as they are shown.
         resume: go on with the run in the folder; what was logged from the next `t` on is written anew.
-
-    Raises:
-        UserError: the folder holds a run already, or another one than this (with `resume`), or is in use.
     """
 
     def __init__(
@@ -67,7 +64,7 @@ class Recording:
         task: str | None = None,
         iterations: int | None = None,
         batch_size: int | None = None,
-        settings: Mapping[str, Any] | None = None,
+        settings: Mapping[str, Any] = {},
         resume: bool = False,
     ) -> None:
         self._folder, self._pipeline, self._resume = RunFolder(Path(folder)), pipeline, resume
@@ -89,11 +86,7 @@ class Recording:
         content = {
             "data": {"source": self._task},
             "pipeline": delays,
-            "optimizer": {
-                "method": RECORDED + re.sub(r"\W+", "_", method),
-                "lr": lr,
-                "arguments": dict(settings or {}),
-            },
+            "optimizer": {"method": RECORDED + re.sub(r"\W+", "_", method), "lr": lr, "arguments": dict(settings)},
             "training": {key: value for key, value in training.items() if value is not None},
         }
         self._config = check(content, RunConfig, "record")
@@ -106,11 +99,7 @@ class Recording:
         return self
 
     def log(self, t: int, loss: float | torch.Tensor, **numbers: float) -> None:
-        """Take in the training loss of update t in nats, mean over its micro-batches, and any other numbers (`lr`).
-
-        Raises:
-            UserError: t does not go up by 1.
-        """
+        """The training loss of update t in nats, mean over its micro-batches; and any other numbers (`lr`)."""
         if self._metrics is None:
             self._open(t)
         if t != self._t + 1:
@@ -122,7 +111,6 @@ class Recording:
         self._write({"iteration": t, "train_loss": exact(value), "seconds": self._seconds_so_far(4), **numbers})
 
     def validate(self, t: int, loss: float | torch.Tensor) -> None:
-        """Take in the validation loss after update t."""
         self._write({"iteration": t, "val_loss": float(loss)})
 
     def _open(self, t: int) -> None:
@@ -138,18 +126,16 @@ class Recording:
         self._metrics.write([entry])
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *trace: object) -> bool:
-        status = "finished" if error is None else "interrupted"
-        if isinstance(error, Exception):
-            status = "diverged" if isinstance(error, DivergedError) else "failed"
+        diverged = isinstance(error, DivergedError)
         with self._stack:
             self._complete_config()
-            if status == "finished" and self._t < self._config.training.iterations:
-                status = "interrupted"
+            status = "finished" if error is None and self._t >= self._config.training.iterations else "interrupted"
+            if isinstance(error, Exception):  # a KeyboardInterrupt is none
+                status = "diverged" if diverged else "failed"
             self._write_summary(status, str(error) if error else None)
-        if isinstance(error, DivergedError):
+        if diverged:
             print(f"brx: {self._folder.path}: diverged: {error}", file=sys.stderr)
-            return True
-        return False
+        return diverged
 
     def _complete_config(self) -> None:
         """What is known after the updates: their number, and the micro-batches of each."""
@@ -174,7 +160,6 @@ record = Recording
 
 
 def _task(pipeline: DelayedPipeline | None) -> str:
-    """A name for what the script trains: its own, with the model's class and shapes."""
     script = Path(sys.argv[0] or "interactive").name
     if pipeline is None:
         return script

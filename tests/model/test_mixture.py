@@ -1,8 +1,6 @@
 """The mixture of experts against every expert on every token, and its losses against their formulas."""
 
 import math
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -80,9 +78,7 @@ def test_losses_are_their_formulas():
             assigned[place] += 1
         for place in range(experts):
             probability[place] += math.exp(row[place]) / normalizer
-    balance = experts * sum(
-        (count / (2 * num_tokens)) * (total / num_tokens) for count, total in zip(assigned, probability, strict=True)
-    )
+    balance = experts * sum(a * p for a, p in zip(assigned, probability, strict=True)) / (2 * num_tokens**2)
     _, loss = mixture(x)
     assert loss.item() == pytest.approx(0.7 * balance + 0.3 * z / num_tokens, rel=1e-12)
     gradients = torch.autograd.grad(loss, list(mixture.parameters()), allow_unused=True)
@@ -117,9 +113,3 @@ def test_compiled_mixture_does_not_compile_anew_for_other_routings():
         for one, other in zip(compiled(x), mixture(x), strict=True):
             torch.testing.assert_close(one, other)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2
-
-
-def test_the_model_is_loaded_without_the_compiler():
-    # It takes seconds, which every command and every rank would wait for.
-    program = "import sys, brx.model.stage; sys.exit('torch._dynamo' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -4,7 +4,7 @@ import copy
 import json
 import sys
 import traceback
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from unittest.mock import patch
 
@@ -70,7 +70,7 @@ def whole(model):
 @cache
 def expected(num_steps=NUM_STEPS, dtype=torch.float64, num_experts=3, **options):
     alone = make(dtype, num_experts)
-    train(alone, adapted(alone, **options), 0, num_steps)
+    trained(alone, num_steps, **options)
     return whole(alone)
 
 
@@ -83,6 +83,10 @@ def fsdp2(dtype=torch.float64):
     for module in (model.up, model.down):
         fully_shard(module)
     return fully_shard(model)
+
+
+def two_dimensions():
+    return init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("dp", "tp"))
 
 
 def tensor_parallel(mesh=None):
@@ -98,9 +102,11 @@ def both():
     return fully_shard(model, mesh=mesh["dp"])
 
 
-def replicated_shards():
-    mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("replicate", "shard"))
-    return fully_shard(make(), mesh=mesh)
+def trained(model, num_steps, **options):
+    """The optimizer after some steps."""
+    optimizer = adapted(model, **options)
+    train(model, optimizer, 0, num_steps)
+    return optimizer
 
 
 def sequence_parallel():
@@ -112,9 +118,8 @@ def sequence_parallel():
         "down": RowwiseParallel(output_layouts=Shard(1)),
         "head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate()),
     }
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    sharded = parallelize_module(make(num_experts=0), mesh, plan)
-    train(sharded, adapted(sharded), 0, NUM_STEPS)
+    sharded = parallelize_module(make(num_experts=0), init_device_mesh("cpu", (dist.get_world_size(),)), plan)
+    trained(sharded, NUM_STEPS)
     return difference(sharded, expected(num_experts=0))
 
 
@@ -137,29 +142,25 @@ def updates_of_an_empty_shard():
 
 def trains_as_one_process(shard, **options):
     model = shard()
-    train(model, adapted(model, **options), 0, NUM_STEPS)
+    trained(model, NUM_STEPS, **options)
     return difference(model, expected(**options))
 
 
 def matrices_per_rank():
     """Of how many matrices each rank keeps the state."""
-    model = fsdp2()
-    optimizer = adapted(model)
-    train(model, optimizer, 0, 1)
-    states = [state for state in optimizer.state.values() if "left_basis" in state]
+    states = [state for state in trained(fsdp2(), 1).state.values() if "left_basis" in state]
     return of_all_ranks(sum(state["left_basis"].numel() > 0 for state in states))
 
 
 def half_precision():
     model = fsdp2(torch.bfloat16)
-    train(model, adapted(model), 0, 11)
+    trained(model, 11)
     return difference(model, expected(11, torch.bfloat16))
 
 
 def bad_gradient(rank_with_nan=1):
     model = fsdp2()
-    optimizer = adapted(model)
-    train(model, optimizer, 0, 2)
+    optimizer = trained(model, 2)
     before = whole(model)
     model(torch.arange(12).view(2, 6)).square().mean().backward()
     if dist.get_rank() == rank_with_nan:
@@ -171,14 +172,16 @@ def bad_gradient(rank_with_nan=1):
     return None
 
 
+def set_weights(model, weights):
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(weights[name])
+
+
 def resumes(through, folder):
     """Save after the first bases, load into a new model and optimizer, go on: as if never stopped."""
-    model = fsdp2()
-    optimizer = adapted(model)
-    train(model, optimizer, 0, 11)
-    later = fsdp2()
-    resumed = adapted(later)
-    weights = {name: p.detach() for name, p in model.named_parameters()}
+    model, later = fsdp2(), fsdp2()
+    optimizer, resumed = trained(model, 11), adapted(later)
     if through == "state_dict":
         resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
         resumed.load_state_dict(resumed.state_dict())  # before any step
@@ -191,13 +194,8 @@ def resumes(through, folder):
         flat = StateDictOptions(flatten_optimizer_state_dict=True)
         set_optimizer_state_dict(later, resumed, get_optimizer_state_dict(model, optimizer, options=flat), options=flat)
     elif through == "whole":
-        single = make()
-        alone = adapted(single)
-        train(single, alone, 0, 11)
-        resumed.load_state_dict(alone.state_dict())
-    with torch.no_grad():
-        for name, parameter in later.named_parameters():
-            parameter.copy_(weights[name])
+        resumed.load_state_dict(trained(make(), 11).state_dict())
+    set_weights(later, {name: p.detach() for name, p in model.named_parameters()})
     train(later, resumed, 11, NUM_STEPS)
     return difference(later, expected())
 
@@ -236,21 +234,16 @@ def taken_over():
 
 def whole_state_fits_one_process():
     model = fsdp2()
-    optimizer = adapted(model)
-    train(model, optimizer, 0, 11)
-    full = get_optimizer_state_dict(model, optimizer, options=StateDictOptions(full_state_dict=True))
+    full = get_optimizer_state_dict(model, trained(model, 11), options=StateDictOptions(full_state_dict=True))
     weights = whole(model)
     if dist.get_rank() != 0:
         return None
     single = make()
-    with torch.no_grad():
-        for name, parameter in single.named_parameters():
-            parameter.copy_(weights[name])
+    set_weights(single, weights)
     alone = adapted(single)
     numbers = {name: n for n, name in enumerate(n for g in alone.param_groups for n in g["param_names"])}
-    state = alone.state_dict()
-    state["state"] = {numbers[name]: values for name, values in full["state"].items()}
-    alone.load_state_dict(state)
+    state = {numbers[name]: values for name, values in full["state"].items()}
+    alone.load_state_dict({**alone.state_dict(), "state": state})
     train(single, alone, 11, NUM_STEPS)
     return difference(single, expected())
 
@@ -268,25 +261,29 @@ def columns_on_a_plain_tensor():
 
 def cases(folder):
     """By name; with four processes what differs from two."""
-    yield "fsdp2", lambda: trains_as_one_process(fsdp2)
-    yield "sequence parallel", sequence_parallel
-    yield "tensor parallel", lambda: trains_as_one_process(tensor_parallel, geometry="unilateral")
+    common = {
+        "fsdp2": lambda: trains_as_one_process(fsdp2),
+        "sequence parallel": sequence_parallel,
+        "tensor parallel": lambda: trains_as_one_process(tensor_parallel, geometry="unilateral"),
+    }
     if dist.get_world_size() == 4:
-        yield "fsdp2 and tensor parallel", lambda: trains_as_one_process(both, geometry="unilateral")
-        yield "hybrid", lambda: trains_as_one_process(replicated_shards)
-        return
-    yield "fsdp2, 1st unilateral", lambda: trains_as_one_process(fsdp2, source="1st", geometry="unilateral")
-    yield "fsdp2, staggered", lambda: trains_as_one_process(fsdp2, staggered=True, covariance="interval")
-    yield "columns, gradient in rows", columns_on_a_plain_tensor
-    yield "half precision", half_precision
-    yield "bad gradient", bad_gradient
-    yield "matrices per rank", matrices_per_rank
-    yield "updates of an empty shard", updates_of_an_empty_shard
-    for through in ("state_dict", "dcp", "flat", "whole"):
-        yield f"resume through {through}", lambda through=through: resumes(through, folder / "dcp")
-    yield "offloaded", offloaded
-    yield "adamw taken over", taken_over
-    yield "full state", whole_state_fits_one_process
+        return common | {
+            "fsdp2 and tensor parallel": lambda: trains_as_one_process(both, geometry="unilateral"),
+            "hybrid": lambda: trains_as_one_process(lambda: fully_shard(make(), mesh=two_dimensions())),
+        }
+    return common | {
+        "fsdp2, 1st unilateral": lambda: trains_as_one_process(fsdp2, source="1st", geometry="unilateral"),
+        "fsdp2, staggered": lambda: trains_as_one_process(fsdp2, staggered=True, covariance="interval"),
+        "columns, gradient in rows": columns_on_a_plain_tensor,
+        "half precision": half_precision,
+        "bad gradient": bad_gradient,
+        "matrices per rank": matrices_per_rank,
+        "updates of an empty shard": updates_of_an_empty_shard,
+        **{f"resume through {name}": partial(resumes, name, folder) for name in ("state_dict", "dcp", "flat", "whole")},
+        "offloaded": offloaded,
+        "adamw taken over": taken_over,
+        "full state": whole_state_fits_one_process,
+    }
 
 
 def main():
@@ -294,7 +291,7 @@ def main():
     out = Path(sys.argv[1])
     dist.init_process_group("gloo")
     results = {}
-    for name, run in cases(out.parent):
+    for name, run in cases(out.parent / "dcp").items():
         try:
             results[name] = run()
         except Exception:

@@ -57,28 +57,10 @@ def test_directions_without_energy_do_not_depend_on_rounding(rank):
     torch.testing.assert_close(basis[:, rank:], other[:, rank:], rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("shape", [(4, 7), (7, 4)])
-def test_factor_product_is_the_covariance_times_the_basis(shape):
-    factor, (_, basis, _) = torch.randn(2, *shape).double(), covariances(2, shape[0])
-    torch.testing.assert_close(factor_product(factor, basis), factor @ factor.mT @ basis)
-
-
-def test_order_says_which_old_column_became_which():
-    matrices = torch.diag(torch.tensor([1.0, 3.0, 2.0]).double()).unsqueeze(0)
-    basis = torch.eye(3).double().unsqueeze(0)
-    refreshed = power_iteration(matrices @ basis, basis)
-    assert refreshed.order.tolist() == [[1, 2, 0]]
-    torch.testing.assert_close(refreshed.basis, basis[..., [1, 2, 0]])
-
-
-def test_zero_covariance_has_the_axes_as_exact_basis_and_keeps_the_one_it_has():
+def test_zero_and_not_finite_covariances_keep_the_basis():
     assert torch.equal(exact_eigenbasis(torch.zeros(2, 3, 3)).basis, torch.eye(3).expand(2, 3, 3))
-    _, basis, _ = covariances(1, 4)
-    torch.testing.assert_close(power_iteration(torch.zeros_like(basis), basis).basis, basis, rtol=0, atol=1e-14)
-
-
-def test_product_that_is_not_finite_keeps_basis_and_order_and_is_told():
     matrices, basis, _ = covariances(2, 4)
+    torch.testing.assert_close(power_iteration(torch.zeros_like(basis), basis).basis, basis, rtol=0, atol=1e-14)
     product = matrices @ basis
     product[1, 0, 0] = float("nan")
     refreshed = power_iteration(product, basis)
@@ -87,9 +69,15 @@ def test_product_that_is_not_finite_keeps_basis_and_order_and_is_told():
     assert refreshed.order[1].tolist() == [0, 1, 2, 3]
 
 
-def test_orthonormalize_gives_a_positive_diagonal():
+def test_products_order_and_orthonormal_columns():
+    basis = covariances(2, 7)[1]
+    for columns in (4, 9):
+        factor = torch.randn(2, 7, columns, generator=torch.Generator().manual_seed(3)).double()
+        torch.testing.assert_close(factor_product(factor, basis), factor @ factor.mT @ basis)
+    refreshed = power_iteration(torch.diag(torch.tensor([1.0, 3.0, 2.0]).double())[None], torch.eye(3).double()[None])
+    assert refreshed.order.tolist() == [[1, 2, 0]]  # which old column became which
+    torch.testing.assert_close(refreshed.basis, torch.eye(3).double()[None, :, [1, 2, 0]])
     matrices = torch.randn(3, 5, 5, generator=torch.Generator().manual_seed(2)).double()
-    orthogonal = orthonormalize(matrices)
-    triangular = orthogonal.mT @ matrices
+    triangular = orthonormalize(matrices).mT @ matrices
     assert (triangular.diagonal(dim1=-2, dim2=-1) > 0).all()
     torch.testing.assert_close(triangular, triangular.triu(), rtol=0, atol=1e-12)

@@ -40,22 +40,24 @@ def test_bad_gradient_in_an_ordinary_step_changes_nothing(place, covariance):
             assert torch.equal(optimizer.state[parameter][name], value), name
 
 
+def train_with_bad_gradients(parameters, optimizer, place, bad_at, last):
+    for time in range(1, last):
+        give_gradients(parameters, time)
+        if time in bad_at:
+            parameters[place].grad.view(-1)[1] = bad_at[time]
+        optimizer.step()
+
+
 def test_next_refresh_tells_and_training_can_go_on():
     parameters, optimizer = make()
-
-    def train_with_two_bad_gradients():
-        for time in range(1, 50):
-            give_gradients(parameters, time)
-            if time in (23, 26):
-                parameters[1].grad[0, 0] = float("nan")
-            optimizer.step()
-
     with pytest.raises(ValueError, match="2 of the last updates met gradients with NaN"):
-        train_with_two_bad_gradients()
+        train_with_bad_gradients(parameters, optimizer, 1, {23: torch.nan, 26: torch.nan}, 50)
     num_updates = int(optimizer.state[parameters[0]]["step"])
     assert 26 - 2 <= num_updates < 49 - 2
     train(optimizer, parameters, 50, 55)
     assert int(optimizer.state[parameters[0]]["step"]) == num_updates + 5
+    with pytest.raises(ValueError, match="parameter 2 of group 0"):  # at a refresh it is named at once
+        train_with_bad_gradients(*make(), 2, {20: torch.nan}, 21)
 
 
 @pytest.mark.parametrize("options", [{"frequency": None}, {"rotate": False}], ids=str)
@@ -74,15 +76,6 @@ def test_bad_gradients_are_told_of_without_any_refresh(options):
     give_gradients(parameters, 1)
     optimizer.step()
     assert int(optimizer.state[parameters[1]]["step"]) == 21
-
-
-def test_bad_gradient_at_a_refresh_is_named_at_once():
-    parameters, optimizer = make()
-    train(optimizer, parameters, 1, 20)
-    give_gradients(parameters, 20)
-    parameters[2].grad[0, 0] = float("nan")
-    with pytest.raises(ValueError, match="parameter 2 of group 0"):
-        optimizer.step()
 
 
 @pytest.mark.parametrize("covariance", ["refresh", "step"])

@@ -25,17 +25,6 @@ def constant(folder, tau, most):
     return f"pipeline.delay={path}:mine"
 
 
-@pytest.mark.parametrize(("stash", "accumulation"), [("exact", 1), ("none", 2), ("predict", 1)])
-def test_a_constant_function_is_the_constant(stash, accumulation, tmp_path):
-    found, expected = (
-        run_engine(make_config("pipedream", 3, stash, 24, delay, f"pipeline.accumulation={accumulation}"), 9)[0]
-        for delay in (constant(tmp_path, 3, 3), "pipeline.delay=3")
-    )
-    assert [r.loss for r in found] == [r.loss for r in expected]
-    with pytest.raises(UserError, match="a function of your own needs devices: 1"):
-        make_config("pipedream", 3, "exact", 24, constant(tmp_path, 2, 2), "pipeline.devices=2")
-
-
 @pytest.mark.parametrize(("name", "stash"), [("jitter", "exact"), ("straggler", "none"), ("churn", "exact")])
 def test_the_examples_equal_the_naive_simulation(name, stash):
     settings = [f"pipeline.delay={EXAMPLES}:{name}", "pipeline.accumulation=2"]
@@ -93,6 +82,8 @@ def test_resumes_and_an_edited_file_is_another_run(tmp_path):
 )
 def test_mistakes_are_one_line(text, message, tmp_path):
     (tmp_path / "mine.py").write_text(text)
-    config = make_config("pipedream", 3, "exact", 24, f"pipeline.delay={tmp_path / 'mine.py'}:mine")
+    mine = f"pipeline.delay={tmp_path / 'mine.py'}:mine"
     with pytest.raises(UserError, match=message):
-        run_engine(config, 8)
+        run_engine(make_config("pipedream", 3, "exact", 24, mine), 8)
+    with pytest.raises(UserError, match="a function of your own needs devices: 1"):
+        make_config("pipedream", 3, "exact", 24, mine, "pipeline.devices=2")

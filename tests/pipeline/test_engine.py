@@ -117,20 +117,16 @@ class NaiveUpdate:
                 if chosen
             ]
         if method == "nesterov":
-            return [
-                torch.optim.NAdam(copies.values(), betas=(0.99, 0.999), weight_decay=0.01, decoupled_weight_decay=True)
-            ]
+            options = {"betas": (0.99, 0.999), "weight_decay": 0.01, "decoupled_weight_decay": True}
+            return [torch.optim.NAdam(copies.values(), **options)]
         if method in ("basis-rotation", "muon"):
             chosen = {n for n in inside if copies[n].ndim >= 2 and "router" not in n and "bias" not in n}
             matrices = [copy for name, copy in copies.items() if name in chosen]
             rest = [copy for name, copy in copies.items() if name not in chosen]
-            adamw = torch.optim.AdamW(rest, fused=True)
-            if method == "muon":
-                return [
-                    torch.optim.Muon(matrices, weight_decay=0.01, momentum=0.95, adjust_lr_fn="match_rms_adamw"),
-                    adamw,
-                ]
-            return [BasisRotation(matrices, frequency=3, geometry="unilateral"), adamw]
+            options = {"weight_decay": 0.01, "momentum": 0.95, "adjust_lr_fn": "match_rms_adamw"}
+            muon = torch.optim.Muon(matrices, **options) if method == "muon" else None
+            first = muon or BasisRotation(matrices, frequency=3, geometry="unilateral")
+            return [first, torch.optim.AdamW(rest, fused=True)]
         return [torch.optim.AdamW(copies.values(), fused=True)]
 
     def lr(self, k, t):
@@ -158,19 +154,17 @@ MIXTURE = ["model.moe={experts: 4, every: 2}"]
 FORECASTS = [f"pipeline.forecast={name}-update" for name in ("last", "average")]
 # What a method does with a stage is the same at every P: those of libraries have the table's second part alone.
 CASES = [
-    *((method, P, stash, [], None) for method in list(OVERRIDES)[:5] for P in (1, 3, 8) for stash in STASHES),
+    *((method, P, stash, [], None) for method in list(OVERRIDES)[:5] for P in (3, 8) for stash in STASHES),
+    *((method, 1, "exact", [], None) for method in list(OVERRIDES)[:5]),
     *((method, 3, "predict", ["pipeline.delay=2bw", "pipeline.accumulation=3"], [3, 3, 3]) for method in OVERRIDES),
     *((method, 3, "exact", ["pipeline.delay=3", "pipeline.accumulation=2"], [3, 3, 3]) for method in OVERRIDES),
     *((method, 3, "exact", [FORECASTS[index % 2]], None) for index, method in enumerate(OVERRIDES)),
-    *(
-        ("delay-compensation", 3, "exact", ["pipeline.delay=5", "pipeline.accumulation=2", f], [5] * 3)
-        for f in FORECASTS
-    ),
+    ("delay-compensation", 3, "exact", ["pipeline.delay=5", "pipeline.accumulation=2", FORECASTS[1]], [5] * 3),
     *((method, 4, stash, MIXTURE, None) for method in ("pipedream", "basis-rotation") for stash in STASHES),
     *(
         ("pipedream", 3, stash, [f"pipeline.delay={delay}", f"pipeline.accumulation={M}"], taus)
         for delay, taus in PROFILES.items()
-        for M in (1, 2, 3)
+        for M in (1, 3)
         for stash in (STASHES if M > 1 else ("none",))
     ),
 ]
@@ -198,9 +192,8 @@ def test_micro_batches_of_an_update_without_delay_are_one_larger_batch():
         parts = [micro_batch(n) for n in range(3 * t - 2, 3 * t + 1)]
         return tuple(torch.cat(column) for column in zip(*parts, strict=True))
 
-    accumulated, stages = run_engine(
-        make_config("pipedream", 1, "exact", 24, "pipeline.accumulation=3"), 8, torch.float64
-    )
+    config = make_config("pipedream", 1, "exact", 24, "pipeline.accumulation=3")
+    accumulated, stages = run_engine(config, 8, torch.float64)
     assembly = assemble(make_config("pipedream", 1, "exact"), larger, dtype=torch.float64)
     whole = list(assembly.engine.run(1, lambda: 8))
     for one, other in zip(accumulated, whole, strict=True):
@@ -274,19 +267,15 @@ def test_bf16_ring_gives_the_same_numbers(stash, monkeypatch):
         monkeypatch.setattr("brx.train.build.ring_matrix_dtype", lambda config: ring_dtype)
         return [result.loss.item() for result in run_engine(config, 12)[0]]
 
-    if stash == "exact":
-        assert losses(torch.bfloat16) == losses(torch.float32)
-    else:
-        # An fp32 ring would be cast in the forward pass, and the backward pass would see that old cast.
-        assert losses(torch.bfloat16) != losses(torch.float32)
+    # Not of `none` and `predict`: an fp32 ring is cast in the forward pass, and the backward pass sees that old cast.
+    assert (losses(torch.bfloat16) == losses(torch.float32)) == (stash == "exact")
 
 
 @pytest.mark.numerics
 def test_recomputed_activations_give_the_same_numbers():
-    plain, _ = run_engine(make_config("pipedream", 4, "exact"), 12)
-    config = make_config("pipedream", 4, "exact", 24, "pipeline.recompute=true")
-    recomputed, _ = run_engine(config, 12)
-    assert [r.loss.item() for r in recomputed] == [r.loss.item() for r in plain]
+    configs = [make_config("pipedream", 4, "exact", 24, f"pipeline.recompute={on}") for on in ("true", "false")]
+    recomputed, plain = ([r.loss.item() for r in run_engine(config, 12)[0]] for config in configs)
+    assert recomputed == plain
 
 
 def test_worked_tables_of_the_documentation():
@@ -306,14 +295,12 @@ def test_stopwatch_on_a_cpu_is_the_clock():
     time.sleep(0.02)
     stopwatch.stop()
     assert 0.02 <= stopwatch.seconds() <= time.perf_counter() - before
-    assert stopwatch.seconds() == stopwatch.seconds()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA: times work on its stream")
 def test_stopwatch_on_cuda_times_the_work_not_its_launch():
     matrix = torch.randn(4096, 4096, device="cuda")
-    stopwatch = Stopwatch(matrix.device)
-    started = time.perf_counter()
+    stopwatch, started = Stopwatch(matrix.device), time.perf_counter()
     for _ in range(20):
         matrix @ matrix
     launched = time.perf_counter() - started

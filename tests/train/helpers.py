@@ -51,6 +51,10 @@ def losses(folder):
     ]
 
 
+def steps_of(folder):
+    return [record for record in losses(folder) if "train_loss" in record]
+
+
 def start_brx(*arguments, **kwargs):
     """The real command in a process (and session) of its own."""
     return subprocess.Popen(

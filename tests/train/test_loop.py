@@ -10,6 +10,8 @@ import resource
 import shutil
 import signal
 import time
+from functools import partial
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -24,7 +26,7 @@ from brx.methods.updater import lr_factor
 from brx.runs import checkpoint
 from brx.runs.metrics import read_metrics
 from brx.train.loop import train
-from tests.train.helpers import losses, start_brx, tiny_config, wait_for_lines
+from tests.train.helpers import losses, start_brx, steps_of, tiny_config, wait_for_lines
 
 CUSTOM = {
     "torch.optim:SGD": "{momentum: 0.9}",
@@ -68,10 +70,6 @@ def assert_equal_but_for(found, expected, *extra_validations):
     assert [record for record in losses(found) if record not in extra] == losses(expected)
 
 
-def steps_of(run):
-    return [record for record in losses(run) if "train_loss" in record]
-
-
 def test_run_folder_holds_what_it_should(straight):
     records, steps = losses(straight), steps_of(straight)
     assert [record["iteration"] for record in steps] == list(range(1, 31))
@@ -85,17 +83,14 @@ def test_run_folder_holds_what_it_should(straight):
     assert (summary["status"], summary["trajectory_version"]) == ("finished", TRAJECTORY_VERSION)
     assert summary["final_train_loss"] == steps[-1]["train_loss"]
     assert summary["best_val_loss"] == min(record["val_loss"] for record in records if "val_loss" in record)
-    assert summary["tokens_per_second"] > 0
+    assert min(summary["tokens_per_second"], summary["model_flops_per_second"]) > 0
     assert summary["peak_memory_bytes"][0] > summary["planned_memory_bytes"][0] > 0
     assert summary["mfu"] is None  # the peak of a CPU is not known
-    assert summary["model_flops_per_second"] > 0
     measured = list(read_metrics(straight / "metrics.jsonl"))[4]
     assert measured.keys() >= {"tokens_per_second", "update_seconds", "peak_memory_bytes"}
     assert "refresh_seconds" not in measured
     assert load_config(straight) == tiny_config(straight.parent)
-    written = yaml.safe_load((straight / "config.yaml").read_text())
-    assert written.keys() == {"model", "data", "pipeline", "optimizer", "training", "runtime", "logging"}
-    assert written["optimizer"]["beta2"] == 0.999  # complete, with defaults
+    assert yaml.safe_load((straight / "config.yaml").read_text())["optimizer"]["beta2"] == 0.999  # with defaults
     assert names_of_checkpoints(straight) == [28, 30]
 
 
@@ -125,11 +120,8 @@ def test_stopped_and_resumed_equals_uninterrupted(method, mode, tmp_path):
 
 
 def test_decompositions_that_fail_are_counted_in_the_metrics(tmp_path, monkeypatch):
-    def failing(matrix):
-        raise torch.linalg.LinAlgError("no")
-
-    monkeypatch.setattr(torch.linalg, "eigh", failing)
-    overrides = ["optimizer.method=basis-rotation", "training.iterations=10", "training.checkpoint_every=5"]
+    monkeypatch.setattr(torch.linalg, "eigh", MagicMock(side_effect=torch.linalg.LinAlgError("no")))
+    overrides = ["optimizer.method=basis-rotation", "training.iterations=10"]
     train(tiny_config(tmp_path, *overrides), tmp_path / "run")
     counts = {record["iteration"]: record.get("failed_refreshes") for record in steps_of(tmp_path / "run")}
     # At update 2 only: both sides of 6 matrices in each of 4 blocks; later refreshes need no decomposition.
@@ -138,10 +130,9 @@ def test_decompositions_that_fail_are_counted_in_the_metrics(tmp_path, monkeypat
 
 def test_data_order_and_weights_depend_on_the_seed_alone(tmp_path):
     found = []
-    for settings in ("stages=1", "stages=2", "stages=4", "method=basis-rotation", "seed=1"):
-        section = {"stages": "pipeline", "method": "optimizer", "seed": "training"}[settings.partition("=")[0]]
-        train(tiny_config(tmp_path, f"{section}.{settings}", "training.iterations=1"), tmp_path / settings)
-        found.append(losses(tmp_path / settings)[0]["train_loss"])
+    for setting in ("pipeline.stages=1", "pipeline.stages=2", "optimizer.method=basis-rotation", "training.seed=1"):
+        train(tiny_config(tmp_path, setting, "training.iterations=1"), tmp_path / setting)
+        found.append(losses(tmp_path / setting)[0]["train_loss"])
     assert len(set(found[:-1])) == 1
     assert found[-1] != found[0]
 
@@ -155,17 +146,18 @@ def test_killed_and_resumed_equals_uninterrupted(kill_at, accumulation, tmp_path
     train(config, tmp_path / "straight")
     path = tmp_path / "config.yaml"
     path.write_text(dump_config(config))
-    process = start_brx("train", path, "--out", tmp_path / "killed")
-    wait_for_lines(tmp_path / "killed" / "metrics.jsonl", kill_at, process)
+    run = tmp_path / "killed"
+    process = start_brx("train", path, "--out", run)
+    wait_for_lines(run / "metrics.jsonl", kill_at, process)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     # Whatever a crash can leave behind: a cut line, and a checkpoint half written.
-    with (tmp_path / "killed" / "metrics.jsonl").open("a") as file:
+    with (run / "metrics.jsonl").open("a") as file:
         file.write('{"iteration": 99, "train_')
-    (tmp_path / "killed" / "checkpoints" / ".00000099.tmp").mkdir(parents=True)
-    train(config, tmp_path / "killed", resume=True)
-    assert losses(tmp_path / "killed") == losses(tmp_path / "straight")
-    assert not list((tmp_path / "killed" / "checkpoints").glob(".*"))
+    (run / "checkpoints" / ".00000099.tmp").mkdir(parents=True)
+    train(config, run, resume=True)
+    assert losses(run) == losses(tmp_path / "straight")
+    assert not list((run / "checkpoints").glob(".*"))
 
 
 def test_metrics_are_on_disk_before_a_checkpoint_is(tmp_path, monkeypatch):
@@ -198,8 +190,9 @@ def test_checkpoints_at_chosen_iterations_are_kept_and_change_nothing(tmp_path, 
     assert_equal_but_for(run, straight, 10, 23)
 
 
-def cut(path, num_lines):
-    """Keep the first lines of a file, as a power cut may."""
+def cut(run, num_lines):
+    """Keep the first lines of the metrics, as a power cut may."""
+    path = run / "metrics.jsonl"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:num_lines]))
 
 
@@ -213,36 +206,29 @@ def cut(path, num_lines):
 def test_metrics_cut_short_are_written_again(overrides, num_lines, expected, tmp_path, capsys, straight):
     run = tmp_path / "run"
     train(tiny_config(tmp_path, *overrides), run)
-    cut(run / "metrics.jsonl", num_lines)
+    cut(run, num_lines)
     # With room for one checkpoint: later ones, of no use before their metrics, must not drive out the one that counts.
     train(tiny_config(tmp_path, "training.keep_checkpoints=1", "training.stop_after=13"), run, resume=True)
     assert f"continuing from {run}/checkpoints/{expected} instead of" in capsys.readouterr().err
     train(tiny_config(tmp_path), run, resume=True)
     assert_equal_but_for(run, straight, 13)
+    cut(run, 2)
+    with pytest.raises(UserError, match=r"metrics\.jsonl: lacks records after iteration 2, before the first"):
+        train(tiny_config(tmp_path), run, resume=True)
 
 
-def test_metrics_cut_before_the_first_checkpoint_are_refused(finished):
-    cut(finished / "metrics.jsonl", 27)
-    message = r"metrics\.jsonl: lacks records after iteration 25, before the first checkpoint"
-    with pytest.raises(UserError, match=message):
-        train(load_config(finished), finished, resume=True)
-
-
-def test_signal_saves_and_exits_130_and_resumes(tmp_path):
+def test_signal_saves_and_exits_130(tmp_path):
     config = tiny_config(tmp_path, "training.iterations=4000", "training.log_every=1", "training.stop_after=1000")
-    path = tmp_path / "config.yaml"
+    path, run = tmp_path / "config.yaml", tmp_path / "run"
     path.write_text(dump_config(config))
-    process = start_brx("train", path, "--out", tmp_path / "run")
-    wait_for_lines(tmp_path / "run" / "metrics.jsonl", 5, process)
+    process = start_brx("train", path, "--out", run)
+    wait_for_lines(run / "metrics.jsonl", 5, process)
     process.send_signal(signal.SIGTERM)  # SIGINT: tests/distributed, and below
     _, stderr = process.communicate(timeout=300)
     assert process.returncode == 130
     assert "continue with --resume" in stderr
-    stopped = losses(tmp_path / "run")[-1]["iteration"]
-    assert checkpoint.list_checkpoints(tmp_path / "run")[-1].name == f"{stopped:08d}"
-    assert summary_of(tmp_path / "run")["status"] == "interrupted"
-    train(stopping(config, stopped + 20), tmp_path / "run", resume=True)
-    assert losses(tmp_path / "run")[-1]["iteration"] == stopped + 20
+    assert names_of_checkpoints(run)[-1] == losses(run)[-1]["iteration"]
+    assert summary_of(run)["status"] == "interrupted"
 
 
 SLEEPS_IN_UPDATE_12 = """
@@ -276,9 +262,8 @@ def test_a_second_signal_ends_at_once_and_says_what_is_saved(num_devices, number
     process.send_signal(number)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130, stderr
-    assert (
-        "cut off at iteration 11; there is none of iteration 11, the newest checkpoint is that of iteration 7" in stderr
-    )
+    assert "cut off at iteration 11" in stderr
+    assert "the newest checkpoint is that of iteration 7" in stderr
     assert stderr.splitlines()[-1] == "brx: interrupted"
     train(config, tmp_path / "run", resume=True)
     train(config, tmp_path / "uninterrupted")
@@ -288,7 +273,6 @@ def test_a_second_signal_ends_at_once_and_says_what_is_saved(num_devices, number
 def test_a_finished_run_is_not_overwritten_and_stays_unless_its_last_checkpoint_is_gone(finished):
     config = load_config(finished)
     before = {path: path.read_text() for path in finished.glob("[!.]*.*")}
-    assert {path.name for path in before} == {"config.yaml", "metrics.jsonl", "summary.json"}
     with pytest.raises(UserError, match="holds a run; continue it"):
         train(config, finished)
     other = config.optimizer.model_copy(update={"lr": 0.5})
@@ -306,12 +290,8 @@ def test_a_finished_run_is_not_overwritten_and_stays_unless_its_last_checkpoint_
 @pytest.fixture
 def explode(monkeypatch):
     """Let the learning rate of one update be absurd; of none: as it should be."""
-
-    def make(iteration):
-        factor = lambda t, training: 1e30 if t == iteration else lr_factor(t, training)  # noqa: E731
-        monkeypatch.setattr("brx.methods.updater.lr_factor", factor)
-
-    return make
+    name = "brx.methods.updater.lr_factor"
+    return lambda at: monkeypatch.setattr(name, lambda t, training: 1e30 if t == at else lr_factor(t, training))
 
 
 def test_loss_that_is_not_finite_stops_the_run(tmp_path, explode, straight):
@@ -344,11 +324,10 @@ def test_bad_gradient_that_basis_rotation_finds_first_is_a_divergence(tmp_path, 
 
 def test_losses_before_a_failure_are_written_although_no_log_point_was_reached(tmp_path, explode):
     explode(4)
-    with pytest.raises(RunError, match=r"iteration \d") as failure:
+    with pytest.raises(RunError, match=r"iteration [5-7]:") as failure:  # before the first checkpoint, too
         train(tiny_config(tmp_path, "training.log_every=100"), tmp_path / "run")
-    num_finite = int(re.search(r"iteration (\d)", str(failure.value))[1]) - 1
-    assert 4 <= num_finite < 7  # before the first checkpoint, too
-    assert [record["iteration"] for record in losses(tmp_path / "run")] == list(range(1, num_finite + 1))
+    failed = int(re.search(r"iteration (\d)", str(failure.value))[1])
+    assert [record["iteration"] for record in losses(tmp_path / "run")] == list(range(1, failed))
 
 
 def test_damaged_checkpoint_is_refused(finished):
@@ -369,8 +348,7 @@ def test_other_data_and_another_trajectory_version_are_not_resumed_from(tmp_path
     before = (run / "metrics.jsonl").read_text()
     with monkeypatch.context() as patch:
         patch.setattr("brx.methods.trajectory_version.TRAJECTORY_VERSION", TRAJECTORY_VERSION + 1)
-        message = f"00000003: trained at trajectory version {TRAJECTORY_VERSION}, this brx computes version"
-        with pytest.raises(UserError, match=message):
+        with pytest.raises(UserError, match=f"00000003: trained at trajectory version {TRAJECTORY_VERSION}, this brx"):
             train(tiny_config(tmp_path), run, resume=True)
     (tmp_path / "text.txt").write_text("\n".join(f"other text {number}" for number in range(20000)))
     with pytest.raises(UserError, match="was trained on other data"):
@@ -393,14 +371,12 @@ def test_full_disk_is_one_clear_line(tmp_path, monkeypatch):
     path = tmp_path / "tiny.yaml"
     path.write_text(dump_config(config))
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")  # or Python caches modules cut to that size, for all to load
-    process = start_brx(
-        "train", path, "--out", tmp_path / "run",
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000)),
-    )  # fmt: skip
+    limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (4000, 4000))
+    process = start_brx("train", path, "--out", tmp_path / "run", preexec_fn=limit)
     _, stderr = process.communicate(timeout=300)
     assert process.returncode == 1
     assert re.fullmatch(r"brx: .*stage-000\.pt: cannot be written: .*", stderr.splitlines()[-1])
-    assert checkpoint.list_checkpoints(tmp_path / "run") == []
+    assert names_of_checkpoints(tmp_path / "run") == []
 
 
 def test_options_of_the_computation(tmp_path):
@@ -421,15 +397,11 @@ def test_delay_compensation_that_corrects_nothing_is_pipedream_in_bf16(stash, co
 
 @pytest.mark.parametrize("stash", ["exact", "predict"])
 def test_delay_compensation_takes_no_difference_of_rounded_weights(stash, tmp_path, monkeypatch):
-    dtypes = set()
-
-    def watch(method, gradients, newest, used, state):
-        dtypes.update(weight.dtype for weight in used)
-
+    watch = MagicMock()
     monkeypatch.setattr(DelayCompensation, "correct_gradients", watch)
     settings = ["runtime.precision=bf16", f"pipeline.stash={stash}", "training.iterations=3"]
     train(tiny_config(tmp_path, "optimizer.method=delay-compensation", *settings), tmp_path / "run")
-    assert dtypes == {torch.float32}
+    assert {weight.dtype for call in watch.call_args_list for weight in call.args[2]} == {torch.float32}
 
 
 def test_tensorboard_gets_the_metrics_and_a_profile_names_the_actions_and_the_stages(tmp_path):
@@ -447,13 +419,29 @@ def test_tensorboard_gets_the_metrics_and_a_profile_names_the_actions_and_the_st
 
 
 @pytest.mark.parametrize("stash", [pytest.param("exact", marks=pytest.mark.slow), "none"])
-def test_compiled_blocks_give_the_same_losses(stash, tmp_path):
+def test_compiled_blocks_give_the_same_losses_from_one_graph_for_all(stash, tmp_path):
     # In mode `none` the compiled backward pass has to see the overwritten weights as well.
-    small = ["model.blocks=2", "pipeline.stages=2", f"pipeline.stash={stash}", "training.iterations=8"]
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    small = ["model.blocks=3", "pipeline.stages=2", f"pipeline.stash={stash}", "training.iterations=8"]
     for compile_blocks in ("true", "false"):
         train(tiny_config(tmp_path, *small, f"runtime.compile={compile_blocks}"), tmp_path / compile_blocks)
     compiled, eager = ([step["train_loss"] for step in steps_of(tmp_path / name)] for name in ("true", "false"))
     assert compiled == pytest.approx(eager, rel=1e-5)
+    # Of three blocks: with a ring, without one, in a validation.
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 3
+
+
+LATE = """
+from torch.optim import AdamW
+
+class Late(AdamW):
+    calls = 0
+    def step(self, closure=None):
+        self.calls += 1
+        assert self.calls < 4
+        super().step()
+"""
 
 
 def test_a_custom_optimizer_whose_step_fails_is_refused_in_a_trial_or_a_failed_run(tmp_path):
@@ -461,11 +449,8 @@ def test_a_custom_optimizer_whose_step_fails_is_refused_in_a_trial_or_a_failed_r
     with pytest.raises(UserError, match=r"torch.optim:SparseAdam: iteration 1: its step: .* \(in a trial on a small"):
         train(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
-    (tmp_path / "late.py").write_text(
-        "import torch\n\nclass Late(torch.optim.AdamW):\n    calls = 0\n\n    def step(self, closure=None):\n"
-        "        self.calls += 1\n        assert self.calls < 4, 'too late'\n        super().step()\n"
-    )
+    (tmp_path / "late.py").write_text(LATE)
     config = tiny_config(tmp_path, f"optimizer={{method: '{tmp_path}/late.py:Late'}}")
-    with pytest.raises(RunError, match=r"late.py:Late: iteration 4: its step: .*late.py:8: AssertionError: too late"):
+    with pytest.raises(RunError, match=r"late.py:Late: iteration 4: its step: .*late.py:8: AssertionError"):
         train(config, tmp_path / "run", resume=False)
     assert summary_of(tmp_path / "run")["status"] == "failed"

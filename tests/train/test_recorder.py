@@ -45,20 +45,19 @@ def test_refresh_time_is_the_difference_where_all_stages_refresh_at_once(optimiz
 
 def test_commit_is_that_of_our_own_checkout_and_says_whether_its_code_has_changed(tmp_path, monkeypatch):
     def git(*arguments):
-        identity = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
-        command = ["git", "-C", str(tmp_path), *identity, *arguments]
+        command = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x@example.org", *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     git("init", "--quiet")
     git("commit", "--quiet", "--allow-empty", "--message", "somebody else's")
-    package = tmp_path / "brx"
-    package.mkdir()
-    (package / "__init__.py").write_text("")
-    monkeypatch.setattr(brx, "__file__", str(package / "__init__.py"))
+    code = tmp_path / "brx" / "__init__.py"
+    code.parent.mkdir()
+    code.write_text("")
+    monkeypatch.setattr(brx, "__file__", str(code))
     assert git_commit() is None  # a copy of brx in a checkout that does not know it
     git("add", "brx")
     git("commit", "--quiet", "--message", "ours")
     (tmp_path / "elsewhere.txt").write_text("")  # runs, results: no code
     assert git_commit() == git("rev-parse", "HEAD")
-    (package / "__init__.py").write_text("changed = True\n")
+    code.write_text("changed = True\n")
     assert git_commit() == git("rev-parse", "HEAD") + "-dirty"

@@ -36,15 +36,12 @@ def test_every_reader_takes_the_folders(tmp_path, capsys, monkeypatch):
     for stages, seed in product((1, 4), (0, 1)):
         write(tmp_path / f"p{stages}-s{seed}", "my-lion", stages, seed)
     known = yaml.safe_load((tmp_path / "p4-s1" / "config.yaml").read_text())
-    assert known["training"] == {"iterations": 60, "seed": 1}
-    assert known["data"] == {"source": Path(sys.argv[0]).name}
     assert known.keys() == {"data", "pipeline", "optimizer", "training"}
+    assert known["training"] == {"iterations": 60, "seed": 1}
     runs = load(tmp_path)
     assert runs[["model.blocks", "training.batch_size", "examples_per_update"]].isna().all(axis=None)
-    assert list(runs["status"]) == ["finished"] * 4
-    assert list(runs["method"]) == ["my-lion"] * 4
-    assert list(runs["depth"]) == [1, 1, 4, 4]
-    assert list(runs["largest_delay"]) == [0, 0, 3, 3]
+    found = [list(runs[name]) for name in ("status", "method", "depth", "largest_delay")]
+    assert found == [["finished"] * 4, ["my-lion"] * 4, [1, 1, 4, 4], [0, 0, 3, 3]]
     assert len(curves(runs)) == 4 * 60
     assert runs["val_loss"].iloc[0] == pytest.approx(2.5)
     train(tiny_config(tmp_path), tmp_path / "brx")  # beside one whose settings are known
@@ -60,9 +57,7 @@ def test_different_tasks_are_not_compared_silently(tmp_path, capsys):
     write(tmp_path / "one", "adam", 1, 0, task="digits")
     write(tmp_path / "two", "adam", 4, 0, task="letters")
     assert main(["slowdown", str(tmp_path)]) != 0 or "data fingerprint" in capsys.readouterr().err
-    runs = load(tmp_path)
-    assert runs["data_fingerprint"].nunique() == 2
-    assert any("data fingerprint" in line for line in differences(runs))
+    assert any("data fingerprint" in line for line in differences(load(tmp_path)))
 
 
 def test_resumes_where_the_loop_does(tmp_path):
@@ -98,22 +93,19 @@ def test_what_delayed_knows_is_filled_in(tmp_path):
         record(tmp_path / "other", "sgd", stages=2, pipeline=pipeline, lr=0.01)
 
 
-def stop_with(error, folder):
-    with record(folder, "sgd", lr=1.0, iterations=9) as run:
-        run.log(1, 3.0)
-        raise error
-
-
 def test_ends_that_are_not_the_end(tmp_path, capsys):
-    with record(tmp_path / "diverged", "sgd", lr=1.0, iterations=9) as run:
-        run.log(1, 3.0)
-        run.log(2, torch.tensor(torch.nan))
-        raise AssertionError("not reached")
-    assert RunFolder(tmp_path / "diverged").read_summary()["status"] == "diverged"
+    def stop_with(status, error=None):
+        with record(tmp_path / status, "sgd", lr=1.0, iterations=9) as run:
+            run.log(1, 3.0)
+            run.log(2, 3.0 if error else torch.tensor(torch.nan))
+            raise error or AssertionError("not reached")
+
+    stop_with("diverged")
     assert "iteration 2: the loss is nan" in capsys.readouterr().err
     for error, status in ((KeyboardInterrupt, "interrupted"), (RunError, "failed")):
         with pytest.raises(error):
-            stop_with(error, tmp_path / status)
+            stop_with(status, error)
+    for status in ("diverged", "interrupted", "failed"):
         assert RunFolder(tmp_path / status).read_summary()["status"] == status
     with record(tmp_path / "gap", "sgd", lr=1.0) as run:
         with pytest.raises(UserError, match="log the first update before"):
@@ -121,11 +113,8 @@ def test_ends_that_are_not_the_end(tmp_path, capsys):
         run.log(1, 3.0)
         with pytest.raises(UserError, match="iteration 3 after iteration 1"):
             run.log(3, 3.0)
-        with (
-            pytest.raises(UserError, match="trains in this folder"),
-            record(tmp_path / "gap", "s", lr=1.0, resume=True),
-        ):
-            pass
+        with pytest.raises(UserError, match="trains in this folder"):
+            record(tmp_path / "gap", "s", lr=1.0, resume=True).__enter__()
 
 
 @pytest.mark.parametrize("name", ["mlp", "vision", "gpt2"])

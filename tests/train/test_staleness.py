@@ -1,6 +1,5 @@
 """Staleness measures against snapshots of the weights and the whole model's gradients; nothing else changes."""
 
-import numpy as np
 import pytest
 import torch
 
@@ -19,6 +18,10 @@ PLAIN_SGD = ["optimizer.arguments={}", "training.clip=1e9", "training.warmup_fra
 
 def flat(tensors):
     return torch.cat([tensor.detach().flatten() for tensor in tensors]).double()
+
+
+def update_of(versions, k, t):
+    return flat(versions[t][k].values()) - flat(versions[t - 1][k].values())
 
 
 def cosine(one, other):
@@ -82,11 +85,6 @@ def test_measures_are_those_of_all_versions(accumulation, delay, mode):
         assert (measures[t]["stage_weight_distance"][k] > 0) == (oldest > 0)
 
 
-def update_of(versions, k, t):
-    """Update t of stage k."""
-    return flat(versions[t][k].values()) - flat(versions[t - 1][k].values())
-
-
 def fresh_gradients(config, weights, micro_batches):
     """By name: the mean over micro-batches of the whole model's gradients, at weights given by stage."""
     model = whole_model(config.model, VOCABULARY)
@@ -133,10 +131,8 @@ def test_bases_turn_only_where_there_are_some_and_without_delay_gradients_are_fr
     assert "stage_basis_angle" not in measures[5]
     config = make_config("basis-rotation", 2, "exact", 40, "logging.staleness_every=12", "optimizer.geometry=bilateral")
     _, measures = run_with_snapshots(config, 36)
-    angles = np.array(measures[36]["stage_basis_angle"])  # 36 is a multiple of the frequency, 3
-    assert ((angles > 0) & (angles < 90)).all()
-    shares = np.array(measures[36]["stage_rotated_sign_changes"])
-    assert ((shares > 0) & (shares < 1)).all()
+    assert all(0 < angle < 90 for angle in measures[36]["stage_basis_angle"])  # 36 is a multiple of the frequency, 3
+    assert all(0 < share < 1 for share in measures[36]["stage_rotated_sign_changes"])
 
 
 def test_angle_of_a_known_rotation():
@@ -146,9 +142,8 @@ def test_angle_of_a_known_rotation():
     assert mean_angle_degrees(torch.eye(2), torch.eye(2)[:, [1, 0]] * -1) == pytest.approx(0.0, abs=1e-3)
 
 
-@pytest.mark.parametrize("stash", ["exact", "predict"])
-def test_it_changes_no_number_and_resumes_exactly(stash, tmp_path):
-    settings = ["optimizer.method=basis-rotation", f"pipeline.stash={stash}", "optimizer.frequency=3"]
+def test_it_changes_no_number_and_resumes_exactly(tmp_path):
+    settings = ["optimizer.method=basis-rotation", "pipeline.stash=predict", "optimizer.frequency=3"]
     train(tiny_config(tmp_path, *settings), tmp_path / "plain")
     measured = [*settings, "logging.staleness_every=6"]
     train(tiny_config(tmp_path, *measured), tmp_path / "whole")
@@ -166,7 +161,6 @@ def test_figure_and_runs_without_measures(tmp_path):
     export(tmp_path / "run", tmp_path / "compact")
     assert not (tmp_path / "compact" / "metrics.jsonl").exists()
     assert read_staleness(tmp_path / "compact") == read_staleness(tmp_path / "run") != []
-    draw_staleness([tmp_path / "compact"], tmp_path / "again")
     train(tiny_config(tmp_path, "training.iterations=3"), tmp_path / "none")
     with pytest.raises(UserError, match=r"none: no staleness was measured; train with logging\.staleness_every"):
         draw_staleness([tmp_path / "none"], tmp_path / "figure")
