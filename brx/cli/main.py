@@ -20,12 +20,12 @@ PANELS: dict[str, dict[str, tuple[str, str]]] = {
     "Train": {
         "demo": ("paper", "train the quick preset with and without delay, with two methods, and draw the loss curves"),
         "train": ("train", "train a GPT under asynchronous-pipeline delay"),
-        "sweep": ("sweep", "run a grid of runs, several at a time; continues where it was left"),
+        "sweep": ("train", "run a grid of runs, several at a time; continues where it was left"),
         "config": ("config", "show the complete settings of a preset or file"),
         "data": ("config", "tokenize a corpus into token files"),
     },
     "Compare": {
-        "compare": ("sweep", "how robust methods are against delay: the same runs for each, and their leaderboard"),
+        "compare": ("train", "how robust methods are against delay: the same runs for each, and their leaderboard"),
         "slowdown": ("runs", "how many times the iterations each method needs under delay to reach a loss"),
         "plot": ("paper", "draw loss curves of runs, or the paper's figures"),
         "claims": ("paper", "every number and direction that the paper states, beside what the runs of a scale say"),

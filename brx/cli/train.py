@@ -1,15 +1,27 @@
-"""`brx train`: train one run, or continue it."""
+"""Training: `brx train` (one run), `brx sweep` (a grid), `brx compare` (how robust is a method against delay?)."""
 
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from brx.cli.options import ConfigName, Overrides, option
-from brx.cli.usage import Application
+from brx.cli.options import (
+    ConfigName,
+    DryRun,
+    FigurePath,
+    Format,
+    Jobs,
+    Overrides,
+    RetryFailed,
+    argument,
+    complete_method,
+    option,
+)
+from brx.cli.usage import Application, print_note, print_table, refuse
 
 app = Application()
 
@@ -74,3 +86,113 @@ def train(
         print(folder)
     if status != "finished":
         raise typer.Exit(130)
+
+
+@app.add("""\
+  brx sweep configs/sweeps/laptop/main.yaml --dry-run    list the cells and how long they will take
+  brx sweep laptop/main --jobs 2                         the same file, by its name
+  brx sweep configs/sweeps/paper/main.yaml --launcher ray --address auto    on the Ray cluster of this node
+""")
+def sweep(
+    sweeps: Annotated[
+        list[Path],
+        argument("SWEEP.yaml", "sweep files, or names of those that come with brx (laptop/main), run in this order"),
+    ],
+    *,
+    out: Annotated[Path | None, option("DIR", "folder of the cells (default: as the file says)")] = None,
+    jobs: Jobs = None,
+    launcher: Annotated[Literal["local", "ray"], typer.Option(help="where cells run")] = "local",
+    address: Annotated[
+        str | None, typer.Option(help="address of a Ray cluster: auto or HOST:PORT (default: one started here)")
+    ] = None,
+    dry_run: DryRun = False,
+    retry_failed: RetryFailed = False,
+) -> None:
+    """Exit code 0 when all cells are done, 1 when some failed, 130 when interrupted."""
+    from brx.sweep.run import check_own_methods, list_cells, make_launcher, run_and_print
+    from brx.sweep.spec import Sweep
+
+    refuse(address is not None and launcher != "ray", "--address: only --launcher ray has one")
+    specifications = [Sweep.load(path, out) for path in sweeps]
+    check_own_methods(specifications)
+    if dry_run:
+        for specification in specifications:
+            list_cells(specification, jobs, retry_failed=retry_failed)
+        return
+    succeeded = [
+        run_and_print(specification, make_launcher(launcher, specification, jobs, address), retry_failed=retry_failed)
+        for specification in specifications
+    ]
+    if not all(succeeded):
+        raise typer.Exit(1)
+
+
+@app.add("""\
+  brx compare my_method.py:MyMethod                     train what is missing, and show its place among the rest
+  brx compare torch.optim:Adamax --set optimizer.arguments.betas='[0.9, 0.99]'
+  brx compare muon soap --seeds 3                       with intervals
+  brx compare muon --rest-lr 3e-4 --rest-lr 1e-3        a rate of its own for what is no matrix, a row for each
+  brx compare --all-builtin --dry-run                   what is missing, and how long it takes
+  brx compare                                           the leaderboard of what is there; trains nothing
+
+The protocol is docs/compare.md; runs are in runs/compare, those committed in results/compare count as well.
+""")
+def compare(
+    methods: Annotated[
+        list[str] | None,
+        argument("METHOD", "names, FILE.py:NAME or package.module:NAME", autocompletion=complete_method),
+    ] = None,
+    *,
+    all_builtin: Annotated[bool, typer.Option("--all-builtin", help="all methods that come with brx")] = False,
+    overrides: Annotated[
+        list[str] | None, option("KEY=VALUE...", "settings of the optimizer, for a variant of one METHOD", "--set")
+    ] = None,
+    rest_lr: Annotated[
+        list[float] | None,
+        option("LR...", "also try these as optimizer.rest_lr of one METHOD, lr chosen anew for each"),
+    ] = None,
+    seeds: Annotated[int, option("N", "seeds at the best rates; two or more give intervals", min=1)] = 1,
+    jobs: Jobs = None,
+    out: Annotated[Path, option("DIR", "folder of the runs")] = Path("runs/compare"),
+    committed: Annotated[Path, option("DIR", "folder of committed runs")] = Path("results/compare"),
+    dry_run: DryRun = False,
+    retry_failed: RetryFailed = False,
+    format: Format = "table",
+    figure: FigurePath = None,
+) -> None:
+    """Exit code 0 when all runs are done, 1 when some failed, 130 when interrupted (the same command continues)."""
+    from brx.data.prepare import prepare
+    from brx.methods.table import CUSTOM, METHODS
+    from brx.runs.tables import leaderboard_table
+    from brx.sweep.compare import DELAYS, board_legend, parse_settings, protocol, protocols, read_board, take_committed
+    from brx.sweep.run import check_own_methods, list_cells, make_launcher, run_and_print
+
+    refuse(all_builtin and methods, "METHOD and --all-builtin: give one of the two")
+    for flag, given in (("--set", overrides), ("--rest-lr", rest_lr)):
+        refuse(given and len(methods or []) != 1, f"{flag}: is about one METHOD; name exactly one")
+    asked = [name for name in METHODS if name != CUSTOM] if all_builtin else list(methods or [])
+    settings = parse_settings(overrides or [])
+    sweeps = protocols(asked, settings, seeds, out)
+    sweeps += [protocol(asked[0], {**settings, "optimizer.rest_lr": rate}, seeds, out) for rate in rest_lr or []]
+    check_own_methods(sweeps)
+    # Prepared first: committed runs of another corpus do not count.
+    corpus = prepare(sweeps[0].cells[0].config.data).fingerprint if sweeps and not dry_run else None
+    take_committed(sweeps, committed, corpus)
+    if dry_run:
+        for sweep in sweeps:
+            list_cells(sweep, jobs, retry_failed=retry_failed)
+        return
+    launches = [(sweep, make_launcher("local", sweep, jobs, None)) for sweep in sweeps]
+    succeeded = [run_and_print(sweep, launching, retry_failed=retry_failed) for sweep, launching in launches]
+    board = read_board([out, committed], [sweep.cells[0].config.optimizer.method for sweep in sweeps])
+    print_table(leaderboard_table(board.rows, list(DELAYS)), format)
+    beside = sys.stdout if format == "table" else sys.stderr
+    print(*board_legend(board), sep="\n", file=beside)
+    print_note(*board.notes)
+    if figure is not None:
+        from brx.plot.any_runs import draw_leaderboard  # loads matplotlib
+
+        print(*draw_leaderboard(board.rows, list(DELAYS), figure), sep="\n", file=beside)
+    if not all(succeeded):
+        print_note("some runs failed; those that diverged count as tried, with an infinite loss")
+        raise typer.Exit(1)

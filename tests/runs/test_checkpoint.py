@@ -1,17 +1,22 @@
-"""Checkpoints on disk: complete or absent, whatever fails on the way."""
+"""Checkpoints: complete or absent, whatever fails on the way; what a run continues from, and what is refused."""
 
+import json
+import shutil
 import signal
 from pathlib import Path
 
 import pytest
 import torch
 
-from brx.errors import RunError
+from brx.cli.main import main
+from brx.config.loading import dump_config
+from brx.errors import RunError, UserError
 from brx.pipeline.world import World
 from brx.runs import checkpoint
+from brx.runs.checkpoint import _sha256_of_content, check_request, iteration_of, list_checkpoints, read_manifest
 from brx.runs.folder import RunFolder
-from brx.train.loop import Trainer
-from tests.train.helpers import tiny_config
+from brx.train.loop import Trainer, train
+from tests.train.helpers import losses, tiny_config
 
 CPU = torch.device("cpu")
 
@@ -65,3 +70,121 @@ def test_stopped_at_a_checkpoint_is_saved_once(stop, expected, tmp_path, monkeyp
     monkeypatch.setattr(checkpoint, "finish", lambda run, t, *rest: (saved.append(t), original(run, t, *rest)))
     assert trainer.run(resume=False) == "interrupted"
     assert saved == expected
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run stopped at iteration 20 of 30, with checkpoints at 14 and 20."""
+    folder = tmp_path_factory.mktemp("trained")
+    assert train(tiny_config(folder, "training.stop_after=20"), folder / "run") == "finished"
+    return folder / "run"
+
+
+@pytest.fixture
+def run(trained, tmp_path):
+    """The same, of data in another folder."""
+    folder = Path(shutil.copytree(trained, tmp_path / "run"))
+    (folder / "config.yaml").write_text(dump_config(tiny_config(tmp_path, "training.stop_after=20")))
+    return folder
+
+
+def content_of(folder):
+    return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file() and path.name != ".lock"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ((), "holds a run; continue it"),
+        (("--resume", "--set", "data.tokenizer=gpt2"), "data.tokenizer was 'bytes' and is now 'gpt2'"),
+        (("--resume", "--set", "training.stop_after=19"), "training.stop_after: 19: the run in"),
+        (("--resume", "--set", "training.seed=1"), "training.seed was 0 and is now 1"),
+    ],
+)
+def test_refused_before_data_are_prepared(arguments, expected, run, tmp_path, capsys):
+    before = content_of(run)
+    assert main(["train", str(run), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert expected in error
+    assert len(error.splitlines()) == 1
+    assert content_of(run) == before
+    assert not (tmp_path / "data").exists()
+
+
+def test_stop_after_that_is_reached_is_finished_and_two_writers_or_remains_are_refused(run, tmp_path):
+    before = content_of(run)
+    assert train(tiny_config(tmp_path, "training.stop_after=20"), run, resume=True) == "finished"
+    assert content_of(run) == before
+    text = (run / "metrics.jsonl").read_text()
+    (run / "metrics.jsonl").write_text(text + text)
+    with pytest.raises(UserError, match="two processes have written here"):
+        train(tiny_config(tmp_path), run, resume=True)
+    for name in ("config.yaml", "metrics.jsonl"):  # where only metrics or checkpoints are left, too
+        (run / name).unlink()
+        with pytest.raises(UserError, match="holds a run"):
+            check_request(RunFolder(run), tiny_config(tmp_path), resume=False)
+
+
+def test_of_a_checkpoints_settings_known_ones_count_whatever_config_yaml_says_and_new_ones_do_not(run, tmp_path):
+    newest, other = list_checkpoints(run)[-1], tiny_config(tmp_path, "optimizer.lr=0.5")
+    config = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(dump_config(other))
+    with pytest.raises(UserError, match=r"00000020: optimizer\.lr was 0\.01 and is now 0\.5: it is not a checkpoint"):
+        train(other, run, resume=True)
+    (run / "config.yaml").write_text(config)
+    manifest = read_manifest(newest)
+    assert manifest["settings"]["training"].pop("clip") == 1.0  # as if the setting were new in brx
+    (newest / "manifest.json").write_text(json.dumps(manifest | {"sha256": _sha256_of_content(manifest)}))
+    assert train(tiny_config(tmp_path), run, resume=True) == "finished"  # on a text that was moved, too: see `run`
+
+
+def test_a_manifest_that_was_changed_is_refused(run, tmp_path):
+    path = list_checkpoints(run)[-1] / "manifest.json"
+    text = path.read_text()
+    manifest = {**json.loads(text), "fingerprint": 1}
+    manifest["sha256"] = _sha256_of_content({key: value for key, value in manifest.items() if key != "sha256"})
+    told = {
+        json.dumps(manifest): "was written by another version of brx: fingerprint",
+        text.replace('"iteration": 20', '"iteration": 19'): "damaged",
+        text.replace("training_seconds", "training_secondz"): "damaged",
+        text.replace('"sha256"', '"x"'): "damaged",
+    }
+    for wrong in (*told, "", "null", "[" * 99999):
+        path.write_text(wrong)
+        with pytest.raises(UserError) as error:
+            train(tiny_config(tmp_path), run, resume=True)
+        assert f"manifest.json: {told.get(wrong, '')}" in str(error.value)
+        assert str(error.value).endswith(f"; remove {path.parent} to resume before it")
+
+
+def test_folders_that_are_no_checkpoints_are_left_alone_and_one_under_another_name_is_refused(run, tmp_path):
+    newest = list_checkpoints(run)[-1]
+    shutil.copytree(newest, run / "checkpoints" / "20 (copy)")
+    assert [iteration_of(path) for path in list_checkpoints(run)] == [14, 20]
+    renamed = newest.rename(newest.with_name("00000019"))
+    with pytest.raises(UserError, match="is that of iteration 20, which its folder's name is not"):
+        train(tiny_config(tmp_path), run, resume=True)
+    renamed.rename(newest)
+    assert train(tiny_config(tmp_path), run, resume=True) == "finished"
+    assert (run / "checkpoints" / "20 (copy)").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [(5, "metrics.jsonl: not readable in line 5; continuing from"), (18, "00000014 instead of 00000020")],
+    ids=["before the first checkpoint", "after one"],
+)
+def test_a_garbled_line_is_left_out_or_written_again(line, said, run, tmp_path, capsys):
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    lines[line - 1] = "[1,2]\n"
+    (run / "metrics.jsonl").write_text("".join(lines))
+    for stop in (25, 30):  # where it is still there, the run can be continued once more
+        train(tiny_config(tmp_path, f"training.stop_after={stop}"), run, resume=True)
+    assert said in capsys.readouterr().err
+    train(tiny_config(tmp_path), tmp_path / "straight")
+    assert steps(run) == [record for record in steps(tmp_path / "straight") if line != 5 or record["iteration"] != 5]
+
+
+def steps(folder):
+    """Without validations: a run that stops has one more."""
+    return [record for record in losses(folder) if "train_loss" in record]

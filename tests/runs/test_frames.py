@@ -1,7 +1,10 @@
-"""Runs as frames: what `brx.runs.load` and `brx.runs.curves` say of a folder, and which runs count as alike."""
+"""Runs as frames: what `brx.runs` says of a folder, which runs count as alike, and the page for notebook users."""
 
 import json
+import re
+from pathlib import Path
 
+import matplotlib as mpl
 import numpy as np
 import pytest
 
@@ -64,3 +67,21 @@ def test_differences_name_the_aspect_and_an_unrecorded_trajectory_version_is_the
         "g and c differ in model: their losses do not compare",
         "h and c differ in trajectory version: their losses do not compare",
     ]
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_snippets_run_and_say_what_they_promise(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    mpl.use("Agg")
+    page = (ROOT / "docs" / "notebook.md").read_text(encoding="utf-8")
+    snippets = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    assert len(snippets) == 5
+    names = {}
+    for snippet in snippets:
+        exec(snippet, names)
+    assert len(snippets[0].splitlines()) <= 5
+    assert names["question"].shape == (2, 2)
+    assert len(names["axes"].lines) == 4
+    assert sorted(names["costs"]["method"]) == ["basis-rotation", "pipedream"]
