@@ -97,9 +97,6 @@ def test_schedule_shows_the_engines_actions_and_the_delays(capsys):
     assert any(line.endswith("0.0% once the pipeline is full") for line in lines)
     assert lines[-7:-5] == ["  0: 3 2", "  1: 1 0"]
     assert lines[-4] == "    0:   0   0   0   0   1   2   3   4 kept"
-
-
-def test_schedule_of_2bw_keeps_two_versions(capsys):
     options = ["--stages", "3", "--delay", "2bw", "--accumulation", "2", "--micro-batches", "2"]
     lines = printed(capsys, "schedule", *options).splitlines()
     assert lines[-1] == "    2:   0   0|  0   0|  1   1|  2   2   2 kept"

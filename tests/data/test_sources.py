@@ -126,13 +126,6 @@ def test_rows_are_documents_and_empty_ones_are_left_out(tmp_path, suffix):
         read(path)
 
 
-@pytest.mark.parametrize(("name", "content"), [("a.jsonl", ""), ("a.jsonl", "\n\n"), ("a.txt", "")])
-def test_an_empty_file_holds_no_documents(tmp_path, name, content):
-    (tmp_path / name).write_text(content)
-    (tmp_path / "b.txt").write_bytes("one\r\ntwo\nthree é".encode())
-    assert read(tmp_path) == ["one\r\ntwo\nthree é"]
-
-
 @pytest.mark.parametrize("line", ["word " * 20 + "\n", "中" * 777 + "\n", "no line ends at all "])
 def test_a_long_text_file_is_cut_at_line_ends(tmp_path, line):
     text = line * 3000
@@ -151,10 +144,14 @@ def test_folders_and_patterns(tmp_path):
     (tmp_path / "z.txt").write_text("z")
     (tmp_path / "odd [1].txt").write_text("odd")
     (tmp_path / "notes.md").write_text("not this")
+    for name, content in (("0.jsonl", ""), ("1.jsonl", "\n\n"), ("2.txt", "")):  # without documents
+        (tmp_path / name).write_text(content)
+    (tmp_path / "y.txt").write_bytes("one\r\ntwo\nthree é".encode())
     write_rows(tmp_path / "a.jsonl", ["row"])
-    assert read(tmp_path) == ["row", "deep", "odd", "z"]
-    assert read(tmp_path / "*.txt") == ["odd", "z"]
-    assert read(tmp_path / "**" / "*.txt") == ["deep", "odd", "z"]
+    text = "one\r\ntwo\nthree é"
+    assert read(tmp_path) == ["row", "deep", "odd", text, "z"]
+    assert read(tmp_path / "*.txt") == ["odd", text, "z"]
+    assert read(tmp_path / "**" / "*.txt") == ["deep", "odd", text, "z"]
     assert read(tmp_path / "odd [1].txt") == ["odd"]
 
 

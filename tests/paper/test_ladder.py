@@ -118,6 +118,11 @@ def test_figure_and_table_state_the_extrapolation_with_its_interval_beside_the_p
     assert all("[" in label for label in labels)
     assert any(label.startswith("PipeDream-LR: ") and label.endswith("/ 5.43") for label in labels)
     table = ladder_table(experiments)
+    measured = table[~table["iterations"].str.endswith("extrapolated")]
+    of_length = product(("2000", "4000", "16000"), ("basis-rotation", "nesterov", "pipedream-lr"))
+    assert list(zip(measured["iterations"], measured["method"], strict=True)) == list(of_length)
+    assert measured["target loss"].nunique() == 3
+    assert measured["iterations saved at P"].str.contains("over pipedream-lr").tolist() == [True, False, False] * 3
     last = table[table["iterations"].str.endswith("extrapolated")].set_index("method")
     assert set(last.index) == set(LADDER_METHODS)
     for method, name in (("basis-rotation", "Basis rotation"), ("pipedream-lr", "PipeDream-LR")):

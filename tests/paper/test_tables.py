@@ -6,7 +6,7 @@ import pytest
 
 from brx.cli.main import main
 from brx.errors import UserError
-from brx.paper.scales import BASELINES_AND_STRATEGIES, LADDER_METHODS, SCALES, STRATEGY_NAMES, Experiments
+from brx.paper.scales import BASELINES_AND_STRATEGIES, SCALES, Experiments
 from brx.paper.tables import TABLES
 from brx.runs.formats import format_table
 
@@ -56,28 +56,6 @@ def test_slowdowns_are_those_of_the_made_up_curves_to_one_target_that_pipedream_
     slowest = experiments.find("nesterov")["last_quarter_loss"].max()
     assert {target for table in tables for target in table["target loss"]} == {f"{slowest:.3f}"}
     assert experiments.slowdown_target() == pytest.approx(slowest)
-
-
-def test_ladder_table_has_a_target_for_each_length(experiments):
-    everything = TABLES["ladder"].make(experiments.fresh())
-    beside = everything[~everything["method"].isin(LADDER_METHODS)]
-    assert set(beside["method"]) == {*STRATEGY_NAMES[1:], "soap", "muon", "scion"}
-    assert set(beside["iterations"]) == {"8000"}  # those of the main comparison
-    extrapolated = everything[everything["iterations"].str.endswith("extrapolated")]
-    assert set(extrapolated["method"]) == set(LADDER_METHODS)
-    table = everything.drop([*beside.index, *extrapolated.index])
-    assert list(zip(table["method"], table["iterations"], strict=True)) == [
-        (method, iterations)
-        for iterations in ("2000", "4000", "8000", "16000", "32000", "64000", "128000")
-        for method in ("basis-rotation", "nesterov", "pipedream-lr")
-    ]
-    slowdowns = [float(text.split()[0]) for text in table["slowdown"]]
-    assert slowdowns == pytest.approx([32] * 21, rel=0.05)
-    saved = [text.partition(" (over ")[0] for text in table["iterations saved at P"] if text]
-    assert saved == ["0.0%"] * 2 + ["0.0% [0.0%, 0.0%]"] + ["0.0%"] * 4  # three seeds of 8,000
-    assert table["target loss"].nunique() == 7
-    with pytest.raises(UserError, match="only at the scale of a laptop"):
-        TABLES["ladder"].make(Experiments(SCALES["paper"], experiments.runs, experiments.folder))
 
 
 def test_wider_rates_stand_beside_the_papers_and_never_enter_another_table(experiments):
