@@ -41,7 +41,7 @@ def slowdown(
     format: Format = "table",
     all_targets: Annotated[Path | None, option("FIGURE", "draw slowdown against target, too")] = None,
 ) -> None:
-    from brx.runs.comparison import at_same_rates, compare, is_reference, with_reference
+    from brx.runs.comparison import compare, is_reference, with_reference
     from brx.runs.experiments import at_best_rates, notes, of_rates
     from brx.runs.frames import load
 
@@ -51,9 +51,7 @@ def slowdown(
     if rates is not None:
         all_runs = of_rates(all_runs, parse_rates(rates))
     chosen = at_best_rates(all_runs, with_diverged=True)
-    comparison = (
-        at_same_rates(all_runs, target, reference_stages) if same_rate else compare(chosen, target, reference_stages)
-    )
+    comparison = compare(all_runs if same_rate else chosen, target, reference_stages, same_rate=same_rate)
     print_note(*[*notes(all_runs, chosen), *comparison.notes])
     same = " at the same learning rate" if same_rate else ""
     refuse(

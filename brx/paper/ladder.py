@@ -22,7 +22,7 @@ from brx.errors import UserError
 from brx.paper.printed import SAVED, SLOWDOWNS
 from brx.paper.scales import DEEPEST, ENDS, LADDER_METHODS, PRECONDITIONED, STRATEGY_NAMES, Experiments
 from brx.plot.style import draw_points, look_of
-from brx.runs.comparison import common_target, reductions, slowdowns
+from brx.runs.comparison import common_target, concat, reductions, slowdowns
 from brx.runs.frames import DEPTH, SEED
 from brx.runs.slowdown import CONFIDENCE
 from brx.runs.tables import final_loss_text, rate_text, saved_text, slowdown_text
@@ -50,7 +50,7 @@ def read_ladder(experiments: Experiments) -> Ladder:
     scale, quietly = experiments.scale, experiments.fresh()
     if not scale.lengths:
         raise UserError("the ladder: only at the scale of a laptop: brx sweep configs/sweeps/laptop/ladder.yaml")
-    slowed, saved = [pd.DataFrame()], [pd.DataFrame()]
+    slowed, saved = [], []
     for T in scale.lengths:
         settings = {"training.iterations": T}
         runs = experiments.find_ends(*LADDER_METHODS, sweep="ladder", settings=settings)
@@ -64,7 +64,7 @@ def read_ladder(experiments: Experiments) -> Ladder:
         rows = slowdowns(everything, common_target(runs)).assign(**labels)
         slowed.append(rows.assign(finals=[[finals[method, P] for P in ENDS] for method in rows["method"]]))
         saved.append(reductions(runs[runs[DEPTH] == DEEPEST]).assign(**labels))
-    return Ladder(pd.concat(slowed, ignore_index=True), pd.concat(saved, ignore_index=True))
+    return Ladder(concat(slowed), concat(saved))
 
 
 class PowerLaw(NamedTuple):

@@ -18,7 +18,7 @@ from brx.errors import UserError
 from brx.paper.printed import SAVED, SLOWDOWNS
 from brx.paper.scales import LADDER_METHODS, Scale
 from brx.plot.style import look_of, new_figure, save
-from brx.runs.comparison import common_target, reductions, slowdowns
+from brx.runs.comparison import common_target, concat, reductions, slowdowns
 from brx.runs.experiments import at_best_rates
 from brx.runs.frames import DEPTH, RATE, SEED, load
 from brx.runs.tables import slowdown_text
@@ -75,7 +75,7 @@ def study(runs: pd.DataFrame) -> pd.DataFrame:
         chosen = chosen[chosen.groupby("method")[DEPTH].transform("nunique") == 2]
         if len(chosen):
             frames.append(_compared(chosen).assign(setting=setting))
-    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+    return concat(frames)
 
 
 def _compared(chosen: pd.DataFrame) -> pd.DataFrame:

@@ -40,50 +40,40 @@ class Comparison:
     """The experiments, sorted by what makes losses comparable; most runs first."""
     slowdowns: pd.DataFrame
     reductions: pd.DataFrame
-    alone: list[str]
-    """A run of each experiment that has none at the reference number of stages, and so no slowdown."""
     notes: list[str]
     """A line for everything that does not compare, and for what to be careful with."""
 
 
-def compare(chosen: pd.DataFrame, target: float | None = None, reference_stages: int = 1) -> Comparison:
+def compare(
+    runs: pd.DataFrame, target: float | None = None, reference_stages: int = 1, *, same_rate: bool = False
+) -> Comparison:
     """Slowdowns, relative to P = `reference_stages`, and reductions of all experiments (rows of `at_best_rates`).
 
-    `target` is the training loss to reach, in nats: by default, in each set, its `common_target`.
+    `target` is the training loss to reach, in nats: by default, in each set, its `common_target`. With `same_rate`,
+    `runs` are rows of `load`: slowdowns at each learning rate that both sides have, and no reductions.
     """
     delays, savings, alone = [], [], []
-    for alike in comparable(chosen):
+    groups = at_each_rate(runs) if same_rate else [runs]
+    for alike in (alike for group in groups for alike in comparable(group)):
         if (alike["status"] == "diverged").all():
             continue
         compared = with_reference(alike, reference_stages)
         delays.append(slowdowns(compared, common_target(compared) if target is None else target, reference_stages))
-        savings.append(reductions(alike[alike["status"] == "finished"]))
+        savings += [] if same_rate else [reductions(alike[alike["status"] == "finished"])]
         alone += [str(seeds.index[0]) for seeds in by_experiment(alike.drop(compared.index))]
-    sets, delay_frame = comparable(chosen[chosen["status"] == "finished"]), _concat(delays)
-    several = f"{len(sets)} sets of runs that differ in data, trajectory version, model or budget, each alone"
-    notes = [several] if len(sets) > 1 else []
-    notes += _notes(delay_frame, alone, f"no run of the same settings at P = {reference_stages}")
-    return Comparison(sets, delay_frame, _concat(savings), alone, notes)
-
-
-def at_same_rates(runs: pd.DataFrame, target: float | None = None, reference_stages: int = 1) -> Comparison:
-    """As `compare`, of all rows of `load`, with both sides at one learning rate: each that both have. No reductions."""
-    comparisons = [compare(alike, target, reference_stages) for alike in at_each_rate(runs)]
-    alone = [run for comparison in comparisons for run in comparison.alone]
-    delay_frame = _concat([comparison.slowdowns for comparison in comparisons])
-    if len(delay_frame):
-        delay_frame = delay_frame.sort_values(["model", "method", "stages", "lr"], ignore_index=True)
-    notes = _notes(delay_frame, alone, f"no run of the same settings and learning rate at P = {reference_stages}")
-    return Comparison([], delay_frame, pd.DataFrame(), alone, notes)
-
-
-def _notes(delay_frame: pd.DataFrame, alone: list[str], why_alone: str) -> list[str]:
-    # One line for all that are alone, which are many in a folder of a whole reproduction.
-    notes = [f"no slowdown for want of a reference ({why_alone}): {first_names(alone)}"] if alone else []
+    sets, delay_frame = comparable(runs[runs["status"] == "finished"]), concat(delays)
+    notes = []
+    if len(sets) > 1 and not same_rate:
+        notes.append(f"{len(sets)} sets of runs that differ in data, trajectory version, model or budget, each alone")
+    if alone:  # one line for all, which are many in a folder of a whole reproduction
+        same = f"no run of the same settings{' and learning rate' if same_rate else ''} at P = {reference_stages}"
+        notes.append(f"no slowdown for want of a reference ({same}): {first_names(alone)}")
     if len(delay_frame) and delay_frame["is_early"].any():
         early = f"a reference reaches the target in its first {EARLY:.0%} of iterations"
         notes.append(f"{early}: such a ratio is about the start of training, and a lower target says more")
-    return notes
+    if len(delay_frame) and same_rate:
+        delay_frame = delay_frame.sort_values(["model", "method", "stages", "lr"], ignore_index=True)
+    return Comparison(sets, delay_frame, concat(savings), notes)
 
 
 def _columns(estimate: IterationRatio | None) -> dict[str, float]:
@@ -92,7 +82,8 @@ def _columns(estimate: IterationRatio | None) -> dict[str, float]:
     return {key: math.nan if value is None else value for key, value in found.items()}
 
 
-def _concat(frames: list[pd.DataFrame]) -> pd.DataFrame:
+def concat(frames: list[pd.DataFrame]) -> pd.DataFrame:
+    """Below each other, without the empty ones, which have no columns."""
     filled = [frame for frame in frames if len(frame)]
     return pd.concat(filled, ignore_index=True) if filled else pd.DataFrame()
 

@@ -55,7 +55,7 @@ def test_a_delay_profile_is_compared_with_the_run_without_delay(tmp_path):
     for name, profile, at in (("a", "[0, 0, 0, 6]", 150.5), ("b", "{like: 9}", 200.5)):
         write_run(tmp_path, name, "pipeline.stages=4", f"pipeline.delay={profile}", crosses_3_at=at)
     found = compare(best(tmp_path), 3.0)
-    assert not found.alone
+    assert not found.notes
     assert {(row["method"], row["stages"]): row["ratio"] for row in found.slowdowns.to_dict("records")} == {
         ("pipedream", 4): pytest.approx(100.5 / 50.5, rel=1e-9),
         ("pipedream, delay 0-0-0-6", 4): pytest.approx(150.5 / 50.5, rel=1e-9),
