@@ -9,7 +9,6 @@ from types import FrameType
 
 
 def start() -> None:
-    """Run the command that the process was started with, and exit with its code."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where whoever started it ignores Ctrl-C
         signal.signal(signal.SIGINT, _interrupt)
     from brx.cli.main import main

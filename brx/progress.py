@@ -38,7 +38,6 @@ class ProgressBar:
         self._task = self._bar.add_task(label, total=total, completed=done, text=self._count(done))
 
     def update(self, done: int, text: str) -> None:
-        """Show how many are done now, and a text, for example the loss."""
         self._bar.update(self._task, completed=done, text=f"{self._count(done)}  {text}")
         now = time.monotonic()
         if self._console.is_terminal or (now - self._last_line < PLAIN_LINE_EVERY_S and done != self._total):
@@ -50,7 +49,6 @@ class ProgressBar:
         self.say(f"{self._unit} {self._count(done)}  {text}{left}")
 
     def say(self, message: str, label: str | None = None) -> None:
-        """Print a line above the bar, under its label or another one."""
         self._console.print(f"{label or self._label}: {message}", soft_wrap=True, markup=False)
 
     def _count(self, done: int) -> str:

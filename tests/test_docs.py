@@ -45,6 +45,7 @@ def test_commands_parse(page, monkeypatch):
     """Every `brx ...` line of a code block has arguments that the command takes and settings that exist."""
     monkeypatch.chdir(ROOT)
     root = typer.main.get_command(app)
+    context = typer.Context(root, info_name="brx")
     blocks = re.findall(r"```sh\n(.*?)```", page.read_text(), flags=re.S)
     for line in "\n".join(blocks).replace("\\\n", " ").splitlines():
         words = shlex.split(line, comments=True)
@@ -52,8 +53,8 @@ def test_commands_parse(page, monkeypatch):
             continue
         command, arguments = root, words[1:]
         while isinstance(command, typer.core.TyperGroup):
-            command, arguments = command.commands[arguments[0]], arguments[1:]
-        parameters = command.make_context(command.name, arguments, parent=typer.Context(root, info_name="brx")).params
+            command, arguments = command.get_command(context, arguments[0]), arguments[1:]
+        parameters = command.make_context(command.name, arguments, parent=context).params
         if parameters.get("overrides"):
             load_config(parameters["config"], parameters["overrides"])
 

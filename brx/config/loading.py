@@ -103,7 +103,6 @@ def apply_overrides(content: Mapping[str, Any], overrides: Sequence[str], where:
 
 
 def preset_with(preset: str, settings: Settings) -> RunConfig:
-    """A preset with dotted keys set."""
     path = find_config(preset)
     return validate(set_values(_read_once(path), settings, f"{path}:"), RunConfig, str(path))
 

@@ -155,17 +155,15 @@ class PipelineConfig(Section):
     """P, the number of virtual stages."""
     delay: Annotated[DelayName | int | list[int] | DelayLike | DelayCode, BeforeValidator(check_delay)] = "pipeline"
     """tau_k of stage k (from 0) in micro-batches: `pipeline` (P - 1 - k), a number for all stages, a list with one per
-    stage, `2bw` (PipeDream-2BW: tau_k = accumulation, so that all stages use the version before the newest), or
-    `{like: 32}` (those of a pipeline of 32 stages, spread over the P stages), or a function of your own, FILE.py:NAME,
-    that says tau of (stage, stages, micro-batch, seed)."""
+    stage, `2bw` (PipeDream-2BW: tau_k = accumulation), `{like: 32}` (those of a pipeline of 32 stages, spread over the
+    P stages), or a function of your own, FILE.py:NAME, that says tau of (stage, stages, micro-batch, seed)."""
     accumulation: int = Field(1, ge=1)
     """M, the micro-batches (of `training.batch_size` examples each) whose mean gradient makes one update."""
     stash: Literal["exact", "none", "predict"] = "exact"
     """What the backward pass sees: exactly the forward's weights, the newest weights, or PipeMare's prediction."""
     forecast: Literal["last-update", "average-update"] | None = None
-    """Run forward and backward pass at w + tau d, where the weights are expected to be when the update comes, instead
-    of at the delayed w itself; d is the last update (with momentum SGD that is SpecTrain, arXiv:1809.02839), or the
-    bias-corrected average of the updates with decay 0.9. null: at w."""
+    """Run both passes at w + tau d, where the weights are expected to be when the update comes; d is the last update
+    (SpecTrain, arXiv:1809.02839), or the bias-corrected average of the updates with decay 0.9. null: at w itself."""
     devices: int = Field(1, ge=1)
     """R, the number of processes (one device each); the trajectory does not depend on it."""
     balance: Literal["count", "time"] = "count"

@@ -18,8 +18,6 @@ from brx.methods.method import Method, Stages
 
 
 class AnyOptimizer(Method):
-    """A torch optimizer's class for all parameters."""
-
     summary = "a Method of your own, or any torch.optim.Optimizer, by file or import path"
     source = "the file or package that it is from"
     gets: ClassVar = {"the class": "what a Method says; an optimizer gets all parameters"}
@@ -44,8 +42,6 @@ def load_method(settings: CustomConfig) -> Method:
 
 
 def load_class(name: str) -> type[Method] | type[Optimizer]:
-    """The class that `FILE.py:NAME` or `package.module:NAME` names; UserError if there is none for a pipeline."""
-
     def fits(value: Any) -> bool:
         return isinstance(value, type) and issubclass(value, Method | Optimizer) and value is not Method
 

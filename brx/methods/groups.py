@@ -32,11 +32,7 @@ def stage_groups(stages: Sequence[StageVersions], select: Callable[[str], bool] 
 
 @dataclass
 class StackViews:
-    """Stand-ins for the members of stacked parameters (X, ...), for optimizers that take matrices one at a time.
-
-    A stand-in shares the memory of its stack's weights, so that the optimizer updates the model itself; just before a
-    step it is handed its share of the stack's gradient.
-    """
+    """Stand-ins for the members of stacked parameters (X, ...), for optimizers that take matrices one at a time."""
 
     members: list[tuple[Tensor, Tensor, int]]  # stand-in, stack, index in the stack
 
@@ -51,6 +47,7 @@ class StackViews:
                 if parameter.ndim == (2 if is_matrix else 1):  # no stack
                     split.append((name, parameter))
                     continue
+                # Views share the stack's memory: the optimizer updates the model itself.
                 members = [(view, parameter, index) for index, view in enumerate(parameter.detach().unbind())]
                 split += [(f"{name}[{index}]", view) for view, _, index in members]
                 views.members += members
@@ -58,7 +55,7 @@ class StackViews:
         return views
 
     def attach(self, optimizer: Optimizer) -> Optimizer:
-        """Let the optimizer's steps see the gradients."""
+        """Let each stand-in have its share of the stack's gradient during a step."""
         if self.members:
             optimizer.register_step_pre_hook(lambda *_: self._give_gradients())
             optimizer.register_step_post_hook(lambda *_: self._give_gradients(none=True))

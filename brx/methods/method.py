@@ -14,8 +14,7 @@ from brx.config.schema import RunConfig
 from brx.methods.groups import StackViews, stage_groups
 from brx.model.stage import is_block_matrix
 from brx.optim.parameter_state import Group as Group  # which the methods of users import from here
-from brx.pipeline.forecast import ParameterStates
-from brx.pipeline.versions import StageVersions
+from brx.pipeline.versions import ParameterStates, StageVersions
 
 Stages = Sequence[StageVersions]
 
@@ -52,7 +51,6 @@ class Method:
     config: RunConfig
 
     def bound_to(self, config: RunConfig) -> Self:
-        """This method at work in a run."""
         bound = copy.copy(self)
         bound.config = config
         return bound
@@ -133,6 +131,5 @@ class Method:
 
 
 def adam_options(settings: schema.OptimizerSection) -> dict[str, Any]:
-    """What the optimizers of Adam's kind take under the same names, the learning rate apart."""
     betas = (settings.beta1, settings.beta2)
     return {"betas": betas, "eps": settings.eps, "weight_decay": settings.weight_decay}

@@ -29,7 +29,7 @@ from brx.model.stage import is_block_matrix
 from brx.optim.basis_rotation import BasisRotation
 from brx.optim.parameter_state import Group
 from brx.pipeline.delay import StageDelay, stage_delays
-from brx.pipeline.forecast import ParameterStates
+from brx.pipeline.versions import ParameterStates
 
 MATRICES = "weight matrices of attention and MLP (each expert's by itself)"
 REST = "embeddings, head, router, biases, norms"
@@ -208,18 +208,15 @@ METHODS: dict[str, Method] = {
 
 
 def find_method(config: RunConfig) -> Method:
-    """The method that a configuration selects, at work in its run; UserError if a user's own cannot be loaded."""
     if isinstance(config.optimizer, schema.CustomConfig):
         return load_method(config.optimizer).bound_to(config)
     return METHODS[config.optimizer.method].bound_to(config)
 
 
 def ring_matrix_dtype(config: RunConfig) -> torch.dtype:
-    """The dtype in which the rings of older versions hold matrices: bf16 if autocast would cast them to it anyway.
-
-    A gradient rule takes differences to the stashed versions, which bf16 would drown in rounding. The modes that
-    overwrite a slot need bf16: from fp32, autocast would save a copy in the forward pass, and use that.
-    """
+    """The dtype in which the rings of older versions hold matrices: bf16 if autocast would cast them to it anyway."""
+    # A gradient rule takes differences to the stashed versions, which bf16 would drown in rounding. The modes that
+    # overwrite a slot need bf16: from fp32, autocast would save a copy in the forward pass, and use that.
     takes_differences = find_method(config).corrects_gradients and config.pipeline.stash == "exact"
     return torch.bfloat16 if config.runtime.precision == "bf16" and not takes_differences else torch.float32
 

@@ -1,10 +1,8 @@
 """The version of the trajectory: equal settings, data and version give equal numbers, but for a machine's rounding.
 
-Every summary and checkpoint carries it. Runs of two versions compare as little as runs on two corpora, and no run
-continues from another version's checkpoint.
-
-Raise `TRAJECTORY_VERSION` in the commit that changes, by more than rounding, what a method, the model, the delay or the
-order of the data computes, and say here what changed:
+Every summary and checkpoint carries it; runs of two versions are never compared silently, or continued. Raise it in the
+commit that changes, by more than rounding, what a method, the model, the delay or the order of the data computes, and
+say here what changed:
 
 1. Until the version was recorded: runs without one count as this.
 2. Basis rotation: the first basis comes with update 10 instead of update 1; refreshes leave undecided directions where
@@ -30,12 +28,10 @@ TRAJECTORY_VERSION = 4
 
 
 def recorded_version(content: Mapping[str, Any]) -> int:
-    """The version in a summary or a checkpoint's manifest."""
-    return int(content.get("trajectory_version", 1))
+    return int(content.get("trajectory_version", 1))  # of a summary or a checkpoint's manifest
 
 
 def check_trajectory_version(content: Mapping[str, Any], path: Path) -> None:
-    """Refuse, by UserError, to go on from what another version has written."""
     version = recorded_version(content)
     if version != TRAJECTORY_VERSION:
         raise UserError(

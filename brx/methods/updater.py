@@ -16,8 +16,7 @@ from brx.methods.custom import user_code
 from brx.methods.groups import check_each_parameter_once
 from brx.methods.table import find_method
 from brx.optim import BadGradientError, BasisRotation
-from brx.pipeline.forecast import ParameterStates, on_device
-from brx.pipeline.versions import StageVersions
+from brx.pipeline.versions import ParameterStates, StageVersions, on_device
 
 # For each of the method's optimizers: `state` by parameter name, and `groups` with the groups' own values by name.
 StageOptimizerState = list[dict[str, Any]]
@@ -78,7 +77,6 @@ class MethodUpdater:
             self.method.correct_gradients(gradients, newest, used_weights, state)
 
     def step(self, iteration: int) -> None:
-        """Set the stages' learning rates for this iteration and take the optimizers' steps."""
         factor = lr_factor(iteration, self.config.training)
         for optimizer, peak_lrs in zip(self.optimizers, self._peak_lrs, strict=True):
             for group, peak_lr in zip(optimizer.param_groups, peak_lrs, strict=True):
@@ -116,9 +114,9 @@ class MethodUpdater:
         """How often, so far, a basis stayed as it was because its decomposition failed; waits for a GPU."""
         return sum(o.num_failed_refreshes for o in self.optimizers if isinstance(o, BasisRotation))
 
-    def stage_state(self, stage: StageVersions) -> StageOptimizerState:
-        """The optimizer state of one stage, by parameter name: a copy, on the CPU, of this stage alone."""
-        saved = []
+    def stage_state(self, stage: StageVersions) -> dict[str, Any]:
+        """The optimizers' state of one stage, and what the gradient rule has kept: copies on the CPU."""
+        saved: StageOptimizerState = []
         for optimizer in self.optimizers:
             entry: dict[str, Any] = {"state": {}, "groups": {}}
             for name_in_stage, group in _named_groups(optimizer.param_groups):
@@ -131,28 +129,25 @@ class MethodUpdater:
                         if parameter in optimizer.state
                     }
             saved.append(entry)
-        return saved
+        kept = self._corrections[stage.index]
+        correction = {name: {key: _on_cpu(value) for key, value in own.items()} for name, own in kept.items() if own}
+        return {"optimizer": saved, **({"correction": correction} if correction else {})}
 
-    def load_stage_states(self, states: dict[int, StageOptimizerState]) -> None:
+    def load_stage_states(self, states: dict[int, dict[str, Any]], device: torch.device) -> None:
         """By stage; of all stages of this device at once."""
+        for stage, state in states.items():
+            for name, own in state.get("correction", {}).items():
+                self._corrections[stage][name] = on_device(own, device)
         for index, optimizer in enumerate(self.optimizers):
             packed = optimizer.state_dict()
             packed["state"] = {}
             for name_in_stage, group in _named_groups(packed["param_groups"]):
-                entry = states[group["stage"]][index]
+                entry = states[group["stage"]]["optimizer"][index]
                 group.update(entry["groups"][name_in_stage])
                 for name, number in zip(group["param_names"], group["params"], strict=True):
                     if name in entry["state"]:
                         packed["state"][number] = entry["state"][name]
             optimizer.load_state_dict(packed)
-
-    def correction_state(self, stage: StageVersions) -> CorrectionState:
-        kept = self._corrections[stage.index]
-        return {name: {key: _on_cpu(value) for key, value in own.items()} for name, own in kept.items() if own}
-
-    def load_correction_state(self, stage: StageVersions, state: CorrectionState) -> None:
-        for name, own in state.items():
-            self._corrections[stage.index][name] = on_device(own, stage.device)
 
 
 def _on_cpu(value: Any) -> Any:

@@ -64,10 +64,8 @@ def partition(num_items: int, num_parts: int) -> list[range]:
 
 
 def is_block_matrix(name: str) -> bool:
-    """Whether a parameter is a weight matrix of attention or MLP (or a stack of experts' matrices).
-
-    These are the ones that basis rotation, SOAP, Muon and Scion treat as matrices; embeddings, head, router, biases
-    and norms are not (appendix "Experimental Details"). Autocast casts them, so that rings may keep them in bf16.
+    """Whether it is a weight matrix of attention or MLP (or a stack of experts' matrices): what basis rotation, SOAP,
+    Muon and Scion treat as matrices (appendix "Experimental Details"). Autocast casts them; rings may keep bf16.
     """
     return _BLOCK_MATRIX.fullmatch(name) is not None
 

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import groupby, repeat
-from typing import Any, Literal, overload
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -147,13 +147,9 @@ class BasisRotation(Optimizer):
         name = "num_failed_refreshes"
         return int(sum(state[name].sum() for state in self.state.values() if name in state))
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
     @_disable_dynamo  # torch.compiler.disable without its import: a compiled train step leaves this one out
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """BadGradientError for a gradient that is not finite or too large to be squared, ValueError for a sparse one;
         neither changes anything.
         """
@@ -621,7 +617,6 @@ def largest_adam_step(update: int, betas: tuple[float, float]) -> float:
 
 
 def _problem(parameter: Tensor, group: Group) -> str | None:
-    """Why the group cannot take the parameter; None if it can."""
     if getattr(parameter, "_is_flat_param", False) or getattr(parameter, "_fsdp_flattened", False):
         return sharded.FSDP1
     if not parameter.is_floating_point():

@@ -15,32 +15,20 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+# How many roundings of the arithmetic, relative to the largest eigenvalue, an eigenvalue must exceed to count. Averages
+# of a thousand gradients carry some ten roundings (eps / sqrt(3) * sqrt(1 / (1 - beta2^2)) of an entry), products of
+# matrices a few more. What lies below is noise, and noise must not choose a direction.
 NOISE_ROUNDINGS = 64
-"""How many roundings of the arithmetic, relative to the largest eigenvalue, an eigenvalue must exceed to count.
-
-Averages of a thousand gradients carry some ten roundings (eps / sqrt(3) * sqrt(1 / (1 - beta2^2)) of an entry), and
-products of matrices a few more. What lies below is noise, and noise must not choose a direction.
-"""
-
+# What the power iteration adds to an eigenvalue, as a share of that eigenvalue itself. Where a new direction of energy
+# appears in a subspace that had none, all columns of that subspace are sent to this one direction; what is left of each
+# after orthonormalisation would be rounding. The share keeps each near where it was.
 SELF_SHIFT = 0.1
-"""What the power iteration adds to an eigenvalue, as a share of that eigenvalue itself.
-
-Where a new direction of energy appears in a subspace that had none, all columns of that subspace are sent to this one
-direction; what is left of each after orthonormalisation would be rounding. The share keeps each near where it was.
-"""
-
+# Rounding of the binary logarithm of an eigenvalue's share of the largest, by which columns are ordered. Within one
+# size columns keep their order, so that rounding does not exchange those that tie.
 SAME_SIZE = 0.125
-"""Rounding of the binary logarithm of an eigenvalue's share of the largest, by which columns are ordered.
-
-Within one size columns keep their order, so that rounding does not exchange those that tie.
-"""
-
+# Eigenvalues that differ by no more than this share of their mean count as equal when eigenvectors are computed.
+# Rounding moves them by some 1e-7, and turns their vectors by that over their distance.
 TIE = 1e-5
-"""Eigenvalues that differ by no more than this share of their mean count as equal when eigenvectors are computed.
-
-Rounding moves them by some 1e-7, and turns their vectors by that over their distance.
-"""
-
 # The share of the largest value from which on the first one is taken instead: far from any simple fraction.
 LEADING = (5**0.5 - 1) / 2
 

@@ -36,8 +36,6 @@ BATCH_BYTES = {"cpu": 2**20, "cuda": 2**28}
 
 @dataclass(eq=False)
 class Member:
-    """One parameter, as the optimizer works with it."""
-
     parameter: Tensor
     group: Group
     place: tuple[int, int] = (0, 1)  # index in the group, and how many it has

@@ -44,7 +44,6 @@ def step_options(group: Group) -> Group:
 
 
 def check_options(group: Group) -> None:
-    """Raise ValueError with the first option, by name, that no update could be computed with."""
     for name, (accepts, wanted) in RULES.items():
         if not accepts(group[name]):
             raise ValueError(f"Invalid {name}={group[name]!r}: must be {wanted}")
@@ -158,7 +157,6 @@ def state_dtype(name: str, parameter: Tensor) -> torch.dtype:
 
 
 def check_state(state: Mapping[str, Any], parameter: Tensor, group: Group, description: str) -> None:
-    """Raise ValueError where a parameter's state is not what its group asks for."""
     wanted = state_shapes(parameter, group)
     shapes = {name: tuple(getattr(value, "shape", ())) for name, value in sorted(state.items())}
     superfluous = [name for name in state if name.endswith(("_basis", "_covariance")) and name not in wanted]

@@ -57,8 +57,6 @@ def like_parameter(tensor: Any, parameter: Any) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Shards:
-    """Where the shards of one tensor are."""
-
     shape: tuple[int, ...]  # of the whole
     group: dist.ProcessGroup  # the ranks of its mesh
     boxes: list[Box]  # by rank in the group
@@ -132,9 +130,18 @@ def _boxes(parameter: Any, group: dist.ProcessGroup) -> list[Box]:
 def gather_gradients(members: Sequence[Member]) -> None:
     """Replace gradients that are sharded as their parameters by whole ones at the owner and by none elsewhere."""
     for alike, shards in _by_mesh_and_dtype(members):
-        wholes = collect(shards, [local(_present(member.gradient)) for member in alike])
-        for member, gradient in zip(alike, wholes, strict=True):
-            member.gradient = gradient
+        parts, group = [local(_present(member.gradient)) for member in alike], shards[0].group
+        rank, ranks = dist.get_rank(group), range(dist.get_world_size(group))
+        outgoing = [(where.owner, part) for where, part in zip(shards, parts, strict=True) if where.sends(rank)]
+        expected = [(r, where.size(r)) for where in shards if where.is_owner for r in ranks if where.sends(r)]
+        pieces = iter(_exchange(outgoing, expected, parts[0], group))  # flat, matrix by matrix in order of rank
+        for member, where in zip(alike, shards, strict=True):
+            member.gradient = None
+            if where.is_owner:
+                member.gradient = parts[0].new_empty(where.shape)
+                for source in filter(where.sends, ranks):
+                    target = where.part(member.gradient, source)
+                    target.copy_(next(pieces).view(target.shape))
 
 
 def apply_updates(members: Sequence[Member], decay: Callable[[Member], Tensor]) -> None:
@@ -161,23 +168,6 @@ def as_rows(parameter: Any, where: Shards, state: Tensor, shape: tuple[int, ...]
         return part
     by_rows, stride = [Shard(0)] * mesh.ndim, torch.empty(shape, device="meta").stride()
     return DTensor.from_local(part, mesh, by_rows, run_check=False, shape=torch.Size(shape), stride=stride)
-
-
-def collect(shards: Sequence[Shards], parts: Sequence[Tensor]) -> list[Tensor | None]:
-    """The whole tensors where their owner is, from every rank's parts; of one process group and dtype."""
-    group = shards[0].group
-    rank, ranks = dist.get_rank(group), range(dist.get_world_size(group))
-    outgoing = [(where.owner, part) for where, part in zip(shards, parts, strict=True) if where.sends(rank)]
-    expected = [(r, where.size(r)) for where in shards if where.is_owner for r in ranks if where.sends(r)]
-    pieces = iter(_exchange(outgoing, expected, parts[0], group))  # flat, matrix by matrix in order of rank
-    wholes: list[Tensor | None] = []
-    for where in shards:
-        wholes.append(parts[0].new_empty(where.shape) if where.is_owner else None)
-        if (tensor := wholes[-1]) is not None:
-            for source in filter(where.sends, ranks):
-                target = where.part(tensor, source)
-                target.copy_(next(pieces).view(target.shape))
-    return wholes
 
 
 def distribute(shards: Sequence[Shards], wholes: Sequence[Tensor | None], like: Tensor) -> list[Tensor]:

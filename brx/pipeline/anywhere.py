@@ -20,8 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from brx.errors import UserError, some
 from brx.pipeline.delay import StageDelay, delays_of
-from brx.pipeline.forecast import FORECAST_RULES, Forecast
-from brx.pipeline.versions import StageVersions, StashMode
+from brx.pipeline.versions import FORECAST_RULES, Forecast, StageVersions, StashMode
 
 Stages = int | Mapping[str, int] | Callable[[str], int]
 
@@ -152,7 +151,7 @@ class DelayedPipeline:
                 raise ValueError(f"the state is of {len(state['stages'])} stages, not {len(self._stages)}")
             for stage, saved in zip(self._stages, state["stages"], strict=True):
                 weights = {name: weight.data for name, weight in stage.newest.items()}
-                stage.load_state_dict({**saved, "weights": weights})  # type: ignore[typeddict-item]
+                stage.load_state_dict({**saved, "weights": weights})
 
     def __str__(self) -> str:
         lines = ["stage  tau  updates  parameters  ring"]

@@ -212,6 +212,5 @@ def cannot_run(delays: Sequence[StageDelay], ranges: Sequence[Sequence[int]]) ->
 
 
 def check_devices(delays: Sequence[StageDelay], ranges: Sequence[Sequence[int]]) -> None:
-    """UserError where `cannot_run` finds a problem."""
     if (problem := cannot_run(delays, ranges)) is not None:
         raise UserError(f"pipeline.delay: {problem}; use fewer pipeline.devices (one runs any delays)")

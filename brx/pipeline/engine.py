@@ -259,7 +259,6 @@ class Engine:
 
 
 def _take_mean(losses: list[Tensor]) -> Tensor | None:
-    """The mean of an update's losses, which makes room for the next update's."""
     if not losses:
         return None
     mean = losses[0] if len(losses) == 1 else torch.stack(losses).mean()

@@ -17,15 +17,13 @@ from brx.config.schema import PipelineConfig
 from brx.errors import UserError
 from brx.pipeline.delay import check_devices, stage_delays
 
+# In units of one rank's forward pass: a backward pass does twice its multiplications, half of them for the gradient of
+# the input and half for that of the weights. An update counts as instantaneous.
 FORWARD_TIME, BACKWARD_TIME = 1.0, 2.0
 DURATIONS = {"F": FORWARD_TIME, "B": BACKWARD_TIME, "I": BACKWARD_TIME / 2, "W": BACKWARD_TIME / 2, "U": 0.0}
-"""In units of one rank's forward pass: a backward pass does twice its multiplications, half of them for the gradient of
-the input and half for that of the weights. An update counts as instantaneous."""
 
 
 class Action(NamedTuple):
-    """One unit of a device's work."""
-
     stage: int  # the rank, unless the rank holds several chunks of the model
     kind: Literal["F", "B", "I", "W", "U"]
     number: int  # of the micro-batch, or of the update; both from 1
@@ -217,9 +215,7 @@ def most_in_flight(actions: Sequence[Action], num_chunks: int = 1) -> float:
     return most / num_chunks
 
 
-MOST_ACTIONS = 20_000
-"""More than anybody reads, or a figure shows."""
-
+MOST_ACTIONS = 20_000  # more than anybody reads, or a figure shows
 LEGEND = (
     "Stage, action, number: 2F5 is the forward pass of micro-batch 5 on stage 2, 2B5 its backward pass, 2U5 update 5"
     " of stage 2. A row per device, in the order in which it works."
@@ -280,6 +276,5 @@ def check_size(num_stages: int, num_ranks: int, num_micro_batches: int) -> None:
 
 
 def _wrapped(row: str, width: int) -> list[str]:
-    """A row over several lines, those after the first further to the right."""
     lines = textwrap.wrap(row, width, subsequent_indent="      ", drop_whitespace=False, break_long_words=False)
     return [line.rstrip() for line in lines]

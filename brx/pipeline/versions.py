@@ -15,25 +15,68 @@ Needs torch alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from typing import Any, Literal, TypedDict, cast
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from brx.pipeline.delay import StageDelay
-from brx.pipeline.forecast import ForecastRule, ParameterStates, moving_average, on_device
 from brx.pipeline.ring import Ring
 
 StashMode = Literal["exact", "none", "predict"]
+Forecast = Literal["last-update", "average-update"]
+
+ParameterStates = list[dict[str, Any]]
+"""What a forecast or a gradient rule keeps: for each weight of a stage, tensors and numbers by name. It is part of
+checkpoints."""
+
+ForecastRule = Callable[[list[Tensor], list[Tensor], float, ParameterStates], list[Tensor]]
+"""From the newest weights of a stage, the update that they have just had, tau in updates, and the rule's own state:
+the weights with which a later micro-batch computes. Called after every update, without gradients."""
+
+AVERAGE_DECAY = 0.9  # gamma of the average of the updates along which `average-update` looks ahead
 
 
-class VersionsState(TypedDict):
-    """What decides the trajectory of a stage, apart from its optimizer: its part of a checkpoint."""
+def along_last_update(
+    newest: list[Tensor], update: list[Tensor], tau_updates: float, state: ParameterStates
+) -> list[Tensor]:
+    """w + tau (w(t) - w(t-1)); with momentum SGD that is SpecTrain's w - s lr v (arXiv:1809.02839)."""
+    return list(torch._foreach_add(newest, update, alpha=tau_updates))
 
-    weights: dict[str, Tensor]
-    ring: list[list[Tensor]]
-    extrapolation: ParameterStates
+
+def along_average_update(
+    newest: list[Tensor], update: list[Tensor], tau_updates: float, state: ParameterStates
+) -> list[Tensor]:
+    """w + tau d^, d^ = d / (1 - gamma^t) with d <- gamma d + (1 - gamma) (w(t) - w(t-1)) from zero.
+
+    SpecTrain's idea with one average more: the updates of Adam or of momentum SGD are averages already.
+    """
+    average = moving_average(update, AVERAGE_DECAY, state)
+    for kept in state:
+        kept["updates"] = kept.get("updates", 0) + 1
+    return list(torch._foreach_add(newest, average, alpha=tau_updates / (1.0 - AVERAGE_DECAY ** state[0]["updates"])))
+
+
+FORECAST_RULES: dict[Forecast, ForecastRule] = {
+    "last-update": along_last_update,
+    "average-update": along_average_update,
+}
+
+
+def moving_average(update: list[Tensor], decay: float, state: ParameterStates) -> list[Tensor]:
+    """d <- decay d + (1 - decay) update, from zero and without bias correction; kept as `average_update`."""
+    average = [
+        kept.setdefault("average_update", torch.zeros_like(last)) for kept, last in zip(state, update, strict=True)
+    ]
+    torch._foreach_mul_(average, decay)
+    torch._foreach_add_(average, update, alpha=1.0 - decay)
+    return average
+
+
+def on_device(kept: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """What a rule keeps for a parameter, as it was saved, with its tensors where they are needed."""
+    return {key: value.to(device, copy=True) if isinstance(value, Tensor) else value for key, value in kept.items()}
 
 
 class StageVersions:
@@ -209,8 +252,8 @@ class StageVersions:
         if self._ring is not None:
             self._ring.store(version, stored)
 
-    def state_dict(self) -> VersionsState:
-        """Everything here that decides the trajectory (no copies)."""
+    def state_dict(self) -> dict[str, Any]:
+        """Everything here that decides the trajectory, for a checkpoint (no copies)."""
         if self._ring is not None:
             self._ring.wait()
         return {
@@ -220,7 +263,7 @@ class StageVersions:
         }
 
     @torch.no_grad()
-    def load_state_dict(self, state: VersionsState) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` gave, in place; ValueError where it is another stage's or mode's."""
         if list(state["weights"]) != list(self.newest) or len(state["ring"]) != len(self.ring):
             raise ValueError(f"stage {self.index}: the state is of another stage or delay")
@@ -240,7 +283,6 @@ class StageVersions:
 
     @property
     def ring_bytes(self) -> int:
-        """With the copies of micro-batches in flight; 0 at tau = 0."""
         buffers = [] if self._ring is None else self._ring.buffers
         return sum(weight.nbytes for weights in (*self.ring, *buffers) for weight in weights)
 

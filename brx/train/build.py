@@ -22,8 +22,7 @@ from brx.model.stage import Stage, initialize, is_block_matrix, partition
 from brx.model.transformer import CHUNK_LOGITS
 from brx.pipeline.delay import check_devices, stage_delays
 from brx.pipeline.engine import Engine, MicroBatch
-from brx.pipeline.forecast import FORECAST_RULES
-from brx.pipeline.versions import StageVersions
+from brx.pipeline.versions import FORECAST_RULES, StageVersions
 from brx.pipeline.world import World
 from brx.runs.checkpoint import read_stage
 from brx.train.device import autocast
@@ -47,28 +46,19 @@ class Assembly:
 
     def stage_state(self, stage: StageVersions) -> dict[str, Any]:
         """What decides the trajectory of a stage: the content of its file in a checkpoint."""
-        state: dict[str, Any] = {
-            "versions": stage.state_dict(),
-            "optimizer": self.updater.stage_state(stage),
-            "rng": torch.get_rng_state(),
-        }
-        if kept := self.updater.correction_state(stage):
-            state["correction"] = kept
+        state = {"versions": stage.state_dict(), "rng": torch.get_rng_state(), **self.updater.stage_state(stage)}
         return state if self.probe is None else state | {"staleness": self.probe.stage_state(stage)}
 
     def restore(self, checkpoint: Path) -> None:
-        """Continue from a checkpoint of the same run; UserError where a stage's file is missing or damaged."""
-        optimizer_states = {}
+        states = {}
         for stage in self.stages:
             # By way of the CPU: a second copy of everything might not fit on the device.
-            state = read_stage(checkpoint, stage.index, torch.device("cpu"))
-            stage.load_state_dict(state["versions"])
+            states[stage.index] = state = read_stage(checkpoint, stage.index, torch.device("cpu"))
+            stage.load_state_dict(state.pop("versions"))
             if self.probe is not None:
                 self.probe.load_stage_state(stage, state.get("staleness", {}))
-            optimizer_states[stage.index] = state["optimizer"]
-            self.updater.load_correction_state(stage, state.get("correction", {}))
             torch.set_rng_state(state["rng"])
-        self.updater.load_stage_states(optimizer_states)
+        self.updater.load_stage_states(states, self.stages[0].device)
 
 
 def assemble(
@@ -150,7 +140,6 @@ def build_stages(
 
 
 def training_batches(config: RunConfig, data: PreparedData) -> Batches:
-    """The run's micro-batches, by number from 1."""
     training, length = config.training, config.model.sequence_length
     return Batches(data.train, sequence_length=length, batch_size=training.batch_size, seed=training.seed)
 

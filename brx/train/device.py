@@ -45,7 +45,6 @@ def autocast(runtime: RuntimeConfig, device: torch.device) -> Callable[[], Abstr
 
 
 def set_up(runtime: RuntimeConfig, device: torch.device, num_local_ranks: int) -> None:
-    """Threads, determinism and the GPU of this process."""
     threads = runtime.threads or max(1, torch.get_num_threads() // num_local_ranks)
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(runtime.deterministic)

@@ -166,14 +166,12 @@ class Trainer:
         # A stop that is known already counts from the start: at its own log point it would be too late, as the forward
         # passes of later micro-batches would be on their way.
         self._end = self._until_stop(end)
-        pending: list[StepResult] = []
-        seconds: list[float] = []
+        pending: list[tuple[StepResult, float]] = []  # with the training seconds at its end
         started, before = time.perf_counter(), self.training_seconds
         try:
             for result in self.assembly.engine.run(self.iteration + 1, lambda: self._end):
                 self.iteration = result.iteration
-                pending.append(result)
-                seconds.append(before + time.perf_counter() - started)
+                pending.append((result, before + time.perf_counter() - started))
                 self._after_iteration()
                 at_log_point = self.iteration % self._log_every == 0
                 if at_log_point or self.world.num_ranks == 1:
@@ -181,11 +179,10 @@ class Trainer:
                     self._end = self._until_stop(end)
                 if at_log_point or self.iteration == self._end:
                     reported, pending = pending, []
-                    self._report(reported, seconds)
-                    seconds = []
+                    self._report(reported)
         except RunError:
             if self.world.num_ranks == 1:  # of several, the others can no longer be asked
-                self._report(pending, seconds)
+                self._report(pending)
             raise
         finally:
             self.training_seconds = before + time.perf_counter() - started
@@ -206,14 +203,14 @@ class Trainer:
     @property
     def _log_every(self) -> int:
         # With several devices also the interval at which they look for a stop.
-        return max(self.config.training.log_every, self.world.num_ranks if self.world.num_ranks > 1 else 1)
+        return max(self.config.training.log_every, self.world.num_ranks)
 
-    def _report(self, pending: list[StepResult], seconds: list[float]) -> None:
+    def _report(self, pending: list[tuple[StepResult, float]]) -> None:
         """Let rank 0 write these iterations, up to one that is not finite; that is raised."""
         failed_refreshes = self.assembly.updater.num_failed_refreshes
         steps: list[StepNumbers] = []
         diverged = None
-        for result in pending:  # on a GPU this is where the host first sees them
+        for result, _ in pending:  # on a GPU this is where the host first sees them
             step = StepNumbers.of(result, failed_refreshes)
             try:
                 check_finite(step.iteration, step.loss, torch.tensor(step.grad_norms), self.assembly.stages[0].index)
@@ -224,7 +221,7 @@ class Trainer:
         if steps and (diverged is None or self.world.num_ranks == 1):
             reports = self.world.gather((steps, peak_memory(self.device)))
             if self._recorder is not None:
-                self._recorder.record(reports, seconds[: len(steps)])
+                self._recorder.record(reports, [seconds for _, seconds in pending[: len(steps)]])
         if diverged is not None:
             raise diverged
 
@@ -307,7 +304,6 @@ class Trainer:
 
 
 def check_budget(config: RunConfig, num_tokens: int) -> None:
-    """UserError for a run that would read its training tokens more often than allowed."""
     needed = config.training.last_iteration * config.tokens_per_update
     epochs = needed / num_tokens
     if epochs > config.data.max_epochs:

@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Self
@@ -26,7 +27,7 @@ from brx.progress import ProgressBar
 from brx.runs.folder import RunFolder
 from brx.runs.metrics import MetricsWriter, Record, exact, read_metrics
 from brx.train.build import Assembly
-from brx.train.trackers import Tracker
+from brx.train.trackers import Tracker, scalars_of
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,6 @@ class RunRecorder:
         )
 
     def _rate(self, since: tuple[int, float], iteration: int, seconds: float) -> float:
-        """Tokens per second since an iteration, and the training seconds at its end."""
         return (iteration - since[0]) * self._tokens_per_iteration / max(seconds - since[1], 1e-9)
 
     def _record(self, parts: Sequence[StepNumbers], seconds: float) -> Record:
@@ -175,8 +175,8 @@ class RunRecorder:
 
     def _write(self, records: list[Record]) -> None:
         self._metrics.write(records)
-        for tracker in self._trackers:
-            tracker.log(records)
+        for tracker, record in product(self._trackers, records):
+            tracker.log(scalars_of(record), record["iteration"])
 
 
 class Utilization:
@@ -227,7 +227,6 @@ def write_summary(
     fingerprint: str,
     **measured: Any,
 ) -> None:
-    """Write summary.json: what a run came to (its metrics say its losses), with what, on what."""
     records = list(read_metrics(folder.metrics))
     train = [record["train_loss"] for record in records if "train_loss" in record]
     val = [(record["val_loss"], record["iteration"]) for record in records if "val_loss" in record]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 from brx.config.schema import RunConfig
@@ -18,52 +19,45 @@ from brx.runs.metrics import Record
 SETTINGS = {"torch.utils.tensorboard": "tensorboard", "wandb": "wandb", "trackio": "trackio"}
 
 
-class TensorBoard:
-    """Event files in the run folder."""
+class Tracker(NamedTuple):
+    """Takes the numbers of each record that goes into metrics.jsonl."""
 
-    def __init__(self, folder: Path, first_iteration: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        # A resumed run writes the iterations after its checkpoint again: purge_step drops the first writing.
-        self._writer = SummaryWriter(str(folder), purge_step=first_iteration)
-
-    def log(self, records: list[Record]) -> None:
-        for record in records:
-            for key, value in _scalars(record).items():
-                self._writer.add_scalar(key, value, record["iteration"])
-
-    def close(self) -> None:
-        self._writer.close()
+    log: Callable[[dict[str, float], int], object]  # of an iteration
+    close: Callable[[], object]
 
 
-class Board:
+def tensorboard(run: Path, first_iteration: int) -> Tracker:
+    from torch.utils.tensorboard import SummaryWriter
+
+    # A resumed run writes the iterations after its checkpoint again: purge_step drops the first writing.
+    writer = SummaryWriter(str(run / "tensorboard"), purge_step=first_iteration)
+
+    def log(scalars: dict[str, float], iteration: int) -> None:
+        for key, value in scalars.items():
+            writer.add_scalar(key, value, iteration)
+
+    return Tracker(log, writer.close)
+
+
+def board(module: str, project: str, run: Path, config: RunConfig) -> Tracker:
     """A run on a board of Weights & Biases or Trackio, whose interfaces are the same; resumes under the same name."""
+    id_file = run / "run_id.txt"  # a name that no other run has on the board, kept for when this one resumes
+    if not id_file.is_file():
+        write_text(id_file, uuid4().hex[:12] + "\n")
+    name, identity = run.name, id_file.read_text(encoding="utf-8").strip()
+    settings: dict[str, Any] = {"project": project, "resume": "allow", "config": config.model_dump(mode="json")}
+    if module == "wandb":
+        settings |= {"name": name, "id": identity, "dir": str(run)}
+    else:  # which knows a run by its name, and prints on stdout, where results are
+        settings |= {"name": f"{name}-{identity}", "embed": False}
+    with redirect_stdout(sys.stderr):
+        opened: Any = import_module(module).init(**settings)
 
-    def __init__(self, module: str, project: str, run: Path, config: RunConfig) -> None:
-        id_file = run / "run_id.txt"  # a name that no other run has on the board, kept for when this one resumes
-        if not id_file.is_file():
-            write_text(id_file, uuid4().hex[:12] + "\n")
-        name, identity = run.name, id_file.read_text(encoding="utf-8").strip()
-        if module == "wandb":
-            settings: dict[str, Any] = {"name": name, "id": identity, "dir": str(run)}
-        else:  # which knows a run by its name, and prints on stdout, where results are
-            settings = {"name": f"{name}-{identity}", "embed": False}
+    def close() -> None:
         with redirect_stdout(sys.stderr):
-            self._run: Any = import_module(module).init(
-                project=project, resume="allow", config=config.model_dump(mode="json"), **settings
-            )
+            opened.finish()
 
-    def log(self, records: list[Record]) -> None:
-        for record in records:
-            self._run.log(_scalars(record), step=record["iteration"])
-
-    def close(self) -> None:
-        with redirect_stdout(sys.stderr):
-            self._run.finish()
-
-
-Tracker = TensorBoard | Board
-"""Takes the records that go into metrics.jsonl."""
+    return Tracker(lambda scalars, iteration: opened.log(scalars, step=iteration), close)
 
 
 def check_trackers(config: RunConfig) -> None:
@@ -84,13 +78,12 @@ def check_trackers(config: RunConfig) -> None:
 
 
 def open_trackers(config: RunConfig, run: Path, first_iteration: int) -> list[Tracker]:
-    """The trackers that the configuration asks for; see `check_trackers`."""
     projects = {"wandb": config.logging.wandb, "trackio": config.logging.trackio}
-    boards: list[Tracker] = [Board(module, name, run, config) for module, name in projects.items() if name is not None]
-    return [TensorBoard(run / "tensorboard", first_iteration), *boards] if config.logging.tensorboard else boards
+    boards = [board(module, name, run, config) for module, name in projects.items() if name is not None]
+    return [tensorboard(run, first_iteration), *boards] if config.logging.tensorboard else boards
 
 
-def _scalars(record: Record) -> dict[str, float]:
+def scalars_of(record: Record) -> dict[str, float]:
     scalars: dict[str, float] = {}
     for key, value in record.items():
         numbers = {f"{key}/stage_{k:03d}": v for k, v in enumerate(value)} if isinstance(value, list) else {key: value}

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-WITHOUT_ARITHMETIC = ("test_sharded.py", "test_needs_torch_alone.py", "test_trainers.py", "test_generic.py")
+WITHOUT_ARITHMETIC = ("test_sharded.py", "test_trainers.py", "test_generic.py")
 
 
 def pytest_collection_modifyitems(items):

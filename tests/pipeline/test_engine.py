@@ -13,7 +13,7 @@ import torch
 
 from brx.config.loading import apply_overrides
 from brx.model.stage import Stage, initialize, partition, whole_model
-from brx.pipeline.delay import StageDelay, delays_of
+from brx.pipeline.delay import delays_of
 from brx.pipeline.engine import Stopwatch
 from brx.train.build import assemble, build_stages
 from tests.pipeline.naive import NaivePipeline
@@ -185,32 +185,6 @@ def test_stash_modes_and_forecasts_differ():
     assert len(set(found)) == 5
     assert found[1][:2] == exact[:2]
     assert len({losses(1, "exact"), losses(1, "none"), *(losses(1, "exact", f) for f in FORECASTS)}) == 1
-
-
-def test_micro_batches_of_an_update_without_delay_are_one_larger_batch():
-    def larger(t):
-        parts = [micro_batch(n) for n in range(3 * t - 2, 3 * t + 1)]
-        return tuple(torch.cat(column) for column in zip(*parts, strict=True))
-
-    config = make_config("pipedream", 1, "exact", 24, "pipeline.accumulation=3")
-    accumulated, stages = run_engine(config, 8, torch.float64)
-    assembly = assemble(make_config("pipedream", 1, "exact"), larger, dtype=torch.float64)
-    whole = list(assembly.engine.run(1, lambda: 8))
-    for one, other in zip(accumulated, whole, strict=True):
-        torch.testing.assert_close(one.loss, other.loss, rtol=1e-10, atol=0)
-        torch.testing.assert_close(one.grad_norms, other.grad_norms, rtol=1e-8, atol=0)
-    for name, weight in assembly.stages[0].newest.items():
-        torch.testing.assert_close(stages[0].newest[name], weight, rtol=0, atol=1e-8)
-
-
-def test_mean_age_over_an_update_is_the_delay_in_updates():
-    for tau in range(12):
-        for accumulation in range(1, 6):
-            delay = StageDelay(tau, accumulation)
-            numbers = range(20 * accumulation + 1, 21 * accumulation + 1)  # update 21, long after the start
-            ages = [20 - delay.version_used(n) for n in numbers]
-            assert sum(ages) / accumulation == pytest.approx(delay.tau_updates)
-            assert max(ages) + 1 == delay.num_slots
 
 
 def assert_equals_naive(config, taus=None, update=None, forecast=None):

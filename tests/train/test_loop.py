@@ -406,8 +406,7 @@ def test_delay_compensation_takes_no_difference_of_rounded_weights(stash, tmp_pa
 
 def test_tensorboard_gets_the_metrics_and_a_profile_names_the_actions_and_the_stages(tmp_path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    config = tiny_config(tmp_path, "logging.tensorboard=true", "training.iterations=14")
-    train(config, tmp_path / "run", profile=True)
+    train(tiny_config(tmp_path, "logging.tensorboard=true", "training.iterations=14"), tmp_path / "run", profile=True)
     events = accumulator.EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     events.Reload()
     assert len(events.Scalars("train_loss")) == 14

@@ -34,9 +34,9 @@ def test_utilization_is_a_share_of_all_devices_peaks(monkeypatch):
 )
 def test_refresh_time_is_the_difference_where_all_stages_refresh_at_once(optimizer, expected):
     times = RefreshTime(load_config("quick", [f"optimizer={{method: {optimizer}}}"]))
-    for iteration in (1, 2):
-        times.see(iteration, 100.0)  # up to the first basis, at update 2, there is nothing to refresh
-    times.see(4, 1.0)
+    # Up to the first basis, at update 2, there is nothing to refresh.
+    for iteration, seconds in [(1, 100.0), (2, 100.0), (4, 1.0)]:
+        times.see(iteration, seconds)
     assert times.seconds is None
     for iteration in range(5, 20):
         times.see(iteration, 5.0 if iteration % 3 == 0 else 1.0)
