@@ -232,19 +232,15 @@ def test_intervals_add_up_to_the_updates_since_the_first_basis(frequency, index)
     assert total == last - 2
 
 
-def test_staggered_refreshes_are_spread_over_the_interval(monkeypatch):
+def test_staggered_refreshes_are_spread_over_the_interval():
     series = parameters(6, 4, 4)
-    optimizer = BasisRotation(series, frequency=3, staggered=True)
-    due, original = [], optimizer._estimate_eigenbasis
-
-    def counting(batch, gradient, exact):
-        due[-1] += len(batch.members)
-        original(batch, gradient, exact)
-
-    monkeypatch.setattr(optimizer, "_estimate_eigenbasis", counting)
-    for time in range(16):
-        due.append(0)
-        train(optimizer, series, time, time + 1)
+    (group,) = BasisRotation(series, frequency=3, staggered=True).param_groups
+    members = [Member(parameter, group, (index, 6)) for index, parameter in enumerate(series)]
+    due = []
+    for update in range(16):
+        for member in members:
+            member.num_updates = update
+        due.append(sum(member.next_refresh()[0] is not None for member in members))
     assert due == [0, 6] + [2] * 14
 
 

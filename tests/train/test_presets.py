@@ -21,13 +21,12 @@ PAPER = {
 
 
 @pytest.mark.parametrize("preset", PAPER)
-def test_preset_is_the_papers(preset):
+def test_preset_is_the_papers_and_has_its_size_cut_into_stages(preset):
     config = load_config(preset)
-    training = config.training
+    training, (num_parameters, num_stages, *_) = config.training, PAPER[preset]
     assert (training.batch_size, config.model.sequence_length, training.clip) == (8, 512, 1.0)
     assert (training.warmup_fraction, training.iterations) == (0.012, 250_000)
-    assert config.optimizer.weight_decay == 0.01
-    assert config.runtime.precision == "bf16"
+    assert (config.optimizer.weight_decay, config.runtime.precision) == (0.01, "bf16")
     assert (config.data.source, config.data.tokens) == ("openwebtext", 10**9)
     # "1B tokens randomly selected": a share of all 9.04 B, with a little to spare for chance.
     assert 1.005 < 9.04 * config.data.sample_fraction * (1 - config.data.validation_fraction) < 1.03
@@ -35,16 +34,9 @@ def test_preset_is_the_papers(preset):
     # The data that the preset asks for suffice for the run that it asks for.
     needed = training.last_iteration * training.batch_size * config.model.sequence_length
     assert needed <= config.data.max_epochs * config.data.tokens
-
-
-@pytest.mark.parametrize("preset", PAPER)
-def test_preset_has_the_papers_size_however_it_is_cut(preset):
-    num_parameters, num_stages = PAPER[preset][:2]
-    config = load_config(preset)
-    vocabulary = config.data.vocabulary_size
     with torch.device("meta"):
-        names = set(dict(whole_model(config.model, vocabulary).named_parameters()))
-        stages = [Stage(config.model, vocabulary, blocks) for blocks in partition(config.model.blocks, num_stages)]
+        names = set(dict(whole_model(config.model, 50257).named_parameters()))
+        stages = [Stage(config.model, 50257, blocks) for blocks in partition(config.model.blocks, num_stages)]
     assert count_parameters(stages) == num_parameters
     assert {name for stage in stages for name, _ in stage.named_parameters()} == names
     assert [stage.embedding is not None for stage in stages] == [True, *[False] * (num_stages - 1)]
