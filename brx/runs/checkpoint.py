@@ -26,7 +26,7 @@ from brx.errors import UserError
 from brx.files import replacing, sync_folder, write_json
 from brx.methods.trajectory_version import check_trajectory_version
 from brx.runs.folder import RunFolder, first_difference, telling, trajectory_of
-from brx.runs.metrics import MetricsFile
+from brx.runs.metrics import garbled_lines, missing_iterations
 
 MANIFEST = "manifest.json"
 Content = dict[str, Any]
@@ -180,16 +180,17 @@ def choose_checkpoint(folder: RunFolder, config: RunConfig) -> tuple[Path | None
     if not (checkpoints := list_checkpoints(folder.path)):
         return None, ""
     every, last, newest = config.training.validation_every, config.training.iterations, checkpoints[-1]
-    metrics = MetricsFile.read(folder.metrics)
-    if not (missing := metrics.missing(iteration_of(newest), lambda t: t % every == 0 or t == last)):
+    missing = missing_iterations(folder.metrics, iteration_of(newest), lambda t: t % every == 0 or t == last)
+    if not missing:
         return newest, ""
     usable = [path for path in checkpoints if iteration_of(path) < missing[0]]
     lacking = f"{folder.metrics}: lacks records after iteration {missing[0] - 1}"
     if usable:
         return usable[-1], f"{lacking}; continuing from {usable[-1]} instead of {newest.name}"
     # A garbled line is one record, or two where the line break between them went.
-    if len(missing) <= 2 * len(metrics.garbled):
-        lines = ", ".join(map(str, metrics.garbled))
+    garbled = garbled_lines(folder.metrics)
+    if len(missing) <= 2 * len(garbled):
+        lines = ", ".join(map(str, garbled))
         return newest, f"{folder.metrics}: not readable in line {lines}; continuing from {newest} without what it said"
     raise UserError(f"{lacking}, before the first checkpoint ({checkpoints[0].name}); restore it or start a new run")
 

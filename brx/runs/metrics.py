@@ -13,7 +13,6 @@ import shutil
 import sys
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -73,40 +72,29 @@ class MetricsWriter:
             self._file.close()
 
 
-@dataclass(frozen=True)
-class MetricsFile:
-    """What a metrics file holds: all lines, each with its record; None for one that a crash or something garbled."""
+def garbled_lines(path: Path) -> list[int]:
+    """Numbers of the lines of a metrics file, from 1, that are no records but are followed by some."""
+    are_records = [record is not None for _, record in _lines(path)]
+    return [n for n, is_record in enumerate(are_records, start=1) if not is_record and any(are_records[n:])]
 
-    lines: list[tuple[str, Record | None]]
 
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        """Read a metrics file; one that is not there holds nothing. UserError where two processes have written it."""
-        return cls(list(_lines(path)))
-
-    @property
-    def garbled(self) -> list[int]:
-        """Numbers of the lines, from 1, that are no records but are followed by some."""
-        are_records = [record is not None for _, record in self.lines]
-        return [n for n, is_record in enumerate(are_records, start=1) if not is_record and any(are_records[n:])]
-
-    def missing(self, iteration: int, is_validated: Callable[[int], bool]) -> list[int]:
-        """The iterations up to this one that lack a record (of their step, or of their validation): an entry each."""
-        records = [record for _, record in self.lines if record is not None]
-        trained, validated = ({r["iteration"] for r in records if key in r} for key in ("train_loss", "val_loss"))
-        lacking = [t for t in range(1, iteration + 1) if t not in trained]
-        lacking += [t for t in range(1, iteration + 1) if is_validated(t) and t not in validated]
-        return sorted(lacking)
+def missing_iterations(path: Path, iteration: int, is_validated: Callable[[int], bool]) -> list[int]:
+    """The iterations up to this one that lack a record (of their step, or of their validation): an entry each."""
+    records = list(read_metrics(path))
+    trained, validated = ({r["iteration"] for r in records if key in r} for key in ("train_loss", "val_loss"))
+    lacking = [t for t in range(1, iteration + 1) if t not in trained]
+    lacking += [t for t in range(1, iteration + 1) if is_validated(t) and t not in validated]
+    return sorted(lacking)
 
 
 def read_metrics(path: Path) -> Iterator[Record]:
-    """The records of a metrics file, without lines that are none; see `MetricsFile.read`."""
+    """The records of a metrics file, without lines that are none; a UserError where two processes have written it."""
     return (record for _, record in _lines(path) if record is not None)
 
 
 def truncate_metrics(path: Path, iteration: int) -> None:
     """Drop what was written after `iteration`, so that a resumed run writes it again, once."""
-    lines = MetricsFile.read(path).lines
+    lines = list(_lines(path))
     while lines and (lines[-1][1] is None or lines[-1][1]["iteration"] > iteration):
         lines.pop()
     write_text(path, "".join(line for line, _ in lines))

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from brx.errors import UserError
-from brx.runs.metrics import MetricsFile, read_curves, read_metrics, truncate_metrics
+from brx.runs.metrics import garbled_lines, missing_iterations, read_curves, read_metrics, truncate_metrics
 
 GARBLED = [
     "[1,2]",
@@ -38,17 +38,15 @@ def path(tmp_path):
 def test_a_garbled_line_is_left_out_and_the_rest_is_read(line, path):
     path.write_bytes((step(1) + step(2)).encode() + line + b"\n" + (step(4) + validation(4)).encode())
     assert [record["iteration"] for record in read_metrics(path)] == [1, 2, 4, 4]
-    metrics = MetricsFile.read(path)
-    assert metrics.garbled == [3]
-    assert metrics.missing(4, lambda t: t == 4) == [3]
+    assert garbled_lines(path) == [3]
+    assert missing_iterations(path, 4, lambda t: t == 4) == [3]
 
 
 def test_a_line_cut_by_a_crash_is_not_garbled_and_goes_with_a_cut(path):
     path.write_text(step(1) + step(2) + step(3)[:-1])
-    metrics = MetricsFile.read(path)
-    assert (len(list(read_metrics(path))), metrics.garbled) == (2, [])
-    assert metrics.missing(3, lambda t: False) == [3]
-    assert metrics.missing(2, lambda t: t % 2 == 0) == [2]
+    assert (len(list(read_metrics(path))), garbled_lines(path)) == (2, [])
+    assert missing_iterations(path, 3, lambda t: False) == [3]
+    assert missing_iterations(path, 2, lambda t: t % 2 == 0) == [2]
     path.write_text(step(1) + "garbage\n" + step(3) + "garbage\n" + step(5) + "cut")
     truncate_metrics(path, 3)  # what is garbled before the cut stays
     assert path.read_text() == step(1) + "garbage\n" + step(3)
