@@ -40,8 +40,7 @@ class Measured(BaseModel):
     iteration: int  # the checkpoint's
 
     @property
-    def name(self) -> str:
-        """NAME of its file."""
+    def name(self) -> str:  # NAME of its file
         return self.command
 
     def path_in(self, run: Path) -> Path:
@@ -70,7 +69,6 @@ class Measured(BaseModel):
 
 
 def refuse_two_checkpoints(paths: Iterable[Path], checkpoint: int | None) -> None:
-    """Refuse an iteration beside paths that name one already."""
     for path in paths:
         if checkpoint is not None and run_and_iteration(path)[1] is not None:
             raise UserError(f"--checkpoint {checkpoint}: {path} is a checkpoint already; give one of the two")
@@ -88,8 +86,6 @@ def runs_in_place(paths: Iterable[Path]) -> list[Path]:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One checkpoint, read."""
-
     run: Run
     path: Path
     iteration: int
@@ -101,13 +97,8 @@ class Checkpoint:
     @property
     def about(self) -> dict[str, Any]:
         """What every `Measured` of it begins with."""
-        num_stages = depth(self.run.config.pipeline)
-        return {
-            "run": str(self.run.path),
-            "method": self.run.method,
-            "num_stages": num_stages,
-            "iteration": self.iteration,
-        }
+        of_run = {"run": str(self.run.path), "method": self.run.method, "num_stages": depth(self.run.config.pipeline)}
+        return of_run | {"iteration": self.iteration}
 
     @property
     def device(self) -> torch.device:
@@ -132,10 +123,7 @@ def num_trained_on(run: Run) -> int:  # micro-batches of the whole training
 
 
 def find_checkpoint(run: Run, iteration: int | None, default: Literal["newest", "midway"]) -> Path:
-    """The folder of the checkpoint to analyse: of an iteration, else the newest or the one nearest to the middle.
-
-    UserError where there is none, none near the middle, or the run is not finished and no checkpoint was named.
-    """
+    """The folder of an iteration, or the default; UserError where there is none such, or the run goes on."""
     available = {int(path.name): path for path in list_checkpoints(run.path)}
     if not available:
         raise UserError(f"{run.path}: has no checkpoint (checkpoints/ is empty or missing); train it again")
@@ -166,10 +154,7 @@ def load_checkpoint(
     dtype: torch.dtype = torch.float32,
     device: torch.device | None = None,
 ) -> Checkpoint:
-    """Read a checkpoint (see `find_checkpoint`), by default to the run's device.
-
-    UserError where there is none, it is damaged or another model's, or the run's token files have changed.
-    """
+    """Read a checkpoint (`find_checkpoint`); UserError if it is damaged or of another model or other data."""
     run = Run.load(run_path)
     device = device or choose_device(run.config.runtime.device)[0]
     path = find_checkpoint(run, iteration, default)

@@ -64,8 +64,7 @@ def uniform_effective_delay(num_stages: int) -> float:
     return math.sqrt(sum(delay.tau**2 for delay in pipeline_delays(num_stages)) / num_stages)
 
 
-def _space_of(method: str) -> Space:
-    """The coordinates in which a method takes its steps."""
+def _space_of(method: str) -> Space:  # in which a method takes its steps
     return "rotated" if method.startswith("basis-rotation") else "original"
 
 

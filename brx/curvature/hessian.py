@@ -75,10 +75,7 @@ def _product(model: Stage, parameters: Vectors, batch: MicroBatch, vector: Vecto
 def mean_product(
     model: Stage, parameters: Vectors, batches: Iterable[tuple[int, MicroBatch]], vector: Vectors, where: str
 ) -> Vectors:
-    """H z for the mean of the training loss over batches of one size, each with its number.
-
-    RunError where a product is not finite; it names the checkpoint (`where`) and the batch.
-    """
+    """H z for the mean loss over numbered batches of one size; RunError where it is not finite says `where`."""
     total = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
     num_batches = 0
     for numbers, batch in _joined(model, batches):

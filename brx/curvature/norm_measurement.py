@@ -101,8 +101,7 @@ class _Task:
     settings: NormSettings
 
     @property
-    def folder(self) -> Path:
-        """Where the measurement is kept while it is under way."""
+    def folder(self) -> Path:  # while it is under way
         digest = hashlib.sha256(self.settings.model_dump_json().encode()).hexdigest()
         return self.run / "analysis" / f".hessian-norm-{self.space}-{self.iteration:08d}-{digest[:8]}"
 
@@ -191,26 +190,25 @@ def _products(task: _Task, checkpoint: Checkpoint, numbers: Sequence[int], jobs:
     if jobs == 1:
         yield from (vector_product(checkpoint, task.settings, number) for number in numbers)
         return
-    spawn, threads = multiprocessing.get_context("spawn"), max(1, torch.get_num_threads() // jobs)
-    pool = ProcessPoolExecutor(jobs, spawn, _begin_worker, (threads,))
+    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"))
     try:
-        yield from map(torch.from_numpy, pool.map(partial(_worker_product, task), numbers))
+        threads = max(1, torch.get_num_threads() // jobs)
+        yield from map(torch.from_numpy, pool.map(partial(_worker_product, task, threads), numbers))
     except BrokenProcessPool:
         raise RunError("a process was lost (killed?); the same command continues what is saved") from None
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _begin_worker(num_threads: int) -> None:
+def _worker_product(task: _Task, num_threads: int, number: int) -> Any:
+    return vector_product(_load_in_worker(task, num_threads), task.settings, number).numpy()
+
+
+@lru_cache(maxsize=1)
+def _load_in_worker(task: _Task, num_threads: int) -> Checkpoint:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process decides
     torch.set_num_threads(num_threads)
-
-
-def _worker_product(task: _Task, number: int) -> Any:
-    return vector_product(_load_once(task), task.settings, number).numpy()
-
-
-_load_once = lru_cache(maxsize=1)(_Task.load)
+    return task.load()
 
 
 class _State:

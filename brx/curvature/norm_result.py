@@ -37,8 +37,6 @@ Short = Annotated[float, AfterValidator(lambda value: float(f"{value:.6g}"))]  #
 
 
 class NormSettings(BaseModel):
-    """What decides the numbers of a measurement."""
-
     model_config = ConfigDict(frozen=True)
 
     vectors: int = 200  # n, Cauchy vectors
@@ -85,8 +83,7 @@ class NormResult(Measured):
         return f"{self.command}-{self.space}"
 
     @property
-    def normalized(self) -> float:
-        """Per parameter, as the paper states it."""
+    def normalized(self) -> float:  # per parameter, as the paper states it
         return self.norm / self.num_parameters
 
     @property
@@ -139,7 +136,6 @@ def measured_norms(
 
 
 def by_method_and_depth(results: Sequence[NormResult]) -> dict[tuple[str, int], list[NormResult]]:
-    """Groups whose runs differ in the seed."""
     groups: dict[tuple[str, int], list[NormResult]] = {}
     for result in results:
         groups.setdefault((result.method, result.num_stages), []).append(result)
@@ -197,7 +193,6 @@ def shares_of_original(result: NormResult, results: Sequence[NormResult]) -> lis
 
 
 def _with_others(values: Sequence[float], form: str) -> str:
-    """The first number, the others in brackets."""
     first, *others = [f"{value:{form}}" for value in values] or [""]
     return f"{first} ({', '.join(others)})" if others else first
 
@@ -214,7 +209,6 @@ def _coordinates(result: NormResult) -> str:
 
 
 def _sample(result: NormResult) -> str:
-    """Vectors and tokens, and what is not as usual."""
     settings = result.settings
     own = " each" if result.norm_of_half is None else ""
     unusual = [value for value in (settings.estimator, settings.precision) if value not in ("geometric", "fp32")]
@@ -242,7 +236,6 @@ def breakdown_table(result: NormResult, by: Literal["stage", "kind"]) -> pd.Data
 
 
 def resolution_warning(result: NormResult) -> str | None:
-    """What to say when rounding may have drowned small rows."""
     if result.below_resolution <= NOTABLE_SHARE:
         return None
     return (

@@ -59,8 +59,6 @@ class Track(BaseModel):
 
 
 class Oscillation(Measured):
-    """What one run does along the Hessian's dominant eigenvector, and along a random direction."""
-
     command: ClassVar[str] = "oscillation"
 
     eigenvalue: float
@@ -138,10 +136,7 @@ def representative(results: Sequence[Oscillation]) -> Oscillation:
 def dominant_eigenvector(
     product: Callable[[Vectors], Vectors], start: Vectors, tolerance: float, max_iterations: int
 ) -> Eigenpair:
-    """The eigenvector of the largest |eigenvalue| of a symmetric H, by power iteration with `product`, z to H z.
-
-    It stops at the residual `tolerance`, or after `max_iterations` products. RunError where H z is zero.
-    """
+    """Of the largest |eigenvalue| of a symmetric H, by power iteration with `product`, z to H z."""
     vector = _scaled(start, 1 / _dot(start, start) ** 0.5)
     for number in range(1, max_iterations + 1):
         image = product(vector)
@@ -190,8 +185,7 @@ def _scaled(vector: Vectors, factor: float) -> Vectors:
     return {name: factor * value for name, value in vector.items()}
 
 
-def _dot(left: Vectors, right: Vectors) -> float:
-    """Inner product, summed in float64."""
+def _dot(left: Vectors, right: Vectors) -> float:  # summed in float64
     parts: list[Tensor] = [(left[name].double() * right[name].double()).sum() for name in left]
     return float(torch.stack(parts).sum())
 

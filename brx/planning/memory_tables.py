@@ -24,10 +24,7 @@ BINARY_UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
 def overhead_texts(
     shapes: Mapping[tuple[int, int], int], names: Mapping[tuple[int, int], str]
 ) -> tuple[str, pd.DataFrame]:
-    """What every strategy keeps beyond Adam's moments, in fp32 whatever the weights are: title, and a row per strategy.
-
-    `shapes` says how many matrices there are of each shape (m, n); `names` are of some shapes, for the headings.
-    """
+    """What each strategy keeps beyond Adam's moments, in fp32, for a number of matrices by shape (m, n)."""
     largest = max(FP32 * overhead_elements(shape, *STRATEGIES[0]) for shape in shapes)
     unit, unit_bytes = next(((unit, size) for unit, size in BINARY_UNITS.items() if largest >= size / 20), ("bytes", 1))
     moments = 2 * FP32 * sum(math.prod(shape) * count for shape, count in shapes.items())
@@ -89,7 +86,6 @@ def rank_table(
 
 
 def rank_notes(config: RunConfig) -> list[str]:
-    """What to know to read a table of ranks."""
     notes = [
         "Peak: weights, moments, rotation and rings, with the larger of activations + logits and gradients + update"
         " beside the activations of the micro-batches that are under way then."
@@ -121,6 +117,5 @@ def _millions(count: int) -> str:
     return f"{count / 1e6:,.1f} M" if count >= 1e6 else f"{count / 1e3:,.1f} k"
 
 
-def _unit(num_bytes: int) -> tuple[str, int]:
-    """The largest unit of which there is at least one."""
+def _unit(num_bytes: int) -> tuple[str, int]:  # the largest of which there is at least one
     return next(((unit, size) for unit, size in UNITS.items() if num_bytes >= size), ("bytes", 1))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 
@@ -20,17 +21,9 @@ from brx.optim.parameter_state import state_shapes
 
 Source = Literal["2nd", "1st"]
 Geometry = Literal["bilateral", "unilateral"]
-STRATEGIES: tuple[tuple[Source, Geometry], ...] = (
-    ("2nd", "bilateral"),
-    ("2nd", "unilateral"),
-    ("1st", "bilateral"),
-    ("1st", "unilateral"),
-)
-SOAP_LONGEST_SIDE = 10_000
-"""pytorch-optimizer's `max_precondition_dim`: its SOAP keeps nothing for a longer side."""
-
-NEWTON_SCHULZ_STEPS = 5
-"""Of torch's Muon and pytorch-optimizer's Scion."""
+STRATEGIES: tuple[tuple[Source, Geometry], ...] = tuple(itertools.product(get_args(Source), get_args(Geometry)))
+SOAP_LONGEST_SIDE = 10_000  # pytorch-optimizer's `max_precondition_dim`: its SOAP keeps nothing for a longer side
+NEWTON_SCHULZ_STEPS = 5  # of torch's Muon and pytorch-optimizer's Scion
 
 
 class Rotation(NamedTuple):
@@ -43,7 +36,6 @@ class Rotation(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def rotation(optimizer: schema.BasisRotationConfig | schema.SoapConfig, shape: tuple[int, ...]) -> Rotation:
-    """What a method keeps for a parameter of this shape."""
     if isinstance(optimizer, schema.SoapConfig):
         sides = tuple(side for side in shape[-2:] if side <= SOAP_LONGEST_SIDE)
         elements = math.prod(shape[:-2]) * sum(side**2 for side in sides)
@@ -76,7 +68,6 @@ def rotations(config: RunConfig, shapes: Shapes) -> Iterator[tuple[tuple[int, ..
 
 
 def matrices(shapes: Shapes) -> Iterator[tuple[int, ...]]:
-    """Shapes of the weight matrices of attention and MLP."""
     return (shape for name, shape in shapes.items() if is_block_matrix(name))
 
 
@@ -117,10 +108,7 @@ def method_flops(config: RunConfig, shapes: Shapes) -> float:
 
 
 def rotation_update_bytes(config: RunConfig, shapes: Shapes, device_type: str) -> int:
-    """Temporary tensors of BasisRotation's update: those of its largest batch of equal matrices at a refresh.
-
-    `shapes` are of all parameters of the device, whose type decides how many matrices are a batch.
-    """
+    """Of BasisRotation's largest batch of equal matrices at a refresh; `shapes` are all of the device."""
     largest, all_matrices = 0, list(matrices(shapes))
     for shape, kept in dict(rotations(config, shapes)).items():
         size = math.prod(shape)

@@ -27,11 +27,7 @@ CONTROL_GROUPS = Path("/sys/fs/cgroup")
 
 
 def assign(costs: Sequence[float], num_ranks: int) -> list[range]:
-    """Cut stages into contiguous runs, one per rank, such that the largest sum of costs is as small as possible.
-
-    R is at most the number of stages; no rank goes empty. Of several best cuts, it is the one whose first ranks carry
-    least.
-    """
+    """Cut stages into R <= P contiguous runs, such that the largest sum of costs is as small as possible."""
     num_stages, sums = len(costs), [0.0, *accumulate(costs)]
 
     @cache
@@ -51,10 +47,7 @@ def assign(costs: Sequence[float], num_ranks: int) -> list[range]:
 
 
 def measure_stage_costs(config: RunConfig, device: torch.device) -> list[float]:
-    """Seconds of each stage's forward and backward pass, from the times of a block, the embedding and the head.
-
-    At GPT-2's vocabulary the head weighs several blocks, which an even cut by number does not see.
-    """
+    """Seconds of each stage's passes, measured by part: at GPT-2's vocabulary the head weighs several blocks."""
     model, batch, vocabulary = config.model, config.training.batch_size, config.data.vocabulary_size
     tokens = torch.zeros(batch, model.sequence_length, dtype=torch.int64, device=device)
     stream = torch.randn(batch, model.sequence_length, model.width, device=device, requires_grad=True)
@@ -72,8 +65,7 @@ def measure_stage_costs(config: RunConfig, device: torch.device) -> list[float]:
     return costs
 
 
-def _seconds(forward: Callable[[], Tensor], device: torch.device) -> float:
-    """Median time of a forward and backward pass."""
+def _seconds(forward: Callable[[], Tensor], device: torch.device) -> float:  # of a forward and backward pass, median
     seconds = []
     for _ in range(1 + REPEATS):
         started = time.perf_counter()
@@ -85,10 +77,7 @@ def _seconds(forward: Callable[[], Tensor], device: torch.device) -> float:
 
 
 def check_memory(config: RunConfig, device: torch.device, world: World, ranges: Sequence[range]) -> Memory:
-    """This rank's plan; UserError if it is certain not to fit into what is free, with what would.
-
-    The ranks of a machine share the memory of their CPU; `ranges` are the stages of each rank.
-    """
+    """This rank's plan, by the stages of each rank; UserError if it is certain not to fit, with what would."""
     ranks = plan_memory(config, device.type, ranges)
     is_shared = device.type != "cuda"
     first = world.rank - world.local_rank
@@ -130,10 +119,7 @@ def _available_on_host() -> int | None:
 
 
 def _available_in_container() -> int | None:
-    """What is left under the limit of the control group that a container runs in (version 2, or version 1).
-
-    Cached files count as used there, but are given up for a process that needs memory.
-    """
+    """What is left under the limit of the control group (version 2, or 1); cached files count as free."""
     for folder, limit_name, used_name in (
         (CONTROL_GROUPS, "memory.max", "memory.current"),
         (CONTROL_GROUPS / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
@@ -154,7 +140,6 @@ def _words(path: Path) -> list[str]:
 
 
 def fits(ranks: Sequence[Memory], device_memory: float) -> bool:
-    """Whether every rank's peak is within the memory of its device."""
     return max(rank.peak for rank in ranks) <= device_memory
 
 
@@ -164,8 +149,7 @@ def smallest_num_ranks(config: RunConfig, device_type: str, device_memory: float
     return next((len(ranks) for ranks in plans if fits(ranks, device_memory)), None)
 
 
-def _possible_cuts(config: RunConfig) -> Iterator[list[range]]:
-    """Even cuts into R runs of stages that can run the configured delays, by R."""
+def _possible_cuts(config: RunConfig) -> Iterator[list[range]]:  # even ones that can run the configured delays, by R
     delays, num_stages = stage_delays(config.pipeline), config.pipeline.stages
     cuts = (partition(num_stages, num_ranks) for num_ranks in range(1, num_stages + 1))
     return (ranges for ranges in cuts if cannot_run(delays, ranges) is None)

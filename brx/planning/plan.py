@@ -33,8 +33,7 @@ from brx.planning.optimizer_memory import matrices, method_flops, optimizer_byte
 STAGE_PARTS = ("weights", "gradients", "moments", "rotation", "rings", "activations")
 """What a stage holds, by the names of `Memory`."""
 
-RANK_PARTS = (*STAGE_PARTS, "logits", "update", "probe")
-"""What a rank holds."""
+RANK_PARTS = (*STAGE_PARTS, "logits", "update", "probe")  # what a rank holds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +83,6 @@ def planned_device_type(config: RunConfig) -> str:
 
 
 def stages_shapes(config: RunConfig, own: Sequence[int]) -> dict[int, Shapes]:
-    """The parameters of some stages of a run, by stage."""
     blocks = partition(config.model.blocks, config.pipeline.stages)
     return {index: stage_shapes(config.model, config.data.vocabulary_size, blocks[index]) for index in own}
 
@@ -182,8 +180,7 @@ def _stage(config: RunConfig, device_type: str, index: int, blocks: range, shape
     )
 
 
-def _block_bytes(config: RunConfig, device_type: str, block: int) -> int:
-    """The activations of a block, of one micro-batch."""
+def _block_bytes(config: RunConfig, device_type: str, block: int) -> int:  # activations of one micro-batch
     bf16 = config.runtime.precision == "bf16"
     return block_activation_bytes(config.model, block, config.training.batch_size, bf16=bf16, device_type=device_type)
 
@@ -205,8 +202,7 @@ def _ring_bytes(config: RunConfig, delay: StageDelay, shapes: Shapes, device_typ
     return num_slots * slot + num_copies * FP32 * num_all
 
 
-def _forecasts(config: RunConfig) -> bool:
-    """Whether both passes compute with predicted weights."""
+def _forecasts(config: RunConfig) -> bool:  # both passes compute with predicted weights
     return config.pipeline.forecast is not None or find_method(config).forecasts
 
 
@@ -230,12 +226,7 @@ def _update_bytes(config: RunConfig, by_stage: dict[int, Shapes], device_type: s
 def _probe_bytes(
     config: RunConfig, by_stage: dict[int, Shapes], gradients: int, second_pass: int, update: int
 ) -> tuple[int, int, int]:
-    """Bytes that the measures of staleness (`logging.staleness_every`) take, in a run on one device.
-
-    Those of the older updates, which the newest is compared with; of these with the weights and the bases before the
-    update; and of the largest sum that is there at one time beside what always is. `second_pass`: activations and
-    working memory of the fresh gradients' passes.
-    """
+    """Of the measures of staleness: older updates kept; these with what an update adds; the largest sum at a time."""
     every, delays = config.logging.staleness_every, stage_delays(config.pipeline)
     assert every is not None
     older = before = bases = 0

@@ -63,15 +63,11 @@ PIPELINE_KEYS = ("stages", "devices", "accumulation", "delay", "stash", "forecas
 """What a verdict changes of `pipeline`."""
 
 WITHOUT_DELAY = {"delay": 0, "stash": "exact", "forecast": None}
-UTILIZATION = 0.4
-"""Assumed share of a data sheet's peak."""
+UTILIZATION = 0.4  # assumed share of a data sheet's peak
 
 
 def peak_flops(name: str, precision: str) -> float | None:
-    """Peak FLOP/s of the device that calls itself `name` (for example "NVIDIA A100-SXM4-80GB"); None if unknown.
-
-    Case, and spaces for hyphens, do not count. The precision is `bf16` or `fp32`.
-    """
+    """Peak FLOP/s of the device that calls itself `name` (for example "NVIDIA A100-SXM4-80GB"); None if unknown."""
     words = name.lower().replace("-", " ")
     for known, (bf16, fp32) in PEAKS.items():
         # As a whole word: an L40 is no L4, an A1000 no A100.
@@ -116,8 +112,7 @@ class PlannedRun:
         return self.config.pipeline.devices
 
     @property
-    def examples(self) -> int:
-        """Of an update."""
+    def examples(self) -> int:  # of an update
         return self.config.training.batch_size * self.config.pipeline.accumulation
 
     @cached_property
@@ -143,12 +138,10 @@ class PlannedRun:
         return f"The cut is uneven: {' or '.join(map(str, shares))} blocks per device; {told} device(s) would be even."
 
     @property
-    def weight_bytes(self) -> int:
-        """Of the whole model, in fp32."""
+    def weight_bytes(self) -> int:  # of the whole model, in fp32
         return FP32 * sum(map(num_elements, stages_shapes(self.config, range(self.config.pipeline.stages)).values()))
 
-    def seconds(self, cut: Cut) -> float | None:
-        """Of an update; None where the throughput is not known."""
+    def seconds(self, cut: Cut) -> float | None:  # of an update; None where the throughput is not known
         return None if self.throughput is None else cut.time * self.unit / self.throughput
 
     def overrides(self, asked: RunConfig, settings: Mapping[str, Any]) -> list[str]:
@@ -221,7 +214,6 @@ class PlannedRun:
         return Cut(REPLICAS, 1, 1.0 + update + local.averaging / local.steps, 0.0, memory)
 
     def _update(self, config: RunConfig, own: Sequence[int], cost: float | None) -> float:
-        """The time of an update of some stages."""
         if cost is None:
             return update_flops(config, own) / self.unit
         return cost * config.pipeline.accumulation * passes(config) * forward_flops(config, own) / self.unit
@@ -238,10 +230,8 @@ def parse_devices(
     """A run with devices as the command line has them; UserError where it is wrong."""
     if bandwidth is not None and throughput is None:
         raise UserError("--bandwidth: needs --throughput, too, since transfers are compared with passes")
-    memory, bytes_per_second = (
-        None if text is None else parse_bytes(text, flag)
-        for flag, text in (("--device-memory", device_memory), ("--bandwidth", bandwidth))
-    )
+    memory = None if device_memory is None else parse_bytes(device_memory, "--device-memory")
+    bytes_per_second = None if bandwidth is None else parse_bytes(bandwidth, "--bandwidth")
     flops = None if throughput is None else parse_throughput(throughput, config.runtime.precision)
     return PlannedRun(config, memory, flops, bytes_per_second)
 
@@ -266,10 +256,7 @@ def _resized(config: RunConfig, num_stages: int, num_ranks: int, num_micro_batch
 
 
 def time_lines(run: PlannedRun) -> list[str]:
-    """Multiplications, the time of an iteration and of all, and those of the best synchronous cut of the same examples.
-
-    The memory of the run's devices, where it is known, limits the synchronous cuts, too.
-    """
+    """Multiplications, the time of an iteration and of all, and those of the best synchronous cut."""
     config, num_ranks = run.config, run.num_ranks
     by_rank = [rank_flops(config, own) for own in partition(config.pipeline.stages, num_ranks)]
     model = training_flops(config.model, config.data.vocabulary_size, run.examples)

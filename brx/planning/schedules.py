@@ -35,17 +35,12 @@ class Schedule:
 
     actions: Callable[[int, int, int, int], Iterator[Action]] | None = None
     """By (rank, R, M, number of steps); None for one that has a closed form here."""
-    bubble: float = 0.0
-    """Of such a one, per rank but the last, in forward passes of the busiest rank."""
-    extra: float = 0.0
-    """The activations that such a one keeps beyond those of R micro-batches, in micro-batches."""
-    num_chunks: int = 1
-    """Of the model per rank."""
-    is_v: bool = False
-    """Whether the second chunks lie in reverse order, rank r with chunk 2 R - 1 - r."""
+    bubble: float = 0.0  # of such a one, per rank but the last, in forward passes of the busiest rank
+    extra: float = 0.0  # the activations that such a one keeps beyond those of R micro-batches, in micro-batches
+    num_chunks: int = 1  # of the model per rank
+    is_v: bool = False  # whether the second chunks lie in reverse order, rank r with chunk 2 R - 1 - r
 
     def chunks(self, rank: int, num_ranks: int) -> tuple[int, ...]:
-        """The chunks of a rank, of `num_chunks` R."""
         behind = num_ranks + (num_ranks - 1 - rank if self.is_v else rank)
         return (rank, behind)[: self.num_chunks]
 
@@ -210,7 +205,6 @@ def first_that_fits(cuts: Iterator[Cut], memory: float | None) -> Cut | None:
 
 
 def divisors(number: int) -> list[int]:
-    """In increasing order."""
     return [one for one in range(1, number + 1) if number % one == 0]
 
 

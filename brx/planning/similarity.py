@@ -11,19 +11,14 @@ from brx.methods.updater import num_warmup_iterations
 from brx.model.sizes import num_elements, stage_shapes
 from brx.pipeline.delay import depth, stage_delays
 
-APART = 3.0
-"""By what factor two numbers may differ and still count as alike."""
+APART = 3.0  # by what factor two numbers may differ and still count as alike
 
 CRITICAL_BATCH_EXPONENT = 0.47
 """The critical batch grows about as (tokens seen)^0.47, whatever the model's size (arXiv:2410.21676)."""
 
 
 def dimensionless(config: RunConfig) -> dict[str, float | None]:
-    """By name, the numbers that decide whether two trainings resemble each other.
-
-    Tau is the largest delay of a stage, in updates; T the iterations. None stands for a number that a run does not
-    have: those of the delay, where there is none, and of the second moment, where the method has none.
-    """
+    """The numbers that decide whether two trainings are alike; tau is in updates; None for what a run lacks."""
     model, training, optimizer = config.model, config.training, config.optimizer
     iterations, lr = training.iterations, optimizer.lr
     per_iteration = training.batch_size * model.sequence_length * config.pipeline.accumulation

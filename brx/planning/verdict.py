@@ -37,8 +37,7 @@ if TYPE_CHECKING:
 COMMITTED = Path("results/tables/laptop/time-to-loss.json")
 """What the committed runs say; `make reproduce-figures` writes it."""
 
-COST_REFERENCE = "pipedream"
-"""AdamW, whose update counts as part of an iteration."""
+COST_REFERENCE = "pipedream"  # AdamW, whose update counts as part of an iteration
 
 WIDEST_GAP = 4.0
 """Between two measured delays, iterations are interpolated if 1 + delay grows by no more than this factor."""
@@ -52,16 +51,13 @@ NORMAL_QUANTILE = 1.96
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked."""
-
     loss: float  # training loss to reach, in nats
     num_stages: int
     num_micro_batches: int  # per update, of the asynchronous pipeline
     devices: EqualStages | PlannedRun
     costs: Mapping[str, float] = field(default_factory=dict)
     """Of methods' updates, as shares of an update's passes, in place of what the runs or the model say."""
-    local: LocalSteps | None = None
-    """The third rival, data-parallel replicas with local steps; None: not asked for."""
+    local: LocalSteps | None = None  # the third rival, data-parallel replicas with local steps; None: not asked for
 
     @property
     def delay(self) -> float:
@@ -77,13 +73,11 @@ class Iterations(NamedTuple):
     num_rates: int  # learning rates tried, the fewest of those experiments
 
     @property
-    def is_lower_bound(self) -> bool:
-        """Whether a run never got there."""
+    def is_lower_bound(self) -> bool:  # a run never got there
         return not _mean(self.by_seed.values()).is_reached
 
     @property
     def mean(self) -> float:
-        """Geometric mean over the seeds."""
         return _mean(self.by_seed.values()).iterations
 
 
@@ -100,8 +94,7 @@ class Option(NamedTuple):
     cost: float | None  # of the update beyond AdamW's, as a share of the passes; None: as its products take
 
     @property
-    def time(self) -> float:
-        """To the loss, in units of the passes of an update."""
+    def time(self) -> float:  # to the loss, in units of the passes of an update
         return self.num_iterations * self.cut.time
 
 
@@ -121,16 +114,12 @@ class Verdict:
     has_cuts: bool  # unless no synchronous schedule of any method fits
 
     @property
-    def rival(self) -> Option | None:
-        """The fastest option that is not asynchronous."""
+    def rival(self) -> Option | None:  # the fastest option that is not asynchronous
         return min([*self.synchronous[:1], *self.replicas[:1]], key=lambda option: option.time, default=None)
 
     @property
     def advantage(self) -> float | None:
-        """Time of the rival over that of the best asynchronous option; None if there is none of either.
-
-        An upper bound where the asynchronous time is a lower bound.
-        """
+        """Time of the rival over that of the best asynchronous option; an upper bound if that is a lower one."""
         return self.rival.time / self.asynchronous[0].time if self.rival and self.asynchronous else None
 
     @property
@@ -142,13 +131,11 @@ class Verdict:
         return math.hypot(best.noise, 0.0 if best.method == self.rival.method else self.rival.noise)
 
     @property
-    def is_upper_bound(self) -> bool:
-        """Whether the best asynchronous option never reached the loss."""
+    def is_upper_bound(self) -> bool:  # the best asynchronous option never reached the loss
         return bool(self.asynchronous) and self.asynchronous[0].iterations.is_lower_bound
 
     @property
-    def is_tie(self) -> bool:
-        """Whether the noise between seeds could turn the answer round."""
+    def is_tie(self) -> bool:  # the noise between seeds could turn the answer round
         return self.advantage is not None and not self.is_upper_bound and abs(math.log(self.advantage)) <= self.noise
 
     @property
@@ -157,18 +144,11 @@ class Verdict:
         return not self.has_cuts or (bool(self.too_large) and not self.asynchronous)
 
     def break_even(self, option: Option) -> float | None:
-        """The slowdown at which an asynchronous option is as fast as the rival; None without a slowdown.
-
-        Below 1 it cannot win, since delay is no gain.
-        """
+        """The slowdown at which an option is as fast as the rival; below 1 it cannot win, as delay is no gain."""
         if self.rival is None or option.slowdown is None:
             return None
         without_delay = option.num_iterations / max(1.0, option.slowdown.ratio)
         return self.rival.time / (option.cut.time * without_delay)
-
-
-Grid = dict[tuple[int, int], Verdict | None]
-"""Answers by P and M; None where the question cannot be asked."""
 
 
 def answer(measurements: Measurements, question: Question) -> Verdict:
@@ -247,23 +227,19 @@ def iterations_at(
     measured delays, or between two that are further apart than `WIDEST_GAP`.
     """
     ordered = sorted(experiments, key=lambda experiment: experiment.delay)
-    exact = next((measured for measured in ordered if math.isclose(measured.delay, delay, abs_tol=1e-9)), None)
-    if exact is not None:
-        return Iterations(measurements.reached(exact, loss), (exact.delay,), exact.num_rates)
+    for one in ordered:
+        if math.isclose(one.delay, delay, abs_tol=1e-9):
+            return Iterations(measurements.reached(one, loss), (one.delay,), one.num_rates)
     for low, high in pairwise(ordered):
         if low.delay < delay < high.delay and (1 + high.delay) / (1 + low.delay) <= WIDEST_GAP:
             below, above = (measurements.reached(one, loss) for one in (low, high))
             if not below.keys() & above.keys():
                 below, above = ({-1: _mean(seeds.values())} for seeds in (below, above))
             share = math.log((1 + delay) / (1 + low.delay)) / math.log((1 + high.delay) / (1 + low.delay))
-            by_seed = {
-                seed: Reached(
-                    run.iterations + share * (above[seed].iterations - run.iterations),
-                    run.is_reached and above[seed].is_reached,
-                )
-                for seed, run in below.items()
-                if seed in above
-            }
+            by_seed = {}
+            for seed in below.keys() & above.keys():
+                (first, first_there), (last, last_there) = below[seed], above[seed]
+                by_seed[seed] = Reached(first + share * (last - first), first_there and last_there)
             return Iterations(by_seed, (low.delay, high.delay), min(low.num_rates, high.num_rates))
     return None
 
@@ -324,7 +300,6 @@ def _lowest(measurements: Measurements, experiments: Sequence[Experiment], delay
 
 
 def by_method(measurements: Measurements) -> dict[str, list[Experiment]]:
-    """The experiments of each method, under its delays."""
     methods: dict[str, list[Experiment]] = {}
     for experiment in measurements.experiments:
         methods.setdefault(experiment.method, []).append(experiment)
@@ -332,10 +307,7 @@ def by_method(measurements: Measurements) -> dict[str, list[Experiment]]:
 
 
 def read_measurements(runs: Sequence[Path]) -> tuple[Measurements, list[str]]:
-    """From one file of measurements, or from folders of runs (none: the committed measurements).
-
-    Of runs, the largest set that compares counts; there is a line for each run left out.
-    """
+    """From a file (the committed one by default), or from runs: the largest set that compares, and notes."""
     if not runs and not COMMITTED.is_file():
         raise UserError(f"RUNS: needed, since {COMMITTED} is not there (it is in a checkout of brx)")
     paths = list(runs) or [COMMITTED]
@@ -358,8 +330,7 @@ def parse_costs(texts: Sequence[str], measurements: Measurements) -> dict[str, f
     return costs
 
 
-def _number(text: str) -> float:
-    """A number from 0; infinite if the text is none."""
+def _number(text: str) -> float:  # from 0; infinite if the text is none
     try:
         number = float(text)
     except ValueError:
@@ -409,10 +380,10 @@ def read_costs(paths: Sequence[Path]) -> dict[str, float]:
     seconds = _seconds_of_table(paths[0]) if is_table else _seconds_of_runs(paths, where)
     if COST_REFERENCE not in seconds:
         raise UserError(f"{where}: has no {COST_REFERENCE} (AdamW), which costs are relative to")
-    return {method: max(0.0, one / seconds[COST_REFERENCE] - 1.0) for method, one in seconds.items()}
+    return dict((seconds / seconds[COST_REFERENCE] - 1.0).clip(lower=0.0))
 
 
-def _seconds_of_runs(folders: Sequence[Path], where: str) -> dict[str, float]:
+def _seconds_of_runs(folders: Sequence[Path], where: str) -> pd.Series:
     """Per iteration of the fastest run of each method."""
     runs = load(folders).dropna(subset="seconds_per_iteration")
     different = runs[["architecture", "training.batch_size", "pipeline.accumulation"]].drop_duplicates()
@@ -420,16 +391,16 @@ def _seconds_of_runs(folders: Sequence[Path], where: str) -> dict[str, float]:
         models = " and ".join(f"{name}, batch {batch} x {count}" for name, batch, count in different.to_numpy())
         raise UserError(f"{where}: runs of one model and batch are needed, these are of {models}")
     methods = runs["variant"].map(lambda variant: variant.partition(", delay ")[0])
-    return dict(runs["seconds_per_iteration"].groupby(methods).min())
+    return runs["seconds_per_iteration"].groupby(methods).min()
 
 
-def _seconds_of_table(path: Path) -> dict[str, float]:
+def _seconds_of_table(path: Path) -> pd.Series:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         table = pd.DataFrame(content["rows"], columns=content["columns"]).set_index("method")
         seconds = 1e-3 * table.filter(regex="^ms / iteration").iloc[:, 0].astype(float)
-        if not seconds.between(0, math.inf, inclusive="neither").all():
-            raise ValueError("a time must be above 0")
-        return dict(seconds)
+        if seconds.between(0, math.inf, inclusive="neither").all():
+            return seconds
     except (OSError, ValueError, KeyError, TypeError, IndexError):
-        raise UserError(f"--cost-from {path}: no table of milliseconds per iteration by method") from None
+        pass
+    raise UserError(f"--cost-from {path}: no table of milliseconds per iteration by method")

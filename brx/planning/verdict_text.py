@@ -16,15 +16,11 @@ from brx.runs.time_to_loss import Measurements
 if TYPE_CHECKING:
     from brx.planning.planned_run import PlannedRun
 
-MOST_METHODS = 8
-"""Rows of a table."""
+MOST_METHODS = 8  # rows of a table
 
 
 def verdict_text(found: Sequence[Verdict], measurements: Measurements, run: PlannedRun | None) -> str:
-    """The answer, and what it rests on, a line each.
-
-    `found` are the answer, and that for the lowest loss that any method reaches, if that is another one.
-    """
+    """The answer and what it rests on, a line each; behind it in `found` that for the lowest loss, if another."""
     verdict, *lower = found
     question = verdict.question
     examples, count = question.devices.examples, question.num_micro_batches
@@ -103,7 +99,6 @@ def sentence(verdict: Verdict) -> str:
 
 
 def _missing(verdict: Verdict) -> str | None:
-    """What keeps the sides from being compared, if anything does."""
     too_large, rival = verdict.too_large and not verdict.asynchronous, verdict.rival
     if not verdict.has_cuts and too_large:
         return "no schedule fits into the memory of a device."
@@ -122,7 +117,6 @@ def _missing(verdict: Verdict) -> str | None:
 
 
 def long_text(verdict: Verdict, run: PlannedRun | None) -> str:
-    """The tables, what is not measured, and what is assumed."""
     tables = [option_table(verdict, kind, run) for kind in COLUMNS]
     parts = ["", *(format_table(table, "table") for table in tables if len(table))]
     return "\n".join([*parts, *unmeasured_lines(verdict), *assumption_lines(verdict, run)])
@@ -180,7 +174,6 @@ def unmeasured_lines(verdict: Verdict) -> list[str]:
 
 
 def assumption_lines(verdict: Verdict, run: PlannedRun | None) -> list[str]:
-    """What the answer rests on."""
     question, asynchronous = verdict.question, verdict.asynchronous[:MOST_METHODS]
     lines = [units_line(run), *([run.uneven] if run is not None and run.uneven else [])]
     if isinstance(question.devices, EqualStages):
@@ -206,7 +199,6 @@ def assumption_lines(verdict: Verdict, run: PlannedRun | None) -> list[str]:
 
 
 def units_line(run: PlannedRun | None) -> str:
-    """What time is measured in, and what is assumed."""
     stages = "equal stages, a device each" if run is None else "stages and updates by their FLOPs"
     transfers = "transfers beside the computation" if run and run.bandwidth else "transfers that take no time"
     return (

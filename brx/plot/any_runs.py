@@ -136,11 +136,7 @@ STALENESS_PANELS = {
 
 
 def draw_staleness(folders: Sequence[Path], path: Path) -> list[Path]:
-    """A panel per measure against iterations: the mean over a run's delayed stages, and their range as a band.
-
-    Stages without delay are left out, where nothing is stale, unless a run has no others. UserError where a run has no
-    measures.
-    """
+    """A panel per measure: the mean over the stages with delay (all, if none has), their range as a band."""
     runs = [Run.load(folder) for folder in folders]
     measured = [_staleness_of(run, folder) for run, folder in zip(runs, folders, strict=True)]
     methods = [run.variant for run in runs]

@@ -40,8 +40,7 @@ from brx.plot.style import (
 )
 from brx.runs.slowdown import geometric_mean
 
-BESIDE = 0.2
-"""How far the points of two coordinates or directions are from the middle of their place."""
+BESIDE = 0.2  # how far the points of two coordinates or directions are from the middle of their place
 SPACE_LINES = {"original": "-", "rotated": (0, (1, 1))}
 MARKERS = "osD^v<>P*X"
 BARS = "Bars: 95 % intervals."
@@ -145,10 +144,7 @@ def _draw_slowdown_by_norm(axes: Axes, results: Sequence[NormResult], delays: St
 def draw_effective_delay(
     curves: Sequence[tuple[NormResult, list[EffectiveDelay]]], points: pd.DataFrame, path: Path
 ) -> list[Path]:
-    """tau' as a share of the largest delay against the number of stages, and measured slowdowns against tau'.
-
-    `curves` are measurements, each with tau' for several numbers of stages; `points` those of `slowdown_points`.
-    """
+    """tau' as a share of the largest delay against P, by run, and measured slowdowns against tau'."""
     columns = 2 if len(points) else 1
     with new_figure(height=3.6, columns=columns) as figure:
         left, *right = figure.subplots(1, columns, squeeze=False)[0]
@@ -263,10 +259,7 @@ def _draw_profile_points(axes: Axes, points: pd.DataFrame, predictor: str, marke
 
 
 def draw_oscillation(results: Sequence[Oscillation], path: Path) -> list[Path]:
-    """A row per P: the projections of one checkpoint per method on both directions, and the variances of all.
-
-    The two directions have vertical scales of their own: updates along a random direction are small.
-    """
+    """A row per P: projections of one checkpoint per method on both directions, and the variances of all."""
     stages = sorted({result.num_stages for result in results})
     with new_figure(width=2.6, height=0.9 + 1.5 * len(stages), columns=3) as figure:
         rows = figure.subplots(len(stages), 3, squeeze=False, sharey="col", width_ratios=(1, 1, 0.75))
@@ -326,7 +319,6 @@ def _draw_variances(axes: Axes, methods: dict[str, list[Oscillation]]) -> None:
 
 
 def _details(result: Oscillation) -> dict[str, str]:
-    """Along each direction."""
     form = "sign changes {:.0%}, variance {:.3g}, share of the updates' squared norms {:.2g}"
     tracks = {title: getattr(result, direction) for direction, title in TITLES.items()}
     return {title: form.format(one.sign_changes, one.variance, one.share) for title, one in tracks.items()}

@@ -12,20 +12,16 @@ from matplotlib.axes import Axes
 from brx.plot.style import draw_points, finish_panel, look_of, thin
 from brx.runs.frames import DEPTH, RATE, side_by_side, smoothed_loss, validation_loss
 
-THIN, THICK = 0.8, 1.5
-"""Widths of curves of one seed, and of several."""
+THIN, THICK = 0.8, 1.5  # widths of curves of one seed, and of several
 
 
 class Curve(NamedTuple):
-    """One experiment in a panel."""
-
     runs: pd.DataFrame  # its seeds, rows of `brx.runs.load`
     label: str
     style: dict[str, Any]  # of matplotlib's lines
 
 
 def curve_of(runs: pd.DataFrame, label: str | None = None, **style: Any) -> Curve:
-    """A curve in its method's colour."""
     look = look_of(runs["method"].iloc[0])
     return Curve(runs, label or look.label, {"color": look.color, **style})
 
@@ -57,7 +53,6 @@ def _note_evidence(axes: Axes, curves: Sequence[Curve]) -> None:
 
 
 def draw_validation(axes: Axes, curves: Sequence[Curve], title: str) -> None:
-    """Validation loss against iterations, mean over seeds."""
     for runs, label, style in curves:
         axes.plot(side_by_side(runs, validation_loss).mean(axis="columns"), label=label, **style)
     finish_panel(axes, "iteration", "validation loss (nats)", title)
@@ -105,10 +100,7 @@ def draw_final_losses(axes: Axes, runs: pd.DataFrame, best_of: Sequence[str]) ->
 
 
 def draw_rates(axes: Axes, scores: pd.DataFrame, color: Any, label: str) -> None:
-    """Final validation loss by rate; the chosen one is filled, crosses at the top diverged or failed.
-
-    `scores`: rows of `brx.runs.experiments.tried_rates`, of one experiment.
-    """
+    """Final validation loss by rate (`tried_rates`); the chosen one is filled, crosses at the top failed."""
     rates, failed, chosen = scores[RATE], np.isinf(scores["score"]), scores[scores["is_best"]]
     style: dict[str, Any] = {"color": color, "marker": "o", "markersize": 4}
     axes.plot(rates[~failed], scores["score"][~failed], fillstyle="none", label=label, **style)

@@ -23,7 +23,6 @@ FORWARD_COLOR, BACKWARD_COLOR, UPDATE_COLOR = "#9CC9E8", "#A5D6A7", "#D62728"
 
 
 def draw_schedules(num_ranks: int, num_micro_batches: int, path: Path) -> list[Path]:
-    """Draw the three panels for R = P devices with one stage each, and so many micro-batches in a synchronous step."""
     ranks, last = range(num_ranks), 2 * num_micro_batches + 4 * num_ranks
     synchronous = timeline([list(synchronous_1f1b(rank, num_ranks, num_micro_batches, 2)) for rank in ranks])
     asynchronous = timeline([list(asynchronous_1f1b(rank, num_ranks, 1, lambda: last)) for rank in ranks])

@@ -62,7 +62,6 @@ METHOD_LOOKS = {
 
 
 def look_of(method: str) -> Look:
-    """How a method is drawn; one that is not in the table keeps its own name."""
     return METHOD_LOOKS.get(method, Look(method, _RED, "o"))
 
 
@@ -81,7 +80,6 @@ def shade(color: str, place: int, count: int) -> tuple[float, float, float]:
 
 
 def line_style(*, is_delayed: bool) -> str | tuple[int, tuple[float, float]]:
-    """Solid without delay, dashed with."""
     return (0, (4, 1.2)) if is_delayed else "-"
 
 
@@ -143,10 +141,7 @@ def finish_panel(axes: Axes, x_label: str, y_label: str, title: str, *, columns:
 
 
 def thin(losses: pd.DataFrame, most: int = 300) -> pd.DataFrame:
-    """Evenly spread rows of a long frame or series, both ends among them.
-
-    Losses are means over 2 % of a run, which 300 points resolve sixfold.
-    """
+    """Evenly spread rows, both ends among them: 300 points resolve means over 2 % of a run sixfold."""
     return losses.iloc[np.unique(np.linspace(0, len(losses) - 1, min(len(losses), most)).astype(int))]
 
 

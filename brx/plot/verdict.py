@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import TwoSlopeNorm
 
 from brx.errors import UserError
-from brx.planning.verdict import Grid, Question, Verdict, answer
+from brx.planning.verdict import Question, Verdict, answer
 from brx.planning.verdict_text import units_line
 from brx.plot.style import factor_axis, look_of, new_figure, save
 from brx.runs.time_to_loss import Measurements
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 STAGES, MICRO_BATCHES = (2, 4, 8, 16, 32), (1, 2, 4, 8, 16, 32)
 STRONGEST = 2.0  # log2 of the ratio of times at which the colour is full
+Grid = dict[tuple[int, int], Verdict | None]  # answers by P and M; None where the model cannot be split up so
 
 
 def grid(
@@ -31,26 +33,17 @@ def grid(
     stages: Sequence[int] | None = None,
     micro_batches: Sequence[int] | None = None,
 ) -> Grid:
-    """The same question for every P and M (by default `STAGES`, `MICRO_BATCHES`).
-
-    `ask` gives the question for P and M, or raises UserError where the model cannot be split up so: None in the grid.
-    """
+    """The same question for every P and M; `ask` raises UserError where the model cannot be split up so."""
     cells: Grid = {}
     for shape in product(stages or STAGES, micro_batches or MICRO_BATCHES):
-        try:
-            question = ask(*shape)
-        except UserError:
-            cells[shape] = None
-        else:
-            cells[shape] = answer(measurements, question)
+        cells[shape] = None
+        with suppress(UserError):
+            cells[shape] = answer(measurements, ask(*shape))
     return cells
 
 
 def draw_verdict(cells: Grid, path: Path, measurements: Measurements, run: PlannedRun | None = None) -> list[Path]:
-    """Left: times against each other, P by M; right: at the largest P, measured slowdowns and the break-even.
-
-    `cells` are the answers of one loss from `measurements`, one at least; `run` is the model, if it was given.
-    """
+    """Left: times against each other, P by M; right: at the largest P, slowdowns and the break-even."""
     verdicts = [verdict for verdict in cells.values() if verdict is not None]
     deepest = max(verdict.question.num_stages for verdict in verdicts)
     with new_figure(width=3.6, height=3.4, columns=2) as panels:

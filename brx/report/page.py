@@ -28,10 +28,8 @@ from brx.sweep.compare import DELAYS, read_board
 from brx.sweep.run import duration
 from brx.train.recorder import git_commit
 
-KEPT_COMPARISON = Path("results") / "compare"
-"""Runs that `brx compare --all-builtin` made, as `brx export` keeps them."""
-HEADLINES = ("teaser", "main", "claims")
-"""The figures that the page opens with."""
+KEPT_COMPARISON = Path("results") / "compare"  # runs that `brx compare --all-builtin` made, as `brx export` keeps them
+HEADLINES = ("teaser", "main", "claims")  # the figures that the page opens with
 
 
 class PageTable(NamedTuple):
@@ -60,7 +58,6 @@ class Drawing(NamedTuple):
 
     @property
     def uri(self) -> str:
-        """The drawing as an address."""
         return "data:image/svg+xml;base64," + base64.b64encode(self.svg.encode()).decode("ascii")
 
 
@@ -68,10 +65,6 @@ def write_report(experiments: Experiments, figure_folders: list[Path], path: Pat
     """Write the page of a scale's runs, with the figures that commands drew into some folders.
 
     The paper's among these are taken where they are of these runs, and drawn where they are not.
-
-    Raises:
-        UserError: the packages of the extra `report` are missing.
-        RunError: the file cannot be written.
     """
     try:
         from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -114,16 +107,12 @@ def write_report(experiments: Experiments, figure_folders: list[Path], path: Pat
 
 
 def _packed(content: Any) -> str:
-    """What the page unpacks when it is needed: JSON, gzip, base64."""
     text = json.dumps(content, separators=(",", ":"), allow_nan=False)
     return base64.b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode("ascii")
 
 
 def paper_drawings(experiments: Experiments, folders: Iterable[Path]) -> tuple[list[Drawing], list[str]]:
-    """The paper's figures that have runs, and a line for each that has none.
-
-    They are taken from some folders where they were drawn from these very runs, else drawn.
-    """
+    """The paper's figures that have runs, and a line for each that has none."""
     drawn, undrawn = [], []
     with tempfile.TemporaryDirectory(prefix="brx-report-") as scratch:
         for figure in [figure for figure in FIGURES.values() if figure.draw_to is None]:
@@ -136,8 +125,7 @@ def paper_drawings(experiments: Experiments, folders: Iterable[Path]) -> tuple[l
     return drawn, undrawn
 
 
-def _is_of(path: Path, experiments: Experiments) -> bool:
-    """Whether a figure was drawn from these runs as they are now."""
+def _is_of(path: Path, experiments: Experiments) -> bool:  # drawn from these runs as they are now
     try:
         details = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -15,8 +15,7 @@ from brx.plot.style import METHOD_LOOKS, look_of, sequence_color, thin
 from brx.runs.folder import trajectory_of
 from brx.runs.frames import DEPTH, RATE, SEED, Run, read_run
 
-MOST_POINTS = 120
-"""Points of a curve: the losses are means over 2 % of a run, which 120 points resolve twice."""
+MOST_POINTS = 120  # points of a curve: the losses are means over 2 % of a run, which 120 points resolve twice
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 """Of the variants of a method, which have its colour."""
 ORDERED = {
@@ -29,18 +28,13 @@ ORDERED = {
 
 
 class Facet(NamedTuple):
-    """What runs can be filtered and coloured by."""
-
     name: str
     title: str
     colors: Mapping[str, str]  # by value, in order
 
 
 def run_entries(runs: pd.DataFrame, chosen: pd.DataFrame) -> list[dict[str, Any]]:
-    """All runs (rows of `brx.runs.load`), by method, stages, rate and seed; `chosen` are those at the best rates.
-
-    Each as the page and its script have it: see `_entry`.
-    """
+    """All runs (rows of `load`) in the page's order, as `_entry` has them; `chosen` are at the best rates."""
     ordered = _by_method(runs)
     variants = ordered["variant"].drop_duplicates()
     places = variants.groupby(variants.map(_base)).cumcount()  # of a variant among those of its method
@@ -62,8 +56,7 @@ def _base(variant: str) -> str:
     return variant.partition(" ")[0]
 
 
-def facets_of(runs: pd.DataFrame) -> list[Facet]:
-    """The facets with the values that occur."""
+def facets_of(runs: pd.DataFrame) -> list[Facet]:  # with the values that occur
     colors = {variant: look_of(_base(variant)).color for variant in _by_method(runs)["variant"].unique()}
     facets = [Facet("method", "method", colors)]
     for name, (title, column) in ORDERED.items():

@@ -15,17 +15,13 @@ from brx.runs.experiments import score_values
 from brx.runs.folder import RunFolder, settings_key
 from brx.runs.formats import format_table
 from brx.runs.frames import SEED
-from brx.sweep.cell_state import State, state_of
-from brx.sweep.spec import Cell, Choice, Sweep, cell_name, value_at
+from brx.sweep.spec import Cell, Choice, State, Sweep, cell_name, state_of, value_at
 
 EDGE = "at the edge: widen the grid"
 
 
 def choose(cells: Sequence[Cell], rule: Choice) -> pd.DataFrame:
-    """A row per group of cells that differ only in the chosen key and the seed, and value of that key.
-
-    As `score_values` gives them; `cells` names the group by what varies beside the two.
-    """
+    """`score_values` of the cells that differ only in the chosen key and the seed; `cells` names each group."""
     rows = []
     names: dict[str, str] = {}
     for cell in cells:
@@ -78,7 +74,6 @@ def chosen_cells(cells: Sequence[Cell], scored: pd.DataFrame, rule: Choice) -> l
 
 
 def _group(cell: Cell, rule: Choice) -> str:
-    """What cells share that are compared with one another: all settings but the chosen one and the seed."""
     return settings_key(cell.config, without=(rule.over, SEED))
 
 
@@ -94,10 +89,7 @@ def score(cell: Cell, key: str) -> float:
 
 
 def choices_and_repetitions(sweep: Sweep, tried: Sequence[Cell]) -> tuple[pd.DataFrame | None, list[Cell]]:
-    """The choices among the cells tried, if the sweep makes any, and the repetitions that they ask for.
-
-    Before all cells of the grid are done, both are those that the finished ones would lead to.
-    """
+    """What `choose` says of the cells tried so far, and the repetitions that the choices ask for."""
     if sweep.spec.choose is None:
         return None, sweep.repetitions(tried)
     choices = choose(tried, sweep.spec.choose)
@@ -105,7 +97,6 @@ def choices_and_repetitions(sweep: Sweep, tried: Sequence[Cell]) -> tuple[pd.Dat
 
 
 def choice_table(choices: pd.DataFrame, rule: Choice) -> Table:
-    """A row per group of `choose`: the best value and what every value scored."""
     table = Table("cells", rule.over, "remark", f"{rule.by} of each", title=f"chosen by the lowest {rule.by}")
     for _, alike in choices.groupby("group", sort=False):
         scores = [f"{value:g}: {_shown(score)}" for value, score in alike.set_index(rule.over)["score"].items()]
@@ -116,8 +107,7 @@ def choice_table(choices: pd.DataFrame, rule: Choice) -> Table:
     return table
 
 
-def write_choices(choices: pd.DataFrame, rule: Choice, path: Path) -> None:
-    """Write the same as CSV, a line per value."""
+def write_choices(choices: pd.DataFrame, rule: Choice, path: Path) -> None:  # a line per value
     is_chosen = choices["is_best"] & choices["score"].map(math.isfinite)
     texts = pd.DataFrame(
         {

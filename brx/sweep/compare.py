@@ -36,10 +36,7 @@ TARGET_METHOD = "pipedream"
 
 
 def protocol(method: str, settings: Mapping[str, Any], num_seeds: int, out: Path) -> Sweep:
-    """The runs of one method: every delay and rate with seed 0, and the further seeds at the best rate of each delay.
-
-    `settings` are further dotted keys of the optimizer, for a variant; all methods share the folder `out`.
-    """
+    """The runs of one method: every delay and rate with seed 0, the further seeds at each delay's best rate."""
     content: dict[str, Any] = {
         "base": PRESET,
         "set": {"optimizer.method": method, **settings},
@@ -61,10 +58,7 @@ def protocols(methods: Sequence[str], settings: Mapping[str, Any], num_seeds: in
 
 
 def take_committed(sweeps: Sequence[Sweep], committed: Path, data_fingerprint: str | None = None) -> int:
-    """Copy the committed runs that a sweep asks for to where it looks for them; returns how many.
-
-    Those of another trajectory version, or corpus (where `data_fingerprint` tells it), are left: they do not compare.
-    """
+    """Copy the committed runs that the sweeps ask for, of this trajectory version and corpus; returns how many."""
     if not committed.is_dir():
         return 0
     kept: dict[str, Path] = {}
@@ -101,7 +95,6 @@ def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def delay_of(run: pd.Series) -> str:
-    """A run's delay by its name in `DELAYS`."""
     return "none" if run[DEPTH] == 1 else f"{run[DEPTH]} stages"
 
 
@@ -114,10 +107,7 @@ class Board(NamedTuple):
 
 
 def read_board(folders: Sequence[Path], asked: Collection[str] = ()) -> Board:
-    """The leaderboard of the runs in some folders, as far as they compare; UserError where there are none.
-
-    Of several sets of runs that compare it is the one with most of the methods `asked` for, then with most runs.
-    """
+    """Of the set of runs that compare with most of the methods `asked` for, then with most runs."""
     there = [folder for folder in folders if folder.is_dir() and any(folder.iterdir())]
     if not there:
         raise UserError(f"METHOD: needed, since no run is in {' or '.join(map(str, folders))}")

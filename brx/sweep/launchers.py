@@ -35,16 +35,14 @@ import torch
 from brx.errors import UserError
 from brx.files import write_text
 from brx.runs.folder import RunFolder, hand_down, is_locked, lock
-from brx.sweep.cell_state import FAILURE, LOG, State, outcome_of, prepare_folder, state_of
-from brx.sweep.spec import Cell
+from brx.sweep.spec import FAILURE, LOG, Cell, State, outcome_of, prepare_folder, state_of
 
 # What macOS has started in its libraries by then does not survive a fork: there, every cell pays its start.
 START = "forkserver" if sys.platform == "linux" else "spawn"
 SHARED_IMPORTS = ["brx.sweep.launchers", "brx.cli.train", "brx.train.loop", "torch._dynamo"]
 STOPS = (signal.SIGINT, signal.SIGTERM)
 
-MOST_RESTARTS = 3
-"""How often Ray continues a cell elsewhere after its node or Ray's process there was lost."""
+MOST_RESTARTS = 3  # how often Ray continues a cell elsewhere after its node or Ray's process there was lost
 POLL_S = 0.2
 CONNECT_S = 10.0
 
@@ -74,7 +72,6 @@ class LocalLauncher:
 
     @property
     def is_full(self) -> bool:
-        """Whether every place is taken."""
         return len(self.jobs) >= self.num_jobs
 
     def start(self, cell: Cell) -> bool:
@@ -267,7 +264,6 @@ def run_cell(cell: Cell, working_folder: Path) -> tuple[State, str]:
 
 
 def _needs(cell: Cell, *, has_gpus: bool = False) -> tuple[int, int]:
-    """How many GPUs and CPU cores of one node."""
     num_devices, runtime = cell.config.pipeline.devices, cell.config.runtime
     return num_devices if has_gpus and runtime.device != "cpu" else 0, num_devices * (runtime.threads or 1)
 

@@ -1,7 +1,4 @@
-"""`brx sweep`: skips what is done, resumes what was interrupted, records what fails, and goes on.
-
-The user sees a live table on a terminal, one line per change otherwise; of a dry run, the cells and the time needed.
-"""
+"""`brx sweep`: skips what is done, resumes what was interrupted, records what fails, and goes on."""
 
 from __future__ import annotations
 
@@ -12,10 +9,8 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
 from typing import Literal
 
-import pandas as pd
 import torch
 from rich.console import Console, Group
 from rich.live import Live
@@ -26,17 +21,15 @@ from brx.config.schema import CustomConfig, RunConfig
 from brx.errors import UserError
 from brx.model.stage import Stage, count_parameters
 from brx.runs.folder import RunFolder
-from brx.sweep.cell_state import FAILURE, State, iterations_done, state_of
 from brx.sweep.choice import choice_table, choices_and_repetitions, tried_cells, write_choices
 from brx.sweep.launchers import Launcher, LocalLauncher, RayLauncher
-from brx.sweep.spec import Cell, Sweep
+from brx.sweep.spec import FAILURE, Cell, State, Sweep, iterations_done, state_of
 from brx.train.build import assemble, check_method
 from brx.train.device import choose_device, set_up
 
 POLL_S, REFRESH_S = 0.5, 2.0
 WARM_UP, MEASURED = 3, 10  # one refresh of the default interval is among them
-LARGEST_ON_CPU = 20_000_000
-"""Parameters up to which a calibration on a CPU takes seconds."""
+LARGEST_ON_CPU = 20_000_000  # parameters up to which a calibration on a CPU takes seconds
 
 
 def check_own_methods(sweeps: Sequence[Sweep]) -> None:
@@ -79,32 +72,43 @@ def make_launcher(kind: Literal["local", "ray"], sweep: Sweep, jobs: int | None,
 
 
 def run_and_print(sweep: Sweep, launcher: Launcher, *, retry_failed: bool) -> bool:
-    """Run the cells; print what was chosen and what failed. False if a cell failed."""
-    with closing(launcher):
+    """Run the grid, what lies beyond it where the choice falls on an end, and the repetitions of what is chosen.
+
+    What was chosen and what failed is printed; False if a cell failed. KeyboardInterrupt comes after every running cell
+    has saved; the same call continues.
+    """
+    sweep.out.mkdir(parents=True, exist_ok=True)
+    failures: dict[str, str] = {}
+    with closing(launcher), closing(SweepDisplay()) as display:
         # From a terminal, a scheduler, or to a job in the background. After the launcher: Ray has a handler of its own.
         for stop in (signal.SIGINT, signal.SIGTERM):
             signal.signal(stop, signal.default_int_handler)
-        outcome = run_sweep(sweep, launcher, retry_failed=retry_failed)
+        cells: list[Cell] = []
+        while len(tried := tried_cells(sweep)) > len(cells):
+            more, cells = tried[len(cells) :], tried
+            failures |= _run_cells(more, launcher, display, retry_failed)
+        choices, repetitions = choices_and_repetitions(sweep, cells)
+        failures |= _run_cells(repetitions, launcher, display, retry_failed)
     console = Console(highlight=False)
-    if (rule := sweep.spec.choose) is not None and outcome.choices is not None:
-        console.print(choice_table(outcome.choices, rule))
+    if (rule := sweep.spec.choose) is not None and choices is not None:
+        console.print(choice_table(choices, rule))
         path = sweep.out / f"choice-{sweep.path.stem}.csv"
-        write_choices(outcome.choices, rule, path)
+        write_choices(choices, rule, path)
         console.print(path, soft_wrap=True)
-    if outcome.failures:
+    if failures:
         table = Table("failed cell", "why")
-        for name, reason in outcome.failures.items():
+        for name, reason in failures.items():
             table.add_row(name, reason)
         console.print(table)
         return False
-    console.print(f"{sweep.path}: all {len(outcome.cells)} cells are done, in {sweep.out}", soft_wrap=True)
+    num_cells = len(cells) + len(repetitions)
+    console.print(f"{sweep.path}: all {num_cells} cells are done, in {sweep.out}", soft_wrap=True)
     return True
 
 
 def remaining_seconds(
     cells: Sequence[Cell], num_jobs: int, say: Callable[[str], None], *, retry_failed: bool = False
-) -> float | None:
-    """Expected time of what is left, with `num_jobs` cells at a time; None if it cannot be told here."""
+) -> float | None:  # None if it cannot be told here
     ended = (State.DONE,) if retry_failed else (State.DONE, State.FAILED)
     seconds = defaultdict(list)  # per iteration of the finished cells, by kind
     for cell in cells:
@@ -154,41 +158,13 @@ def calibrate(config: RunConfig) -> float | None:
     return elapsed / MEASURED
 
 
-@dataclass
-class Outcome:
-    """What a sweep came to: its cells with the repetitions, failures by name, and what `choose` says if asked."""
+def _run_cells(cells: Sequence[Cell], launcher: Launcher, display: SweepDisplay, retry_failed: bool) -> dict[str, str]:
+    """Run what is not done yet; returns why cells failed, by name."""
+    failures = {}
 
-    cells: list[Cell]
-    failures: dict[str, str] = field(default_factory=dict)
-    choices: pd.DataFrame | None = None
-
-
-def run_sweep(sweep: Sweep, launcher: Launcher, *, retry_failed: bool = False) -> Outcome:
-    """Run the grid and what lies beyond it where the choice falls on an end, make the choice, run the repetitions.
-
-    KeyboardInterrupt comes after every running cell has saved; the same call continues.
-    """
-    sweep.out.mkdir(parents=True, exist_ok=True)
-    outcome, display = Outcome(list(sweep.cells)), SweepDisplay(launcher.num_jobs)
-    try:
-        _run_cells(sweep.cells, launcher, display, outcome, retry_failed)
-        while len(cells := tried_cells(sweep)) > len(outcome.cells):
-            more, outcome.cells = cells[len(outcome.cells) :], cells
-            _run_cells(more, launcher, display, outcome, retry_failed)
-        outcome.choices, repetitions = choices_and_repetitions(sweep, outcome.cells)
-        outcome.cells += repetitions
-        _run_cells(repetitions, launcher, display, outcome, retry_failed)
-    finally:
-        display.close()
-    return outcome
-
-
-def _run_cells(
-    cells: Sequence[Cell], launcher: Launcher, display: SweepDisplay, outcome: Outcome, retry_failed: bool
-) -> None:
     def ended(cell: Cell, state: State, reason: str = "") -> None:
         if state is State.FAILED:
-            reason = outcome.failures[cell.name] = reason or (cell.folder / FAILURE).read_text(encoding="utf-8").strip()
+            reason = failures[cell.name] = reason or (cell.folder / FAILURE).read_text(encoding="utf-8").strip()
         display.changed(cell, state, reason)
 
     display.begin(cells)
@@ -219,20 +195,19 @@ def _run_cells(
     except BaseException:  # Ctrl-C, or a folder that cannot be written to: leave nothing running unseen
         launcher.interrupt()
         raise
+    return failures
 
 
 class SweepDisplay:
-    """Follows the cells of a sweep, `num_jobs` of which run at a time, on stderr; to be closed."""
+    """Follows the cells of a sweep on stderr: a live table on a terminal, a line per change otherwise."""
 
-    def __init__(self, num_jobs: int) -> None:
+    def __init__(self) -> None:
         self._console = Console(stderr=True, highlight=False)
         self._live = Live(console=self._console, auto_refresh=False)
-        self._num_jobs = num_jobs
         self._states: dict[str, State] = {}
         self._cells: dict[str, Cell] = {}
         self._started: dict[str, tuple[float, int]] = {}  # when, and at which iteration
-        self._seconds_per_iteration: list[float] = []
-        self._last_refresh = 0.0
+        self._begun, self._last_refresh = time.monotonic(), 0.0
         if self._console.is_terminal:
             self._live.start()
 
@@ -246,8 +221,6 @@ class SweepDisplay:
         self._states[cell.name] = state
         if state is State.RUNNING:
             self._started[cell.name] = (time.monotonic(), iterations_done(cell.folder))
-        elif state is State.DONE and was_running:
-            self._seconds_per_iteration += filter(None, [self._pace(cell)])
         if not self._console.is_terminal and (state is not State.DONE or was_running):
             num_done = Counter(self._states.values())[State.DONE]
             what = f"{state.value}: {cell.name}{f' ({reason})' if reason else ''}"
@@ -270,30 +243,27 @@ class SweepDisplay:
         table = Table("running", "iteration", "of", "s / iteration", box=None)
         for cell in self._cells.values():
             if self._states[cell.name] is State.RUNNING:
-                pace, last = self._pace(cell), cell.config.training.last_iteration
-                done = iterations_done(cell.folder)
-                table.add_row(cell.name, str(done), str(last), f"{pace:.3f}" if pace else "")
+                (since, first), done = self._started[cell.name], iterations_done(cell.folder)
+                pace = f"{(time.monotonic() - since) / (done - first):.3f}" if done > first else ""
+                table.add_row(cell.name, str(done), str(cell.config.training.last_iteration), pace)
         line = ", ".join(f"{counts[state]} {state.value}" for state in State if counts[state])
         return Group(Text(line + self._left()), table)
 
-    def _pace(self, cell: Cell) -> float | None:
-        """Seconds per iteration since the cell was started here."""
-        since, first = self._started[cell.name]
-        done = iterations_done(cell.folder) - first
-        return (time.monotonic() - since) / done if done > 0 else None
-
     def _left(self) -> str:
-        cells = [self._cells[name] for name, state in self._states.items() if state in (State.RUNNING, State.WAITING)]
-        running = [cell for cell in cells if self._states[cell.name] is State.RUNNING]
-        remaining = sum(cell.config.training.last_iteration - iterations_done(cell.folder) for cell in cells)
-        paces = [*self._seconds_per_iteration, *filter(None, map(self._pace, running))]
-        if not paces or not remaining:
+        """The time that is left at the pace of all cells together so far."""
+        done = {name: iterations_done(cell.folder) for name, cell in self._cells.items()}
+        done_here = sum(done[name] - first for name, (_, first) in self._started.items())
+        remaining = sum(
+            self._cells[name].config.training.last_iteration - done[name]
+            for name, state in self._states.items()
+            if state in (State.RUNNING, State.WAITING)
+        )
+        if done_here <= 0 or not remaining:
             return ""
-        return f", {duration(sum(paces) / len(paces) * remaining / self._num_jobs)} left"
+        return f", {duration((time.monotonic() - self._begun) / done_here * remaining)} left"
 
 
 def duration(seconds: float) -> str:
-    """A time span to read: 42 s, 7 min, 3.2 h, 2.1 days."""
     for unit, size in (("days", 86400.0), ("h", 3600.0)):
         if seconds >= 2 * size:
             return f"{seconds / size:.1f} {unit}"

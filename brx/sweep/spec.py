@@ -1,22 +1,42 @@
-"""Sweep files: a base preset, a grid and exclusions that expand into cells, each of them one run."""
+"""Sweep files, the cells that they expand into, and what has become of a cell.
+
+The last is read from the cell's folder alone, so that any number of sweeps agree on it.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
+import json
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
 
-from brx.config.loading import PRESETS, Settings, find_config, load_yaml_as, read_mapping, set_values, validate
+from brx.config.loading import (
+    PRESETS,
+    Settings,
+    dump_config,
+    find_config,
+    load_config,
+    load_yaml_as,
+    read_mapping,
+    set_values,
+    validate,
+)
 from brx.config.schema import RunConfig, Section
 from brx.errors import UserError, did_you_mean
-from brx.runs.folder import settings_key
+from brx.files import write_text
+from brx.methods.trajectory_version import check_trajectory_version
+from brx.runs.folder import RunFolder, is_locked, settings_key, trajectory_of
 
 Value = bool | int | float | str | None
+LOG, FAILURE = "log.txt", "failed.txt"
 
 # How a key is written in a cell's name; other keys are written as they end.
 SHORT_NAMES = {
@@ -93,10 +113,7 @@ class Sweep:
 
     @classmethod
     def load(cls, path: Path, out: Path | None = None) -> Sweep:
-        """Read a sweep file, or the one of that name that comes with brx (`laptop/main`), and expand its grid.
-
-        A UserError names the file, the key, and the cell.
-        """
+        """Read a sweep file, or the one of that name that comes with brx (`laptop/main`), and expand its grid."""
         if not path.exists():
             folder = PRESETS / "sweeps"
             shipped = {str(file.relative_to(folder).with_suffix("")): file for file in sorted(folder.rglob("*.yaml"))}
@@ -143,14 +160,12 @@ class Sweep:
 
 
 def matches(config: RunConfig, condition: Mapping[str, Any]) -> bool:
-    """Whether a run has, for each dotted key, the value or one of the listed values."""
     content = config.model_dump(mode="json")
     options = {key: wanted if isinstance(wanted, list) else [wanted] for key, wanted in condition.items()}
     return all(value_at(content, key) in values for key, values in options.items())
 
 
 def value_at(content: Mapping[str, Any], key: str) -> Any:
-    """The value at a dotted key of nested mappings; None where there is none."""
     value: Any = content
     for part in key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
@@ -213,3 +228,71 @@ def cell_name(varied: Mapping[str, Any]) -> str:
             short = SHORT_NAMES.get(key, "" if key in SILENT_KEYS else key.rpartition(".")[2])
             parts.append(short + shown.replace(":", ".").replace("/", "."))
     return "-".join(parts)
+
+
+class State(Enum):
+    WAITING = "waiting"
+    INTERRUPTED = "interrupted"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+
+
+def state_of(cell: Cell) -> State:
+    """The cell's state; UserError where a default of brx or the trajectory version has changed since it was done."""
+    summary = RunFolder(cell.folder).read_summary()
+    # A run that finished at an earlier training.stop_after is the same run, cut short: there is more of it to do.
+    if summary.get("status") == "finished" and summary["iteration"] >= cell.config.training.last_iteration:
+        _check_same_run(cell)
+        check_trajectory_version(summary, cell.folder)
+        return State.DONE
+    if is_locked(cell.folder):
+        return State.RUNNING
+    if (cell.folder / FAILURE).is_file():
+        return State.FAILED
+    return State.INTERRUPTED if (cell.folder / "checkpoints").is_dir() else State.WAITING
+
+
+def iterations_done(folder: Path) -> int:
+    """The newest iteration in the folder's metrics, read from the file's end."""
+    try:
+        with (folder / "metrics.jsonl").open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - 16384))
+            lines = file.read().split(b"\n")
+    except OSError:
+        return 0
+    for line in reversed(lines):
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            return int(json.loads(line)["iteration"])
+    return 0
+
+
+def prepare_folder(cell: Cell) -> None:
+    """Write what `brx train FOLDER --resume` starts from; UserError where the folder holds another run."""
+    cell.folder.mkdir(parents=True, exist_ok=True)
+    (cell.folder / FAILURE).unlink(missing_ok=True)
+    path = RunFolder(cell.folder).config
+    if path.exists():
+        _check_same_run(cell)
+    # Anew for a run to be continued, too: it may have been told to stop earlier than the sweep asks for.
+    write_text(path, dump_config(cell.config))
+
+
+def outcome_of(cell: Cell, code: int) -> tuple[State, str]:
+    """The state of a cell whose run ended with an exit code, and why it failed, which its folder then says, too."""
+    if code in (0, 130):
+        return State.INTERRUPTED if code else State.DONE, ""
+    try:
+        lines = (cell.folder / LOG).read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    except OSError:
+        lines = []
+    said = next((line for line in reversed(lines) if line.startswith("brx: ")), lines[-1] if lines else "")
+    told = f"exit code {code}: {said.removeprefix('brx: ')}"
+    write_text(cell.folder / FAILURE, told + "\n")
+    return State.FAILED, told
+
+
+def _check_same_run(cell: Cell) -> None:
+    config = RunFolder(cell.folder).config
+    if trajectory_of(load_config(config)) != trajectory_of(cell.config):
+        raise UserError(f"{config}: differs from what the sweep asks for, in a default of brx; move the folder away")

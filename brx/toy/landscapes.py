@@ -39,7 +39,6 @@ COMPARISONS: list[tuple[OptimizerName, bool]] = [
 PHASE_OF_FLOOR = -math.asin(1.0 / 20.0)  # 4 r - theta where the second term of the spiral vanishes
 COLORS = {"AdaSGD": "#0072B2", "Adam": "#E69F00"}  # blue and orange, as in the paper
 SPECIAL_COLORS = ("#009E73", "#D55E00")  # green: the eigenbasis is aligned, red: misaligned
-WIDTHS_MAGNIFIED = 1.3  # half the side of the spiral's inset, in the largest distances of the path from the floor
 
 
 class ToySection(Section):
@@ -61,8 +60,6 @@ class _QuadraticSection(ToySection):
 
 
 class QuadraticConfig(_QuadraticSection):
-    """AdaSGD and Adam on a quadratic, whose eigenvectors are the axes or not, with and without delay."""
-
     beta1: float = Field(ge=0, lt=1)
     delay: int = Field(ge=1)  # tau of the delayed runs
     start: list[float] = Field(min_length=2, max_length=2)  # in coordinates of the eigenvectors
@@ -80,8 +77,6 @@ class QuadraticConfig(_QuadraticSection):
 
 
 class SweepConfig(_QuadraticSection):
-    """Adam on quadratics at several angles, with several momenta and delays."""
-
     momenta: list[Annotated[float, Field(ge=0, lt=1)]] = Field(min_length=1)  # beta1: one sweep for each
     angles_degrees: list[float] = Field(min_length=2)  # between eigenvectors and coordinates
     delays: list[Annotated[int, Field(ge=1)]] = Field(min_length=1)  # tau, in updates
@@ -256,10 +251,14 @@ class QuadraticResult(NamedTuple):
         return {"config": self.config.model_dump(), "runs": runs, "slowdowns": slowdowns}
 
 
+def random_starts(seed: int, count: int, distance: float) -> Array:
+    """Points (count, 2) at this distance from the optimum, in random directions."""
+    angles = np.random.default_rng(seed).uniform(0.0, 2.0 * math.pi, count)
+    return distance * np.stack([np.cos(angles), np.sin(angles)], axis=-1)
+
+
 def run_quadratic(config: QuadraticConfig) -> QuadraticResult:
-    angles = np.random.default_rng(config.seed).uniform(0.0, 2.0 * math.pi, config.other_starts)
-    distance = math.hypot(*config.start)
-    others = [(distance * math.cos(angle), distance * math.sin(angle)) for angle in angles]
+    others = random_starts(config.seed, config.other_starts, math.hypot(*config.start))
     runs = {}
     for optimizer, aligned in COMPARISONS:
         basis = rotation(config.degrees(aligned))
@@ -275,7 +274,6 @@ def run_quadratic(config: QuadraticConfig) -> QuadraticResult:
 
 
 def draw_quadratic(result: QuadraticResult, path: Path) -> list[Path]:
-    """Trajectories of both optimizers (top) and Adam's updates along the dominant eigenvector (bottom)."""
     with new_figure(width=3.6, height=4.8, columns=2) as figure:
         panels = figure.subplots(2, 2, height_ratios=[3, 1.5])
         for column, aligned in enumerate((True, False)):
@@ -373,8 +371,7 @@ class SweepResult(NamedTuple):
 
 
 def run_sweep(config: SweepConfig) -> SweepResult:
-    directions = np.random.default_rng(config.seed).uniform(0.0, 2.0 * math.pi, config.starts)
-    starts = config.distance * np.stack([np.cos(directions), np.sin(directions)], axis=-1)
+    starts = random_starts(config.seed, config.starts, config.distance)
     curvatures = quadratic_hessians(config.eigenvalues, config.angles_degrees)
     bases = np.stack([rotation(angle) for angle in config.angles_degrees])
     # The starts lie alike to the eigenvectors at every angle, so that the landscape alone turns under the optimizer.
@@ -438,8 +435,7 @@ class SpiralResult(NamedTuple):
     special_angles: tuple[Array, Array]  # of the floor: the dominant eigenvector lies on an axis; half-way between axes
 
     @property
-    def slowdowns(self) -> Array:
-        """Updates with delay over updates without; NaN where either did not travel the interval."""
+    def slowdowns(self) -> Array:  # NaN where the interval was not travelled with delay or without
         ratios = _ratios(self.plain, self.delayed)
         return np.where(np.isfinite(ratios), ratios, np.nan)
 
@@ -455,8 +451,7 @@ class SpiralResult(NamedTuple):
         correlation = spearmanr(self.misalignments[finished], self.slowdowns[finished])
         return float(correlation.statistic), float(correlation.pvalue)
 
-    def median_slowdown(self, low: float, high: float) -> float | None:
-        """Over the measurements at misalignments from `low` to `high`."""
+    def median_slowdown(self, low: float, high: float) -> float | None:  # at misalignments between these
         chosen = self.slowdowns[(self.misalignments >= low) & (self.misalignments <= high)]
         return None if np.isnan(chosen).all() else float(np.nanmedian(chosen))
 
@@ -484,14 +479,12 @@ class SpiralResult(NamedTuple):
 
 def spiral(point: Tensor) -> Tensor:
     """f = r^2 + (20 sin(4 r - theta) + 1)^2 at a point (x, y)."""
-    radius = torch.linalg.vector_norm(point)
-    angle = torch.atan2(point[1], point[0])
+    radius, angle = torch.linalg.vector_norm(point), torch.atan2(point[1], point[0])
     value: Tensor = radius**2 + (20.0 * torch.sin(4.0 * radius - angle) + 1.0) ** 2
     return value
 
 
-def _radius_and_phase(points: Array) -> tuple[Array, Array]:
-    """r and 4 r - theta at points (N, 2)."""
+def _radius_and_phase(points: Array) -> tuple[Array, Array]:  # r and 4 r - theta at points (N, 2)
     x, y = points.T
     radius = np.hypot(x, y)
     return radius, 4.0 * radius - np.arctan2(y, x)
@@ -508,8 +501,7 @@ def spiral_gradient(points: Array) -> Array:
     return np.stack([by_x, by_y], axis=1)
 
 
-def spiral_hessians(points: Array) -> Tensor:
-    """At points (N, 2): (N, 2, 2)."""
+def spiral_hessians(points: Array) -> Tensor:  # at points (N, 2): (N, 2, 2)
     hessians: Tensor = vmap(hessian(spiral))(torch.from_numpy(points))
     return hessians
 
@@ -520,8 +512,7 @@ def misalignment(hessians: Tensor) -> Array:
     return ratio
 
 
-def floor_points(radii: Array) -> Array:
-    """The points (N, 2) of the valley's floor at these radii."""
+def floor_points(radii: Array) -> Array:  # (N, 2) at these radii
     angles = 4.0 * radii - PHASE_OF_FLOOR
     return np.stack([radii * np.cos(angles), radii * np.sin(angles)], axis=1)
 
@@ -589,10 +580,7 @@ def updates_for_interval(config: SpiralConfig, adam: DelayedAdam) -> Array:
 
 
 def special_angles(config: SpiralConfig, angles: Array) -> tuple[Array, Array]:
-    """Where on the valley's floor the Hessian's dominant eigenvector lies on an axis, and half-way between axes.
-
-    Only within the range of `angles`, a trajectory's, whose first one is the floor's at the start.
-    """
+    """Where on the floor, as far as the path goes, the dominant eigenvector is on an axis, and half-way."""
     points = floor_points(np.linspace(config.start_radius, config.end_radius, 4000))
     along_floor = angles_along(points)
     along_floor += angles[0] - along_floor[0]
@@ -606,7 +594,6 @@ def special_angles(config: SpiralConfig, angles: Array) -> tuple[Array, Array]:
 
 
 def draw_spiral(result: SpiralResult, path: Path) -> list[Path]:
-    """The trajectory, its oscillation across the valley, the slowdown along the way and against misalignment."""
     with new_figure(width=3.2, height=5.4, columns=2) as figure:
         (way, across), (along, against) = figure.subplots(2, 2)
         _draw_way(way, result)
@@ -644,10 +631,9 @@ def _draw_way(axes: Axes, result: SpiralResult) -> None:
 
 
 def _magnify_oscillation(axes: Axes, result: SpiralResult, floor: Array) -> None:
-    """An inset beside the spiral: where the path is farthest from the floor."""
-    distance = distance_from_floor(result.path)
+    distance = distance_from_floor(result.path)  # the inset is where this is largest
     center = result.path[int(np.argmax(distance))]
-    half = WIDTHS_MAGNIFIED * max(float(distance.max()), result.config.lr)
+    half = 1.3 * max(float(distance.max()), result.config.lr)  # a little more than the largest distance
     inset = axes.inset_axes((1.0, 0.7, 0.28, 0.28), xlim=center[0] + [-half, half], ylim=center[1] + [-half, half])
     near = np.abs(result.path - center).max(axis=1) < 2 * half
     inset.plot(*floor.T, color="0.85", linewidth=3.0)
@@ -665,12 +651,13 @@ def _draw_oscillation_across(axes: Axes, result: SpiralResult) -> None:
     turned = angles_along(result.path)
     bins = np.floor((turned[0] - turned) / 2.0).astype(int)
     bins -= bins.min()
-    squares = np.bincount(bins, weights=distance_from_floor(result.path) ** 2)
     counts = np.bincount(bins)
     visited = counts >= 10
-    centers = np.bincount(bins, weights=turned)[visited] / counts[visited]
-    rms = np.sqrt(squares[visited] / counts[visited]) / result.config.lr
-    axes.plot(centers, rms, color=COLORS["Adam"], linewidth=1.0)
+    centers, squares = (
+        np.bincount(bins, weights=values)[visited] / counts[visited]
+        for values in (turned, distance_from_floor(result.path) ** 2)
+    )
+    axes.plot(centers, np.sqrt(squares) / result.config.lr, color=COLORS["Adam"], linewidth=1.0)
     _mark(axes, result)
     axes.set(ylabel="oscillation across the valley\n(r.m.s. distance, in steps of lr)")
 
@@ -722,10 +709,7 @@ def run_toy(
     landscape: Literal["quadratic", "spiral", "sweep"], figure: Path, config: Path | None = None,
     numbers: Path | None = None,
 ) -> list[Path]:  # fmt: skip
-    """Run the descents of one landscape (set up by a YAML file, by default the paper's), draw them, keep their numbers.
-
-    `figure` is a path without suffix, `numbers` a JSON file; returns the files written.
-    """
+    """Run a landscape's descents, by a YAML file or the paper's set-up, draw them, keep their numbers as JSON."""
     section, run, draw = TOYS[landscape]
     result = run(load_yaml_as(config or PRESETS / "toy" / f"{landscape}.yaml", section))
     written = draw(result, figure)

@@ -13,7 +13,6 @@ from brx.curvature.effective_delay import (
     effective_delay,
     profile_points,
     profile_table,
-    profile_text,
     rank_correlation,
     slowdown_points,
     slowdown_table,
@@ -51,13 +50,15 @@ def result_with(squares, covariance=None):
 )
 def test_closed_form(squares, stages, expected):
     assert effective_delay(result_with(squares), stages).delay == pytest.approx(expected)
+
+
+def test_delays_of_equal_stages_and_of_profiles_with_accumulation():
     assert uniform_effective_delay(4) == pytest.approx(math.sqrt((9 + 4 + 1) / 4))
-
-
-def test_profiles_and_accumulation_count_in_updates():
     delays = [StageDelay(tau, 2) for tau in (0, 6, 0, 2)]  # 0, 3, 0 and 1 updates
     # sqrt((9 3 + 1 (5 + 6)) / 21)
     assert effective_delay(result_with([1, 2, 3, 4, 5, 6]), 4, delays).delay == pytest.approx(math.sqrt(38 / 21))
+    with pytest.raises(UserError, match="--stages 5: must be from 1 to the model's 4 blocks"):
+        effective_delay(result_with([1] * 6), 5)
 
 
 def test_standard_error_is_that_of_noisy_sums():
@@ -69,11 +70,6 @@ def test_standard_error_is_that_of_noisy_sums():
     ]
     found = effective_delay(result_with(squares, (factor @ factor.T).tolist()), 4)
     assert found.standard_error == pytest.approx(np.std(noisy), rel=0.1)
-
-
-def test_more_stages_than_blocks():
-    with pytest.raises(UserError, match="--stages 5: must be from 1 to the model's 4 blocks"):
-        effective_delay(result_with([1] * 6), 5)
 
 
 def test_slowdown_is_against_the_run_without_delay(tmp_path, capsys):
@@ -92,10 +88,7 @@ def test_slowdown_is_against_the_run_without_delay(tmp_path, capsys):
     assert slowdown_points(runs[runs["pipeline.stages"] > 1]).empty  # no run without delay
 
     assert main([*command, "--out", str(tmp_path / "figure")]) == 0
-    shown = capsys.readouterr().out
-    assert "P = 4" in shown
-    assert "slowdown" in shown
-    assert {path.suffix for path in tmp_path.glob("figure.*")} == {".pdf", ".png", ".svg", ".txt", ".json"}
+    assert "slowdown" in capsys.readouterr().out
     assert "tau'" in (tmp_path / "figure.json").read_text()
 
     for run, status, expected in ((late, "diverged", ["1", "never"]), (fresh, "interrupted", [])):
@@ -161,7 +154,6 @@ def test_correlations_tell_the_predictors_apart(folder):
 def test_figure_of_exported_runs_names_those_that_do_not_compare(folder, tmp_path, capsys):
     assert main(["export", str(folder), "--to", str(tmp_path / "kept")]) == 0
     tables = [profile_table(profile_points(load(where))) for where in (folder, tmp_path / "kept")]
-    assert len(tables[0]) == 8
     assert tables[0].equals(tables[1])
     write_experiment(tmp_path / "other", "compare", {"training.iterations": 2000, "pipeline.stages": 1})
     (other,) = (tmp_path / "other").iterdir()
@@ -169,7 +161,6 @@ def test_figure_of_exported_runs_names_those_that_do_not_compare(folder, tmp_pat
     assert main(["plot", "profiles", str(tmp_path / "kept"), str(other), "--out", str(tmp_path / "profiles")]) == 0
     shown = capsys.readouterr()
     assert f"differ from the rest in iterations: {other.name}" in shown.err.replace("\n", " ")
-    assert [Path(line).suffix for line in shown.out.splitlines()] == [".png", ".pdf", ".svg", ".txt", ".json"]
     caption = (tmp_path / "profiles.json").read_text()
     assert caption.count("Spearman correlation with") == 2
     assert '"32, 0 x 7"' in caption
@@ -184,11 +175,6 @@ def test_what_is_missing_is_one_line(tmp_path, capsys):
         profile_points(load(tmp_path))
     assert main(["plot", "profiles"]) == 2
     assert "RUN: name at least one run's folder" in capsys.readouterr().err
-
-
-def test_equal_neighbours_are_written_together():
-    assert profile_text([4] * 8) == "4 x 8"
-    assert profile_text([0, 0, 0, 32, 0]) == "0 x 3, 32, 0"
 
 
 def test_the_sweep_of_profiles_has_one_mean_delay():

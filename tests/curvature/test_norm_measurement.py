@@ -17,7 +17,7 @@ from brx.curvature.checkpoints import load_checkpoint, runs_in_place
 from brx.curvature.hessian import from_weights, mean_product, to_weights
 from brx.curvature.hessian_norm import cauchy_vector
 from brx.curvature.norm_measurement import fit_bases, measure_runs
-from brx.curvature.norm_result import NormResult, NormSettings, breakdown_table, results_of
+from brx.curvature.norm_result import NormSettings, breakdown_table, results_of
 from brx.errors import RunError, UserError
 from brx.runs.checkpoint import list_checkpoints
 from tests.curvature.helpers import flat
@@ -76,7 +76,6 @@ def test_result_is_the_estimate_over_the_products_of_one_sample_and_of_its_halve
     assert result.interval[0] < result.normalized < result.interval[1]
     assert sum(result.blocks.sums[0]) == pytest.approx(result.norm, rel=1e-5)
     assert sum(result.kinds.num_rows) == checkpoint.num_parameters == result.num_parameters
-    assert result.blocks.names == ["embedding", "0", "1", "2", "3", "head"]
     assert results_of(run) == {space: result}
     assert [path.name for path in (run / "analysis").iterdir()] == [f"hessian-norm-{space}-00000030.json"]
 
@@ -122,10 +121,9 @@ def test_a_basis_may_be_borrowed_or_estimated(runs, tmp_path):
     run = Path(shutil.copytree(runs["pipedream"], tmp_path / "run"))
     borrowed = measure(run, "rotated", settings(basis_from=str(runs["basis-rotation"])))
     estimated = measure(run, "rotated", settings(basis_batches=4))
-    original = measure(run, "original")
-    assert len({original.norm, borrowed.norm, estimated.norm}) == 3
-    assert (original.num_stages, original.num_own_stages) == (8, 4)  # P is that of the pipeline whose delays it has
-    assert list(breakdown_table(original, "stage")["stage"]) == ["stage 0", "stage 1", "stage 2", "stage 3"]
+    assert borrowed.norm != estimated.norm
+    assert (estimated.num_stages, estimated.num_own_stages) == (8, 4)  # P is that of the pipeline whose delays it has
+    assert list(breakdown_table(estimated, "stage")["stage"]) == ["stage 0", "stage 1", "stage 2", "stage 3"]
     checkpoint, lender = load_checkpoint(run), load_checkpoint(runs["basis-rotation"], 14)
     assert checkpoint.bases == {}
     assert lender.path == list_checkpoints(runs["basis-rotation"])[1]
@@ -159,14 +157,10 @@ def test_command_of_several_runs_measures_once_and_shows_it_without_checkpoints(
     assert "stage 3" in shown(run, other, *QUICK, "--original", "--by", "stage")
     assert {path: path.stat().st_mtime_ns for path in (run / "analysis").iterdir()} == before
     shutil.rmtree(run / "checkpoints")
-    text = shown(run, "--measured", "--format", "csv", "--out", tmp_path / "figure")
-    header, original, rotated = csv.reader(text.splitlines())
-    assert header[3:7] == ["coordinates", "norm", "95 % low", "95 % high"]
-    assert (original[3], rotated[3]) == ("original", "rotated, own basis")
-    assert float(rotated[4].split()[0]) == pytest.approx(results_of(run)["rotated"].normalized, rel=1e-3)
+    text = shown(run, "--measured", "--rotated", "--format", "csv", "--out", tmp_path / "figure")
+    (rotated,) = csv.DictReader(text.splitlines())
+    assert float(rotated["norm"].split()[0]) == pytest.approx(results_of(run)["rotated"].normalized, rel=1e-3)
     assert "5 x 64" in (tmp_path / "figure.json").read_text()
-    assert (tmp_path / "figure.png").stat().st_size > 0
-    assert len(shown(run, "--measured", "--rotated", "--format", "csv").splitlines()) == 2
 
 
 def test_an_unfinished_runs_checkpoints_are_named_and_must_be_there(run):
@@ -201,15 +195,6 @@ def test_median_that_does_not_fit(run, monkeypatch):
     with pytest.raises(UserError, match=r"that is 4 vectors; .* --or-geometric"):
         measure(run, "original", chosen)
     assert measure(run, "original", chosen, or_geometric=True).settings.estimator == "geometric"
-
-
-def test_a_damaged_result_is_told(run, measured):
-    measured.write(run)
-    path = measured.path_in(run)
-    path.write_text(path.read_text()[:100])
-    with pytest.raises(UserError, match="not a result of hessian-norm"):
-        measure(run, "original")
-    assert NormResult.all_of(run, name="hessian-norm-rotated") == []
 
 
 def test_a_folder_of_runs_stands_for_the_runs_in_it(runs, tmp_path):

@@ -1,6 +1,7 @@
 """Every strategy's bases and products against naive ones in float64, and what the command puts beside them."""
 
 import csv
+import re
 import shutil
 
 import pytest
@@ -82,7 +83,7 @@ def same_directions(mine, vectors, rank):
 
 def numbers_of(cell):
     """`1.2 (3.4, 0.5)`: from the sample, from half of it, and extrapolated."""
-    return [float(text) for text in cell.replace("(", "").replace(")", "").replace(",", "").split()]
+    return [float(text) for text in re.findall(r"[^ (),]+", cell)]
 
 
 def test_command_measures_all_coordinates_at_one_checkpoint(run, tmp_path, capsys):
@@ -99,7 +100,6 @@ def test_command_measures_all_coordinates_at_one_checkpoint(run, tmp_path, capsy
         expected = [own / other for own, other in zip(norms, numbers_of(rows[0]["norm"]), strict=True)]
         assert numbers_of(row["of original"]) == pytest.approx(expected, abs=2e-3)
         assert row["sample"] == "5 x 64 tokens"
-    assert (tmp_path / "figure.png").stat().st_size > 0
     assert "2nd/bilateral, 4 batches" in (tmp_path / "figure.json").read_text()
     assert len({row["norm"] for row in rows}) == 5
     named = ["hessian-norm", str(run / "checkpoints" / "00000014"), *arguments[2:]]
@@ -122,11 +122,9 @@ def test_slowdowns_stand_beside_the_norms_as_far_as_there_are_runs(run, tmp_path
             write_experiment(runs, "laptop", settings, slowness=slowness, seeds=(0, 1))
     delays = strategy_slowdowns(load([runs]))
     assert delays.num_stages == 32
-    assert set(delays.by_space) == {"original", "1st-unilateral", "2nd-bilateral"}
+    ratios = {space: row["ratio"] for space, row in delays.by_space.items()}
+    assert ratios == pytest.approx({"original": 9, "1st-unilateral": 5, "2nd-bilateral": 2}, rel=0.05)
     assert set(VARIANT_OF_SPACE.values()) <= VARIANTS.keys()
-    ratios = [delays.by_space[space]["ratio"] for space in ("2nd-bilateral", "1st-unilateral", "original")]
-    assert ratios == sorted(ratios)
-    assert ratios[0] == pytest.approx(2, rel=0.05)
     column = strategy_table(results, delays)["slowdown at P = 32"]
     assert column[0] == f"{slowdown_text(delays.by_space['original'])} (pipedream-lr)"
     assert column[2] == "not run (basis-rotation 1st/bilateral)"

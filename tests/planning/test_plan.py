@@ -194,14 +194,13 @@ def test_optimizer_state_is_the_optimizers(method, mixture):
 def test_stages_add_up_to_their_rank(num_ranks, overrides):
     config = small("runtime.precision=bf16", *overrides)
     for rank in plan_memory(config, "cpu", partition(4, num_ranks)):
-        assert [stage.stages for stage in rank.by_stage] == [[index] for index in rank.stages]
         for part in STAGE_PARTS:
             together = sum(getattr(stage, part) for stage in rank.by_stage)
             exchanged = getattr(rank, part) - together
             assert exchanged > 0 if (part == "activations" and num_ranks > 1) else exchanged == 0
 
 
-def test_flops_are_those_that_torch_counts():
+def test_flops_are_those_that_torch_counts_and_ranks_share_all_of_them():
     config = small("model.width=32").model
     model = whole_model(config, 256)
     tokens = torch.zeros(2, 64, dtype=torch.int64)
@@ -209,17 +208,10 @@ def test_flops_are_those_that_torch_counts():
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
         model(tokens, tokens)
     assert counter.get_total_flops() == stage_forward_flops(config, 256, range(4), 2)
-
-
-def test_of_a_mixture_the_chosen_experts_count():
-    dense = small().model
-    mixture = dense.model_copy(update={"moe": MoEConfig(experts=8, top_k=2, every=1)})
-    difference = stage_forward_flops(mixture, 256, range(4), 1) - stage_forward_flops(dense, 256, range(4), 1)
-    one_mlp, router = 2 * 8 * 64**2, 2 * 8 * 64
-    assert difference == 4 * 64 * (one_mlp + router)
-
-
-def test_ranks_share_all_of_the_work():
+    # Of a mixture the chosen experts count, and its router.
+    mixture = config.model_copy(update={"moe": MoEConfig(experts=8, top_k=2, every=1)})
+    difference = stage_forward_flops(mixture, 256, range(4), 2) - stage_forward_flops(config, 256, range(4), 2)
+    assert difference == 4 * 128 * (2 * 8 * 32**2 + 2 * 8 * 32)
     config = load_config("paper-1b", ["optimizer.method=basis-rotation", "pipeline.devices=6"])
     parts = [rank_flops(config, own) for own in partition(24, 6)]
     assert sum(parts) == pytest.approx(rank_flops(config, range(24)), rel=1e-12)

@@ -69,25 +69,18 @@ def test_v_schedules_are_torchs(name, schedule, num_ranks, num_micro_batches):
         assert chunks == set(SYNCHRONOUS[name].chunks(rank, num_ranks))
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("GPipe", (16, 16, 16, 16)),
-        ("1F1B", (4, 3, 2, 1)),
-        ("interleaved 1F1B", (5.5, 4.5, 3.5, 2.5)),  # (2 (P - 1) + (v - 1) P + 1) / v on the first rank
-        ("zero-bubble H1", (4, 4, 4, 4)),
-        ("zero-bubble H2", (7, 7, 7, 7)),
-    ],
-)
-def test_activations_in_flight(name, expected):
-    assert even_pace(name, 4, 16).in_flight == expected
-
-
-def test_schedules_that_do_not_exist_or_whose_formulas_do_not_hold():
-    assert even_pace("interleaved 1F1B", 4, 9) is None
+def test_activations_in_flight_and_schedules_that_do_not_exist_or_whose_formulas_do_not_hold():
+    expected = {
+        "GPipe": (16, 16, 16, 16),
+        "1F1B": (4, 3, 2, 1),
+        "interleaved 1F1B": (5.5, 4.5, 3.5, 2.5),  # (2 (P - 1) + (v - 1) P + 1) / v on the first rank
+        "zero-bubble H1": (4, 4, 4, 4),
+        "zero-bubble H2": (7, 7, 7, 7),
+    }
+    assert {name: even_pace(name, 4, 16).in_flight for name in expected} == expected
+    for name, count, transfer in (("interleaved 1F1B", 9, 0.0), ("ZB-V", 7, 0.0), ("ZB-V", 8, 0.1)):
+        assert even_pace(name, 4, count, transfer) is None
     assert even_pace("interleaved 1F1B", 4, 10) is not None
-    assert even_pace("ZB-V", 4, 7) is None
-    assert even_pace("ZB-V", 4, 8, 0.1) is None
     assert synchronous_pace("DualPipeV", (0.5,) * 8, 8, recompute=1.0) is None
 
 

@@ -1,10 +1,10 @@
 """The page's content: all runs, figures, tables and sources, and nothing that would be loaded from elsewhere."""
 
 import base64
-import builtins
 import gzip
 import json
 import re
+import sys
 
 import pytest
 
@@ -38,9 +38,8 @@ def test_every_run_is_in_the_table_and_in_the_chart_and_the_best_rates_are_marke
     assert len(curves["train"]) == len(curves["iterations"]) == len(curves["minutes"]) == 120
     # Middles of windows of 159 iterations.
     assert (curves["iterations"][0], curves["iterations"][-1], curves["minutes"][-1]) == (80, 921, 1.842)
-    assert curves["train"][-1] == pytest.approx(2.1, abs=1e-3)
     assert curves["val_iterations"] == list(range(100, 1001, 100))
-    assert curves["val"][-1] == pytest.approx(2.2, abs=1e-3)
+    assert [curves["train"][-1], curves["val"][-1]] == pytest.approx([2.1, 2.2], abs=1e-3)
     diverged = by_name["pipedream-32-diverged"]
     assert set(diverged["curves"]["train"]) == {None}
     assert (diverged["status"], diverged["numbers"]["train loss"]) == ("diverged", "-")
@@ -76,7 +75,6 @@ def test_it_opens_with_findings_and_has_tables_and_provenance(elements, page):
     summaries = [text for _, text in elements.named("summary")]
     assert any(text.endswith(" not tried") for text in summaries)
     findings = " ".join(" ".join(text.split()) for _, text in elements.named("li"))
-    assert "memory of each strategy for Llama-3-8B's matrices, GiB (Table 2). Here: attention and MLP" in findings
     assert "The paper: 7.5%; here: 7.1% (of 4mn" in findings
     assert re.search(r"\(Figure 2a\)\. The paper: 5\.81x; here: 12\.\d+x \([^()]+\); why: one seed\.", findings)
     sections = [attributes["id"] for attributes, _ in elements.named("section")]
@@ -86,10 +84,8 @@ def test_it_opens_with_findings_and_has_tables_and_provenance(elements, page):
     for beginning in ("Final training loss", "Slowdown of every experiment", "Learning rates of every experiment"):
         assert any(title.startswith(beginning) for title in titles), beginning
     assert "0.0003: 3.000, 0.001: 2.900" in page.read_text()
-    facts = [text for _, text in elements.named("dd")]
-    for fact in ("finished (6 runs)", "diverged (1 run)", "c0ffee (7 runs)"):
-        assert fact in facts
-    assert "2026-01-02T03:04:05Z to 2026-01-02T03:04:05Z" in facts
+    facts = {text for _, text in elements.named("dd")}
+    assert {"finished (6 runs)", "diverged (1 run)", "c0ffee (7 runs)"} <= facts
     assert "packages, tokenizer bytes, fingerprint f1f2f3 (7 runs)" in facts
 
 
@@ -141,16 +137,9 @@ def test_further_figures_are_shown_with_their_captions(runs, tmp_path, page):
 
 
 def test_a_missing_package_or_folder_of_figures_is_one_line(runs, tmp_path, monkeypatch, capsys):
-    real_import = builtins.__import__
-
-    def without_plotly(name, *rest):
-        if name.startswith("plotly"):
-            raise ModuleNotFoundError("No module named 'plotly'", name="plotly")
-        return real_import(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without_plotly)
+    monkeypatch.setitem(sys.modules, "jinja2", None)
     assert main(["report", "--runs", str(runs), "--out", str(tmp_path / "report.html")]) == 2
-    assert capsys.readouterr().err == "brx: the report needs the package plotly: pip install 'brx[report]'\n"
+    assert capsys.readouterr().err == "brx: the report needs the package jinja2: pip install 'brx[report]'\n"
     assert not (tmp_path / "report.html").exists()
 
     assert main(["report", "--runs", str(runs), "--figures", "nowhere"]) == 2

@@ -1,15 +1,14 @@
 """Sweeps on a Ray cluster that is started for the test: the same result folders as without."""
 
-import builtins
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
 
 from brx.cli.main import main
-from brx.sweep.cell_state import State, state_of
-from brx.sweep.spec import Sweep
+from brx.sweep.spec import State, Sweep, state_of
 from brx.train.loop import train
 from tests.sweep.helpers import write_sweep
 from tests.train.helpers import losses, start_brx, wait_for_lines
@@ -72,34 +71,29 @@ def test_interrupted_cells_save_and_a_lost_one_is_continued(ray, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("address", "expected"),
-    [("auto", ""), ("127.0.0.1:1", "refused"), ("ray://127.0.0.1:1", "refused"), ("head", "HOST:PORT")],
+    ("address", "settings", "expected"),
+    [
+        (["--address", "auto"], {}, "--address auto: no Ray cluster there that can be used: "),
+        (["--address", "ray://127.0.0.1:1"], {}, "refused"),
+        (["--address", "head"], {}, "HOST:PORT"),
+        ([], {"runtime.threads": 4096}, "needs 4096 CPU cores and 0 GPUs on one node, which no node"),
+    ],
 )
-def test_an_address_without_a_cluster_is_one_line(ray, tmp_path, capsys, address, expected):
-    path = write_sweep(tmp_path)
-    assert main(["sweep", str(path), "--launcher", "ray", "--address", address]) == 2
+def test_no_cluster_at_an_address_and_no_node_that_is_large_enough_are_one_line(
+    ray, tmp_path, capsys, address, settings, expected
+):
+    path = write_sweep(tmp_path, set=settings)
+    assert main(["sweep", str(path), "--launcher", "ray", *address]) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"brx: --address {address}: no Ray cluster there that can be used: ")
     assert expected in error
     assert error.count("\n") == 1
     assert not (tmp_path / "cells").exists()
-
-
-def test_a_cell_too_large_for_every_node_is_one_line(ray, tmp_path, capsys):
-    path = write_sweep(tmp_path, set={"runtime.threads": 4096})
-    assert main(["sweep", str(path), "--launcher", "ray"]) == 2
-    assert "needs 4096 CPU cores and 0 GPUs on one node, which no node" in capsys.readouterr().err
     assert not ray.is_initialized()
 
 
 def test_without_ray_one_line_names_the_extra(tmp_path, monkeypatch, capsys):
-    real_import = builtins.__import__
-
-    def without_ray(name, *rest):
-        if name == "ray":
-            raise ModuleNotFoundError("No module named 'ray'", name="ray")
-        return real_import(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without_ray)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert main(["sweep", str(write_sweep(tmp_path)), "--address", "auto"]) == 2
+    assert "--address: only --launcher ray has one" in capsys.readouterr().err
     assert main(["sweep", str(write_sweep(tmp_path)), "--launcher", "ray"]) == 2
     assert capsys.readouterr().err == "brx: --launcher ray: Ray is not installed: pip install 'brx[ray]'\n"

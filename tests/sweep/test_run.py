@@ -4,14 +4,11 @@ import json
 import os
 import signal
 
-import pytest
-
 from brx.cli.main import main
 from brx.config.loading import dump_config
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
-from brx.sweep.cell_state import State, state_of
 from brx.sweep.choice import choose, tried_cells
-from brx.sweep.spec import Sweep
+from brx.sweep.spec import State, Sweep, state_of
 from brx.train.loop import train
 from tests.sweep.helpers import write_sweep
 from tests.train.helpers import losses, start_brx, tiny_config, wait_for_lines
@@ -21,23 +18,21 @@ def states(path):
     return [state_of(cell) for cell in Sweep.load(path).cells]
 
 
-def train_here(cells):
-    """In this process, which has torch loaded: what a sweep finds done."""
-    for cell in cells:
-        train(cell.config, cell.folder)
-
-
 def test_cells_equal_runs_by_hand_and_are_skipped_the_second_time(tmp_path, capsys):
     path = write_sweep(tmp_path)
+    assert main(["sweep", str(path), "--dry-run", "--jobs", "2"]) == 0
+    out = capsys.readouterr().out
+    assert (out.count("waiting"), "4 cells" in out, "with 2 at a time" in out) == (5, True, True)
+    assert not (tmp_path / "cells").exists()
     assert main(["sweep", str(path), "--jobs", "2"]) == 0
+    cells = Sweep.load(path).cells
     assert states(path) == [State.DONE] * 4
-    cell = Sweep.load(path).cells[1]
-    train(cell.config, tmp_path / "by-hand")
-    assert losses(cell.folder) == losses(tmp_path / "by-hand")
+    train(cells[1].config, tmp_path / "by-hand")
+    assert losses(cells[1].folder) == losses(tmp_path / "by-hand")
 
-    before = [(cell.folder / "metrics.jsonl").stat().st_mtime_ns for cell in Sweep.load(path).cells]
+    before = [(cell.folder / "metrics.jsonl").stat().st_mtime_ns for cell in cells]
     assert main(["sweep", str(path)]) == 0
-    assert [(cell.folder / "metrics.jsonl").stat().st_mtime_ns for cell in Sweep.load(path).cells] == before
+    assert [(cell.folder / "metrics.jsonl").stat().st_mtime_ns for cell in cells] == before
     assert "all 4 cells are done" in capsys.readouterr().out
 
 
@@ -137,7 +132,8 @@ def test_a_choice_at_the_edge_goes_on_beyond_the_grid_until_it_is_none_and_is_re
         return write_sweep(tmp_path, grid=grid, choose=choice, repeat={"set": {"training.seed": [1]}})
 
     path = write()
-    train_here(Sweep.load(path).cells)
+    for cell in Sweep.load(path).cells:
+        train(cell.config, cell.folder)
     assert main(["sweep", str(path)]) == 0
     assert "at the edge: widen the grid" in (tmp_path / "cells" / "choice-sweep.csv").read_text()
     assert "at the edge" in capsys.readouterr().out.replace("\n", " ")
@@ -156,28 +152,3 @@ def test_a_choice_at_the_edge_goes_on_beyond_the_grid_until_it_is_none_and_is_re
     assert "p4,1e+20,failed,," in text
     seeds = sorted(folder.name.partition("--")[0] for folder in (tmp_path / "cells").glob("*-s1--*"))
     assert seeds == ["p4-lr0.001-s1", "p4-lr0.01-s1"]  # of the first sweep's choice, and of this one's
-    capsys.readouterr()
-    assert main(["sweep", str(path), "--dry-run"]) == 0
-    assert "4 cells" in capsys.readouterr().out
-
-
-def test_dry_run_lists_cells_and_time_and_runs_nothing(tmp_path, capsys):
-    path = write_sweep(tmp_path)
-    assert main(["sweep", str(path), "--dry-run", "--jobs", "2"]) == 0
-    out = capsys.readouterr().out
-    assert out.count("waiting") == 5
-    assert "4 cells" in out
-    assert "with 2 at a time" in out
-    assert not (tmp_path / "cells").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["--jobs", "0"], "--jobs: input should be greater than or equal to 1"),
-        (["--address", "auto"], "--address: only --launcher ray has one"),
-    ],
-)
-def test_bad_arguments(tmp_path, capsys, arguments, expected):
-    assert main(["sweep", str(write_sweep(tmp_path)), *arguments]) == 2
-    assert expected in capsys.readouterr().err

@@ -108,22 +108,15 @@ def test_adasgd_by_hand():
     np.testing.assert_allclose(adasgd.update(), -first - np.array([1.25, 0.75]) / 0.75 / second_root, rtol=1e-7)
 
 
-@pytest.fixture(scope="module")
-def quadratic():
-    return run_quadratic(QUADRATIC)
-
-
-def test_counts_are_of_the_first_point_at_the_target(quadratic):
-    for case, run in quadratic.runs.items():
+def test_rotation_and_delay_together_cost_adam_but_not_adasgd():
+    quadratic = run_quadratic(QUADRATIC)
+    for case, run in quadratic.runs.items():  # counts are of the first point at the target
         (curvature,) = quadratic_hessians(QUADRATIC.eigenvalues, [0.0 if case.aligned else 45.0])
         np.testing.assert_allclose(np.linalg.eigvalsh(curvature), sorted(QUADRATIC.eigenvalues))
         assert (abs(curvature[0, 1]) > 1) != case.aligned
         losses = 0.5 * np.einsum("ti,ij,tj->t", run.path, curvature, run.path)
         assert losses[-1] <= QUADRATIC.target < losses[:-1].min()
         assert (run.updates[0], len(run.updates)) == (len(run.path) - 1, 13)
-
-
-def test_rotation_and_delay_together_cost_adam_but_not_adasgd(quadratic):
     updates = {case: run.updates[0] for case, run in quadratic.runs.items()}
     for delay in (0, 2):
         assert updates[Case("AdaSGD", True, delay)] == updates[Case("AdaSGD", False, delay)]
@@ -169,12 +162,9 @@ def test_derivatives_of_the_spiral_are_those_of_its_value():
     np.testing.assert_allclose(spiral_hessians(point)[0].numpy(), (ahead - behind).T / (2 * step), rtol=1e-5)
 
 
-def test_misalignment_is_one_on_the_axes_and_two_at_45_degrees():
-    rank_one = torch.tensor([[[5.0, 0.0], [0.0, 0.0]], [[2.5, 2.5], [2.5, 2.5]], [[3.0, 0.0], [0.0, -1.0]]])
-    np.testing.assert_allclose(misalignment(rank_one), [1, 2, 1], rtol=1e-6)
-
-
-def test_floor():
+def test_misalignment_and_the_floor_in_closed_form():
+    matrices = torch.tensor([[[5.0, 0.0], [0.0, 0.0]], [[2.5, 2.5], [2.5, 2.5]], [[3.0, 0.0], [0.0, -1.0]]])
+    np.testing.assert_allclose(misalignment(matrices), [1, 2, 1], rtol=1e-6)  # on the axes, at 45 degrees, on the axes
     points = floor_points(np.array([1.0, 2.5]))
     np.testing.assert_allclose([spiral(torch.from_numpy(point)).item() for point in points], [1.0, 6.25])
     np.testing.assert_allclose(distance_from_floor(points), 0, atol=1e-12)
