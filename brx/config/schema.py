@@ -266,13 +266,12 @@ class BasisRotationConfig(MatrixOptimizerSection):
     """Which gradients enter the covariances of source `2nd`: every one (`step`, the authors' code), those of refreshes
     (`refresh`, algorithm 2 as printed), or those for all updates since the last refresh (`interval`)."""
     rotation_precision: Literal["highest", "tf32", "bf16"] = "highest"
-    """Products of the rotations: fp32, TF32, or bf16 in two parts (16 bits). Faster on a GPU's matrix units; a CPU
-    makes the same roundings, slower, to see what they do to a training. Refreshes and bases are fp32 always."""
+    """Products of the rotations: fp32, TF32, or bf16 in two parts (16 bits), faster on a GPU's matrix units; a CPU
+    makes the same roundings. Refreshes and bases are fp32 always."""
     staggered: bool = False
     """Refresh a share of the matrices at each step, for even step times (not the paper's algorithm)."""
     as_published: bool = False
-    """Compute what the authors' implementation does where that differs from the paper's text and from brx: the start,
-    unilateral refreshes at every step, bases and second moment of source `1st`, eps (docs/methods.md)."""
+    """Compute what the authors' implementation does where that differs from the paper's text (docs/methods.md)."""
 
 
 class DelayCompensationConfig(OptimizerSection):

@@ -1,8 +1,7 @@
 """Start the ranks of one machine and watch over them: if one fails, all end, and one line says which and why.
 
-Ranks leave their errors where torchrun has them look, so that it tells them, too. torch's own launcher is not used: it
-ends all ranks at the first failure, before the others can say whom they lost, sends Ctrl-C to all of them, and leaves
-them running when it is killed itself.
+torch's own launcher is not used: it ends all ranks at the first failure, before the others can say whom they lost,
+sends Ctrl-C to all of them, and leaves them running when it is killed itself.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from typing import Any
 
 from brx.errors import NeighbourLostError, RunError, UserError
 
-# Environment variables: set in the ranks that `launch` has started; and, torchrun's, where a rank leaves its error.
+# Environment variables: set in the ranks that `launch` has started; and, torchrun's own, where a rank leaves its error.
 LAUNCHED, ERROR_FILE = "BRX_LAUNCHED", "TORCHELASTIC_ERROR_FILE"
 
 POLL_S = 0.05

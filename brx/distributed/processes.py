@@ -127,10 +127,8 @@ class DistributedWorld(World):
 class PointToPoint:
     """Implements `brx.pipeline.world.Channel` over torch.distributed: a send and a receive in flight at most.
 
-    Activations and gradients travel in process groups of their own: with NCCL the operations of one group are run in
-    the order in which they were posted, and a receive posted ahead in one direction would hold up the other. All
-    devices make their channels at the same time. Messages of B examples are received from `source` into the buffers, in
-    turn, and sent to `target` (None: there is no such neighbour).
+    Messages of B examples are received from `source` into the buffers, in turn, and sent to `target` (None: there is no
+    such neighbour). All devices make their channels at the same time.
     """
 
     def __init__(
@@ -139,6 +137,8 @@ class PointToPoint:
         self._source, self._target = source, target
         self._num_examples = num_examples
         self._free = deque(buffers)
+        # Each direction has a group of its own: with NCCL the operations of one group run in the order in which they
+        # were posted, and a receive posted ahead would hold up the other direction.
         self._group = dist.new_group(timeout=timedelta(seconds=timeout_s))
         self._timeout_s = timeout_s
         self._receiving: tuple[dist.Work, Tensor] | None = None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -30,40 +29,45 @@ def stage_groups(stages: Sequence[StageVersions], select: Callable[[str], bool] 
     return groups
 
 
-@dataclass
-class StackViews:
-    """Stand-ins for the members of stacked parameters (X, ...), for optimizers that take matrices one at a time."""
+StackMembers = list[tuple[Tensor, Tensor, int]]  # stand-in, stack, index in the stack
 
-    members: list[tuple[Tensor, Tensor, int]]  # stand-in, stack, index in the stack
 
-    @classmethod
-    def split(cls, groups: list[Group]) -> StackViews:
-        """Replace the stacks in `groups`, in place, by stand-ins of their members, named `NAME[INDEX]`."""
-        views = cls([])
-        for group in groups:
-            split: list[tuple[str, Tensor]] = []
-            for name, parameter in group["params"]:
-                is_matrix = name.endswith("weight") and "norm" not in name
-                if parameter.ndim == (2 if is_matrix else 1):  # no stack
-                    split.append((name, parameter))
-                    continue
-                # Views share the stack's memory: the optimizer updates the model itself.
-                members = [(view, parameter, index) for index, view in enumerate(parameter.detach().unbind())]
-                split += [(f"{name}[{index}]", view) for view, _, index in members]
-                views.members += members
-            group["params"] = split
-        return views
+def split_stacks(groups: list[Group]) -> StackMembers:
+    """Replace stacked parameters (X, ...), in place, by stand-ins of their members, named `NAME[INDEX]`.
 
-    def attach(self, optimizer: Optimizer) -> Optimizer:
-        """Let each stand-in have its share of the stack's gradient during a step."""
-        if self.members:
-            optimizer.register_step_pre_hook(lambda *_: self._give_gradients())
-            optimizer.register_step_post_hook(lambda *_: self._give_gradients(none=True))
-        return optimizer
+    For optimizers that take matrices one at a time.
+    """
+    members: StackMembers = []
+    for group in groups:
+        split: list[tuple[str, Tensor]] = []
+        for name, parameter in group["params"]:
+            is_matrix = name.endswith("weight") and "norm" not in name
+            if parameter.ndim == (2 if is_matrix else 1):  # no stack
+                split.append((name, parameter))
+                continue
+            # Views share the stack's memory: the optimizer updates the model itself.
+            of_stack = [(view, parameter, index) for index, view in enumerate(parameter.detach().unbind())]
+            split += [(f"{name}[{index}]", view) for view, _, index in of_stack]
+            members += of_stack
+        group["params"] = split
+    return members
 
-    def _give_gradients(self, none: bool = False) -> None:
-        for view, stack, index in self.members:
-            view.grad = None if none or stack.grad is None else stack.grad[index]
+
+def lend_gradients(optimizer: Optimizer, members: StackMembers) -> Optimizer:
+    """Let each stand-in have its share of the stack's gradient during a step of the optimizer."""
+
+    def lend(*arguments: object) -> None:
+        for view, stack, index in members:
+            view.grad = None if stack.grad is None else stack.grad[index]
+
+    def take_back(*arguments: object) -> None:
+        for view, _, _ in members:
+            view.grad = None
+
+    if members:
+        optimizer.register_step_pre_hook(lend)
+        optimizer.register_step_post_hook(take_back)
+    return optimizer
 
 
 def check_each_parameter_once(optimizers: Sequence[Optimizer], stages: Sequence[StageVersions]) -> None:

@@ -11,7 +11,7 @@ from torch.optim import AdamW, Optimizer
 
 from brx.config import schema
 from brx.config.schema import RunConfig
-from brx.methods.groups import StackViews, stage_groups
+from brx.methods.groups import lend_gradients, split_stacks, stage_groups
 from brx.model.stage import is_block_matrix
 from brx.optim.parameter_state import Group as Group  # which the methods of users import from here
 from brx.pipeline.versions import ParameterStates, StageVersions
@@ -84,8 +84,8 @@ class Method:
         `brx.methods.groups.stage_groups` makes parameter groups of stages.
         """
         groups = stage_groups(stages, is_block_matrix)
-        views = StackViews.split(groups) if self.one_matrix_at_a_time else StackViews([])
-        matrices = views.attach(self.matrices(groups))
+        members = split_stacks(groups) if self.one_matrix_at_a_time else []
+        matrices = lend_gradients(self.matrices(groups), members)
         return [matrices, self.rest(stage_groups(stages, lambda name: not is_block_matrix(name)))]
 
     def lr_divisor(self, tau_updates: float, t: int, T: int) -> float:

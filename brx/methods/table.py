@@ -1,11 +1,7 @@
 """The built-in methods, each readable by itself, and the method that a configuration selects.
 
-One that is to come with brx goes here and into `METHODS`, its settings into a section of brx/config/schema.py; your own
-stays in a file of yours (docs/methods.md). What the backward pass sees (`pipeline.stash`) belongs to the pipeline: any
-method runs with any mode, but for one with a forecast of its own, which needs `exact`.
-
-"Matrices" are the weight matrices of attention and MLP (`brx.model.stage.is_block_matrix`), a mixture's experts each by
-itself.
+What the backward pass sees (`pipeline.stash`) belongs to the pipeline: any method runs with any mode, but for one with
+a forecast of its own, which needs `exact`. "Matrices" are those of `brx.model.stage.is_block_matrix`.
 """
 
 from __future__ import annotations
@@ -23,7 +19,7 @@ from brx.config import schema
 from brx.config.schema import RunConfig
 from brx.errors import UserError
 from brx.methods.custom import AnyOptimizer, load_method
-from brx.methods.groups import StackViews, stage_groups
+from brx.methods.groups import lend_gradients, split_stacks, stage_groups
 from brx.methods.method import Method, Stages, adam_options
 from brx.model.stage import is_block_matrix
 from brx.optim.basis_rotation import BasisRotation
@@ -162,7 +158,7 @@ class Scion(Method):
         library = _pytorch_optimizer("scion")
         norms = importlib.import_module("pytorch_optimizer.optimizer.scion").LMONorm
         groups = stage_groups(stages)
-        views = StackViews.split(groups)
+        members = split_stacks(groups)
         kinds = {
             "matrix": {"norm_type": int(norms.SPECTRAL), "scale": settings.scale},
             "vector": {"norm_type": int(norms.BIAS), "scale": settings.vector_scale},
@@ -174,7 +170,7 @@ class Scion(Method):
                 named = [(name, parameter) for name, parameter in group["params"] if _kind(name, parameter) == kind]
                 by_kind += [{**group, **options, "params": named, "kind": kind}] if named else []
         scion = library.SCION(by_kind, lr=settings.lr, momentum=settings.momentum, constraint=settings.constrained)
-        return [views.attach(scion)]
+        return [lend_gradients(scion, members)]
 
 
 def _kind(name: str, parameter: Tensor) -> str:

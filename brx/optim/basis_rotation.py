@@ -595,11 +595,8 @@ def _fourth_power(ratio: Tensor) -> Tensor:
 
 
 def noise_floor(of_row: Tensor, of_column: Tensor) -> Tensor:
-    """The square of what counts as rounding noise in each entry of a rotated gradient (*, m, n).
-
-    From the mean squares of its rows (*, m, 1) and columns (*, 1, n). Its root is 7 eps (m + n)^(1/4) times that of the
-    mean squares of the entry's row, of its column and of the matrix together; measured against float64
-    (`benchmarks/first_steps`), rounding leaves 0.2 to 0.4 instead of 7.
+    """The square of what counts as rounding noise in each entry of a rotated gradient (*, m, n), from the mean squares
+    of its rows (*, m, 1) and columns (*, 1, n). Measured (`benchmarks/first_steps`), rounding leaves 0.2 to 0.4, not 7.
     """
     m, n, number = of_row.shape[-2], of_column.shape[-1], torch.finfo(of_row.dtype)
     mean_squares = (of_row + of_column).add_(of_row.mean(dim=-2, keepdim=True))

@@ -70,14 +70,10 @@ class DelayedPipeline:
             raise UserError("delayed: the model is under delay already; call remove() of its pipeline first")
         optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
         self.model, self.by_stage, self.updates = model, assign(model, optimizers, stages), 0
-        choices: list[tuple[str, Any, Sequence[Any]]] = [
-            ("stash", stash, get_args(StashMode)),
-            ("forecast", forecast, (None, *FORECAST_RULES)),
-            ("rings", rings, ("device", "host")),
-        ]
-        for name, value, known in choices:
-            if value not in known:
-                raise UserError(f"delayed: {name} must be one of {', '.join(map(str, known))}, got {value!r}")
+        known = {"stash": get_args(StashMode), "forecast": (None, *FORECAST_RULES), "rings": ("device", "host")}
+        for name, value in (("stash", stash), ("forecast", forecast), ("rings", rings)):
+            if value not in known[name]:
+                raise UserError(f"delayed: {name} must be one of {', '.join(map(str, known[name]))}, got {value!r}")
         if forecast is not None and stash != "exact":
             raise UserError(f"delayed: forecast needs stash exact, got {stash}")
         self._optimizers = [_innermost(optimizer) for optimizer in optimizers]

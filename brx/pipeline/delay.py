@@ -17,8 +17,7 @@ from brx.errors import UserError
 if TYPE_CHECKING:
     from brx.config.schema import PipelineConfig
 
-SAMPLED = 1000
-"""Micro-batches over which the mean of a delay function is taken."""
+SAMPLED = 1000  # micro-batches over which the mean of a delay function is taken
 
 
 @dataclass(frozen=True)

@@ -65,10 +65,9 @@ def synchronous_1f1b(rank: int, num_ranks: int, num_micro_batches: int, num_step
 
 
 def zero_bubble(rank: int, num_ranks: int, num_micro_batches: int, num_steps: int, depth: int = 1) -> Iterator[Action]:
-    """1F1B whose gradients of the weights wait until the rank would be idle (ZB-H1, ZB-H2 of arXiv:2401.10241).
+    """1F1B whose gradients of the weights wait until the rank would be idle (arXiv:2401.10241).
 
-    Rank r lets depth (R - 1 - r) forward passes run ahead and depth r gradients of the weights run behind, so that
-    every rank keeps the activations of depth (R - 1) + 1 micro-batches: those of 1F1B at depth 1 (ZB-H1), twice as many
+    Every rank keeps the activations of depth (R - 1) + 1 micro-batches: those of 1F1B at depth 1 (ZB-H1), twice as many
     at 2 (ZB-H2), which is never idle with enough micro-batches. Neither waits for other ranks at an update.
     """
     return _synchronous(rank, num_micro_batches, num_steps, ahead=depth * (num_ranks - 1 - rank), behind=depth * rank)
