@@ -180,8 +180,8 @@ def claims(
     outcomes = judge(experiments, asked)
     table = claim_table(outcomes, experiments.scale)
     if claim is None:
-        shown = table[["claim", "paper", "here", "reproduced"]] if format == "table" else table
-        print_table(shown, format)
+        shown = table.assign(**{"reproduced?": table["reproduced"] + ": " + table["here"]})
+        print_table(shown[["claim", "paper", "reproduced?"]] if format == "table" else table, format)
         return
     for heading, text in table.iloc[0].items():
         print(f"{heading + ':':12} {text}")

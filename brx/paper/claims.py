@@ -144,7 +144,7 @@ def claim_table(outcomes: Sequence[Outcome], scale: Scale) -> pd.DataFrame:
             "where": outcome.claim.where,
             "paper": "" if outcome.claim.paper is None else number_text(outcome.claim.paper, outcome.claim.unit),
             "here": evidence_text(outcome),
-            "reproduced": f"{outcome.verdict}{', one seed' if outcome.num_seeds == 1 else ''}",
+            "reproduced": verdict_text(outcome),
             "rule": f"within {FACTOR:g}x" if outcome.claim.rule == "number" else outcome.claim.rule,
             "runs": str(len(outcome.runs)),
             "command": outcome.command.format(curvature=scale.curvature),
@@ -160,8 +160,15 @@ def evidence_text(outcome: Outcome) -> str:
         return outcome.reason
     if claim.rule == "direction" or claim.paper is None:
         return ours.text
-    holds = ", which holds the paper's" if ours.low <= claim.paper <= ours.high else ""
+    holds = ", around the paper's" if ours.low <= claim.paper <= ours.high else ""
     return f"{measured_text(claim, ours)}{holds}{ours.text and f' ({ours.text})'}"
+
+
+def verdict_text(outcome: Outcome) -> str:
+    """For example `yes, one seed` or `no (within chance)`."""
+    if why := why_not(outcome):
+        return f"{outcome.verdict} ({why})"
+    return f"{outcome.verdict}{', one seed' if outcome.num_seeds == 1 else ''}"
 
 
 def why_not(outcome: Outcome) -> str:
@@ -175,11 +182,11 @@ def why_not(outcome: Outcome) -> str:
         "training too short": longer is not None,
         "the other way round": claim.paper is None and ours.value < 0 and not is_within,
         "within chance": is_within,
-        "not by chance": longer is None and (ours.low > printed or ours.high < printed),
+        "apart by more than chance": longer is None and (ours.low > printed or ours.high < printed),
         "one seed": outcome.num_seeds == 1,
         "a bound alone": ours.is_bound,
     }
-    extrapolated = f" (at the paper's length {number_text(longer.value, claim.unit)}, extrapolated)" if longer else ""
+    extrapolated = f", extrapolated to the paper's length {number_text(longer.value, claim.unit)}" if longer else ""
     return ", ".join(reason for reason, applies in reasons.items() if applies) + extrapolated
 
 

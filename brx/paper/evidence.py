@@ -145,6 +145,10 @@ def _lead(experiments: Experiments, method: str, others: Sequence[str], stages: 
     return margin(ours, min(theirs, key=final_loss))
 
 
+def _seeds_of(lead: Margin) -> str:
+    return f" ({count} seeds)" if (count := len(lead.by_seed)) > 1 else ""
+
+
 def ends_below_at_every_depth(
     experiments: Experiments, pairs: Iterable[tuple[str, str | Sequence[str]]], from_stages: int
 ) -> Evidence:
@@ -152,7 +156,8 @@ def ends_below_at_every_depth(
     named = [(method, (others,) if isinstance(others, str) else others) for method, others in pairs]
     depths = [P for P in DEPTHS if from_stages <= P]
     leads = {P: [_lead(experiments, method, others, P) for method, others in named] for P in depths}
-    text = "nats below: " + ", ".join(f"P = {P}: {min(lead.mean for lead in of_P):.3f}" for P, of_P in leads.items())
+    least = {P: min(of_P, key=lambda lead: lead.mean) for P, of_P in leads.items()}
+    text = "nats below: " + ", ".join(f"P = {P}: {lead.mean:.3f}{_seeds_of(lead)}" for P, lead in least.items())
     for P, of_P in leads.items():
         open_ones = [lead.interval for lead in of_P if lead.interval and not lead.holds]
         text += "".join("; at P = {} one is [{:+.3f}, {:+.3f}]".format(P, *interval) for interval in open_ones)
@@ -165,7 +170,7 @@ def lead_grows(experiments: Experiments, method: str, others: Sequence[str], fro
     small, large = (_lead(experiments, method, others, P) for P in (from_stages, DEEPEST))
     difference = large - small
     first, last = (side.by_seed[difference.by_seed.index].mean() for side in (small, large))
-    text = f"lead {first:.3f} nats at P = {from_stages}, {last:.3f} at P = {DEEPEST}"
+    text = f"lead {first:.3f} nats at P = {from_stages}, {last:.3f} at P = {DEEPEST}{_seeds_of(difference)}"
     if difference.interval:
         text += ", difference [{:+.3f}, {:+.3f}]".format(*difference.interval)
     return difference.evidence(text, holds=difference.holds and large.holds)

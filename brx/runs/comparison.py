@@ -146,7 +146,10 @@ def slowdowns(chosen: pd.DataFrame, target: float, reference_stages: int = 1) ->
 def _slowdown(delayed: pd.DataFrame, references: pd.DataFrame, target: float) -> dict[str, object]:
     sides = delayed, references
     reached, reference_reached = passages = [reached_by_seed(seeds, target) for seeds in sides]
-    iterations, reference_iterations = ([run.iterations for run in side.values()] for side in passages)
+    compared = reached.keys() & reference_reached.keys() or reached.keys() | reference_reached.keys()
+    iterations, reference_iterations = (
+        [run.iterations for seed, run in side.items() if seed in compared] for side in passages
+    )
     errors, steps = zip(*(_passage_quality(seeds, target) for seeds in sides), strict=True)
     is_plateau = max(errors) > PLATEAU
     estimate = _columns(None if is_plateau else iteration_ratio(reached, reference_reached))
