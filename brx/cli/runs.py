@@ -89,7 +89,7 @@ def _print(comparison: Comparison, format: TableFormat, target_rule: str) -> Non
         print("plateau: the losses fall so little there that noise decides when they pass; take a higher --target")
     if slowdowns[["lr_at_edge", "reference_lr_at_edge"]].any(axis=None):
         print("*: at the edge of the rates that were tried, or the only one")
-    print("Of this target and these runs, rates and seeds: `brx tables slowdown` has others (docs/slowdown.md)")
+    print("Of this target and of these runs, rates and seeds alone (docs/slowdown.md)")
     if len(reductions):
         saved = "Iterations saved over the best of PipeDream, PipeDream-LR and Nesterov, at its final loss"
         print_table(reduction_table(reductions), title=saved)
