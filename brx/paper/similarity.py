@@ -21,6 +21,7 @@ from brx.plot.style import look_of, new_figure, save
 from brx.runs.comparison import common_target, concat, reductions, slowdowns
 from brx.runs.experiments import at_best_rates
 from brx.runs.frames import DEPTH, RATE, SEED, load
+from brx.runs.slowdown import Reached, iteration_ratio
 from brx.runs.tables import slowdown_text
 from brx.sweep.spec import value_at
 
@@ -58,7 +59,8 @@ def study(runs: pd.DataFrame) -> pd.DataFrame:
     """A row per setting and method of which both ends are there: the columns of `slowdowns`, and what is saved.
 
     Further columns: `setting`, `seeds` (the least on a side), `val_loss` and `reference_val_loss` (means over seeds),
-    `saved` by basis rotation over the better baseline under delay, with `saved_low` and `saved_high`.
+    `saved` by basis rotation over the better baseline under delay, with `saved_low` and `saved_high`; `is_changed`
+    where the setting, seed by seed, surely has another slowdown than the preset.
     """
     preset = preset_with("laptop", {}).model_dump(mode="json")
     unchanged = {key: value_at(preset, key) for changed in SETTINGS.values() for key in changed}
@@ -75,7 +77,21 @@ def study(runs: pd.DataFrame) -> pd.DataFrame:
         chosen = chosen[chosen.groupby("method")[DEPTH].transform("nunique") == 2]
         if len(chosen):
             frames.append(_compared(chosen).assign(setting=setting))
-    return concat(frames)
+    rows = concat(frames)
+    usual = {row["method"]: row for row in frames[0].to_dict("records")} if frames else {}
+    return rows.assign(is_changed=[_is_changed(row, usual.get(row["method"])) for row in rows.to_dict("records")])
+
+
+def _is_changed(row: Mapping[str, Any], usual: Mapping[str, Any] | None) -> bool:
+    """Whether the slowdowns of a setting and of the usual one differ by more than their 95 % interval over seeds."""
+    if usual is None or row["is_censored"] or usual["is_censored"]:
+        return False
+    by_seed = [
+        {seed: Reached(own / reference, True) for seed, (own, reference) in enumerate(zip(*counts, strict=False))}
+        for counts in ((of["iterations"], of["reference_iterations"]) for of in (row, usual))
+    ]
+    ratio = iteration_ratio(*by_seed)
+    return ratio is not None and ratio.low is not None and ratio.high is not None and not ratio.low <= 1 <= ratio.high
 
 
 def _compared(chosen: pd.DataFrame) -> pd.DataFrame:
@@ -99,12 +115,15 @@ def load_study(scale: Scale) -> pd.DataFrame:
 
 
 def study_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """A row per setting: slowdown and final validation losses (P = 1, under delay) of each method, iterations saved."""
+    """A row per setting: slowdown and final validation losses (P = 1, under delay) of each method, iterations saved.
+
+    A star stands where the setting is known to change the slowdown.
+    """
     table = []
     for setting, of_setting in rows.groupby("setting", sort=False):
         cells = {"setting": str(setting), "seeds": str(of_setting["seeds"].min())}
         for row in of_setting.sort_values("method", ascending=False).to_dict("records"):
-            cells[f"slowdown: {row['method']}"] = slowdown_text(row)
+            cells[f"slowdown: {row['method']}"] = slowdown_text(row) + (" *" if row["is_changed"] else "")
             cells[f"loss: {row['method']}"] = f"{row['reference_val_loss']:.3f}, {row['val_loss']:.3f}"
         saved = of_setting["saved"].iloc[0]
         table.append({**cells, "saved": "-" if pd.isna(saved) else f"{saved:.0%}"})

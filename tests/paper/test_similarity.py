@@ -37,6 +37,8 @@ def test_each_setting_has_the_slowdowns_of_its_own_runs(runs):
     for setting in ("laptop preset", "beta2 0.99"):
         assert rows.loc[(setting, "nesterov"), "saved"] == pytest.approx(1 - 2 / 3, abs=0.05)
     assert set(rows["seeds"]) == {2}
+    assert rows.loc[("warm-up 31 tau", "basis-rotation"), "is_changed"]
+    assert not rows.loc[["laptop preset", "beta2 0.99"], "is_changed"].any()
 
 
 def test_table_has_a_row_per_setting(runs):
