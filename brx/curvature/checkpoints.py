@@ -28,9 +28,7 @@ from brx.train.device import choose_device
 MIDWAY = 0.1  # how far from the middle, as a share of the iterations, a checkpoint still counts as midway
 
 
-class Measured(BaseModel):
-    """A measurement at one checkpoint."""
-
+class Measured(BaseModel):  # at one checkpoint
     model_config = ConfigDict(frozen=True)
     command: ClassVar[str]  # the brx command that makes it
 
@@ -104,8 +102,7 @@ class Checkpoint:
     def device(self) -> torch.device:
         return next(iter(self.parameters.values())).device
 
-    def micro_batch(self, number: int) -> MicroBatch:
-        """A micro-batch by its number in the training, on the weights' device."""
+    def micro_batch(self, number: int) -> MicroBatch:  # by its number in the training
         inputs, targets = self._batches.batch(number)
         return inputs.to(self.device), targets.to(self.device)
 

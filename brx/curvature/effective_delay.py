@@ -1,12 +1,10 @@
 """Slowdowns beside curvature: the effective delay tau' of pipelines and profiles, the norms of strategies.
 
 tau'^2 = sum_k tau_k^2 S_k / sum_k S_k, where tau_k is the delay of stage k in updates (P - 1 - k in a pipeline) and S_k
-the sum of the squared row norms C_i^2 of its parameters. The C_i of the theorem bound the Hessian's rows wherever
-training goes; here they are the rows at one checkpoint.
-
-Theorem 2.3 bounds convergence by the delay times the norm in the coordinates in which Adam steps, and its stage form
-replaces the delay by tau'. In a pipeline both grow with P alone; profiles of one mean delay tell them apart.
-Theorem 3.1 orders the norms: bilateral below unilateral below original.
+the sum of the squared row norms C_i^2 of its parameters: of the Hessian at one checkpoint, where the theorem's bound
+the rows wherever training goes. Theorem 2.3 bounds convergence by the delay times the norm in the coordinates in which
+Adam steps, and its stage form replaces the delay by tau'. In a pipeline both grow with P alone; profiles of one mean
+delay tell them apart. Theorem 3.1 orders the norms: bilateral below unilateral below original.
 """
 
 from __future__ import annotations
@@ -39,8 +37,7 @@ class EffectiveDelay(NamedTuple):
     largest: float  # of the stages' delays, which tau' cannot exceed
 
 
-def usual_stages(results: Sequence[NormResult]) -> list[int]:
-    """Powers of two up to the number of blocks of the smallest model."""
+def usual_stages(results: Sequence[NormResult]) -> list[int]:  # powers of two
     return [2**power for power in range(min(result.num_blocks for result in results).bit_length())]
 
 
@@ -115,7 +112,6 @@ def delay_table(names: Sequence[str], curves: Sequence[tuple[NormResult, Sequenc
 
 
 def slowdown_table(points: pd.DataFrame) -> pd.DataFrame:
-    """A row per run; texts."""
     return pd.DataFrame(
         {
             "run": points["run"].map(lambda run: Path(run).name),
@@ -131,9 +127,8 @@ def profile_points(runs: pd.DataFrame) -> pd.DataFrame:
     """What each delay profile of `runs` (rows of `brx.runs.load`) costs each method, beside what the theory predicts.
 
     Rows of `brx.runs.comparison.slowdowns`, at the best rates and to one loss for all, with the profile (`8 x 4, 0 x
-    4`: the stages' delays in micro-batches), tau' by the rows of the method's run without delay, the norm per parameter
-    of that run in the coordinates of the method's steps, and the product of both. UserError where no method has runs
-    with delay and without, or none of those without has measured norms.
+    4`: delays by stage), and of the method's run without delay tau', the norm per parameter in the coordinates of the
+    method's steps, and their product. UserError where that run is missing, or its norms.
     """
     chosen = at_best_rates(runs, with_diverged=True)
     compared = with_reference(comparable(chosen)[0]) if len(chosen) else chosen
@@ -170,7 +165,6 @@ def rank_correlation(points: pd.DataFrame, predictor: str) -> float:
 
 
 def profile_table(points: pd.DataFrame) -> pd.DataFrame:
-    """A row per method and profile; texts."""
     return pd.DataFrame(
         {
             "method": point["method"],

@@ -109,8 +109,7 @@ def _parts(model: Stage, batch: MicroBatch) -> list[MicroBatch]:
     return list(zip(*(torch.split(side, examples) for side in batch), strict=True))
 
 
-def _has_mixture(model: Stage) -> bool:
-    """Whether the loss has parts that are not means over examples: the auxiliary losses of a mixture."""
+def _has_mixture(model: Stage) -> bool:  # whose auxiliary losses are no means over examples
     return any(isinstance(module, Mixture) for module in model.modules())
 
 

@@ -68,8 +68,7 @@ def measure_runs(
     """One measurement per run (or checkpoint) and space, made now or read again if it has been.
 
     Without `spaces`: of the original coordinates, and of the rotated ones where a run has a basis. Without `iteration`:
-    at each run's newest checkpoint. `or_geometric`: by the geometric estimate where the median's samples do not fit on
-    the disk. RunError where a product was not finite or one of `jobs` processes was lost; Stopped on request.
+    at each run's newest checkpoint. `or_geometric`: where the median's samples do not fit on the disk.
     """
     if settings.vectors < 3:
         raise UserError(f"--vectors {settings.vectors}: must be at least 3: fewer have no estimate of squares")
@@ -92,9 +91,7 @@ def measure_runs(
 
 
 @dataclass(frozen=True)
-class _Task:
-    """A measurement to make: what a process needs to know."""
-
+class _Task:  # what a process needs to know of a measurement
     run: Path
     iteration: int
     space: Space

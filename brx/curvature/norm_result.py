@@ -142,8 +142,7 @@ def by_method_and_depth(results: Sequence[NormResult]) -> dict[tuple[str, int], 
     return groups
 
 
-def block_of(name: str) -> str:
-    """`embedding`, the block's number, or `head`."""
+def block_of(name: str) -> str:  # `embedding`, the block's number, or `head`
     first, second, *_ = name.split(".")
     return second if first == "blocks" else first
 

@@ -25,9 +25,7 @@ from brx.train.build import assemble
 DIRECTIONS = ("dominant", "random")
 
 
-class Eigenpair(NamedTuple):
-    """An approximate eigenvector v, of norm 1."""
-
+class Eigenpair(NamedTuple):  # approximate
     value: float  # v . H v
     vector: Vectors
     residual: float  # |H v - value v| / |value|
@@ -151,8 +149,7 @@ def dominant_eigenvector(
     return Eigenpair(value, vector, residual, number)
 
 
-def orthogonal_to(direction: Vectors, vector: Vectors) -> Vectors:
-    """The part of a vector that is orthogonal to a unit direction, scaled to norm 1."""
+def orthogonal_to(direction: Vectors, vector: Vectors) -> Vectors:  # the part of a vector that is, scaled to norm 1
     along = _dot(direction, vector)
     rest = {name: value - along * direction[name] for name, value in vector.items()}
     return _scaled(rest, 1 / _dot(rest, rest) ** 0.5)

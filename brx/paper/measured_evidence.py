@@ -30,7 +30,7 @@ from brx.paper.evidence import Evidence, Margin, NotTriedError
 from brx.paper.printed import DEVICES_GB, LLAMA_3_8B, LLAMAS, MEMORY_GIB, PARAMETERS, STAGE_COUNTS
 from brx.paper.scales import Experiments
 from brx.planning.memory_tables import overhead_texts
-from brx.planning.optimizer_memory import overhead_elements
+from brx.planning.plan import overhead_elements
 from brx.planning.stage_count import stage_count_table
 from brx.runs.experiments import at_best_rates
 from brx.runs.frames import load, read_run

@@ -14,8 +14,7 @@ from brx.config.schema import RunConfig
 from brx.errors import UserError
 from brx.model.sizes import FP32, stage_shapes
 from brx.pipeline.delay import stage_delays
-from brx.planning.optimizer_memory import STRATEGIES, matrices, overhead_elements
-from brx.planning.plan import RANK_PARTS, STAGE_PARTS, Memory
+from brx.planning.plan import RANK_PARTS, STAGE_PARTS, STRATEGIES, Memory, matrices, overhead_elements
 
 UNITS = {"GB": 10**9, "MB": 10**6, "kB": 10**3}
 BINARY_UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
@@ -46,8 +45,7 @@ def overhead_texts(
     return f"Memory beyond Adam's moments, {unit} per matrix (fp32)", pd.DataFrame(rows)
 
 
-def _two_decimals(num_bytes: int, unit_bytes: int) -> str:
-    """Halves rounded up, as in the paper's table (0.125 is 0.13)."""
+def _two_decimals(num_bytes: int, unit_bytes: int) -> str:  # halves up, as in the paper's table
     return str((Decimal(num_bytes) / Decimal(unit_bytes)).quantize(Decimal("0.01"), ROUND_HALF_UP))
 
 
@@ -59,8 +57,7 @@ def matrices_of(config: RunConfig) -> Counter[tuple[int, int]]:
     return counts
 
 
-def parse_matrix(text: str) -> tuple[int, int]:
-    """`4096x14336` as (rows, columns)."""
+def parse_matrix(text: str) -> tuple[int, int]:  # rows, columns
     match = re.fullmatch(r"0*([1-9]\d*)x0*([1-9]\d*)", text.lower())
     if match is None:
         raise UserError(f"--matrix {text}: write rows x columns, for example 4096x14336")

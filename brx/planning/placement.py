@@ -103,8 +103,7 @@ def check_memory(config: RunConfig, device: torch.device, world: World, ranges: 
     )
 
 
-def free_memory(device: torch.device) -> int | None:
-    """Bytes that a run could take now; None where that cannot be told."""
+def free_memory(device: torch.device) -> int | None:  # in bytes; None where it cannot be told
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     if device.type == "mps":
@@ -168,8 +167,7 @@ def what_would_fit(config: RunConfig, device_type: str, device_memory: float) ->
     return remedies
 
 
-def _changes(config: RunConfig) -> Iterator[list[str]]:
-    """What may be changed besides the number of devices, in order of what it costs."""
+def _changes(config: RunConfig) -> Iterator[list[str]]:  # in order of what they cost
     yield []
     savings = []
     if config.pipeline.stash == "exact" and not config.pipeline.recompute:

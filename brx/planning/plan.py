@@ -7,15 +7,18 @@ checked against measured peaks (tests/planning/test_plan.py).
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, NamedTuple, get_args
 
 import torch
 
 from brx.config import schema
 from brx.config.schema import RunConfig
-from brx.methods.table import find_method, ring_matrix_dtype
+from brx.methods.table import METHODS, find_method, ring_matrix_dtype
 from brx.model.sizes import (
     FP32,
     Shapes,
@@ -25,10 +28,18 @@ from brx.model.sizes import (
     stage_forward_flops,
     stage_shapes,
 )
-from brx.model.stage import partition
+from brx.model.stage import is_block_matrix, partition
 from brx.model.transformer import CHUNK_LOGITS
+from brx.optim.basis_rotation import BasisRotation
+from brx.optim.matrix_batch import BATCH_BYTES
+from brx.optim.parameter_state import state_shapes
 from brx.pipeline.delay import StageDelay, check_devices, stage_delays
-from brx.planning.optimizer_memory import matrices, method_flops, optimizer_bytes, rotation_update_bytes, rotations
+
+Source = Literal["2nd", "1st"]
+Geometry = Literal["bilateral", "unilateral"]
+STRATEGIES: tuple[tuple[Source, Geometry], ...] = tuple(itertools.product(get_args(Source), get_args(Geometry)))
+SOAP_LONGEST_SIDE = 10_000  # pytorch-optimizer's `max_precondition_dim`: its SOAP keeps nothing for a longer side
+NEWTON_SCHULZ_STEPS = 5  # of torch's Muon and pytorch-optimizer's Scion
 
 STAGE_PARTS = ("weights", "gradients", "moments", "rotation", "rings", "activations")
 """What a stage holds, by the names of `Memory`."""
@@ -66,8 +77,7 @@ def plan_memory(
     """The memory of every rank; UserError where so many devices cannot run the configured delays.
 
     `ranges` are the stages of each rank, by default an even cut into `pipeline.devices` runs; `in_flight` the most
-    micro-batches whose activations each rank keeps at one time, by default R - r, those of asynchronous 1F1B (others
-    are of synchronous schedules, without delays). The device type decides what autocast keeps, and optimizers' batches.
+    micro-batches whose activations each rank keeps at one time, by default the R - r of asynchronous 1F1B.
     """
     if ranges is None:
         ranges = partition(config.pipeline.stages, config.pipeline.devices)
@@ -77,8 +87,7 @@ def plan_memory(
     return [_rank(config, device_type, own, len(ranges), most) for own, most in zip(ranges, in_flight, strict=True)]
 
 
-def planned_device_type(config: RunConfig) -> str:
-    """The kind of device that a plan is for: the configured one; CUDA where any would do."""
+def planned_device_type(config: RunConfig) -> str:  # CUDA where any would do
     return "cuda" if config.runtime.device == "auto" else config.runtime.device
 
 
@@ -108,8 +117,7 @@ def rank_flops(config: RunConfig, own: Sequence[int]) -> float:
     return passes(config) * config.pipeline.accumulation * forward_flops(config, own) + update_flops(config, own)
 
 
-def boundary_bytes(config: RunConfig) -> int:
-    """What goes from one block to the next, of one micro-batch."""
+def boundary_bytes(config: RunConfig) -> int:  # from one block to the next, of one micro-batch
     element = 2 if config.runtime.precision == "bf16" else FP32
     return element * config.training.batch_size * config.model.sequence_length * config.model.width
 
@@ -245,3 +253,104 @@ def _probe_bytes(
 
 def _num_matrix_elements(shapes: Shapes) -> int:
     return sum(map(math.prod, matrices(shapes)))
+
+
+# What optimizers keep and compute beyond the passes; of BasisRotation by its own `state_shapes` on the meta device.
+
+
+class Rotation(NamedTuple):
+    """What a method keeps for one parameter (*lead, m, n) beyond moments; no sides where it does not rotate it."""
+
+    sides: tuple[int, ...]  # the lengths of those that are rotated
+    bases: int  # elements of U and V, of all matrices of the stack
+    covariances: int  # elements of L and R
+
+
+@lru_cache(maxsize=1024)
+def rotation(optimizer: schema.BasisRotationConfig | schema.SoapConfig, shape: tuple[int, ...]) -> Rotation:
+    if isinstance(optimizer, schema.SoapConfig):
+        sides = tuple(side for side in shape[-2:] if side <= SOAP_LONGEST_SIDE)
+        elements = math.prod(shape[:-2]) * sum(side**2 for side in sides)
+        return Rotation(sides, elements, elements)
+    method = METHODS["basis-rotation"].bound_to(RunConfig(optimizer=optimizer))
+    parameter = torch.nn.Parameter(torch.empty(shape, device="meta"))
+    return _kept(parameter, method.matrices([{"params": [("weight", parameter)], "stage": 0, "delay": 0.0}]))
+
+
+def overhead_elements(shape: tuple[int, ...], source: Source, geometry: Geometry) -> int:
+    """Elements beyond Adam's two moments, however long the sides (appendix "Memory Overhead Analysis")."""
+    parameter = torch.nn.Parameter(torch.empty(shape, device="meta"))
+    kept = _kept(parameter, BasisRotation([parameter], source=source, geometry=geometry, max_dim=None))
+    return kept.bases + kept.covariances
+
+
+def _kept(parameter: torch.Tensor, optimizer: torch.optim.Optimizer) -> Rotation:
+    shapes = state_shapes(parameter, optimizer.param_groups[0])
+    bases = [shape for name, shape in shapes.items() if name.endswith("_basis")]
+    covariances = [shape for name, shape in shapes.items() if name.endswith("_covariance")]
+    return Rotation(tuple(shape[-1] for shape in bases), sum(map(math.prod, bases)), sum(map(math.prod, covariances)))
+
+
+def rotations(config: RunConfig, shapes: Shapes) -> Iterator[tuple[tuple[int, ...], Rotation]]:
+    """The matrices that the run's method rotates, one by one, each with what is kept for it."""
+    optimizer = config.optimizer
+    if isinstance(optimizer, schema.BasisRotationConfig | schema.SoapConfig):
+        for shape in matrices(shapes):
+            yield shape, rotation(optimizer, shape)
+
+
+def matrices(shapes: Shapes) -> Iterator[tuple[int, ...]]:
+    return (shape for name, shape in shapes.items() if is_block_matrix(name))
+
+
+def optimizer_bytes(config: RunConfig, shapes: Shapes) -> tuple[int, int]:
+    """Bytes of the method's moments, and of its rotation matrices, for these parameters."""
+    moments = 2 * FP32 * num_elements(shapes)
+    if isinstance(config.optimizer, schema.MuonConfig):  # one moment for a matrix
+        moments -= FP32 * sum(map(math.prod, matrices(shapes)))
+    if isinstance(config.optimizer, schema.ScionConfig):
+        moments //= 2
+    return moments, FP32 * sum(kept.bases + kept.covariances for _, kept in rotations(config, shapes))
+
+
+def method_flops(config: RunConfig, shapes: Shapes) -> float:
+    """Operations of the method's own matrix products, an iteration on average.
+
+    A rotation U^T G V takes 2 m n (m + n): one for the gradient and one for the update; at a refresh two more for the
+    momentum, and for each side a product and a QR decomposition, about 7 m^3. The covariances take 2 m n (m + n)
+    whenever a gradient enters them, and so do the momentum's at a refresh of source `1st`. A side that is not rotated
+    takes no part. Muon and Scion orthogonalise by five Newton-Schulz steps, each 4 m^2 n + 2 m^3 with m <= n.
+    """
+    optimizer, total = config.optimizer, 0.0
+    if isinstance(optimizer, schema.MuonConfig | schema.ScionConfig):
+        for *lead, rows, columns in matrices(shapes):
+            m, n = sorted((rows, columns))
+            total += math.prod(lead) * NEWTON_SCHULZ_STEPS * (4 * m**2 * n + 2 * m**3)
+        return total
+    for shape, kept in rotations(config, shapes):
+        assert isinstance(optimizer, schema.BasisRotationConfig | schema.SoapConfig)
+        at_every_step = isinstance(optimizer, schema.SoapConfig) or (
+            optimizer.source == "2nd" and optimizer.covariance == "step"
+        )
+        product = 2 * shape[-2] * shape[-1] * sum(kept.sides)
+        covariances = product / (1 if at_every_step else optimizer.frequency)
+        refresh = 2 * product + 7 * sum(side**3 for side in kept.sides)
+        total += math.prod(shape[:-2]) * (2 * product + covariances + refresh / optimizer.frequency)
+    return total
+
+
+def rotation_update_bytes(config: RunConfig, shapes: Shapes, device_type: str) -> int:
+    """Of BasisRotation's largest batch of equal matrices at a refresh; `shapes` are all of the device."""
+    largest, all_matrices = 0, list(matrices(shapes))
+    for shape, kept in dict(rotations(config, shapes)).items():
+        size = math.prod(shape)
+        capacity = max(1, BATCH_BYTES.get(device_type, BATCH_BYTES["cuda"]) // (FP32 * size))
+        members = min(all_matrices.count(shape), capacity)
+        side = math.prod(shape[:-2]) * max(kept.sides, default=0) ** 2
+        # Gradients, momentum, both moments anew, their way through the products with the bases. For the side under
+        # way: the product with its basis, and what its columns are orthonormalised in, on the CPU a padded copy,
+        # elsewhere the columns, their products, the triangular factor and the solution, in float64.
+        orthonormalisation = 1 if device_type == "cpu" else 7
+        per_member = (3 + 2 * len(kept.sides)) * size + (1 + orthonormalisation) * side
+        largest = max(largest, FP32 * members * per_member)
+    return largest

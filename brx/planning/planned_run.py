@@ -227,7 +227,6 @@ class PlannedRun:
 def parse_devices(
     config: RunConfig, device_memory: str | None, throughput: str | None, bandwidth: str | None
 ) -> PlannedRun:
-    """A run with devices as the command line has them; UserError where it is wrong."""
     if bandwidth is not None and throughput is None:
         raise UserError("--bandwidth: needs --throughput, too, since transfers are compared with passes")
     memory = None if device_memory is None else parse_bytes(device_memory, "--device-memory")

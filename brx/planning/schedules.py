@@ -25,9 +25,6 @@ from brx.pipeline.schedule import (
 
 ASYNCHRONOUS, REPLICAS = "asynchronous", "replicas"
 
-MOST_ROUNDS = 6
-"""A step of more than so many times R micro-batches is simulated as a shorter one, and the rest by its pace."""
-
 
 @dataclass(frozen=True)
 class Schedule:
@@ -59,9 +56,7 @@ SYNCHRONOUS: dict[str, Schedule] = {
 }
 
 
-class Pace(NamedTuple):
-    """What a schedule costs once it is under way."""
-
+class Pace(NamedTuple):  # once a schedule is under way
     elapsed: float  # from one update to the next, without the time of the update itself
     in_flight: tuple[float, ...]  # the most micro-batches whose activations a rank keeps at a time, by rank
 
@@ -85,16 +80,6 @@ def synchronous_pace(
         busiest = max(sum(forward[chunk] for chunk in schedule.chunks(rank, num_ranks)) for rank in range(num_ranks))
         elapsed = busiest * (3 * num_micro_batches + schedule.bubble * (num_ranks - 1))
         return Pace(elapsed, (num_ranks + schedule.extra,) * num_ranks)
-    surplus = max(0, num_micro_batches - MOST_ROUNDS * num_ranks)
-    if surplus and num_micro_batches % num_ranks == 0:
-        shorter, shortest = (
-            synchronous_pace(name, forward, rounds * num_ranks, transfer, recompute)
-            for rounds in (MOST_ROUNDS, MOST_ROUNDS - 1)
-        )
-        assert shorter is not None
-        assert shortest is not None
-        elapsed = shorter.elapsed + surplus / num_ranks * (shorter.elapsed - shortest.elapsed)
-        return Pace(elapsed, tuple(num_micro_batches if name == "GPipe" else most for most in shorter.in_flight))
     try:
         rows = [list(schedule.actions(rank, num_ranks, num_micro_batches, 2)) for rank in range(num_ranks)]
     except ValueError:
@@ -143,9 +128,7 @@ def asynchronous_elapsed(
     return (ends[end - 1] - ends[start - 1]) / (end - start)
 
 
-class Cut(NamedTuple):
-    """One way to run a method on the devices."""
-
+class Cut(NamedTuple):  # one way to run a method on the devices
     schedule: str  # a key of `SYNCHRONOUS`, `ASYNCHRONOUS` or `REPLICAS`
     num_micro_batches: int  # that an update's examples are split up into
     time: float  # from one update to the next, in units of an update's passes, shared evenly among the devices
@@ -166,11 +149,10 @@ class LocalSteps(NamedTuple):
 
 @dataclass(frozen=True)
 class EqualStages:
-    """P equal stages, a device each, of a model that is not known; updates take the cost that is given.
+    """P equal stages, a device each, of a model that is not known; `PlannedRun` is the same of a known one.
 
-    `PlannedRun` is the same of a known model: its real cut, with what its devices hold. Both are asked about methods by
-    their settings (`Experiment.settings`) and by the cost of their update as a share of an update's passes (None: what
-    their products take, if that is known).
+    Both are asked about methods by their settings (`Experiment.settings`) and by the cost of their update as a share of
+    an update's passes (None: what their products take, if that is known).
     """
 
     num_stages: int
@@ -200,7 +182,6 @@ class EqualStages:
 
 
 def first_that_fits(cuts: Iterator[Cut], memory: float | None) -> Cut | None:
-    """The fastest whose busiest device has room for it."""
     return next((cut for cut in cuts if memory is None or (cut.memory or 0.0) <= memory), None)
 
 

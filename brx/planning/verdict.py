@@ -1,14 +1,10 @@
 """Synchronous or asynchronous? Time to a loss on P devices with M micro-batches per update.
 
-A synchronous pipeline takes the fewest iterations and waits in each of them; an asynchronous one never waits and takes
-more of them:
-
-    time = iterations x time of an update (`brx.planning.schedules`).
-
-The synchronous side may split up an update's examples as it likes, and takes the schedule that is fastest so. What is
-assumed: equal examples per update, a device per stage, updates that are not overlapped with passes, and iterations to
-the loss as measured at the same delay in updates, tau_k / M <= (P - 1) / M. Delay never helps: a method that was
-measured to need fewer iterations with delay than without is taken to need as many.
+Time is iterations x the time of an update (`brx.planning.schedules`): a synchronous pipeline waits in each of few
+iterations, an asynchronous one takes more of them. The synchronous side splits up an update's examples as is fastest.
+Assumed are equal examples per update, a device per stage, updates that are not overlapped with passes, and iterations
+as measured at the same delay in updates, tau_k / M <= (P - 1) / M. Delay never helps: a method that was measured to
+need fewer iterations with delay than without is taken to need as many.
 """
 
 from __future__ import annotations
@@ -65,9 +61,7 @@ class Question:
         return (self.num_stages - 1) / self.num_micro_batches
 
 
-class Iterations(NamedTuple):
-    """How many iterations a method needs under a delay."""
-
+class Iterations(NamedTuple):  # that a method needs under a delay
     by_seed: Mapping[int, Reached]  # a run that never got there counts all of its iterations
     delays: tuple[float, ...]  # the measured delays that they are from: one, or two for an interpolation
     num_rates: int  # learning rates tried, the fewest of those experiments
@@ -81,9 +75,7 @@ class Iterations(NamedTuple):
         return _mean(self.by_seed.values()).iterations
 
 
-class Option(NamedTuple):
-    """One way to train."""
-
+class Option(NamedTuple):  # one way to train
     cut: Cut  # how the devices run it
     method: str  # with what tells its variants apart
     iterations: Iterations
@@ -259,9 +251,8 @@ def seed_spread(measurements: Measurements, loss: float) -> float:
 def update_costs(experiments: Iterable[Experiment]) -> dict[str, float]:
     """What each method's update takes beyond AdamW's, as a share of AdamW's iteration, from the fastest run of each.
 
-    The delay does not change the work of an iteration, so that the fastest of all delays counts. The number of
-    micro-batches does, so that only runs of equal M compare: of several M, that at which AdamW is fastest. Without
-    AdamW's runs of an M, the fastest method stands for it.
+    Only runs of equal M compare, under whatever delay: of several M, that at which AdamW is fastest. Without AdamW's
+    runs of an M, the fastest method stands for it.
     """
     measured = pd.DataFrame([(one.method, one.micro_batches, one.seconds) for one in experiments])
     seconds = measured.groupby([0, 1])[2].min().unstack()  # a row per method, a column per M
@@ -343,9 +334,8 @@ def parse_local_steps(
 ) -> LocalSteps | None:
     """The third rival, P replicas, or None if it is not asked for; UserError where a part is missing or wrong.
 
-    The time of an averaging is in units of an update's passes (`3`); with a run and its throughput, in seconds
-    (`0.5s`), or by the bandwidth of the replicas' links (`1GB`), over which a ring sends each 2 (P - 1) / P times the
-    fp32 weights.
+    An averaging takes units of an update's passes (`3`); with a run and its throughput, seconds (`0.5s`), or is a ring
+    over links of a bandwidth (`1GB`), where each replica sends 2 (P - 1) / P times the fp32 weights.
     """
     if steps is None and averaging is None:
         return None
@@ -368,11 +358,7 @@ def parse_local_steps(
 
 
 def read_costs(paths: Sequence[Path]) -> dict[str, float]:
-    """What a method's update takes beyond AdamW's, as a share of AdamW's iteration: by method with its variant.
-
-    From folders of runs of one model and batch, or from the file of `benchmarks.lab`; UserError where they are neither,
-    or none is of AdamW.
-    """
+    """`update_costs` from folders of other runs, of one model and batch, or from the file of `benchmarks.lab`."""
     if not paths:
         return {}
     where = f"--cost-from {' '.join(map(str, paths))}"

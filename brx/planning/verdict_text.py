@@ -35,7 +35,6 @@ def verdict_text(found: Sequence[Verdict], measurements: Measurements, run: Plan
 
 
 def _reasons(verdict: Verdict) -> list[str]:
-    """The measured slowdown, beside that at which both sides would be equally fast."""
     delay = f"delays up to {verdict.question.delay:.3g} updates"
     if not verdict.asynchronous:
         return [f"No slowdown at {delay}: {len(verdict.unmeasured)} methods were measured at other delays only."]

@@ -59,7 +59,6 @@ def draw_curves(runs: pd.DataFrame, path: Path, *, target: float | None = None) 
 
 
 def _label(run: pd.Series) -> str:
-    """The method, what of it and of its delay is not as usual, and P."""
     return f"{look_of(run['method']).label}{run['variant'].removeprefix(run['method'])}, P = {run[DEPTH]}"
 
 
@@ -68,9 +67,8 @@ def draw_all_targets(
 ) -> list[Path]:
     """Slowdown at the largest number of stages for every target from an early loss to the best final one.
 
-    So nobody has to trust one choice of target. A line ends where its method no longer reaches it under delay.
-    `chosen` are experiments of one model and budget, rows of `at_best_rates`, some with a reference; `marked` is a
-    target to mark, by default the loss that all of them that have a reference reach.
+    A line ends where its method no longer reaches the target under delay. `chosen` are rows of `at_best_rates` of one
+    model and budget, some with a reference; `marked` is a target to mark, by default the loss that all of those reach.
     """
     compared = with_reference(chosen, reference_stages)
     most = compared.loc[~is_reference(compared, reference_stages), DEPTH].max()

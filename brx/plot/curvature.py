@@ -167,7 +167,6 @@ def draw_effective_delay(
 
 
 def _draw_delays(axes: Axes, curves: Sequence[tuple[NormResult, list[EffectiveDelay]]]) -> None:
-    """A curve per method, P and coordinates; over seeds, means and standard errors."""
     rows = [
         (_label(result), result, one.num_stages, one.delay / one.largest, one.standard_error / one.largest)
         for result, delays in curves

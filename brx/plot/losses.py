@@ -41,7 +41,6 @@ def draw_training_losses(axes: Axes, curves: Sequence[Curve], title: str = "") -
 
 
 def _note_evidence(axes: Axes, curves: Sequence[Curve]) -> None:
-    """Say in the panel which curves are of one seed, and which of one learning rate."""
     num_single = sum(len(curve.runs) == 1 for curve in curves)
     num_one_rate = sum((curve.runs["num_rates"] == 1).all() for curve in curves)
     notes = []

@@ -36,9 +36,7 @@ DPI = 200
 SHORT_LABEL = 10  # characters that leave room for two columns of a legend under a panel
 
 
-class Look(NamedTuple):
-    """How a method is drawn: its name in legends, and what its lines and points look like."""
-
+class Look(NamedTuple):  # of a method, in all figures
     label: str
     color: str
     marker: str
@@ -111,7 +109,6 @@ def new_figure(width: float = COLUMN_WIDTH_IN, height: float = 2.4, columns: int
 
 
 def legend_below(axes: Axes, columns: int = 1) -> None:
-    """A panel's legend under the label of its horizontal axis, where it lies on no curve."""
     # Padding in font sizes: room for the ticks and the label.
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, 0), borderaxespad=5.0, ncols=columns)
 

@@ -81,8 +81,7 @@ def _value(cell: Cell, rule: Choice) -> Any:
     return value_at(cell.config.model_dump(mode="json"), rule.over)
 
 
-def score(cell: Cell, key: str) -> float:
-    """A finished cell's value in its summary; infinite for one that failed, as it does when the loss diverges."""
+def score(cell: Cell, key: str) -> float:  # infinite for a cell that failed
     summary = RunFolder(cell.folder).read_summary()
     value = summary.get(key) if summary.get("status") == "finished" else None
     return value if isinstance(value, float) and math.isfinite(value) else math.inf

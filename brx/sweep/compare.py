@@ -98,9 +98,7 @@ def delay_of(run: pd.Series) -> str:
     return "none" if run[DEPTH] == 1 else f"{run[DEPTH]} stages"
 
 
-class Board(NamedTuple):
-    """The leaderboard (`brx.runs.comparison`), of which runs it is, and what was left out of it, a line each."""
-
+class Board(NamedTuple):  # a leaderboard (`brx.runs.comparison`)
     rows: pd.DataFrame
     runs: str
     notes: list[str]
@@ -129,7 +127,6 @@ def read_board(folders: Sequence[Path], asked: Collection[str] = ()) -> Board:
 
 
 def board_legend(board: Board) -> list[str]:
-    """What the columns mean: which runs, seeds and target their numbers are of."""
     target = board.rows["target"].iloc[0]
     reached = f"of {target:.3f}, which {TARGET_METHOD} reaches under every delay" if pd.notna(target) else "to be set"
     return [

@@ -1,12 +1,8 @@
-"""Where cells run: as processes of this machine, or on a Ray cluster, several at a time.
+"""Where cells run: as processes that share this machine's threads and GPUs, or on a Ray cluster.
 
-On this machine threads and GPUs are divided among them. A start of Python with torch and its compiler costs some
-seconds of computing. It is paid once: a server process imports them, and every cell is a fork of it. A cell is still a
-process of its own: its memory, random numbers, threads, GPU and crashes are nobody else's.
-
-On a Ray cluster each is the same process in the same folder, on whichever node has room. The cells' folder, the working
-folder and the prepared data must be on a file system that all nodes share, at the same path, with locks that hold
-across nodes (NFS 4, Lustre mounted with `flock`).
+Here a server process imports torch once, which takes seconds, and every cell is a fork of it. On a cluster a cell runs
+on whichever node has room: the cells' folder, the working folder and the prepared data must be on a file system that
+all nodes share, at the same path, with locks that hold across nodes (NFS 4, Lustre mounted with `flock`).
 """
 
 from __future__ import annotations
@@ -154,12 +150,10 @@ def _train(folder: Path, working_folder: Path, locked: Connection, environment: 
 
 
 class RayLauncher:
-    """Starts cells as tasks of a Ray cluster, with the methods of `LocalLauncher`.
+    """Starts cells as tasks of a Ray cluster (None: one started here), with the methods of `LocalLauncher`.
 
-    Each device of a cell asks for a GPU, if the cluster has any, and for `runtime.threads` CPU cores (or one).
-    `num_jobs` of `cells` run at a time, by default as many as there is room for; more wait in Ray's queue. `address` is
-    as `ray.init` takes it; None starts a cluster on this machine. UserError where Ray is not installed, does not
-    answer, or has no node that is large enough for a cell.
+    Each device of a cell asks for a GPU, if the cluster has any, and for `runtime.threads` CPU cores (or one). Cells
+    beyond `num_jobs` wait in Ray's queue. UserError where Ray is missing, or has no node that is large enough.
     """
 
     def __init__(self, num_jobs: int | None, cells: Sequence[Cell], address: str | None) -> None:
@@ -229,11 +223,7 @@ Launcher = LocalLauncher | RayLauncher
 
 
 def run_cell(cell: Cell, working_folder: Path) -> tuple[State, str]:
-    """Start or resume a cell where Ray has placed this task, and wait for its end; `ray.cancel` makes it save and end.
-
-    Its folder is absolute; other paths of its configuration are meant against the working folder. UserError where this
-    node does not see the sweep's folders.
-    """
+    """Start or resume a cell where Ray has placed this task, and wait for its end; `ray.cancel` makes it save."""
     for folder in (cell.folder.parent, working_folder):
         if not folder.is_dir():
             raise UserError(f"{folder}: not there on node {socket.gethostname()}: all nodes must share it")

@@ -147,7 +147,6 @@ class Sweep:
         return [_cell(self.path, self.spec, base, self.out, {**of.varied, **more}) for of, more in variations]
 
     def repetitions(self, chosen: Sequence[Cell]) -> list[Cell]:
-        """The further cells that `repeat` asks for, of those chosen."""
         repeat = self.spec.repeat
         if repeat is None:
             return []
@@ -172,8 +171,7 @@ def value_at(content: Mapping[str, Any], key: str) -> Any:
     return value
 
 
-def identity(config: RunConfig) -> str:
-    """Eight hexadecimal digits of everything that decides a run's trajectory."""
+def identity(config: RunConfig) -> str:  # of what decides a run's trajectory
     return hashlib.sha256(settings_key(config).encode()).hexdigest()[:8]
 
 

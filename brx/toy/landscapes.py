@@ -1,8 +1,7 @@
 """The paper's two toy landscapes: a quadratic with eigenvectors at an angle, a spiral valley where they turn.
 
 The sweep goes over angles and delays on the quadratic, beside the Hessian's (1,1)-norm: theorem 2.3 bounds the cost of
-delay by tau times that norm, and a rotation changes nothing else. Each landscape has its set-up, its descents, which
-come to a result with the numbers that are kept, and its figure.
+delay by tau times that norm, and a rotation changes nothing else.
 """
 
 from __future__ import annotations
@@ -174,8 +173,7 @@ def _ratios(plain: Array, delayed: Array) -> Array:
     return np.where(arrives, delayed / np.where(arrives, plain, 1.0), np.nan)
 
 
-def rotation(degrees: float) -> Array:
-    """The eigenvectors (2, 2), as columns, at this angle to the coordinates."""
+def rotation(degrees: float) -> Array:  # eigenvectors (2, 2), as columns
     cosine, sine = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
     return np.array([[cosine, -sine], [sine, cosine]])
 
@@ -527,8 +525,7 @@ def _wrapped(angle: Array) -> Array:
     return (angle + math.pi) % (2.0 * math.pi) - math.pi
 
 
-def angles_along(path: Array) -> Array:
-    """Angles in degrees of consecutive points (T, 2), unwrapped."""
+def angles_along(path: Array) -> Array:  # of points (T, 2), unwrapped
     unwrapped: Array = np.degrees(np.unwrap(np.arctan2(path[:, 1], path[:, 0])))
     return unwrapped
 
@@ -614,7 +611,6 @@ def draw_spiral(result: SpiralResult, path: Path) -> list[Path]:
 
 
 def _draw_way(axes: Axes, result: SpiralResult) -> None:
-    """The path on the valley's floor, with the places where the eigenbasis lies along the axes and half-way between."""
     every = max(1, len(result.path) // 20000)
     x, y = result.path[::every].T
     floor = floor_points(np.linspace(result.config.start_radius, result.config.end_radius, 2000))

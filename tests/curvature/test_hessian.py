@@ -34,38 +34,34 @@ def test_gradient_and_product_are_finite_differences():
     torch.testing.assert_close(found, (after - before) / (2 * step), rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize(
-    ("tokens", "worth", "expected"),
-    [(5, 1, [1, 1, 1]), (10, 1, [2, 1]), (1000, 1, [2, 1]), (1000, 2**14, [3])],  # of 3 examples of 5 tokens
-)
-def test_a_dense_batch_in_parts_gives_the_same_product(tokens, worth, expected, monkeypatch):
+def test_a_dense_batch_in_parts_gives_the_same_product(monkeypatch):
     model, parameters, batch = tiny_model("dense")
     vector = random_like(parameters)
     whole = hessian_vector_product(model, parameters, batch, vector)
     assert len(hessian._parts(model, batch)) == 1
-    monkeypatch.setattr(hessian, "WORTH_A_PASS", worth)
-    monkeypatch.setitem(hessian.TOKENS_PER_PASS, "cpu", tokens)
-    assert [len(inputs) for inputs, _ in hessian._parts(model, batch)] == expected
-    torch.testing.assert_close(hessian_vector_product(model, parameters, batch, vector), whole, rtol=1e-9, atol=1e-12)
+    for tokens, worth, parts in ((5, 1, [1, 1, 1]), (10, 1, [2, 1]), (1000, 1, [2, 1]), (1000, 2**14, [3])):
+        monkeypatch.setattr(hessian, "WORTH_A_PASS", worth)
+        monkeypatch.setitem(hessian.TOKENS_PER_PASS, "cpu", tokens)
+        assert [len(inputs) for inputs, _ in hessian._parts(model, batch)] == parts  # of 3 examples of 5 tokens
+        product = hessian_vector_product(model, parameters, batch, vector)
+        torch.testing.assert_close(product, whole, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize(("at_a_time", "expected"), [(1, [[7], [8], [9]]), (2, [[7, 8], [9]]), (100, [[7, 8, 9]])])
-def test_mean_over_batches_is_the_product_of_the_mean_loss(at_a_time, expected, monkeypatch):
-    """However many of them make one pass."""
+def test_mean_over_batches_is_the_product_of_the_mean_loss_however_many_make_one_pass(monkeypatch):
     model, parameters, (inputs, targets) = tiny_model("dense")
     vector = random_like(parameters)
     batches = [(7, (inputs, targets)), (8, (targets, inputs)), (9, (inputs, inputs))]
-    monkeypatch.setattr(hessian, "WORTH_A_PASS", at_a_time * inputs.numel() * model.embedding.tokens.embedding_dim)
-    assert [numbers for numbers, _ in hessian._joined(model, batches)] == expected
 
     def loss(at):
         return sum(functional_call(model, at, batch).loss for _, batch in batches) / 3
 
     with sdpa_kernel(SDPBackend.MATH):
         _, expected = jvp(grad(loss), (parameters,), (vector,))
-    torch.testing.assert_close(
-        mean_product(model, parameters, batches, vector, "here"), expected, rtol=1e-9, atol=1e-12
-    )
+    for at_a_time, passes in ((1, [[7], [8], [9]]), (2, [[7, 8], [9]]), (100, [[7, 8, 9]])):
+        monkeypatch.setattr(hessian, "WORTH_A_PASS", at_a_time * inputs.numel() * model.embedding.tokens.embedding_dim)
+        assert [numbers for numbers, _ in hessian._joined(model, batches)] == passes
+        found = mean_product(model, parameters, batches, vector, "here")
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
 
 
 def test_a_mixtures_batches_are_neither_split_nor_joined(monkeypatch):
@@ -81,7 +77,6 @@ def test_a_mixtures_batches_are_neither_split_nor_joined(monkeypatch):
 def test_a_product_that_is_not_finite_names_the_batch():
     model, parameters, batch = tiny_model("dense", torch.float32)
     huge = unflat(torch.full_like(flat(parameters), 1e38), parameters)
-    with pytest.raises(RunError, match=r"runs/x/7: vector 3: .* of batch 41 is not finite; try --precision fp64"):
-        mean_product(model, parameters, [(41, batch)], huge, "runs/x/7: vector 3")
-    with pytest.raises(RunError, match="of batches 41 to 42 is not finite"):
-        mean_product(model, parameters, [(41, batch), (42, batch)], huge, "here")
+    for numbers, told in (([41], "batch 41"), ([41, 42], "batches 41 to 42")):
+        with pytest.raises(RunError, match=f"runs/x/7: vector 3: .* of {told} is not finite; try --precision fp64"):
+            mean_product(model, parameters, [(number, batch) for number in numbers], huge, "runs/x/7: vector 3")

@@ -14,8 +14,7 @@ from brx.model.stage import Stage, is_block_matrix, partition, whole_model
 from brx.pipeline.delay import pipeline_delays
 from brx.pipeline.versions import StageVersions
 from brx.pipeline.world import Neighbours, World
-from brx.planning.optimizer_memory import method_flops, optimizer_bytes, rotation
-from brx.planning.plan import STAGE_PARTS, plan_memory, rank_flops
+from brx.planning.plan import STAGE_PARTS, method_flops, optimizer_bytes, plan_memory, rank_flops, rotation
 from brx.train.build import assemble, build_stages
 
 SMALL = {

@@ -81,9 +81,7 @@ def train_naively(config, rank, name):
 METHODS = {
     name: {"optimizer": {"method": name.partition(" ")[0], **options}, "pipeline": pipeline}
     for name, options, pipeline in (
-        ("pipedream", {}, {}),
         ("pipedream weight prediction", {}, {"stash": "predict"}),
-        ("basis-rotation", {}, {}),
         ("basis-rotation 1st/unilateral", {"source": "1st", "geometry": "unilateral"}, {}),
         ("muon", {}, {}),
     )
@@ -93,7 +91,7 @@ METHODS = {
 def always_measured(methods, delay):
     """Every method needs 100 iterations without delay, and 150 under this one."""
     experiments = [
-        experiment(method, at, [[90 * factor], [100 * factor], [110 * factor]], settings=settings)
+        experiment(method, at, [90 * factor, 100 * factor, 110 * factor], settings=settings)
         for method, settings in methods.items()
         for at, factor in ((0, 1), (delay, 1.5))
     ]

@@ -96,15 +96,6 @@ def test_uneven_stages_wait_for_the_slowest():
     assert synchronous_pace("ZB-V", forward, 6).elapsed == pytest.approx(6 * 3 * 3.5)
 
 
-def test_many_micro_batches_are_a_shorter_step_and_its_pace(monkeypatch):
-    arguments = ("1F1B", (1.0, 1.3, 0.7), 48, 0.2)
-    shorter = synchronous_pace(*arguments)
-    monkeypatch.setattr("brx.planning.schedules.MOST_ROUNDS", 100)
-    synchronous_pace.cache_clear()
-    assert shorter.elapsed == pytest.approx(synchronous_pace(*arguments).elapsed)
-    assert shorter.in_flight == synchronous_pace(*arguments).in_flight
-
-
 def simulated(passes, updates, accumulation, transfer):
     num_ranks, last = len(passes), 200 * accumulation
 

@@ -8,72 +8,52 @@ from brx.config.loading import PRESETS
 from brx.sweep.spec import Sweep, identity, value_at
 
 FOLDER = PRESETS / "sweeps" / "paper"
-BASELINES = {"pipedream", "pipedream-lr", "nesterov"}
-MAIN = {*BASELINES, "basis-rotation"}
-# Appendix "Experimental Details", except for the 3B model: appendix "Results on 3B Model".
-RATES = {"1b": {1e-4}, "3b": {1e-4, 3e-5}}
-OTHER_METHODS = {
-    "curvature": {"pipedream", "basis-rotation"},
-    "delay-compensation": {"delay-compensation"},
-    "frequency": {"basis-rotation"},
-    "preconditioned": {"soap", "muon", "scion"},
-    "stage-aware": {"basis-rotation"},
-    "stage-aware-exact": {"basis-rotation"},
-    "strategies": {"basis-rotation"},
-}
-STAGES = {
-    "curvature": {1, 32},
-    "main": {1, 2, 4, 8, 16, 32},
-    "strategies": {1, 2, 4, 8, 16, 32},
-    "block-scaling": {4, 8, 16},
-    "delay-compensation": {8, 16, 32},
-    "preconditioned": {1, 32},
-    "1b": {24},
-    "width": {24},
-}
-STASHES = {"stashing": {"none"}, "prediction": {"predict"}}
+MAIN = {"pipedream", "pipedream-lr", "nesterov", "basis-rotation"}
+METHOD, STAGES, STASH, LR = "optimizer.method", "pipeline.stages", "pipeline.stash", "optimizer.lr"
 SIZE = ("model.blocks", "model.width")
 STRATEGY = ("optimizer.source", "optimizer.geometry")
-VARIED = {
-    "main": ((*STRATEGY, "optimizer.frequency"), {(None, None, None), ("2nd", "bilateral", 10)}),
-    "strategies": (STRATEGY, {("2nd", "unilateral"), ("1st", "bilateral"), ("1st", "unilateral")}),  # the three others
-    "block-scaling": (SIZE, {(4, 384), (8, 384), (16, 384)}),
-    "delay-compensation": (("optimizer.compensation",), {(0.04,), (0.1,), (0.5,), (1.0,)}),
-    "frequency": (("optimizer.frequency",), {(1,), (100,)}),
-    "stage-aware": (("optimizer.refresh_schedule",), {("stage-aware",), ("reversed",)}),
-    "stage-aware-exact": (("optimizer.refresh_schedule",), {("stage-aware-exact",), ("reversed-exact",)}),
-    "width": (SIZE, {(24, 384)}),
-    "1b": ((*SIZE, "model.heads"), {(24, 1728, 27)}),
-    "3b": (SIZE, {(32, 2688)}),
-    "moe": (("model.moe.experts", "model.moe.top_k"), {(8, 2)}),
-}
-"""By sweep: keys, and the values that they have together in its cells."""
-
-
-def values(sweep, *keys):
-    contents = [cell.config.model_dump(mode="json") for cell in sweep.cells]
-    return {tuple(value_at(content, key) for key in keys) for content in contents}
+ROTATED = {METHOD: {"basis-rotation"}}
+ALL_STAGES = {1, 2, 4, 8, 16, 32}
+# Appendix "Experimental Details": of cells where nothing else is said below. A tuple of keys has values together.
+USUAL = {METHOD: MAIN, STAGES: {32}, STASH: {"exact"}, LR: {1e-4, 3e-4, 1e-3}, "training.seed": {0}}
+SWEEPS = {
+    "1b": {STAGES: {24}, LR: {1e-4}, (*SIZE, "model.heads"): {(24, 1728, 27)}},
+    "3b": {LR: {1e-4, 3e-5}, SIZE: {(32, 2688)}},  # appendix "Results on 3B Model"
+    "block-scaling": {STAGES: {4, 8, 16}, SIZE: {(4, 384), (8, 384), (16, 384)}},
+    "curvature": {METHOD: {"pipedream", "basis-rotation"}, STAGES: {1, 32}},
+    "delay-compensation": {
+        METHOD: {"delay-compensation"}, STAGES: {8, 16, 32}, "optimizer.compensation": {0.04, 0.1, 0.5, 1.0},
+    },
+    "frequency": ROTATED | {"optimizer.frequency": {1, 100}},
+    "main": {STAGES: ALL_STAGES, (*STRATEGY, "optimizer.frequency"): {(None, None, None), ("2nd", "bilateral", 10)}},
+    "moe": {("model.moe.experts", "model.moe.top_k"): {(8, 2)}},
+    "prediction": {STASH: {"predict"}},
+    "preconditioned": {METHOD: {"soap", "muon", "scion"}, STAGES: {1, 32}},
+    "stage-aware": ROTATED | {"optimizer.refresh_schedule": {"stage-aware", "reversed"}},
+    "stage-aware-exact": ROTATED | {"optimizer.refresh_schedule": {"stage-aware-exact", "reversed-exact"}},
+    "stashing": {STASH: {"none"}},
+    "strategies": ROTATED | {  # the three others
+        STAGES: ALL_STAGES, STRATEGY: {("2nd", "unilateral"), ("1st", "bilateral"), ("1st", "unilateral")},
+    },
+    "width": {STAGES: {24}, SIZE: {(24, 384)}},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", sorted(file.stem for file in FOLDER.glob("*.yaml")))
 def test_a_sweep_is_the_papers_experiment(name):
-    sweep = Sweep.load(FOLDER / f"{name}.yaml")
-    keys, together = VARIED.get(name, ((), {()}))
-    assert values(sweep, *keys) == together
-    for key, expected in (
-        ("optimizer.method", OTHER_METHODS.get(name, MAIN)),
-        ("pipeline.stages", STAGES.get(name, {32})),
-        ("pipeline.stash", STASHES.get(name, {"exact"})),
-        ("training.seed", {0}),
-    ):
-        assert values(sweep, key) == {(value,) for value in expected}
+    cells = Sweep.load(FOLDER / f"{name}.yaml").cells
+    contents = [cell.config.model_dump(mode="json") for cell in cells]
+    expected = USUAL | SWEEPS.get(name, {})
+    for keys, together in expected.items():
+        wanted = together if isinstance(keys, tuple) else {(value,) for value in together}
+        keys = keys if isinstance(keys, tuple) else (keys,)
+        assert {tuple(value_at(content, key) for key in keys) for content in contents} == wanted
     # The same rates for every method and P.
     rates = defaultdict(set)
-    for config in (cell.config for cell in sweep.cells):
+    for config in (cell.config for cell in cells):
         rates[config.optimizer.method, config.pipeline.stages].add(config.optimizer.lr)
-    assert all(tried == RATES.get(name, {1e-4, 3e-4, 1e-3}) for tried in rates.values())
-    for cell in sweep.cells:
-        check_common(cell.config, {"3b": 82_000}.get(name, 250_000))
+        check_common(config, {"3b": 82_000}.get(name, 250_000))
+    assert all(tried == expected[LR] for tried in rates.values())
 
 
 def check_common(config, last_iteration):

@@ -138,7 +138,7 @@ def test_the_time_is_of_what_is_left_with_the_repetitions_that_the_choice_asks_f
     assert remaining_seconds(cells, 2, pytest.fail, retry_failed=True) == pytest.approx(75.0)
 
 
-def test_where_every_rate_diverges_none_is_chosen_or_repeated(tmp_path, capsys):
+def test_where_every_rate_diverges_none_is_chosen_or_repeated(tmp_path):
     grid = {"pipeline.stages": [4], "optimizer.lr": [1e29, 1e30]}
     path = write_sweep(tmp_path, grid=grid, choose={"over": "optimizer.lr"}, repeat={"set": {"training.seed": [1]}})
     for cell in Sweep.load(path).cells:
@@ -146,13 +146,11 @@ def test_where_every_rate_diverges_none_is_chosen_or_repeated(tmp_path, capsys):
     assert main(["sweep", str(path), "--jobs", "2"]) == 1
     assert "p4,1e+29,failed,," in (tmp_path / "cells" / "choice-sweep.csv").read_text()
     assert not list((tmp_path / "cells").glob("*-s1--*"))
-    assert "none" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("num_gpus", "devices", "jobs", "expected"),
     [
-        (4, 1, None, ["0", "1", "2", "3"]),
         (4, 2, None, ["0,1", "2,3"]),
         (3, 2, 2, ["0,1", "0,1"]),
         (1, 1, 2, ["0", "0"]),
