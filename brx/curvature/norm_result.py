@@ -136,10 +136,8 @@ def measured_norms(
 
 
 def by_method_and_depth(results: Sequence[NormResult]) -> dict[tuple[str, int], list[NormResult]]:
-    groups: dict[tuple[str, int], list[NormResult]] = {}
-    for result in results:
-        groups.setdefault((result.method, result.num_stages), []).append(result)
-    return groups
+    kinds = dict.fromkeys((result.method, result.num_stages) for result in results)
+    return {kind: [one for one in results if (one.method, one.num_stages) == kind] for kind in kinds}
 
 
 def block_of(name: str) -> str:  # `embedding`, the block's number, or `head`

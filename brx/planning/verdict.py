@@ -291,10 +291,8 @@ def _lowest(measurements: Measurements, experiments: Sequence[Experiment], delay
 
 
 def by_method(measurements: Measurements) -> dict[str, list[Experiment]]:
-    methods: dict[str, list[Experiment]] = {}
-    for experiment in measurements.experiments:
-        methods.setdefault(experiment.method, []).append(experiment)
-    return methods
+    names = dict.fromkeys(one.method for one in measurements.experiments)
+    return {name: [one for one in measurements.experiments if one.method == name] for name in names}
 
 
 def read_measurements(runs: Sequence[Path]) -> tuple[Measurements, list[str]]:

