@@ -1,14 +1,35 @@
-"""Hessian-vector products against the whole Hessian, torch.func and finite differences."""
+"""Hessian products and strategies' bases against the whole Hessian and naive ones; what stands beside their norms."""
+
+import csv
+import re
+import shutil
 
 import pytest
 import torch
 from torch.func import functional_call, grad, jvp
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from brx.cli.main import main
 from brx.curvature import hessian
-from brx.curvature.hessian import gradient, hessian_vector_product, mean_product, training_loss
-from brx.errors import RunError
-from tests.curvature.helpers import KINDS, flat, full_hessian, random_like, tiny_model, unflat
+from brx.curvature.effective_delay import VARIANT_OF_SPACE, complete_measurements, strategy_slowdowns, strategy_table
+from brx.curvature.hessian import (
+    estimate_bases,
+    from_weights,
+    gradient,
+    hessian_vector_product,
+    mean_product,
+    to_weights,
+    training_loss,
+)
+from brx.curvature.hessian_norm import cauchy_vector
+from brx.curvature.norm_result import STRATEGY_SPACES, strategy_of
+from brx.errors import RunError, UserError
+from brx.model.stage import is_block_matrix
+from brx.paper.scales import VARIANTS
+from brx.runs.frames import load
+from brx.runs.tables import slowdown_text
+from tests.curvature.helpers import KINDS, flat, full_hessian, norm_result, random_like, tiny_model, unflat
+from tests.paper.helpers import write_experiment
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -80,3 +101,150 @@ def test_a_product_that_is_not_finite_names_the_batch():
     for numbers, told in (([41], "batch 41"), ([41, 42], "batches 41 to 42")):
         with pytest.raises(RunError, match=f"runs/x/7: vector 3: .* of {told} is not finite; try --precision fp64"):
             mean_product(model, parameters, [(number, batch) for number in numbers], huge, "runs/x/7: vector 3")
+
+
+def naive_basis(gradients, source, geometry):
+    """U and V of matrices G (m, n), as theorem 3.1 has them, each with its rank; the identity where not rotated."""
+    mean = sum(gradients) / len(gradients)
+    if source == "2nd":
+        rows = sum(g @ g.T for g in gradients) / len(gradients)
+        columns = sum(g.T @ g for g in gradients) / len(gradients)
+    else:
+        rows, columns = mean @ mean.T, mean.T @ mean
+    sides = []
+    for matrix, is_rotated in (
+        (rows, geometry == "bilateral" or len(rows) < len(columns)),
+        (columns, geometry == "bilateral" or len(rows) >= len(columns)),
+    ):
+        vectors = torch.linalg.eigh(matrix).eigenvectors.flip(1) if is_rotated else torch.eye(len(matrix)).to(matrix)
+        sides.append((vectors, min(mean.shape) if source == "1st" and is_rotated else len(matrix)))
+    return sides
+
+
+@pytest.mark.parametrize(("kind", "space"), [("dense", "1st-unilateral"), ("mixture", "2nd-bilateral")])
+def test_products_in_a_strategys_coordinates_are_those_of_the_whole_hessian(kind, space):
+    model, parameters, batch = tiny_model(kind)
+    inputs, targets = batch
+    gradients = [gradient(model, parameters, (inputs[[i]], targets[[i]])) for i in range(3)]
+    # Gradients in general position, so that the naive eigenvectors are unique up to sign.
+    gradients += [random_like(parameters, seed) for seed in range(20, 30)]
+    bases = estimate_bases(parameters, gradients, *strategy_of(space))
+    blocks = []
+    for name, parameter in parameters.items():
+        if not is_block_matrix(name):
+            blocks.append(torch.eye(parameter.numel(), dtype=torch.float64))
+            continue
+        for index in range(len(matrices(parameter))):
+            naive = naive_basis([matrices(one[name])[index] for one in gradients], *strategy_of(space))
+            mine = [None if side is None else matrices(side)[index] for side in (bases[name].left, bases[name].right)]
+            # In row-major order, vec(U A V^T) = kron(U, V) vec(A).
+            blocks.append(torch.kron(*(same_directions(own, *side) for own, side in zip(mine, naive, strict=True))))
+    rotation = torch.block_diag(*blocks)
+    matrix = rotation.T @ full_hessian(model, parameters, batch) @ rotation
+    vector = cauchy_vector(parameters, 4, 0)
+    product = from_weights(bases, hessian_vector_product(model, parameters, batch, to_weights(bases, vector)))
+    torch.testing.assert_close(flat(product), matrix @ flat(vector))
+
+
+def matrices(values):
+    """Of a parameter: one, or a mixture's one per expert."""
+    return values.reshape(-1, *values.shape[-2:])
+
+
+def same_directions(mine, vectors, rank):
+    """A basis, after a check that it is orthogonal and its first columns are these vectors up to their signs.
+
+    Beyond the rank any orthonormal columns are eigenvectors, and the optimizer's own rule chooses them.
+    """
+    mine = torch.eye(len(vectors), dtype=vectors.dtype) if mine is None else mine
+    torch.testing.assert_close(mine.T @ mine, torch.eye(len(mine), dtype=mine.dtype), atol=1e-10, rtol=0)
+    signs = (mine * vectors).sum(0).sign()
+    torch.testing.assert_close((mine * signs)[:, :rank], vectors[:, :rank], atol=1e-6, rtol=0)
+    return mine.contiguous()
+
+
+def numbers_of(cell):
+    """`1.2 (3.4, 0.5)`: from the sample, from half of it, and extrapolated."""
+    return [float(text) for text in re.findall(r"[^ (),]+", cell)]
+
+
+def test_command_measures_all_coordinates_at_one_checkpoint(run, tmp_path, capsys):
+    arguments = ["hessian-norm", str(run), "--strategies", "--format", "csv", "--out", str(tmp_path / "figure")]
+    sample = ["--vectors", "5", "--batches-per-vector", "2", "--basis-batches", "4"]
+    assert main([*arguments, *sample, "--checkpoint", "14"]) == 0
+    rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    names = ["original", *(f"{'/'.join(strategy_of(space))}, 4 batches" for space in STRATEGY_SPACES[1:])]
+    assert [row["coordinates"] for row in rows] == names
+    assert {row["at"] for row in rows} == {"14"}
+    for row in rows:
+        norms = numbers_of(row["norm"])
+        assert float(row["95 % low"]) < min(norms) <= norms[0] < float(row["95 % high"])
+        expected = [own / other for own, other in zip(norms, numbers_of(rows[0]["norm"]), strict=True)]
+        assert numbers_of(row["of original"]) == pytest.approx(expected, abs=2e-3)
+        assert row["sample"] == "5 x 64 tokens"
+    assert "2nd/bilateral, 4 batches" in (tmp_path / "figure.json").read_text()
+    assert len({row["norm"] for row in rows}) == 5
+    named = ["hessian-norm", str(run / "checkpoints" / "00000014"), *arguments[2:]]
+    for again in ([*named, *sample], [*named, "--measured"], [*arguments, "--measured"]):
+        assert main(again) == 0  # read again, not measured again
+        assert list(csv.DictReader(capsys.readouterr().out.splitlines())) == rows
+        shutil.rmtree(run / "checkpoints", ignore_errors=True)
+
+
+def test_slowdowns_stand_beside_the_norms_as_far_as_there_are_runs(run, tmp_path, capsys):
+    results = [made_up(run, space, 14) for space in STRATEGY_SPACES]
+    for result in results:
+        result.write(run)
+    runs = tmp_path / "runs"
+    present = ("pipedream-lr", "nesterov", "basis-rotation", "basis-rotation 1st/unilateral")
+    for method in present:
+        for stages in (1, 4, 32):
+            slowness = 1 if stages == 1 else {"basis-rotation": 2, "pipedream-lr": 9}.get(method, 5)
+            settings = {"pipeline.stages": stages, **VARIANTS[method]}
+            write_experiment(runs, "laptop", settings, slowness=slowness, seeds=(0, 1))
+    delays = strategy_slowdowns(load([runs]))
+    assert delays.num_stages == 32
+    ratios = {space: row["ratio"] for space, row in delays.by_space.items()}
+    assert ratios == pytest.approx({"original": 9, "1st-unilateral": 5, "2nd-bilateral": 2}, rel=0.05)
+    assert set(VARIANT_OF_SPACE.values()) <= VARIANTS.keys()
+    column = strategy_table(results, delays)["slowdown at P = 32"]
+    assert column[0] == f"{slowdown_text(delays.by_space['original'])} (pipedream-lr)"
+    assert column[2] == "not run (basis-rotation 1st/bilateral)"
+    arguments = ["hessian-norm", str(run), "--strategies", "--measured", "--runs", str(runs)]
+    assert main([*arguments, "--out", str(tmp_path / "both")]) == 0
+    assert "slowdown at P = 32" in (tmp_path / "both.json").read_text()
+    deep = load([runs])
+    with pytest.raises(UserError, match="no strategy has runs there at P = 1 and at another P"):
+        strategy_slowdowns(deep[deep["pipeline.stages"] > 1])
+
+
+def made_up(run, space, iteration):
+    return norm_result(run, "pipedream", 4, iteration, space, 100, 10.0 + STRATEGY_SPACES.index(space), [1.0] * 6)
+
+
+def test_only_complete_measurements_of_one_checkpoint_are_compared():
+    results = [made_up("run", space, 14) for space in STRATEGY_SPACES]
+    assert list(complete_measurements(results)) == ["run"]
+    assert [one.space for one in complete_measurements(results[::-1])["run"]] == list(STRATEGY_SPACES)
+    assert complete_measurements(results[1:]) == {}
+    assert complete_measurements([made_up("run", "original", 30), *results[1:]]) == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--strategies", "--rotated"], "--original, --rotated, --strategies: give one of them"),
+        (["--strategies", "--basis-from", "x"], "--basis-from and --strategies: give one of the two"),
+        (["--original", "--basis-batches", "2"], "--original: takes no basis"),
+        (["--measured", "--checkpoint", "999"], "has no measured norms at iteration 999"),
+        (["--runs", "x"], "--runs: only with --strategies"),
+        (["--strategies"], "--basis-batches 200: "),  # more than the run's iterations
+        (["--batches-per-vector", "3"], "--batches-per-vector 3: must be even"),
+        (["--vectors", "2"], "at least 3"),
+        (["--checkpoint", "8"], "no such checkpoint; there are: 7, 14, 21, 28, 30"),
+    ],
+)
+def test_mistakes(run, arguments, expected, capsys):
+    assert main(["hessian-norm", str(run), *arguments]) == 2
+    assert expected in capsys.readouterr().err
+    assert not (run / "analysis").exists()
