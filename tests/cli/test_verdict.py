@@ -95,17 +95,6 @@ def test_it_prints_the_equal_plan_and_what_would_make_methods_fit(capsys, monkey
         assert f"{does} into 6.0 GB" in capsys.readouterr().out
 
 
-def test_the_run_of_the_question_itself_answers(capsys, tmp_path):
-    write_run(tmp_path, "p1", "pipeline.stages=1", "training.batch_size=4", crosses_3_at=50.5)
-    split = ["pipeline.stages=4", "pipeline.accumulation=4", "training.batch_size=1"]
-    write_run(tmp_path, "p4", *split, crosses_3_at=80.5)
-    write_run(tmp_path, "another", "pipeline.stages=4", "training.batch_size=2", crosses_3_at=80.5)
-    question = ["--stages", "4", "--micro-batches", "4", "--loss", "3"]
-    text = verdict(capsys, str(tmp_path / "runs"), *question, "--verbose")
-    assert "measured: 1.59 (one seed), at" in text
-    assert text.splitlines()[-1] == "Left out: 1 run(s) that differ in examples per update: another."
-
-
 @pytest.mark.parametrize(
     ("setting", "crosses_3_at", "status", "message"),
     [

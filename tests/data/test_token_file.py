@@ -95,6 +95,13 @@ def flip_a_bit(path):
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
 
 
+def reword(path, old, new):
+    """Change the sidecar of a token file."""
+    sidecar = path.with_suffix(".json")
+    assert old in sidecar.read_text()
+    sidecar.write_text(sidecar.read_text().replace(old, new))
+
+
 def test_round_trip(tmp_path):
     path = write(tmp_path)
     assert path.read_bytes()[8:10] == bytes([0x50, 0xC4])  # 50256, low byte first on every machine
@@ -115,7 +122,11 @@ def test_round_trip(tmp_path):
         (lambda path: os.truncate(path, 10), r"train\.bin: holds 10 bytes, its sidecar says 12"),
         (lambda path: os.truncate(path, 14), r"train\.bin: holds 14 bytes, its sidecar says 12"),
         (flip_a_bit, r"train\.bin: its SHA-256 is not the sidecar's"),
-        (lambda path: path.with_suffix(".json").write_text('{"source": "te'), r"train\.json: not the sidecar of"),
+        (lambda path: path.with_suffix(".json").write_bytes(b'{"source": "\xff'), r"train\.json: not the sidecar of"),
+        (
+            lambda path: reword(path, '"num_tokens": 6', '"num_tokens": -1'),
+            r"train\.json: not the sidecar.*: num_tokens: ",
+        ),
     ],
 )
 def test_damage_is_told_in_one_line_that_names_the_file(tmp_path, damage, message):
@@ -124,19 +135,6 @@ def test_damage_is_told_in_one_line_that_names_the_file(tmp_path, damage, messag
     with pytest.raises(UserError, match=rf"^\S*{message}.*; remove \S+ to prepare it again$") as caught:
         TokenFile.load(path)
     assert "\n" not in str(caught.value)
-
-
-def test_anything_else_in_a_sidecar_is_one_line(tmp_path):
-    path = write(tmp_path)
-    sidecar = json.loads(path.with_suffix(".json").read_text())
-    wrong = [(content, "") for content in ("", "null", "[1]", "17", "\ud800\n", "{")]
-    for key, values in {"source": (None, 3), "num_tokens": ("6", -1, 6.5), "sha256": ([], {})}.items():
-        wrong += [(json.dumps({**sidecar, key: value}), f" of a token file: {key}: ") for value in values]
-    for text, named in wrong:
-        path.with_suffix(".json").write_bytes(text.encode("utf-8", "surrogatepass"))
-        with pytest.raises(UserError, match=rf"train\.json: not the sidecar{named}") as caught:
-            TokenFile.load(path)
-        assert len(str(caught.value).splitlines()) == 1
 
 
 def test_the_hash_is_compared_again_only_when_the_file_or_its_sidecar_looks_changed(tmp_path):

@@ -21,9 +21,9 @@ from brx.paper.claims import (
     why_not,
 )
 from brx.paper.evidence import Evidence
-from brx.paper.scales import MAIN, VARIANTS
+from brx.paper.scales import MAIN
 from brx.plot.style import GROUP_COLORS, new_figure
-from tests.paper.helpers import LAPTOP, row, write_experiment, write_method
+from tests.paper.helpers import LAPTOP, row, write_method
 
 
 def outcome(evidence, paper=2.0, unit="times", rule="number", num_seeds=3):
@@ -120,18 +120,6 @@ def test_command(complete, capsys, monkeypatch):
     assert "7.1% (of 4mn as the paper counts, 6.25% with its m = 4n; 14.3% of Adam's two moments)" in out
     assert main(["claims", "memory", "--runs", str(complete)]) == 2
     assert "unknown claim 'memory'" in capsys.readouterr().err
-
-
-def test_at_the_laptops_scale_deep_pipelines_are_their_delays_on_fewer_stages(tmp_path):
-    for method in MAIN:
-        settings = {**VARIANTS[method], "pipeline.stages": 8, "pipeline.delay.like": 32, "pipeline.stash": "none"}
-        write_experiment(tmp_path, "laptop", settings, slowness=1 if method == "basis-rotation" else 2)
-    (text,) = claim_table([row(tmp_path, "no-stashing")], LAPTOP).to_dict("records")
-    assert text["reproduced"] == "yes, one seed"
-    assert text["command"] == "brx sweep configs/sweeps/laptop/stashing.yaml"
-    robust = row(tmp_path, "no-stashing-robust")
-    assert robust.reason == "no runs of basis-rotation at P = 32 yet"
-    assert "laptop/main.yaml" in robust.command
 
 
 def test_the_command_makes_all_that_a_claim_rests_on(outcomes):

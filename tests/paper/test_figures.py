@@ -1,7 +1,6 @@
 """The paper's figures: all draw, say what is missing, and are those of their own commands; panels and their legends."""
 
 import json
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -9,14 +8,11 @@ import pytest
 from matplotlib.figure import Figure
 
 from brx.cli.main import main
-from brx.curvature.norm_measurement import measure_runs
-from brx.curvature.norm_result import STRATEGY_SPACES, NormSettings
 from brx.errors import UserError
-from brx.paper.figures import FIGURES, draw_paper_figure, final_losses, slowdown
+from brx.paper.figures import FIGURES, draw_paper_figure, final_losses
 from brx.paper.scales import SCALES, Experiments
 from brx.plot.losses import THICK, THIN, curve_of, draw_training_losses
 from brx.plot.style import new_figure
-from tests.curvature.helpers import finished_run
 from tests.paper.helpers import LAPTOP, write_method
 
 UNTRAINED = ("3b", "moe")
@@ -129,21 +125,8 @@ def test_figure_is_that_of_its_own_command(name, tmp_path):
         assert own.read_bytes().replace(b"/own/", b"/plot/") == drawn.read_bytes()
 
 
-def test_toy_figures_are_drawn_from_the_papers_settings(tmp_path, monkeypatch):
-    toys = []
-    monkeypatch.setattr("brx.paper.figures.run_toy", lambda *arguments: toys.append(arguments) or [tmp_path])
-    for name in ("quadratic", "spiral"):
-        assert main(["plot", f"toy-{name}", "--out", str(tmp_path)]) == 0
-        assert toys[-1] == (name, tmp_path / f"toy-{name}")
-
-
 def test_norms_by_strategy_stand_beside_the_slowdowns_of_the_scale_as_far_as_there_are_any(tmp_path):
-    (tmp_path / "curvature").mkdir()
-    run = finished_run(tmp_path / "curvature", "run")
-    scale = replace(SCALES["laptop"], curvature=run.parent, runs=tmp_path / "runs")
-    with pytest.raises(UserError, match="no checkpoint was measured in all coordinates"):
-        FIGURES["strategy-norms"].draw_to(tmp_path / "figure", scale)
-    measure_runs([run], STRATEGY_SPACES, NormSettings(vectors=4, batches_per_vector=2, basis_batches=3))
+    scale = replace(SCALES["laptop"], runs=tmp_path / "runs")
     *_, details = FIGURES["strategy-norms"].draw_to(tmp_path / "figure", scale)
     assert "slowdown" not in details.read_text()
     for method in ("pipedream-lr", "basis-rotation"):
@@ -153,6 +136,9 @@ def test_norms_by_strategy_stand_beside_the_slowdowns_of_the_scale_as_far_as_the
     assert "slowdown at P = 32" in text
     assert "(basis-rotation)" in text
     assert "not run (basis-rotation 1st/bilateral)" in text
+    write_method(tmp_path / "unmeasured", "pipedream")
+    with pytest.raises(UserError, match="no checkpoint was measured in all coordinates"):
+        FIGURES["strategy-norms"].draw_to(tmp_path / "figure", replace(scale, curvature=tmp_path / "unmeasured"))
 
 
 def test_what_a_scale_has_measured_is_drawn_into_its_own_folder_and_refused_without(tmp_path, monkeypatch, capsys):
@@ -222,13 +208,3 @@ def test_best_baseline_is_one_line_that_takes_the_lowest_at_each_number_of_stage
     expected = runs[runs["method"] != "basis-rotation"].groupby("depth")["train_loss"].min()
     assert best.get_ydata().tolist() == expected.tolist()
     assert legend_texts(axes) == ["best baseline", "Basis rotation"]
-
-
-def test_slowdown_has_its_interval_in_the_title_and_black_lines_in_the_legend(axes, tmp_path):
-    for seed in range(3):
-        for stages, slowness in ((1, 1.0), (32, 1.9 + 0.1 * seed)):
-            write(tmp_path, "nesterov", stages, seeds=(seed,), slowness=slowness)
-    slowdown(Experiments.load(LAPTOP, tmp_path), axes, "nesterov", "(c) ")
-    assert re.fullmatch(r"\(c\) Nesterov\nslowdown 2\.0\d \[1\.\d\d, 2\.\d\d\]", axes.get_title())
-    assert legend_texts(axes) == ["P = 1", "P = 32"]
-    assert {line.get_color() for line in axes.get_legend().get_lines()} == {"black"}

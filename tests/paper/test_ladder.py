@@ -69,16 +69,23 @@ def test_other_methods_are_beside_the_ladder_where_they_were_trained_as_long(run
     assert other["target"] == rows.loc[4000, "nesterov"]["target"] == common_target(of_ladder)
 
 
-def test_a_length_that_lacks_a_run_is_left_out(runs, tmp_path):
+def test_a_length_that_lacks_a_run_is_left_out_and_without_one_the_figure_says_so(runs, tmp_path):
     folder = shutil.copytree(runs, tmp_path / "fewer")
-    for path in folder.iterdir():
-        text = (path / "config.yaml").read_text()
-        if "iterations: 4000" in text and "method: pipedream-lr" in text:
-            shutil.rmtree(path)
-    experiments = Experiments.load(LAPTOP, folder)
-    assert read_ladder(experiments).slowdowns["iterations_of_training"].unique().tolist() == [2000, 16000]
-    assert all("ladder.yaml" in line for line in experiments.missing)
-    assert experiments.missing
+    texts = {path: (path / "config.yaml").read_text() for path in folder.iterdir()}
+    for lengths, left in ((("4000",), [2000, 16000]), (("2000", "16000"), [])):
+        for path, text in texts.items():
+            if any(f"iterations: {T}" in text for T in lengths) and "method: pipedream-lr" in text:
+                shutil.rmtree(path)
+        experiments = Experiments.load(LAPTOP, folder)
+        slowdowns = read_ladder(experiments).slowdowns
+        assert (slowdowns["iterations_of_training"].unique().tolist() if left else len(slowdowns)) == (left or 0)
+        assert experiments.missing
+        assert all("ladder.yaml" in line for line in experiments.missing)
+    written, asked = draw_paper_figure(FIGURES["ladder"], experiments, tmp_path)
+    assert asked.used
+    assert json.loads(written[-1].read_text())["not there"][0].startswith("pipedream-lr at P = 1")
+    with pytest.raises(UserError, match="the ladder: only at the scale of a laptop"):
+        read_ladder(Experiments(SCALES["paper"], experiments.runs, tmp_path))
 
 
 def test_power_law_is_the_line_through_the_logarithms():
@@ -128,15 +135,3 @@ def test_figure_and_table_state_the_extrapolation_with_its_interval_beside_the_p
     for method, name in (("basis-rotation", "Basis rotation"), ("pipedream-lr", "PipeDream-LR")):
         assert any(label.startswith(f"{name}: {last.loc[method, 'slowdown']} / ") for label in labels)
     assert f"Basis rotation: {last.loc['basis-rotation', 'iterations saved at P']} / 71.6%" in labels
-
-
-def test_without_complete_lengths_the_figure_says_so_and_a_scale_of_one_length_has_none(tmp_path):
-    write_ladder(tmp_path / "runs", 2000, {"basis-rotation": 2.0})
-    experiments = Experiments.load(LAPTOP, tmp_path / "runs")
-    written, asked = draw_paper_figure(FIGURES["ladder"], experiments, tmp_path)
-    assert asked.used
-    details = json.loads(written[-1].read_text())
-    assert details["not there"][0].startswith("nesterov at P = 1")
-    assert next(iter(details["runs"])).startswith("basis-rotation, P = 1, lr 0.001*, 8 blocks")
-    with pytest.raises(UserError, match="the ladder: only at the scale of a laptop"):
-        read_ladder(Experiments(SCALES["paper"], experiments.runs, tmp_path))

@@ -211,24 +211,15 @@ def test_a_damaged_file_of_a_toy_is_one_line(content, write, tmp_path):
             judge(None)
 
 
-def test_memory(monkeypatch):
+def test_formulas_give_what_is_printed_and_every_number_counts(monkeypatch):
     assert memory_share(None).value == pytest.approx(4096 / (4 * 14336))
-    printed = measured_evidence.MEMORY_GIB
-    judged = memory_of_strategies(None)
-    assert judged.holds
-    assert "1st/bilateral 0.13 and 0.83" in judged.text
-    monkeypatch.setattr(measured_evidence, "MEMORY_GIB", [*printed[:-1], ["0.06", "0.07"]])  # every cell counts
-    assert not memory_of_strategies(None).holds
-
-
-def test_parameters(monkeypatch):
-    assert parameter_counts(None).holds
+    assert "1st/bilateral 0.13 and 0.83" in memory_of_strategies(None).text
     assert parameter_counts(None).text == "paper-95m 95.6 M, paper-1b 1,035.0 M, paper-3b 3,047.0 M"
+    assert [judge(None).holds for judge in (memory_of_strategies, parameter_counts)] == [True, True]
+    memory = [*measured_evidence.MEMORY_GIB[:-1], ["0.06", "0.07"]]
+    monkeypatch.setattr(measured_evidence, "MEMORY_GIB", memory)
     monkeypatch.setitem(measured_evidence.PARAMETERS, "paper-1b", 1.2e9)
-    assert not parameter_counts(None).holds
-
-
-def test_stage_counts_differ_for_one_model_alone(monkeypatch):
+    assert [judge(None).holds for judge in (memory_of_strategies, parameter_counts)] == [False, False]
     judged = stage_counts(None)
     assert not judged.holds
     assert judged.text.startswith("6 of 7 models as printed; not Llama 3.1 405B")

@@ -9,8 +9,7 @@ from brx.errors import UserError
 from brx.paper.scales import BASELINES_AND_STRATEGIES, SCALES, Experiments
 from brx.paper.tables import TABLES
 from brx.runs.formats import format_table
-
-LAPTOP = SCALES["laptop"]
+from tests.paper.helpers import LAPTOP
 
 
 def test_tables_from_complete_results(complete, tmp_path):

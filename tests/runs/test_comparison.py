@@ -17,9 +17,6 @@ from brx.runs.metrics import export
 from brx.runs.tables import slowdown_text
 from tests.runs.helpers import ITERATIONS, write_metrics, write_run
 
-LAST = ITERATIONS - 3
-"""The middle of the last window of 2 % of the iterations, made odd: 7."""
-
 
 def write_pipelines(folder, crossings, *overrides, **more):
     """A run per number of stages and seed, by where each crosses 3 (and its status)."""
@@ -41,13 +38,6 @@ def slowdown_command(capsys, folder, *arguments, code=0):
 
 def slowdowns_in_json(*arguments):
     return json.loads(slowdown_command(*arguments, "--format", "json").out)["slowdowns"]
-
-
-def test_smoothed_losses_are_dated_at_the_middle_of_their_window(tmp_path):
-    run = write_run(tmp_path, "a")
-    np.testing.assert_allclose(run.smoothed, 4.0 - run.iterations[run.centres] / 50, rtol=1e-12)
-    assert run.smoothed[-1] == pytest.approx(run.train_loss[-7:].mean())
-    assert (run.iterations[run.centres][0], run.iterations[run.centres][-1]) == (4, LAST)
 
 
 def test_a_delay_profile_is_compared_with_the_run_without_delay(tmp_path):
