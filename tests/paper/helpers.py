@@ -33,19 +33,24 @@ def write_experiment(folder, preset, settings, *, seeds=(0,), val_loss=None, slo
     settings = settings | delays_of(stages or 1, blocks or preset_with(preset, {}).model.blocks)
     for seed in seeds:
         config = preset_with(preset, {**settings, "training.seed": seed})
-        path = folder / identity(config)
-        path.mkdir(parents=True, exist_ok=True)
-        (path / "config.yaml").write_text(dump_config(config))
         last = config.training.last_iteration
-        iterations = np.arange(1, last + 1)
-        loss = 3.0 / (1.0 + iterations / (100.0 * (slowness or depth(config.pipeline)))) + 0.001 * seed
-        np.savez(
-            path / "curves.npz",
-            iterations=iterations,
-            train_loss=loss,
-            second_places=[0, last - 1],
-            seconds=[0.0, 100.0],
-            val_iterations=[last // 2, last],
-            val_loss=[loss[last // 2], loss[-1] if val_loss is None else val_loss],
-        )
-        write_json(path / "summary.json", {"status": "finished", "data_fingerprint": "f"})
+        loss = 3.0 / (1.0 + np.arange(1, last + 1) / (100.0 * (slowness or depth(config.pipeline)))) + 0.001 * seed
+        val_losses = {last // 2: loss[last // 2], last: loss[-1] if val_loss is None else val_loss}
+        summary = {"status": "finished", "data_fingerprint": "f"}
+        write_compact(folder / identity(config), config, loss, val_losses, 100.0, summary)
+
+
+def write_compact(folder, config, loss, val_loss, seconds, summary):
+    """A run in compact form: the training loss of each iteration from 1, validation losses by iteration."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.yaml").write_text(dump_config(config))
+    np.savez(
+        folder / "curves.npz",
+        iterations=np.arange(1, len(loss) + 1),
+        train_loss=loss,
+        second_places=[0, len(loss) - 1],
+        seconds=[0.0, seconds],
+        val_iterations=list(val_loss),
+        val_loss=list(val_loss.values()),
+    )
+    write_json(folder / "summary.json", summary)

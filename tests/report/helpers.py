@@ -1,12 +1,12 @@
 """Results in compact form with made-up losses, and HTML as a list of elements."""
 
-import json
 from html.parser import HTMLParser
 
 import numpy as np
 
-from brx.config.loading import dump_config, preset_with
+from brx.config.loading import preset_with
 from brx.paper.scales import delays_of
+from tests.paper.helpers import write_compact
 
 EVIL_NAME = "<img src=x onerror=alert(1)> & 'co'"
 SUMMARY = {
@@ -22,20 +22,9 @@ SUMMARY = {
 def write_run(folder, final_loss, settings, **summary):
     """A run of `laptop` whose training loss falls from 5 to `final_loss`; its validation loss is 0.1 higher."""
     config = preset_with("laptop", {**settings, **delays_of(settings["pipeline.stages"], 8)})
-    iterations = np.arange(1, 1001)
-    loss = final_loss + (5.0 - final_loss) * np.exp(-iterations / 50)
-    folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text(dump_config(config))
-    (folder / "summary.json").write_text(json.dumps({**SUMMARY, **summary}))
-    np.savez_compressed(
-        folder / "curves.npz",
-        iterations=iterations,
-        train_loss=loss,
-        second_places=[0, 999],
-        seconds=[0.0, 120.0],
-        val_iterations=iterations[99::100],
-        val_loss=loss[99::100] + 0.1,
-    )
+    loss = final_loss + (5.0 - final_loss) * np.exp(-np.arange(1, 1001) / 50)
+    val_losses = {t: loss[t - 1] + 0.1 for t in range(100, 1001, 100)}
+    write_compact(folder, config, loss, val_losses, 120.0, {**SUMMARY, **summary})
 
 
 class Elements(HTMLParser):
