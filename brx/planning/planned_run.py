@@ -166,7 +166,7 @@ class PlannedRun:
         num_stages = 2 * config.pipeline.stages
         while num_stages <= config.model.blocks:
             cut = self.split(num_stages, config.pipeline.accumulation).asynchronous(settings, 0.0)
-            if first_that_fits(iter([cut]), self.memory):
+            if first_that_fits([cut], self.memory):
                 return f"--stages {num_stages}"
             num_stages *= 2
         return None

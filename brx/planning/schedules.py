@@ -6,7 +6,7 @@ Times are in any unit, the same for all arguments; no rank waits at an update fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -181,7 +181,7 @@ class EqualStages:
         return Cut(REPLICAS, 1, 1.0 + self.num_stages * (cost or 0.0) + local.averaging / local.steps, 0.0)
 
 
-def first_that_fits(cuts: Iterator[Cut], memory: float | None) -> Cut | None:
+def first_that_fits(cuts: Iterable[Cut], memory: float | None) -> Cut | None:
     return next((cut for cut in cuts if memory is None or (cut.memory or 0.0) <= memory), None)
 
 

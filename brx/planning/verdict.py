@@ -164,13 +164,13 @@ def answer(measurements: Measurements, question: Question) -> Verdict:
             if cut := first_that_fits(devices.synchronous(settings, cost), memory):
                 synchronous.append(Option(cut, method, reference, None, noise, reference.mean, cost))
             copies = question.local and devices.replicas(settings, cost, question.local)
-            if question.local and copies and first_that_fits(iter([copies]), memory):
+            if question.local and copies and first_that_fits([copies], memory):
                 num_iterations = reference.mean * question.local.slowdown
                 replicas.append(Option(copies, method, reference, None, noise, num_iterations, cost))
         delayed = iterations_at(measurements, own, question.delay, loss)
         if delayed is None:
             unmeasured[method] = tuple(sorted(experiment.delay for experiment in own))
-        elif cut := first_that_fits(iter([devices.asynchronous(settings, cost)]), memory):
+        elif cut := first_that_fits([devices.asynchronous(settings, cost)], memory):
             asynchronous.append(_asynchronous(cut, method, delayed, reference, spread, cost))
         else:
             too_large.append(method)
@@ -178,7 +178,7 @@ def answer(measurements: Measurements, question: Question) -> Verdict:
     schedules: dict[str, Option] = {}  # with the best synchronous method
     for best in synchronous[:1]:
         for cut in devices.synchronous(experiments[best.method][0].settings, best.cost):
-            if cut.schedule not in schedules and first_that_fits(iter([cut]), memory):
+            if cut.schedule not in schedules and first_that_fits([cut], memory):
                 schedules[cut.schedule] = best._replace(cut=cut)
     return Verdict(
         question,
@@ -229,9 +229,10 @@ def iterations_at(
                 below, above = ({-1: _mean(seeds.values())} for seeds in (below, above))
             share = math.log((1 + delay) / (1 + low.delay)) / math.log((1 + high.delay) / (1 + low.delay))
             by_seed = {}
-            for seed in below.keys() & above.keys():
-                (first, first_there), (last, last_there) = below[seed], above[seed]
-                by_seed[seed] = Reached(first + share * (last - first), first_there and last_there)
+            for seed, (first, first_there) in below.items():
+                if seed in above:
+                    last, last_there = above[seed]
+                    by_seed[seed] = Reached(first + share * (last - first), first_there and last_there)
             return Iterations(by_seed, (low.delay, high.delay), min(low.num_rates, high.num_rates))
     return None
 
