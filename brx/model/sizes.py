@@ -88,5 +88,5 @@ def stage_forward_flops(model: ModelConfig, vocabulary_size: int, blocks: range,
 
 
 def training_flops(model: ModelConfig, vocabulary_size: int, batch_size: int) -> int:
-    """Of an iteration of the whole model: a forward pass, and twice as much for the backward pass."""
+    """The whole model's in an iteration: a forward pass, and twice as much for the backward pass."""
     return 3 * stage_forward_flops(model, vocabulary_size, range(model.blocks), batch_size)

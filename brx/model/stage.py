@@ -38,7 +38,9 @@ class Stage(nn.Module):
         self.head = Head(config, vocabulary_size) if blocks.stop == config.blocks else None
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> StageOutput:
-        """x: token ids (B, S) for the first stage, else the residual stream (B, S, D); targets: next tokens (B, S)."""
+        """Compute the stage: `x` are token ids (B, S) in the first one, else the residual stream (B, S, D); `targets`
+        the next tokens (B, S), which the last one needs.
+        """
         if self.embedding is not None:
             x = self.embedding(x)
         auxiliary_losses = []

@@ -80,6 +80,7 @@ class BasisRotation(Optimizer):
     Args:
         params: tensors, named tensors or groups; of a whole model best `brx.optim.param_groups(model)`. What is no
             matrix in a group to be rotated goes into one of its own that is not, with one warning.
+        lr, weight_decay, maximize: as AdamW's; the decay is decoupled.
         betas: decay of the momentum; decay of the second moment and the covariances.
         eps: added to the root of the second moment; at least 1e-19 (float64: 1e-154), where squares become zero.
         source: "2nd": eigenvectors of the averages of G G^T and G^T G; "1st": of M M^T and M^T M (no extra moments).
@@ -150,8 +151,10 @@ class BasisRotation(Optimizer):
     @_disable_dynamo  # torch.compiler.disable without its import: a compiled train step leaves this one out
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """BadGradientError for a gradient that is not finite or too large to be squared, ValueError for a sparse one;
-        neither changes anything.
+        """Update every parameter that has a gradient; `closure`, if given, computes the loss and the gradients anew.
+
+        BadGradientError for a gradient that is not finite or too large to be squared, ValueError for a sparse one;
+        nothing has changed then.
         """
         loss = None
         if closure is not None:
@@ -188,7 +191,7 @@ class BasisRotation(Optimizer):
         return members
 
     def _make_layout(self) -> None:
-        """From the parameters that have a state or a gradient; ValueError where a state does not fit."""
+        """A new layout of all parameters with a state or a gradient; ValueError where a state does not fit."""
         self._share_matrices()
         members = []
         for group in self.param_groups:
@@ -370,7 +373,10 @@ class BasisRotation(Optimizer):
         return f"parameter {name} of shape {tuple(parameter.shape)}"
 
     def add_param_group(self, param_group: Group) -> None:
-        """ValueError where an option is out of range, or a parameter does not fit; nothing has changed then."""
+        """Add a group of parameters with its options; what is no matrix to rotate goes into a second group.
+
+        ValueError where an option is out of range, or a parameter does not fit; nothing has changed then.
+        """
         num_before = len(self.param_groups)
         try:
             for divided in self._divided(param_group):
@@ -448,7 +454,7 @@ class BasisRotation(Optimizer):
         self._forget()
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch's: nothing is copied but the bases, which lie column by column here and row by row in a file.
+        """State and options, in torch's form; only the bases, which lie column by column here, are copied, row by row.
 
         The state of sharded matrices becomes DTensors, sharded by rows, for which all ranks have to ask together.
         """
@@ -551,7 +557,7 @@ def update_elementwise(members: list[Member], bad: Tensor | None) -> None:
 def fused_adamw(
     weights: list[Tensor], gradients: list[Tensor], states: list[State], options: Group, bad: Tensor | None
 ) -> None:
-    """torch's kernel, which counts the step, too; if the flag `bad` is set, it changes nothing."""
+    """One AdamW step with torch's kernel, which counts it, too; if the flag `bad` is set, it changes nothing."""
     beta1, beta2 = options["betas"]
     momenta, second_moments, steps = ([local(of[name]) for of in states] for name in ("exp_avg", "exp_avg_sq", "step"))
     # Below this, squares of gradients are zero, and a zero over a zero would be NaN.

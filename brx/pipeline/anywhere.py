@@ -10,6 +10,7 @@ optimizer find them. After `optimizer.step()`, the new version goes into the rin
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, get_args
 from weakref import WeakSet
 
@@ -23,7 +24,6 @@ from brx.pipeline.delay import StageDelay, delays_of
 from brx.pipeline.versions import FORECAST_RULES, Forecast, StageVersions, StashMode
 
 Stages = int | Mapping[str, int] | Callable[[str], int]
-
 
 _DELAYED: WeakSet[nn.Module] = WeakSet()  # the models whose passes hooks bind already
 
@@ -103,7 +103,7 @@ class DelayedPipeline:
             ]
 
     def delays(self) -> list[StageDelay]:
-        """Of the stages; with one micro-batch per update until M is known."""
+        """The delay of each stage; with one micro-batch per update until M is known."""
         return delays_of(self._profile, len(self.by_stage), self._accumulation or 1, seed=self._seed)
 
     def delay_of(self, parameter: Tensor) -> float:
@@ -113,7 +113,7 @@ class DelayedPipeline:
         return next(taus, 0.0)
 
     def settings(self) -> dict[str, Any]:
-        """As the section `pipeline` of a run's configuration."""
+        """What the pipeline is, as the section `pipeline` of a run's configuration."""
         profile = self._profile
         if callable(profile) or isinstance(profile, tuple):  # a function's delays as their largest values
             profile = [delay.tau for delay in self.delays()]
@@ -321,8 +321,7 @@ def assign(model: nn.Module, optimizers: Sequence[Optimizer], stages: Stages) ->
         unknown = [key for key in stages if not any(f"{name}.".startswith(f"{key}.") for name in named)]
         if unknown:
             raise UserError(f"delayed: stages: no parameter's name is or begins with {', '.join(unknown)}")
-        by_length = sorted(stages, key=len, reverse=True)  # the longest beginning counts
-        stage_of = lambda name: next((stages[key] for key in by_length if f"{name}.".startswith(f"{key}.")), None)  # noqa: E731
+        stage_of = partial(_by_beginning, stages)
     elif isinstance(stages, int):
         stage_of = _cut(model, stages)
     elif callable(stages):
@@ -335,6 +334,12 @@ def assign(model: nn.Module, optimizers: Sequence[Optimizer], stages: Stages) ->
         raise UserError(f"delayed: stages: {some(wrong)} assigned to no stage; each needs a whole number from 0")
     count = stages if isinstance(stages, int) else 1 + max(found.values())
     return [[name for name in trained if found[name] == k] for k in range(count)]
+
+
+def _by_beginning(stages: Mapping[str, int], name: str) -> int | None:
+    """The stage of the longest beginning of a name that the mapping has; None if it has none."""
+    beginnings = [key for key in stages if f"{name}.".startswith(f"{key}.")]
+    return stages[max(beginnings, key=len)] if beginnings else None
 
 
 def _cut(model: nn.Module, num_stages: int) -> Callable[[str], int]:

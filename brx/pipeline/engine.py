@@ -95,7 +95,12 @@ class _InFlight:
 
 
 class Engine:
-    """Runs one device's stages; `watcher`, if there is one, is shown every forward pass and update."""
+    """Runs one device's stages; `watcher`, if there is one, is shown every forward pass and update.
+
+    Args:
+        micro_batch: gives micro-batch n on this device (its tokens count on the first, its targets on the last).
+        takes_update_norms: in which iterations to take the norms of the updates, which needs a copy of the weights.
+    """
 
     def __init__(
         self,
@@ -110,9 +115,6 @@ class Engine:
         neighbours: Neighbours | None = None,
         takes_update_norms: Callable[[int], bool] = lambda iteration: False,
     ) -> None:
-        """micro_batch: gives micro-batch n on this device (its tokens count on the first, its targets on the last).
-        takes_update_norms: in which iterations to take the norms of the updates, which needs a copy of the weights.
-        """
         assert (neighbours is None) == (num_ranks == 1)
         self.stages, self.rank, self.num_ranks = list(stages), rank, num_ranks
         self.is_first, self.is_last = rank == 0, rank == num_ranks - 1

@@ -22,13 +22,14 @@ class Ring:
 
     Without buffers a micro-batch computes with its slot itself. With B buffers it computes with a copy of the slot, in
     buffer (n - 1) mod B, which is its own until its update.
+
+    Args:
+        initial: version 0, on the device, in the ring's dtypes; all slots begin with it.
+        num_buffers: as many as micro-batches are between forward pass and update at one time, and one more with slots
+            on the host: when micro-batch n is forwarded, n + 1 is fetched.
     """
 
     def __init__(self, initial: Sequence[Tensor], delay: StageDelay, num_buffers: int, *, on_host: bool) -> None:
-        """initial: version 0, on the device, in the ring's dtypes; all slots begin with it.
-        num_buffers: as many as micro-batches are between forward pass and update at one time, and one more with slots
-        on the host: when micro-batch n is forwarded, n + 1 is fetched.
-        """
         device = initial[0].device
         self._delay = delay
         self._on_host = on_host

@@ -91,6 +91,13 @@ class StageVersions:
 
     `module` computes the stage; its parameters are the newest weights except while another version is bound. `newest`
     are these by name; optimizers update them in place. `ring` are its slots; none with tau = 0.
+
+    Args:
+        ring_dtype: the ring's dtype for a weight; bf16 for those that autocast would cast to it anyway, which gives
+            the same numbers from half the memory.
+        num_in_flight: micro-batches between forward and backward pass on this device, at most.
+        names: of the module's parameters that are this stage's; all by default.
+        always_copy: a micro-batch may come again (after a skipped update), so its slot must never be overwritten.
     """
 
     def __init__(
@@ -107,12 +114,6 @@ class StageVersions:
         names: Collection[str] | None = None,
         always_copy: bool = False,
     ) -> None:
-        """ring_dtype: the ring's dtype for a weight; bf16 for those that autocast would cast to it anyway, which gives
-        the same numbers from half the memory.
-        num_in_flight: micro-batches between forward and backward pass on this device, at most.
-        names: of the module's parameters that are this stage's; all by default.
-        always_copy: a micro-batch may come again (after a skipped update), so its slot must never be overwritten.
-        """
         self.module, self.index, self.delay, self.stash = module, index, delay, stash
         self.newest = {name: p for name, p in module.named_parameters() if names is None or name in names}
         self._newest_list: list[Tensor] = list(self.newest.values())  # as torch._foreach functions take them

@@ -52,7 +52,10 @@ class StepNumbers:
 
 
 class RunRecorder:
-    """Turns what the devices report into metrics and progress, and sums the run up; of rank 0, which gathers it."""
+    """Turns what the devices report into metrics and progress, and sums the run up; of rank 0, which gathers it.
+
+    `fingerprint` is the data's, `start` the iteration and the training seconds where this session begins.
+    """
 
     def __init__(
         self,
@@ -67,7 +70,6 @@ class RunRecorder:
         fingerprint: str,
         start: tuple[int, float],
     ) -> None:
-        """fingerprint: of the data; start: the iteration and the training seconds where this session begins."""
         self._config, self._folder, self._metrics, self._trackers = config, folder, metrics, trackers
         self._progress, self._assembly, self._device, self._fingerprint = progress, assembly, device, fingerprint
         self._utilization, self._refresh_time = Utilization(config, device), RefreshTime(config)
@@ -114,8 +116,8 @@ class RunRecorder:
         error: str | None = None,
         memory: Sequence[tuple[int, int]] = (),
     ) -> None:
-        """training_seconds: of all sessions, without validations and checkpoints. memory: of each rank the measured and
-        the planned peak in bytes, if they could still be asked.
+        """Write summary.json. `training_seconds` are those of all sessions, without validations and checkpoints;
+        `memory` has each rank's measured and planned peak in bytes, if they could still be asked.
         """
         before = self._folder.read_summary()
         has_finished_here = before.get("status") == "finished" and before["iteration"] == iteration
@@ -192,7 +194,7 @@ class Utilization:
         self._peak, self._num_devices = peak_flops(name, config.runtime.precision), config.pipeline.devices
 
     def mfu(self, tokens_per_second: float) -> float | None:
-        """None where the devices' peak is not known."""
+        """The share at that rate; None where the devices' peak is not known."""
         used = tokens_per_second * self.flops_per_token
         return None if self._peak is None else used / (self._peak * self._num_devices)
 
@@ -214,7 +216,7 @@ class RefreshTime:
 
     @property
     def seconds(self) -> float | None:
-        """None as long as one of the two kinds has not been seen."""
+        """The difference; None as long as one of the two kinds has not been seen."""
         return fmean(self._seconds[True]) - fmean(self._seconds[False]) if all(self._seconds.values()) else None
 
 

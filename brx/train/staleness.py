@@ -29,6 +29,7 @@ class StalenessProbe:
 
     Every measured iteration takes one more forward and backward pass of its micro-batches and copies of weights and
     bases; the update before it and the one a lag before it are kept. Nothing of it changes the trajectory.
+    `fresh_gradients` gives those of update t at the newest weights, by stage, in the order of `newest`.
 
     `take(t)` gives, per stage:
 
@@ -51,7 +52,6 @@ class StalenessProbe:
         every: int,
         fresh_gradients: Callable[[int], list[list[Tensor]]],
     ) -> None:
-        """fresh_gradients: of an update's micro-batches at the newest weights, by stage, in the order of `newest`."""
         self.every = every
         self._stages = list(stages)
         self._rotating = {
@@ -185,7 +185,7 @@ def _norm(tensors: Sequence[Tensor]) -> float:
 
 
 def _cosine(first: Sequence[Tensor | None], second: Sequence[Tensor | None]) -> float | None:
-    """Of two lists of tensors as vectors; None where one of them is zero."""
+    """The cosine of two lists of tensors as vectors; None where one of them is zero."""
     pairs = [(a.detach(), b.detach()) for a, b in zip(first, second, strict=True) if a is not None and b is not None]
     product = sum(float((a.double() * b.double()).sum()) for a, b in pairs)
     norms = _norm([a for a, _ in pairs]) * _norm([b for _, b in pairs])

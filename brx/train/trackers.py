@@ -61,7 +61,7 @@ def board(module: str, project: str, run: Path, config: RunConfig) -> Tracker:
 
 
 def check_trackers(config: RunConfig) -> None:
-    """UserError, before there is a run folder, for a tracker that is not installed or has no key."""
+    """Refuse, with a UserError and before there is a run folder, a tracker that is not installed or has no key."""
     asked = {module: name for module, name in SETTINGS.items() if getattr(config.logging, name) not in (False, None)}
     for module, setting in asked.items():
         try:

@@ -115,14 +115,14 @@ def children(process):
     return list(map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()))
 
 
-def running(path, *options, lines=20):
-    """Start or resume a run on three devices; gives the launcher and its ranks once there are new lines of metrics."""
+def running(path, *options, lines=20, devices=3):
+    """Start or resume a run; gives the launcher and its ranks once there are new lines of metrics."""
     metrics = path.parent / "run" / "metrics.jsonl"
     before = metrics.read_text().count("\n") if metrics.exists() else 0
-    process = command(path, path.parent, 3, "--resume", *options)
+    process = command(path, path.parent, devices, "--resume", *options)
     wait_for_lines(metrics, before + lines, process)
     ranks = children(process)
-    assert len(ranks) == 3
+    assert len(ranks) == (devices if devices > 1 else 0)
     return process, ranks
 
 
@@ -153,11 +153,13 @@ def test_rank_that_is_lost_is_named_and_takes_the_others_down(rank, number, expe
 
 
 @has_proc
-def test_ctrl_c_saves_and_ends_all_ranks(long_config):
-    process, ranks = running(long_config)
-    process.send_signal(signal.SIGINT)
+@pytest.mark.parametrize(("devices", "number"), [(1, signal.SIGTERM), (3, signal.SIGINT)])
+def test_a_signal_saves_and_ends_all_ranks(devices, number, long_config):
+    process, ranks = running(long_config, devices=devices)
+    process.send_signal(number)
     assert "continue with --resume" in finish(process, 130)
     assert gone(ranks)
+    assert json.loads((long_config.parent / "run" / "summary.json").read_text())["status"] == "interrupted"
     stopped = losses(long_config.parent / "run")[-1]["iteration"]
     assert checkpoint.list_checkpoints(long_config.parent / "run")[-1].name == f"{stopped:08d}"
 

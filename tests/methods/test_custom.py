@@ -145,7 +145,10 @@ def test_an_edited_file_is_another_run(tmp_path, monkeypatch, capsys):
         train(edited, tmp_path / "run", resume=True)
     assert main(["train", str(tmp_path / "run"), "--resume", "--set", "training.stop_after=4"]) == 2
     assert "mine.py:Mine: its file has changed since this run was set up" in capsys.readouterr().err
-    # An old run is read without its file.
+    # A new run takes the file as it is; an old run is read without it.
+    write(tmp_path, PLAIN, "other.py")
+    for out, extra in (("as-it-is", []), ("another", ["--set", "optimizer.method=other.py:Mine"])):
+        assert main(["train", "run", "--out", out, *extra]) == 0
     (tmp_path / "mine.py").unlink()
     assert main(["config", "show", str(tmp_path / "run")]) == 0
 
@@ -263,17 +266,6 @@ def test_a_module_works_as_a_file_does(tmp_path, monkeypatch, capsys):
     assert make_config("torch.optim:SGD", 2, "exact").optimizer.code_sha256 is None
     assert main(["methods", STALENESS]) == 0
     assert f"{STALENESS}: AdamW at lr / tau^power" in capsys.readouterr().out
-
-
-def test_a_new_run_from_an_old_ones_settings_takes_the_file_as_it_is(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write(tmp_path, PLAIN)
-    write(tmp_path, PLAIN, "other.py")
-    settings = ("optimizer.method=mine.py:Mine", "training.iterations=4")
-    train(tiny_config(tmp_path, *settings, "training.stop_after=2"), tmp_path / "run")
-    write(tmp_path, EDITED)
-    for out, extra in (("as-it-is", []), ("another", ["--set", "optimizer.method=other.py:Mine"])):
-        assert main(["train", "run", "--out", out, *extra]) == 0
 
 
 def test_a_method_is_its_files_name_and_content_wherever_it_is(tmp_path, monkeypatch):

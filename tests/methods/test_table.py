@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import pytorch_optimizer
 import torch
 
 from brx.errors import RunError, UserError
@@ -13,38 +12,16 @@ from brx.methods.table import METHODS, find_method
 from brx.methods.updater import MethodUpdater
 from brx.model.stage import initialize, whole_model
 from tests.methods.test_custom import updater_with_gradients
-from tests.pipeline.test_engine import VOCABULARY, make_config, make_versions, micro_batch, run_engine
+from tests.pipeline.test_engine import (
+    VOCABULARY,
+    library_optimizers,
+    make_config,
+    make_versions,
+    micro_batch,
+    run_engine,
+)
 
 MOE = ["model.moe.experts=4", "model.moe.every=2"]
-
-
-def library_optimizers(method, model, lr, rest_lr):
-    """The baselines' optimizers as a user of the libraries would write them; and what is taken apart for them.
-
-    That is of a mixture's stacks each expert's (view, stack, place).
-    """
-    matrices, embeddings, vectors, rest, members = [], [], [], [], []
-    for name, parameter in model.named_parameters():
-        inside = ("attention." in name or "mlp." in name) and "router" not in name and "norm" not in name
-        if not (inside and parameter.ndim >= 2 and name.endswith("weight")):
-            rest.append(parameter)  # whole: AdamW does not care
-        is_stack = parameter.ndim == 3 or (parameter.ndim == 2 and ".mlp." in name and name.endswith("bias"))
-        of_stack = (
-            [(view, parameter, place) for place, view in enumerate(parameter.detach().unbind())] if is_stack else []
-        )
-        for member in [view for view, _, _ in of_stack] or [parameter]:
-            (vectors if member.ndim == 1 else matrices if inside else embeddings).append(member)
-        members += of_stack
-    if method == "soap":
-        options = {"betas": (0.9, 0.999), "weight_decay": 0.01, "precondition_frequency": 10, "eps": 1e-8}
-        first = [pytorch_optimizer.SOAP(matrices, lr=lr, **options)]
-    elif method == "muon":
-        first = [torch.optim.Muon(matrices, lr=lr, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")]
-    else:
-        kinds = ((matrices, 2, 50.0), (embeddings, 4, 3000.0), (vectors, 5, 1.0))
-        options = {"lr": lr, "constraint": True}
-        return [pytorch_optimizer.SCION(k, norm_type=norm, scale=s, **options) for k, norm, s in kinds], members
-    return [*first, torch.optim.AdamW(rest, lr=rest_lr, fused=True)], members
 
 
 @pytest.mark.numerics
@@ -59,7 +36,7 @@ def test_baseline_is_the_librarys_optimizer(method, extra):
     _, versions = run_engine(config, 24)
     model = whole_model(config.model, VOCABULARY)
     initialize(model, config.model.blocks, seed=0)
-    optimizers, members = library_optimizers(method, model, 0.001, rest_lr)
+    optimizers, members = library_optimizers(method, dict(model.named_parameters()), 0.001, rest_lr)
     for t in range(1, 25):
         _, loss, auxiliary = model(*micro_batch(t))
         (loss if auxiliary is None else loss + auxiliary).backward()

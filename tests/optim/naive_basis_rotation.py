@@ -8,9 +8,11 @@ NOISE = 64 * torch.finfo(torch.float64).eps
 
 
 def naive_basis_rotation(
-    weight, gradients, lr, betas, eps, weight_decay, source, geometry, frequency, covariance="step", first=2
-):
+    weight, gradients, lr=0.01, weight_decay=0.01, source="2nd", geometry="bilateral", frequency=10, covariance="step",
+    first_refresh=2, betas=(0.9, 0.999), eps=1e-8,
+):  # fmt: skip
     """The weights after each of the gradients in turn."""
+    first = first_refresh
     (beta1, beta2), (m, n) = betas, weight.shape
     W, M, v = weight.double().clone(), torch.zeros(m, n).double(), torch.zeros(m, n).double()
     sides = {"left": geometry == "bilateral" or m < n, "right": geometry == "bilateral" or m >= n}

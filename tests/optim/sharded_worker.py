@@ -78,11 +78,11 @@ def difference(model, other):
     return max((value.double() - other[name].double()).abs().max().item() for name, value in whole(model).items())
 
 
-def fsdp2(dtype=torch.float64):
-    model = make(dtype)
+def fsdp2(dtype=torch.float64, model=None, **options):
+    model = make(dtype) if model is None else model
     for module in (model.up, model.down):
-        fully_shard(module)
-    return fully_shard(model)
+        fully_shard(module, **options)
+    return fully_shard(model, **options)
 
 
 def two_dimensions():
@@ -95,11 +95,8 @@ def tensor_parallel(mesh=None):
 
 
 def both():
-    mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("dp", "tp"))
-    model = tensor_parallel(mesh["tp"])
-    for module in (model.up, model.down):
-        fully_shard(module, mesh=mesh["dp"])
-    return fully_shard(model, mesh=mesh["dp"])
+    mesh = two_dimensions()
+    return fsdp2(model=tensor_parallel(mesh["tp"]), mesh=mesh["dp"])
 
 
 def trained(model, num_steps, **options):

@@ -38,9 +38,8 @@ def test_equals_naive_algorithm(shape, source, geometry, frequency, first, covar
     weight, gradients = double(*shape), full_rank_gradients(25, *shape)
     parameter = torch.nn.Parameter(weight.clone())
     options = {"source": source, "geometry": geometry, "frequency": frequency, "covariance": covariance}
-    optimizer = BasisRotation([parameter], lr=0.01, weight_decay=0.1, first_refresh=first, **options)
-    arguments = (0.01, (0.9, 0.999), 1e-8, 0.1, source, geometry, frequency, covariance, first)
-    expected = naive_basis_rotation(weight, gradients, *arguments)
+    options |= {"lr": 0.01, "weight_decay": 0.1, "first_refresh": first}
+    optimizer, expected = BasisRotation([parameter], **options), naive_basis_rotation(weight, gradients, **options)
     for gradient, after in zip(gradients, expected, strict=True):
         parameter.grad = gradient.clone()
         optimizer.step()
@@ -55,8 +54,7 @@ def test_gradients_of_low_rank_equal_naive_algorithm(source, rank):
     gradients = [left @ double(rank, rank, seed=2 + k) @ right for k in range(25)]
     parameter = torch.nn.Parameter(double(6, 9))
     optimizer = BasisRotation([parameter], lr=0.01, source=source, frequency=5)
-    arguments = (0.01, (0.9, 0.999), 1e-8, 0.01, source, "bilateral", 5)
-    expected = naive_basis_rotation(parameter.detach(), gradients, *arguments)[-1]
+    expected = naive_basis_rotation(parameter.detach(), gradients, source=source, frequency=5)[-1]
     take_steps(optimizer, [parameter], [gradients])
     torch.testing.assert_close(parameter.detach(), expected, rtol=0, atol=1e-10)
 
@@ -80,8 +78,8 @@ def test_groups_keep_their_own_rate_and_interval():
     groups = [{"params": [parameter], **option} for parameter, option in zip(together, options, strict=True)]
     take_steps(BasisRotation(groups), together, gradients)
     for parameter, weight, series, option in zip(together, weights, gradients, options, strict=True):
-        arguments = (0.9, 0.999), 1e-8, 0.01, "2nd", "bilateral", option["frequency"] or 10**9
-        expected = naive_basis_rotation(weight.detach(), series, option["lr"], *arguments)
+        option["frequency"] = option["frequency"] or 10**9
+        expected = naive_basis_rotation(weight.detach(), series, **option)
         torch.testing.assert_close(parameter.detach(), expected[-1], rtol=0, atol=1e-7)
 
 
@@ -92,9 +90,8 @@ def test_parameters_without_gradient_in_some_steps_are_left_alone():
     for place, gradient in enumerate(gradients):
         series[0].grad, series[1].grad = gradient.clone(), gradient.clone() if place % 2 == 0 else None
         optimizer.step()
-    arguments = (0.01, (0.9, 0.999), 1e-8, 0.01, "2nd", "bilateral", 2)
     for weight, parameter, given_ones in zip(weights, series, (gradients, gradients[::2]), strict=True):
-        expected = naive_basis_rotation(weight.detach(), given_ones, *arguments)[-1]
+        expected = naive_basis_rotation(weight.detach(), given_ones, frequency=2)[-1]
         torch.testing.assert_close(parameter.detach(), expected)
 
 

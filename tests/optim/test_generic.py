@@ -115,22 +115,29 @@ def test_step_leaves_gradients_as_they_are_and_is_nothing_without(case, rotate):
 
 @rotated_or_not
 def test_hooks_and_names_of_step_state_dict_and_loading(rotate):
+    def with_other_rate(_, state_dict):
+        changed = copy.deepcopy(state_dict)
+        changed["param_groups"][0]["lr"] = 0.5
+        changed["state"][0]["step"] = 3  # as a number
+        return changed
+
     first, second = matrices((4, 4), (3, 5))
     optimizer, calls = BasisRotation([("first", first), ("second", second)], rotate=rotate), []
     optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
     optimizer.register_step_post_hook(lambda *_: calls.append("after"))
     optimizer.register_state_dict_pre_hook(lambda _: calls.append("save"))
     optimizer.register_state_dict_post_hook(lambda _, state: {**state, "extra": 1})
-    optimizer.register_load_state_dict_post_hook(lambda _: calls.append("loaded"))
+    optimizer.register_load_state_dict_pre_hook(with_other_rate)
+    optimizer.register_load_state_dict_post_hook(lambda one: calls.append(int(one.state[first]["step"])))
     train(optimizer, [first, second], 0, 1)
     saved = optimizer.state_dict()
     assert saved.pop("extra") == 1
-    saved["state"][0]["step"] = 1  # as a number
     optimizer.load_state_dict(saved)
-    assert calls == ["before", "after", "save", "loaded"]
+    assert calls == ["before", "after", "save", 3]
+    assert optimizer.param_groups[0]["lr"] == 0.5
     assert [group["param_names"] for group in optimizer.param_groups] == [["first", "second"]]
     train(optimizer, [first, second], 1, 2)
-    assert int(optimizer.state[first]["step"]) == 2
+    assert int(optimizer.state[first]["step"]) == 4
 
 
 @rotated_or_not

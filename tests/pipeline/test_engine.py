@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+import pytorch_optimizer
 import torch
 
 from brx.config.loading import apply_overrides
@@ -70,6 +71,35 @@ def run_engine(config, iterations, dtype=torch.float32):
     return list(assembly.engine.run(1, lambda: iterations)), assembly.stages
 
 
+def library_optimizers(method, weights, lr, rest_lr):
+    """The baselines' optimizers as a user of the libraries would write them; and what is taken apart for them.
+
+    That is of a mixture's stacks each expert's (view, stack, place).
+    """
+    matrices, embeddings, vectors, rest, members = [], [], [], [], []
+    for name, parameter in weights.items():
+        inside = ("attention." in name or "mlp." in name) and "router" not in name and "norm" not in name
+        if not (inside and parameter.ndim >= 2 and name.endswith("weight")):
+            rest.append(parameter)  # whole: AdamW does not care
+        is_stack = parameter.ndim == 3 or (parameter.ndim == 2 and ".mlp." in name and name.endswith("bias"))
+        of_stack = (
+            [(view, parameter, place) for place, view in enumerate(parameter.detach().unbind())] if is_stack else []
+        )
+        for member in [view for view, _, _ in of_stack] or [parameter]:
+            (vectors if member.ndim == 1 else matrices if inside else embeddings).append(member)
+        members += of_stack
+    if method == "soap":
+        options = {"betas": (0.9, 0.999), "weight_decay": 0.01, "precondition_frequency": 10, "eps": 1e-8}
+        first = [pytorch_optimizer.SOAP(matrices, lr=lr, **options)]
+    elif method == "muon":
+        first = [torch.optim.Muon(matrices, lr=lr, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")]
+    else:
+        kinds = ((matrices, 2, 50.0), (embeddings, 4, 3000.0), (vectors, 5, 1.0))
+        options = {"lr": lr, "constraint": True}
+        return [pytorch_optimizer.SCION(k, norm_type=norm, scale=s, **options) for k, norm, s in kinds if k], members
+    return [*first, torch.optim.AdamW(rest, lr=rest_lr, fused=True)], members
+
+
 class NaiveUpdate:
     """Each stage has a torch optimizer of its own over copies of its weights."""
 
@@ -103,30 +133,17 @@ class NaiveUpdate:
         method = self.config.optimizer.method
         if method == "torch.optim:SGD":
             return [torch.optim.SGD(copies.values(), momentum=0.9, nesterov=True)]
-        inside = {name for name in copies if "attention." in name or "mlp." in name}
-        if method == "scion":
-            import pytorch_optimizer
-
-            vectors = [copy for copy in copies.values() if copy.ndim == 1]
-            matrices = [copies[name] for name in inside if copies[name].ndim > 1]
-            rest = [copy for name, copy in copies.items() if copy.ndim > 1 and name not in inside]
-            kinds = [(matrices, 2, 50.0), (rest, 4, 3000.0), (vectors, 5, 1.0)]  # spectral, sign, bias of LMONorm
-            return [
-                pytorch_optimizer.SCION(chosen, momentum=0.1, constraint=True, norm_type=norm, scale=radius)
-                for chosen, norm, radius in kinds
-                if chosen
-            ]
+        if method in ("muon", "scion"):
+            return library_optimizers(method, copies, 0.01, 0.01)[0]
         if method == "nesterov":
             options = {"betas": (0.99, 0.999), "weight_decay": 0.01, "decoupled_weight_decay": True}
             return [torch.optim.NAdam(copies.values(), **options)]
-        if method in ("basis-rotation", "muon"):
+        if method == "basis-rotation":
+            inside = {name for name in copies if "attention." in name or "mlp." in name}
             chosen = {n for n in inside if copies[n].ndim >= 2 and "router" not in n and "bias" not in n}
             matrices = [copy for name, copy in copies.items() if name in chosen]
             rest = [copy for name, copy in copies.items() if name not in chosen]
-            options = {"weight_decay": 0.01, "momentum": 0.95, "adjust_lr_fn": "match_rms_adamw"}
-            muon = torch.optim.Muon(matrices, **options) if method == "muon" else None
-            first = muon or BasisRotation(matrices, frequency=3, geometry="unilateral")
-            return [first, torch.optim.AdamW(rest, fused=True)]
+            return [BasisRotation(matrices, frequency=3, geometry="unilateral"), torch.optim.AdamW(rest, fused=True)]
         return [torch.optim.AdamW(copies.values(), fused=True)]
 
     def lr(self, k, t):

@@ -58,7 +58,7 @@ def twin(preset, folder, *overrides):
     ("preset", "overrides"),
     [
         ("paper-95m", ["pipeline.stash=predict", "optimizer.method=basis-rotation"]),
-        ("paper-1b", ["pipeline.recompute=true"]),
+        ("paper-1b", ["pipeline.recompute=true", "runtime.deterministic=true"]),
         ("paper-3b", ["optimizer={method: basis-rotation, source: 1st, geometry: unilateral}"]),
         ("paper-moe-100m", ["optimizer.method=basis-rotation", "pipeline.stash=none"]),
     ],
@@ -68,6 +68,7 @@ def test_twin_trains(preset, overrides, tmp_path):
     assert (config.model.blocks, config.pipeline.stages) == (load_config(preset).model.blocks, PAPER[preset][1])
     assert config.runtime.precision == "bf16"
     assert train(config, tmp_path / "run") == "finished"
+    torch.use_deterministic_algorithms(False)
     steps = steps_of(tmp_path / "run")
     assert [step["iteration"] for step in steps] == [1, 2, 3, 4]
     # Untrained: the loss of guessing among 256 bytes.
