@@ -24,7 +24,7 @@ def verdict_text(found: Sequence[Verdict], measurements: Measurements, run: Plan
     verdict, *lower = found
     question = verdict.question
     examples, count = question.devices.examples, question.num_micro_batches
-    lines = _reasons(verdict) + _too_large(verdict, measurements, run)
+    lines = _reasons(verdict) + _replicas(verdict) + _too_large(verdict, measurements, run)
     lines.append(f"To a training loss of {question.loss:g} nats{', which AdamW reaches, too' if lower else ''}.")
     lines += [f"To {low.question.loss:g} nats, the lowest of any method: {sentence(low)}" for low in lower]
     if examples % count == 0:
@@ -45,6 +45,17 @@ def _reasons(verdict: Verdict) -> list[str]:
     below = f"below {even:.2f}; measured: {measured}"
     lines = [f"Asynchronous training {'is faster if its slowdown is' if even > 1 else 'would need a slowdown'} {below}"]
     return [*lines, *([f"{rival.method} was not run at such delays."] if rival.method in verdict.unmeasured else [])]
+
+
+def _replicas(verdict: Verdict) -> list[str]:
+    """How far replicas are behind, where they were asked for and are not the rival anyway."""
+    if verdict.question.local is None or verdict.rival is None or verdict.rival in verdict.replicas:
+        return []
+    if not verdict.replicas:
+        return ["No replicas: fewer examples than devices, or the whole model does not fit into one."]
+    best = verdict.replicas[0]
+    ratio = best.time / verdict.rival.time
+    return [f"Replicas, at best with {best.method}, take {ratio:.2f} times as long as {_name(verdict.rival)}."]
 
 
 def _too_large(verdict: Verdict, measurements: Measurements, run: PlannedRun | None) -> list[str]:

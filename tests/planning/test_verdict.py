@@ -173,6 +173,7 @@ def test_replicas_are_a_third_rival():
     assert sentence(cheap).startswith("Replicas win: replicas with pipedream is 1.65 times as fast (one seed) as")
     assert dear.rival.cut.schedule == "zero-bubble H1"
     assert sentence(dear).startswith("Asynchronous wins")
+    assert "Replicas, at best with pipedream, take" in verdict_text([dear], MEASURED, None)
 
 
 def test_figure_over_a_grid(tmp_path):
