@@ -25,9 +25,9 @@ from brx.runs.slowdown import (
 CODE = "optimizer.code_sha256"
 # What rows are made of: pandas takes its time with a hundred columns.
 _SHOWN = [
-    *("architecture", "method", "variant", "is_usual", "experiment", "status", DEPTH, SEED, RATE, "lr_at_edge"),
-    *("diverged_seeds", "last_iteration", "train_loss", "last_quarter_loss"),
-]
+    "architecture", "method", "variant", "is_usual", "experiment", "status", DEPTH, SEED, RATE, "lr_at_edge",
+    "diverged_seeds", "last_iteration", "train_loss", "last_quarter_loss",
+]  # fmt: skip
 BASELINES = ("pipedream", "pipedream-lr", "nesterov")
 EARLY = 0.05  # the share of the iterations before which training has not settled
 

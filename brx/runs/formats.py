@@ -16,9 +16,9 @@ from rich.text import Text
 
 Format = Literal["table", "markdown", "csv", "json", "latex"]
 DROPPED_FIRST = (
-    *("at delays", "its lr", "lr", "reference P", "its iterations", "iterations/s", "model"),
-    *("logits", "update", "probe", "parameters", "gradients", "weights"),
-)
+    "at delays", "its lr", "lr", "reference P", "its iterations", "iterations/s", "model",
+    "logits", "update", "probe", "parameters", "gradients", "weights",
+)  # fmt: skip
 """Columns that a terminal's table does without, in this order, where it is too narrow; then those furthest right."""
 
 

@@ -296,14 +296,16 @@ def _aspects(runs: pd.DataFrame, *, any_split: bool) -> dict[str, list[str]]:
     }
 
 
-_read_once = lru_cache(maxsize=1024)(lambda path, _unchanged: Run.load(path))
-
-
 def read_run(path: Path) -> Run:
     """A run, read again only after the size or time of one of its files has changed."""
     files = [path / name for name in ("metrics.jsonl", "curves.npz", "summary.json", "config.yaml")]
     states = ((file.stat().st_size, file.stat().st_mtime_ns) if file.is_file() else (0, 0) for file in files)
     return _read_once(path, tuple(states))
+
+
+@lru_cache(maxsize=1024)
+def _read_once(path: Path, _states: tuple[tuple[int, int], ...]) -> Run:
+    return Run.load(path)
 
 
 def _row(run: Run) -> dict[str, Any]:

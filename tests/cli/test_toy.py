@@ -45,7 +45,6 @@ def test_toys_print_draw_and_keep_numbers(preset, changes, shown, lengths, tmp_p
         ("quadratic", {"eigenvalues": [1.0]}, "eigenvalues: "),
         ("quadratic", {"start": [0.0, 0.0]}, "start: the loss there, 0, must be above the target"),
         ("spiral", {"delay": 0}, "delay: input should be greater than or equal to 1, got 0"),
-        ("sweep", {"delays": "[0]"}, "delays.0: input should be greater than or equal to 1, got 0"),
         ("sweep", {"distance": 1.0}, "distance: the loss there, 0.5, must be above the target, 15"),
         ("spiral", {"most_updates": 5}, "most_updates: must be at least 20"),
     ],

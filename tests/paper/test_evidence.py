@@ -77,14 +77,11 @@ def test_margin_is_by_seed_and_one_that_diverged_does_not_outvote_the_others():
     assert (of_two.interval, of_two.mean) == (None, pytest.approx(0.45))
 
 
-def test_seeds_that_one_side_lacks_are_forgotten_although_they_diverged(tmp_path):
-    found = write_pair(tmp_path, dict.fromkeys(range(2), 1.0), dict.fromkeys((0, 1, 4), 1.1), "nesterov", 4)
+def test_seeds_that_one_side_lacks_are_forgotten_although_they_diverged_and_without_a_pair_nothing_is_tried(tmp_path):
+    found = write_pair(tmp_path / "some", dict.fromkeys(range(2), 1.0), dict.fromkeys((0, 1, 4), 1.1), "nesterov", 4)
     pair = shared_seeds(*found)
     assert [sorted(seeds["training.seed"]) for seeds in pair] == [[0, 1], [0, 1]]
     assert not any(lost for seeds in pair for lost in seeds["diverged_seeds"])
-
-
-def test_what_cannot_be_compared_is_not_tried(tmp_path):
     with pytest.raises(NotTriedError, match="every run of nesterov at P = 32 diverged"):
         write_pair(tmp_path / "diverged", 1.0, 1.0, "nesterov", 0)
     with pytest.raises(NotTriedError, match="no seed in common"):

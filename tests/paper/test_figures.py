@@ -167,10 +167,6 @@ def curve(folder, method, **options):
     return curve_of(Experiments.load(LAPTOP, write(folder, method, **options)).find(method))
 
 
-def legend_texts(axes):
-    return [text.get_text() for text in axes.get_legend().get_texts()]
-
-
 def test_few_seeds_and_rates_are_told_and_the_legend_lies_below(axes, tmp_path):
     several = curve(tmp_path, "pipedream", seeds=(0, 1), rates=(1e-3, 3e-4))
     single = curve(tmp_path, "nesterov")
@@ -207,4 +203,4 @@ def test_best_baseline_is_one_line_that_takes_the_lowest_at_each_number_of_stage
     runs = experiments.runs
     expected = runs[runs["method"] != "basis-rotation"].groupby("depth")["train_loss"].min()
     assert best.get_ydata().tolist() == expected.tolist()
-    assert legend_texts(axes) == ["best baseline", "Basis rotation"]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["best baseline", "Basis rotation"]

@@ -191,7 +191,10 @@ def test_toy_quadratic(aligned, misaligned, holds, write):
 @pytest.mark.parametrize(
     ("arrived", "spearman", "p_value", "holds"),
     [
-        *[(True, 0.5, 1e-9, True), (False, 0.9, 0.0, False), (True, -0.5, 1e-9, False), (True, 0.1, 0.3, False)],
+        (True, 0.5, 1e-9, True),
+        (False, 0.9, 0.0, False),
+        (True, -0.5, 1e-9, False),
+        (True, 0.1, 0.3, False),
         (True, None, None, False),
     ],
 )

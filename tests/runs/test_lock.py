@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from brx.cli.main import main
 from brx.config.loading import dump_config
 from brx.errors import RunError, UserError
 from brx.runs.folder import hand_down, hold, is_locked, lock
@@ -85,19 +86,19 @@ def test_a_file_system_without_locks_is_told(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_second_train_or_resume_is_refused_while_the_first_goes_on(devices, tmp_path):
+def test_a_second_train_or_resume_is_refused_while_the_first_goes_on(devices, tmp_path, capsys):
     path = tmp_path / "tiny.yaml"
     config = tiny_config(tmp_path, "training.iterations=3000", "training.stop_after=400", "training.log_every=4")
     path.write_text(dump_config(config))
-    out = ("--out", tmp_path / "run", "--devices", devices)
-    first = start_brx("train", path, *out)
+    command = ["train", str(path), "--out", str(tmp_path / "run"), "--devices", str(devices)]
+    first = start_brx(*command)
     wait_for_lines(tmp_path / "run" / "metrics.jsonl", 20, first)
     first.send_signal(signal.SIGSTOP)  # the launcher or the process itself: it must not end meanwhile
     for options in ((), ("--resume",)):
-        _, stderr = (second := start_brx("train", path, *out, *options)).communicate(timeout=300)
-        assert second.returncode == 2
-        assert "trains in this folder; wait until it has ended" in stderr
-        assert len(stderr.splitlines()) == 1
+        assert main([*command, *options]) == 2
+        error = capsys.readouterr().err
+        assert "trains in this folder; wait until it has ended" in error
+        assert error.count("\n") == 1
     first.send_signal(signal.SIGCONT)
     _, stderr = first.communicate(timeout=300)
     assert first.returncode == 0, stderr
