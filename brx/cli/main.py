@@ -41,7 +41,7 @@ PANELS: dict[str, dict[str, tuple[str, str]]] = {
         "methods": ("config", "list the methods: equation, source, defaults, which optimizer gets which parameters"),
     },
     "Plan": {
-        "verdict": ("verdict", "synchronous or asynchronous: time to a loss for P stages, M micro-batches per update"),
+        "verdict": ("planning", "synchronous or asynchronous: time to a loss for P stages, M micro-batches per update"),
         "schedule": ("planning", "show who computes what when, synchronously and not, with idle times and delays"),
         "plan": ("planning", "say what a run needs: memory of every device, FLOPs, time"),
         "similarity": ("planning", "how far a training resembles another: the dimensionless numbers of both"),
