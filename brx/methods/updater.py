@@ -16,7 +16,7 @@ from brx.methods.custom import user_code
 from brx.methods.groups import check_each_parameter_once
 from brx.methods.table import find_method
 from brx.optim import BadGradientError, BasisRotation
-from brx.pipeline.versions import ParameterStates, StageVersions, on_device
+from brx.pipeline.versions import ParameterStates, StageVersions, copied_to
 
 # For each of the method's optimizers: `state` by parameter name, and `groups` with the groups' own values by name.
 StageOptimizerState = list[dict[str, Any]]
@@ -124,20 +124,20 @@ class MethodUpdater:
                     own = {key: value for key, value in group.items() if key not in _NOT_SAVED}
                     entry["groups"][name_in_stage] = own
                     entry["state"] |= {
-                        name: {key: _on_cpu(value) for key, value in optimizer.state[parameter].items()}
+                        name: copied_to("cpu", optimizer.state[parameter])
                         for name, parameter in zip(group["param_names"], group["params"], strict=True)
                         if parameter in optimizer.state
                     }
             saved.append(entry)
         kept = self._corrections[stage.index]
-        correction = {name: {key: _on_cpu(value) for key, value in own.items()} for name, own in kept.items() if own}
+        correction = {name: copied_to("cpu", own) for name, own in kept.items() if own}
         return {"optimizer": saved, **({"correction": correction} if correction else {})}
 
     def load_stage_states(self, states: dict[int, dict[str, Any]], device: torch.device) -> None:
         """By stage; of all stages of this device at once."""
         for stage, state in states.items():
             for name, own in state.get("correction", {}).items():
-                self._corrections[stage][name] = on_device(own, device)
+                self._corrections[stage][name] = copied_to(device, own)
         for index, optimizer in enumerate(self.optimizers):
             packed = optimizer.state_dict()
             packed["state"] = {}
@@ -148,12 +148,6 @@ class MethodUpdater:
                     if name in entry["state"]:
                         packed["state"][number] = entry["state"][name]
             optimizer.load_state_dict(packed)
-
-
-def _on_cpu(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.to("cpu", copy=True)
-    return [_on_cpu(entry) for entry in value] if isinstance(value, list) else value
 
 
 def _named_groups(groups: Sequence[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -22,6 +22,7 @@ from typing import Protocol, cast
 
 import torch
 from torch import Tensor
+from torch.nn.utils import clip_grad_norm_, get_total_norm
 from torch.profiler import record_function
 
 from brx.errors import DivergedError
@@ -226,7 +227,7 @@ class Engine:
 
     def _update(self, t: int) -> StepResult:
         # (stages,), each by its own norm: an asynchronous stage never sees the others' gradients.
-        grad_norms = torch.stack([clip_gradients(list(stage.newest.values()), self._clip) for stage in self.stages])
+        grad_norms = torch.stack([clip_grad_norm_(stage.newest.values(), self._clip) for stage in self.stages])
         loss, auxiliary_loss = _take_mean(self._losses), _take_mean(self._auxiliary_losses)
         if grad_norms.device.type == "cpu":  # a GPU would have to be waited for: there the caller looks, later
             check_finite(t, loss, grad_norms, self.stages[0].index)
@@ -241,7 +242,9 @@ class Engine:
         stopwatch.stop()
         for stage in self.stages:
             stage.drop_gradients()  # first, so that what the update added takes their memory
-        update_norms = torch.stack([norm(stage.last_update()) for stage in self.stages]) if takes_norms else None
+        update_norms = (
+            torch.stack([get_total_norm(stage.last_update()) for stage in self.stages]) if takes_norms else None
+        )
         if self.watcher is not None:
             self.watcher.after_step(t)
         for stage in self.stages:
@@ -266,20 +269,6 @@ def _take_mean(losses: list[Tensor]) -> Tensor | None:
     mean = losses[0] if len(losses) == 1 else torch.stack(losses).mean()
     losses.clear()
     return mean
-
-
-@torch.no_grad()
-def clip_gradients(parameters: Sequence[Tensor], largest: float) -> Tensor:
-    """Scale a stage's gradients to a common norm of at most `largest`, as clip_grad_norm_ does; the norm before."""
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    before = norm(gradients)
-    torch._foreach_mul_(gradients, torch.clamp(largest / (before + 1e-6), max=1.0))
-    return before
-
-
-def norm(tensors: Sequence[Tensor]) -> Tensor:
-    result: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(tensors))))
-    return result  # (), the common 2-norm
 
 
 def check_finite(iteration: int, loss: Tensor | float | None, grad_norms: Tensor, first_stage: int) -> None:

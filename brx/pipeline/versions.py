@@ -74,9 +74,13 @@ def moving_average(update: list[Tensor], decay: float, state: ParameterStates) -
     return average
 
 
-def on_device(kept: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """What a rule keeps for a parameter, as it was saved, with its tensors where they are needed."""
-    return {key: value.to(device, copy=True) if isinstance(value, Tensor) else value for key, value in kept.items()}
+def copied_to(device: torch.device | str, kept: Any) -> Any:
+    """What a rule or an optimizer keeps for a parameter, with copies of all its tensors on a device."""
+    if isinstance(kept, Tensor):
+        return kept.to(device, copy=True)
+    if isinstance(kept, dict):
+        return {key: copied_to(device, value) for key, value in kept.items()}
+    return [copied_to(device, value) for value in kept] if isinstance(kept, list) else kept
 
 
 class StageVersions:
@@ -274,7 +278,7 @@ class StageVersions:
         for slot, saved in zip(self.ring, state["ring"], strict=True):
             torch._foreach_copy_(slot, saved)
         self.forget_copies()
-        self._extrapolation = [on_device(kept, self.device) for kept in state["extrapolation"]]
+        self._extrapolation = copied_to(self.device, state["extrapolation"])
         if self._before_update is not None:
             torch._foreach_copy_(self._before_update, self._newest_list)
 

@@ -477,7 +477,6 @@ def test_misuse_on_the_way_is_one_clear_error(change, message):
         (5, {}, "stages must be from 1 to 4"),
         ({"blocks": 0}, {}, "enter.weight and 2 more are assigned to no stage"),
         (4, {"delay": "pipelines"}, "must be pipeline, 2bw"),
-        (4, {"delay": lambda *_: 1}, "must say its largest delay"),
         (4, {"stash": "exakt"}, "stash must be one of exact, none, predict"),
         (4, {"stash": "none", "forecast": "last-update"}, "forecast needs stash exact"),
     ],
