@@ -107,13 +107,13 @@ def refuse(is_wrong: object, message: str) -> None:
 
 
 def print_note(*lines: str) -> None:
-    """What the user should know, and is not the result: on stderr."""
+    """Print on stderr what the user should know, and is not the result."""
     for line in lines:
         print(f"brx: note: {line}", file=sys.stderr)
 
 
 def print_table(table: pd.DataFrame, format: TableFormat = "table", title: str = "") -> None:
-    """A table of texts, on stdout; in the formats for programs without its title."""
+    """Print a table of texts on stdout; in the formats for programs without its title."""
     from brx.runs.formats import format_table
 
     if title and format == "table":
@@ -122,7 +122,7 @@ def print_table(table: pd.DataFrame, format: TableFormat = "table", title: str =
 
 
 def usage_line(error: typer.TyperException) -> str:
-    """What was wrong with the arguments and what would be right, in one line."""
+    """Say in one line what was wrong with the arguments and what would be right."""
     context, parameter = getattr(error, "ctx", None), getattr(error, "param", None)
     command = context.command_path if context is not None else "brx"
     if parameter is None:

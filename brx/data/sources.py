@@ -83,7 +83,7 @@ def package_sources() -> Iterator[str]:
 
 
 def installed_versions() -> dict[str, str]:
-    """Version by package; UserError where one is missing."""
+    """The installed version of each package of the corpus; UserError where one is missing."""
     versions = {}
     for package in PUBLISHED_VERSIONS:
         _package_folder(package)
@@ -95,7 +95,7 @@ def installed_versions() -> dict[str, str]:
 
 
 def other_packages(config: DataConfig, fingerprint: str) -> str:
-    """What of the installed packages is not as it was for the published results; empty if nothing."""
+    """Say which installed packages are not as they were for the published results; empty if none."""
     versions = installed_versions()
     differing = {name: wanted for name, wanted in PUBLISHED_VERSIONS.items() if versions[name] != wanted}
     others = [f"{name} {versions[name]} instead of {wanted}" for name, wanted in differing.items()]

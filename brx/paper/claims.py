@@ -165,14 +165,14 @@ def evidence_text(outcome: Outcome) -> str:
 
 
 def verdict_text(outcome: Outcome) -> str:
-    """For example `yes, one seed` or `no (within chance)`."""
+    """The verdict and why, for example `yes, one seed` or `no (within chance)`."""
     if why := why_not(outcome):
         return f"{outcome.verdict} ({why})"
     return f"{outcome.verdict}{', one seed' if outcome.num_seeds == 1 else ''}"
 
 
 def why_not(outcome: Outcome) -> str:
-    """In a few words, what the evidence tells of why a claim is not reproduced; empty for nothing."""
+    """Say in a few words why a claim is not reproduced, as far as the evidence tells; empty for nothing."""
     claim, ours, longer = outcome.claim, outcome.evidence, outcome.longer
     if ours is None or outcome.verdict == "yes":
         return ""
@@ -198,7 +198,7 @@ def measured_text(claim: Claim, ours: Evidence) -> str:
 
 
 def number_text(value: float, unit: Unit) -> str:
-    """For example `1.27x` or `71.6%`."""
+    """A number with its unit, for example `1.27x` or `71.6%`."""
     return {"times": f"{value:.2f}x", "percent": f"{value:.1%}", "plain": f"{value:.3g}"}[unit]
 
 
@@ -296,7 +296,7 @@ closed_form = partial(Claim, rule="closed form")
 
 
 def saved(name: str, where: str, statement: str, model: str) -> Claim:
-    """Of the iterations that basis rotation saves over a model's best baseline."""
+    """A claim about the iterations that basis rotation saves over a model's best baseline."""
     return number(name, where, statement, partial(ours.saved_over_baselines, model=model), SAVED[model], "percent")
 
 

@@ -77,7 +77,7 @@ class Margin:
         self.holds = self.least > 0  # by more than chance, as far as the seeds can say
 
     def evidence(self, text: str, *, holds: bool | None = None, num_seeds: int | None = None) -> Evidence:
-        """Of a direction that this margin decides, unless it is said whether it `holds`; with mean and interval."""
+        """Make Evidence of a direction, with mean and interval; this margin decides it unless `holds` is given."""
         ends = self.interval or (math.nan, math.nan)
         return Evidence(self.mean, *ends, holds=self.holds if holds is None else holds, text=text, num_seeds=num_seeds)
 
@@ -275,7 +275,7 @@ def validation_follows_training(experiments: Experiments) -> Evidence:
 
 
 def slowdown_of(experiments: Experiments, method: str) -> Evidence:
-    """To the one target of the scale; PipeDream's to its own, since it sets none for the others."""
+    """A method's slowdown to the one target of the scale; PipeDream's to its own: it sets none for the others."""
     ends = pd.concat([runs_of(experiments, method, P) for P in ENDS])
     target = common_target(ends) if method == "pipedream" else _target(experiments)
     (row,) = slowdowns(ends, target).to_dict("records")
@@ -389,7 +389,7 @@ def saves_more(experiments: Experiments, larger: str, smaller: str) -> Evidence:
 
 
 def hours_saved(experiments: Experiments) -> Evidence:
-    """Iterations saved, times the measured time of one: the runs' own clocks shared a machine."""
+    """The share of time saved: iterations times the measured time of one, as the runs' own clocks shared a machine."""
     ours, baseline = _with_best_baseline(experiments, "basis-rotation", BASELINES)
     saved = _saved(ours, baseline)
     best = baseline["method"].iloc[0]

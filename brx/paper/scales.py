@@ -145,7 +145,7 @@ class Experiments:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of all runs and what they came to: what was drawn from others has another."""
+        """A hash of all runs and what they came to: what was drawn from others has another."""
         outcome = self.runs[["name", "status", "iteration", "train_loss", "val_loss"]]
         return hashlib.sha256(outcome.to_csv(index=False).encode()).hexdigest()[:16]
 

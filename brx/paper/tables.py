@@ -43,7 +43,7 @@ Note = Callable[..., None]  # tells the user some lines
 
 @dataclass(frozen=True)
 class Entry:
-    """Of a catalogue of figures or tables."""
+    """An entry of a catalogue of figures or tables."""
 
     name: str  # on the command line and of the files
     place: str  # in the paper, such as `Figure 5`; empty where it has none
@@ -74,7 +74,7 @@ def paper_slowdowns(experiments: Experiments, methods: Sequence[str]) -> pd.Data
 
 
 def final_losses(experiments: Experiments) -> pd.DataFrame:
-    """Of every method at every number of stages: mean, and range over seeds."""
+    """Final training loss of every method at every number of stages: mean, and range over seeds."""
     rows = [
         {"method": method, **{f"P = {P}": "" if runs is None else final_loss_text(runs) for P, runs in seeds.items()}}
         for method, seeds in _plain_runs(experiments).items()
@@ -167,7 +167,7 @@ def entries(wanted: str, catalogue: Mapping[str, Wanted], kind: str, others: str
 
 
 def made(chosen: list[Wanted], make: Callable[[Wanted], Made], kind: str, note: Note) -> Iterator[tuple[Wanted, Made]]:
-    """What can be made of the entries that were chosen; a UserError for one alone is a note among several."""
+    """Make the chosen entries one by one; what is a UserError for one alone is a note among several."""
     for entry in chosen:
         try:
             yield entry, make(entry)

@@ -142,7 +142,8 @@ def paper_drawings(experiments: Experiments, folders: Iterable[Path]) -> tuple[l
     return drawn, undrawn
 
 
-def _is_of(path: Path, experiments: Experiments) -> bool:  # drawn from these runs as they are now
+def _is_of(path: Path, experiments: Experiments) -> bool:
+    """Whether a figure was drawn from these runs as they are now."""
     try:
         details = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -251,7 +252,8 @@ def _base(variant: str) -> str:
     return variant.partition(" ")[0]
 
 
-def facets_of(runs: pd.DataFrame) -> list[Facet]:  # with the values that occur
+def facets_of(runs: pd.DataFrame) -> list[Facet]:
+    """What runs can be filtered by, with the values that occur."""
     colors = {variant: look_of(_base(variant)).color for variant in _by_method(runs)["variant"].unique()}
     facets = [Facet("method", "method", colors)]
     for name, (title, column) in ORDERED.items():

@@ -83,7 +83,7 @@ def _columns(estimate: IterationRatio | None) -> dict[str, float]:
 
 
 def concat(frames: list[pd.DataFrame]) -> pd.DataFrame:
-    """Below each other, without the empty ones, which have no columns."""
+    """Put frames below each other, without the empty ones, which have no columns."""
     filled = [frame for frame in frames if len(frame)]
     return pd.concat(filled, ignore_index=True) if filled else pd.DataFrame()
 

@@ -66,7 +66,7 @@ class Run:
 
     @property
     def largest_delay(self) -> float:
-        """Of a stage, in updates; 0 without delay, NaN where a delay function is no longer there."""
+        """The largest delay of a stage, in updates; 0 without delay, NaN where a delay function is no longer there."""
         try:
             delays = stage_delays(self.config.pipeline, self.config.training.seed)
         except UserError:  # the file of a delay function has gone or changed since

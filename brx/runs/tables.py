@@ -51,7 +51,7 @@ def slowdown_table(slowdowns: pd.DataFrame) -> pd.DataFrame:
 
 
 def slowdown_text(slowdown: Mapping[str, Any]) -> str:
-    """For example `4.24`, `1.27 [1.21, 1.35]`, or `> 8.1` for a run that never got there.
+    """A slowdown as `4.24`, `1.27 [1.21, 1.35]`, or `> 8.1` for a run that never got there.
 
     Where an interval is finer than the recorded iterations can tell, that resolution: `1.00 (to 0.01)`.
     """

@@ -70,7 +70,7 @@ class Measurements(BaseModel, frozen=True, extra="forbid"):
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """From a file that `write` made; UserError where it is none."""
+        """Read a file that `write` made; UserError where it is none."""
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
