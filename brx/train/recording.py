@@ -97,7 +97,7 @@ class Recording:
         return self
 
     def log(self, t: int, loss: float | torch.Tensor, **numbers: float) -> None:
-        """The training loss of update t in nats, mean over its micro-batches; and any other numbers (`lr`)."""
+        """Write the training loss of update t in nats, mean over its micro-batches, and any other numbers (`lr`)."""
         if self._metrics is None:
             self._open(t)
         if t != self._t + 1:
@@ -109,6 +109,7 @@ class Recording:
         self._write({"iteration": t, "train_loss": exact(value), "seconds": self._seconds_so_far(4), **numbers})
 
     def validate(self, t: int, loss: float | torch.Tensor) -> None:
+        """Write a validation loss in nats, taken after update t."""
         self._write({"iteration": t, "val_loss": float(loss)})
 
     def _open(self, t: int) -> None:

@@ -21,8 +21,6 @@ from brx.pipeline.versions import StageVersions
 Measures = dict[str, list[float | None]]
 """By name, a number per stage; None where there is none (yet)."""
 
-Bases = tuple[Tensor | None, Tensor | None]
-
 
 class StalenessProbe:
     """Measures around the updates that are multiples of N; on one device, which holds all stages.
@@ -65,7 +63,7 @@ class StalenessProbe:
         self._updates: list[dict[int, list[Tensor]]] = [{} for _ in stages]  # by stage and iteration, while needed
         self._measures: dict[int, Measures] = {}
         self._distances: list[list[float]] = []  # of the update's micro-batches so far, by stage
-        self._bases: list[list[Bases]] = []
+        self._bases: list[list[dict[str, Tensor]]] = []  # before the update, by stage and weight
 
     def before_forward(self, micro_batch: int) -> None:
         if self._stages[0].delay.update_of(micro_batch) % self.every == 0:
@@ -143,24 +141,23 @@ class StalenessProbe:
 
     def _rotate(self, weight: Tensor, update: Tensor) -> Tensor | None:
         """U^T update V in the newest bases."""
-        left, right = self._bases_of(weight)
-        if left is None and right is None:
-            return None
-        rotated = update if left is None else left.mT.to(update.dtype) @ update
-        return rotated if right is None else rotated @ right.to(update.dtype)
+        bases = self._bases_of(weight)
+        if "left" in bases:
+            update = bases["left"].mT.to(update.dtype) @ update
+        if "right" in bases:
+            update = update @ bases["right"].to(update.dtype)
+        return update if bases else None
 
-    def _bases_of(self, weight: Tensor) -> Bases:
-        optimizer = self._rotating.get(weight)
-        state: dict[str, Any] = {} if optimizer is None else optimizer.state.get(weight, {})
-        left, right = state.get("left_basis"), state.get("right_basis")
-        return (None if left is None else left.clone()), (None if right is None else right.clone())
+    def _bases_of(self, weight: Tensor) -> dict[str, Tensor]:
+        state = self._rotating[weight].state.get(weight, {}) if weight in self._rotating else {}
+        return {side: state[f"{side}_basis"].clone() for side in ("left", "right") if f"{side}_basis" in state}
 
     def _basis_angle(self, index: int) -> float | None:
         angles = []
         for weight, before in zip(self._stages[index].newest.values(), self._bases[index], strict=True):
-            for old, new in zip(before, self._bases_of(weight), strict=True):
-                if old is not None and new is not None and not torch.equal(old, new):
-                    angles.append(mean_angle_degrees(old, new))
+            for side, new in self._bases_of(weight).items():
+                if side in before and not torch.equal(before[side], new):
+                    angles.append(mean_angle_degrees(before[side], new))
         return sum(angles) / len(angles) if angles else None
 
 
