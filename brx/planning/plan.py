@@ -12,7 +12,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, NamedTuple, get_args
+from inspect import signature
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 
@@ -274,18 +275,20 @@ def rotation(optimizer: schema.BasisRotationConfig | schema.SoapConfig, shape: t
         return Rotation(sides, elements, elements)
     method = METHODS["basis-rotation"].bound_to(RunConfig(optimizer=optimizer))
     parameter = torch.nn.Parameter(torch.empty(shape, device="meta"))
-    return _kept(parameter, method.matrices([{"params": [("weight", parameter)], "stage": 0, "delay": 0.0}]))
+    return _kept(
+        shape, method.matrices([{"params": [("weight", parameter)], "stage": 0, "delay": 0.0}]).param_groups[0]
+    )
 
 
 def overhead_elements(shape: tuple[int, ...], source: Source, geometry: Geometry) -> int:
     """Elements beyond Adam's two moments, however long the sides (appendix "Memory Overhead Analysis")."""
-    parameter = torch.nn.Parameter(torch.empty(shape, device="meta"))
-    kept = _kept(parameter, BasisRotation([parameter], source=source, geometry=geometry, max_dim=None))
+    defaults = {name: option.default for name, option in signature(BasisRotation).parameters.items()}
+    kept = _kept(shape, {**defaults, "source": source, "geometry": geometry, "max_dim": None})
     return kept.bases + kept.covariances
 
 
-def _kept(parameter: torch.Tensor, optimizer: torch.optim.Optimizer) -> Rotation:
-    shapes = state_shapes(parameter, optimizer.param_groups[0])
+def _kept(shape: tuple[int, ...], group: dict[str, Any]) -> Rotation:
+    shapes = state_shapes(torch.empty(shape, device="meta"), group)
     bases = [shape for name, shape in shapes.items() if name.endswith("_basis")]
     covariances = [shape for name, shape in shapes.items() if name.endswith("_covariance")]
     return Rotation(tuple(shape[-1] for shape in bases), sum(map(math.prod, bases)), sum(map(math.prod, covariances)))
