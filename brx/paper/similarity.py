@@ -30,8 +30,9 @@ COMMON_RATE = 1e-3
 WARMUP, BATCH, WIDTH = "training.warmup_fraction", "training.batch_size", "model.width"
 SHORT_WARMUP, LONG_WARMUP = {WARMUP: 0.120125}, {WARMUP: 0.375875}  # 31 and 97 tau of 8,000 iterations
 
+PRESET = "laptop preset"
 SETTINGS: dict[str, Mapping[str, Any]] = {
-    "laptop preset": {},
+    PRESET: {},
     "each side's best rate": {},
     "warm-up 31 tau": SHORT_WARMUP,
     "warm-up 97 tau": LONG_WARMUP,
@@ -78,7 +79,7 @@ def study(runs: pd.DataFrame) -> pd.DataFrame:
         if len(chosen):
             frames.append(_compared(chosen).assign(setting=setting))
     rows = concat(frames)
-    usual = {row["method"]: row for row in frames[0].to_dict("records")} if frames else {}
+    usual = {row["method"]: row for row in rows.to_dict("records") if row["setting"] == PRESET}
     return rows.assign(is_changed=[_is_changed(row, usual.get(row["method"])) for row in rows.to_dict("records")])
 
 
@@ -87,10 +88,11 @@ def _is_changed(row: Mapping[str, Any], usual: Mapping[str, Any] | None) -> bool
     if usual is None or row["is_censored"] or usual["is_censored"]:
         return False
     by_seed = [
-        {seed: Reached(own / reference, True) for seed, (own, reference) in enumerate(zip(*counts, strict=False))}
-        for counts in ((of["iterations"], of["reference_iterations"]) for of in (row, usual))
+        {seed: Reached(own / reference, True) for seed, own, reference in zip(*counts, strict=True)}
+        for counts in ((of["shared_seeds"], of["iterations"], of["reference_iterations"]) for of in (row, usual))
+        if counts[0]
     ]
-    ratio = iteration_ratio(*by_seed)
+    ratio = iteration_ratio(*by_seed) if len(by_seed) == 2 else None
     return ratio is not None and ratio.low is not None and ratio.high is not None and not ratio.low <= 1 <= ratio.high
 
 

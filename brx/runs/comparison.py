@@ -130,7 +130,8 @@ def slowdowns(chosen: pd.DataFrame, target: float, reference_stages: int = 1) ->
     `low` and `high` (of the 95 % interval; NaN for a bound, and with fewer than two seeds in common), `resolution` (of
     the ratio, from the distance of the recorded iterations), `is_censored` (`ratio` is a lower bound), `is_plateau`
     (see `passage_error`), `is_early` (the reference reaches the target before training has settled), and what
-    `_slowdown` names; `iterations` are by seed, `target` is in nats.
+    `_slowdown` names; `iterations` are of `shared_seeds`, if there are any;
+    `target` is in nats.
     """
     rows = []
     shown = chosen[_SHOWN].assign(is_reference=is_reference(chosen, reference_stages))
@@ -146,10 +147,8 @@ def slowdowns(chosen: pd.DataFrame, target: float, reference_stages: int = 1) ->
 def _slowdown(delayed: pd.DataFrame, references: pd.DataFrame, target: float) -> dict[str, object]:
     sides = delayed, references
     reached, reference_reached = passages = [reached_by_seed(seeds, target) for seeds in sides]
-    compared = reached.keys() & reference_reached.keys() or reached.keys() | reference_reached.keys()
-    iterations, reference_iterations = (
-        [run.iterations for seed, run in side.items() if seed in compared] for side in passages
-    )
+    shared_seeds = sorted(reached.keys() & reference_reached.keys())
+    iterations, reference_iterations = ([side[seed].iterations for seed in shared_seeds or side] for side in passages)
     errors, steps = zip(*(_passage_quality(seeds, target) for seeds in sides), strict=True)
     is_plateau = max(errors) > PLATEAU
     estimate = _columns(None if is_plateau else iteration_ratio(reached, reference_reached))
@@ -163,6 +162,7 @@ def _slowdown(delayed: pd.DataFrame, references: pd.DataFrame, target: float) ->
         "is_censored": not all(run.is_reached for run in reached.values()),
         "is_plateau": is_plateau,
         "is_early": geometric_mean(reference_iterations) < EARLY * reference["last_iteration"],
+        "shared_seeds": shared_seeds,
         "iterations": iterations,
         "lr": first[RATE],
         "lr_at_edge": first["lr_at_edge"],
