@@ -50,7 +50,7 @@ Overrides = Annotated[
 
 RunsOrCheckpoints = Annotated[list[Path], argument("RUN|CHECKPOINT", "folders of runs, or of their checkpoints")]
 RunsOrFolders = Annotated[list[Path], argument("RUNS", "runs, or folders that hold runs")]
-ScaleName = Annotated[Literal["laptop", "paper"], typer.Option(help="which experiments")]
+ScaleName = Annotated[Literal["laptop", "similar", "paper"], typer.Option(help="which experiments")]
 ScaleRuns = Annotated[Path | None, option("DIR", "folder of the runs (default: the scale's)", "--runs")]
 OnlyMeasured = Annotated[
     bool, typer.Option("--measured", help="measure nothing: show what lies in RUN/analysis; a folder of runs will do")

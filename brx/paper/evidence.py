@@ -18,7 +18,7 @@ from scipy.special import stdtrit
 
 from brx.config.loading import Settings, preset_with
 from brx.errors import UserError
-from brx.paper.ladder import PAPER_RELATIVE_DELAY, SLOWDOWN, read_ladder
+from brx.paper.ladder import PAPER_RELATIVE_DELAY, read_ladder
 from brx.paper.scales import BLOCKS, COMPENSATIONS, DEEPEST, DEPTHS, ENDS, MAIN, Experiments
 from brx.runs.comparison import BASELINES, EARLY, common_target, reached_by_seed, saved_ratio, slowdowns
 from brx.runs.frames import SEED
@@ -289,12 +289,12 @@ def slowdown_of(experiments: Experiments, method: str) -> Evidence:
 
 def extrapolated_slowdown(experiments: Experiments, method: str) -> Evidence:
     if "ladder" not in experiments.known:
-        experiments.known["ladder"] = read_ladder(experiments).slowdowns
-    rows = experiments.known["ladder"]
-    law = None if rows.empty else SLOWDOWN.law(rows[rows["method"] == method])
+        experiments.known["ladder"] = read_ladder(experiments)
+    rows, _, slowdown = experiments.known["ladder"]
+    law = None if rows.empty else slowdown.law(rows[rows["method"] == method])
     if law is None:
         raise NotTriedError(f"{method} was not trained for several lengths")
-    return Evidence(*SLOWDOWN.predicted(law, PAPER_RELATIVE_DELAY))
+    return Evidence(*slowdown.predicted(law, PAPER_RELATIVE_DELAY))
 
 
 def _target(experiments: Experiments) -> float:

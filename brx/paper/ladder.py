@@ -2,6 +2,7 @@
 
 A laptop cannot train as long as the paper, but it can show how the cost falls with the length, and extrapolate: a power
 law in the relative delay, fitted to slowdown - 1 and to the share of the best baseline's iterations that are left.
+Where the model grows with the training (docs/protocol.md, section 9), it is fitted to the slowdown, and to each seed.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from scipy.special import stdtrit
 
 from brx.errors import UserError
 from brx.paper.printed import SAVED, SLOWDOWNS
-from brx.paper.scales import DEEPEST, ENDS, LADDER_METHODS, PRECONDITIONED, STRATEGY_NAMES, Experiments
+from brx.paper.scales import DEEPEST, ENDS, LADDER_METHODS, PRECONDITIONED, SCALES, STRATEGY_NAMES, Experiments
 from brx.plot.style import draw_points, look_of
 from brx.runs.comparison import common_target, concat, reductions, slowdowns
-from brx.runs.frames import DEPTH, SEED
+from brx.runs.frames import DEPTH, RATE, SEED
 from brx.runs.slowdown import CONFIDENCE
 from brx.runs.tables import final_loss_text, rate_text, saved_text, slowdown_text
 
@@ -38,33 +39,42 @@ TICKS = [digit * 10.0**power for power in range(-5, 0) for digit in (1, 2, 5)]  
 class Ladder(NamedTuple):
     """What the complete lengths say, shortest first: those of which every method has its runs at P = 1 and 32.
 
-    Rows of both frames have `iterations_of_training`, `relative_delay` (tau / T) and the length's least `num_seeds`.
+    Rows of both frames have `iterations_of_training`, `relative_delay` (tau / T), the length's least `num_seeds`, and
+    `of_seeds`, a text. Where the model grows, each seed has its own.
     """
 
     slowdowns: pd.DataFrame  # of `brx.runs.comparison`; `finals` are the final training losses at P = 1 and 32, texts
     savings: pd.DataFrame  # rows of `reductions` at P = 32
+    slowdown: Quantity  # what the law of the first is about
 
 
 def read_ladder(experiments: Experiments) -> Ladder:
     """Each length to the target of the ladder's methods; others are beside them where they were trained as long."""
-    scale, quietly = experiments.scale, experiments.fresh()
-    if not scale.lengths:
+    scale = experiments.scale
+    if not scale.ladder:
         raise UserError("the ladder: only at the scale of a laptop: brx sweep configs/sweeps/laptop/ladder.yaml")
     slowed, saved = [], []
-    for T in scale.lengths:
-        settings = {"training.iterations": T}
-        runs = experiments.find_ends(*LADDER_METHODS, sweep="ladder", settings=settings)
+    for T, further in scale.ladder.items():
+        at_rate = experiments.at_rate(further[RATE]) if RATE in further else experiments
+        settings, quietly = {"training.iterations": T, **further}, at_rate.fresh()
+        runs = at_rate.find_ends(*LADDER_METHODS, sweep="ladder", settings=settings)
         if runs is None:
             continue
-        others = [quietly.find_ends(name, settings=settings) for name in (*STRATEGY_NAMES[1:], *PRECONDITIONED)]
+        beside = () if scale.grows else (*STRATEGY_NAMES[1:], *PRECONDITIONED)
+        others = [quietly.find_ends(name, settings=settings) for name in beside]
         everything = pd.concat([runs, *(pair for pair in others if pair is not None)])
-        finals = {end: final_loss_text(seeds) for end, seeds in everything.groupby(["variant", DEPTH])}
-        num_seeds = int(runs.groupby("experiment")[SEED].nunique().min())
-        labels = {"iterations_of_training": T, "relative_delay": (DEEPEST - 1) / T, "num_seeds": num_seeds}
-        rows = slowdowns(everything, common_target(runs)).assign(**labels)
-        slowed.append(rows.assign(finals=[[finals[method, P] for P in ENDS] for method in rows["method"]]))
-        saved.append(reductions(runs[runs[DEPTH] == DEEPEST]).assign(**labels))
-    return Ladder(concat(slowed), concat(saved))
+        if scale.grows:  # other settings of the optimizer belong to the length
+            everything = everything.assign(variant=everything["method"])
+        for of_row in [alike for _, alike in everything.groupby(SEED)] if scale.grows else [everything]:
+            finals = {end: final_loss_text(seeds) for end, seeds in of_row.groupby(["variant", DEPTH])}
+            ladder_runs = of_row[of_row["variant"].isin(LADDER_METHODS)]
+            num_seeds = int(ladder_runs.groupby("experiment")[SEED].nunique().min())
+            labels: dict[str, Any] = {"iterations_of_training": T, "relative_delay": (DEEPEST - 1) / T}
+            labels |= {"num_seeds": num_seeds, "of_seeds": ", ".join(map(str, sorted(of_row[SEED].unique())))}
+            rows = slowdowns(of_row, common_target(runs)).assign(**labels)
+            slowed.append(rows.assign(finals=[[finals[method, P] for P in ENDS] for method in rows["method"]]))
+            saved.append(reductions(ladder_runs[ladder_runs[DEPTH] == DEEPEST]).assign(**labels))
+    return Ladder(concat(slowed), concat(saved), SLOWDOWN._replace(shift=0) if scale.grows else SLOWDOWN)
 
 
 class PowerLaw(NamedTuple):
@@ -85,8 +95,8 @@ class PowerLaw(NamedTuple):
 
 
 def fit_power_law(x: Sequence[float], y: Sequence[float]) -> PowerLaw | None:
-    """The power law through some points; None for fewer than three, or where y is not above zero: there is none."""
-    if len(x) < LEAST_LENGTHS or min(y) <= 0:
+    """The power law through some points; None for fewer than three x, or where y is not above zero: there is none."""
+    if len(set(x)) < LEAST_LENGTHS or min(y) <= 0:
         return None
     log_x, log_y = np.log(x), np.log(y)
     centred = log_x - log_x.mean()
@@ -115,10 +125,10 @@ class Quantity(NamedTuple):
         value, low, high = (self.shift + self.factor * each for each in law.at(relative_delay))
         return value, low, high
 
-    def at_the_papers_delay(self, law: PowerLaw | None) -> str:
+    def prediction_text(self, law: PowerLaw | None, relative_delay: float = PAPER_RELATIVE_DELAY) -> str:
         if law is None:
             return "no law"
-        value, *ends = self.predicted(law, PAPER_RELATIVE_DELAY)
+        value, *ends = self.predicted(law, relative_delay)
         low, high = sorted(ends)
         low_text = f"{low:{self.form}}" if low >= 0 else f"< {0:{self.form}}"
         high_text = f"{high:{self.form}}" if high <= MOST else f"> {MOST}"
@@ -132,37 +142,46 @@ SAVING = Quantity("share", 1, -1, ".0%")
 def ladder_table(experiments: Experiments) -> pd.DataFrame:
     """What delay costs, by the length of the training: a target for each length, that the ladder's methods reach.
 
-    The last rows extrapolate to the paper's relative delay, 0.013 %, with 95 % prediction intervals.
+    The last rows extrapolate to the paper's relative delay, 0.013 %, with 95 % prediction intervals. Where the model
+    grows, those before them say what the shorter lengths predict of the longest.
     """
-    ladder = read_ladder(experiments)
+    ladder, scale = read_ladder(experiments), experiments.scale
     saved = {
-        (row["method"], row["iterations_of_training"]): f"{saved_text(row)} (over {row['baseline']})"
+        (row["method"], row["iterations_of_training"], row["of_seeds"]): f"{saved_text(row)} (over {row['baseline']})"
         for row in ladder.savings.to_dict("records")
     }
-    rows = [
+    table = [
         {
             "method": row["method"],
             "iterations": str(row["iterations_of_training"]),
+            **({"seed": row["of_seeds"]} if scale.grows else {}),
             "P": str(DEEPEST),
             "final training loss at P = 1": row["finals"][0],
             "at P": row["finals"][1],
             "slowdown": slowdown_text(row),
             "target loss": f"{row['target']:.3f}",
-            "iterations saved at P": saved.get((row["method"], row["iterations_of_training"]), ""),
+            "iterations saved at P": saved.get((row["method"], row["iterations_of_training"], row["of_seeds"]), ""),
             **rate_texts(row, "lr at P"),
         }
         for row in ladder.slowdowns.to_dict("records")
     ]
-    lengths = {row["iterations"] for row in rows}
-    for method in sorted(LADDER_METHODS) if len(lengths) >= LEAST_LENGTHS else ():
-        extrapolated = {"iterations": "244000, extrapolated", "P": str(DEEPEST)}
-        columns = (("slowdown", SLOWDOWN, ladder.slowdowns), ("iterations saved at P", SAVING, ladder.savings))
-        for heading, quantity, frame in columns:
-            of_method = frame[frame["method"] == method]
-            if len(of_method):
-                extrapolated[heading] = quantity.at_the_papers_delay(quantity.law(of_method))
-        rows.append({"method": method, **extrapolated})
-    return pd.DataFrame(rows).fillna("")
+    longest = max(scale.ladder)
+    predicted = [(f"{longest}, predicted", (DEEPEST - 1) / longest, longest - 1)] if scale.grows else []
+    columns = (("slowdown", ladder.slowdown, ladder.slowdowns), ("iterations saved at P", SAVING, ladder.savings))
+    for label, relative_delay, most in [*predicted, ("244000, extrapolated", PAPER_RELATIVE_DELAY, longest)]:
+        known = [
+            (name, what, rows[rows["iterations_of_training"] <= most]) for name, what, rows in columns if len(rows)
+        ]
+        if not known or known[0][2]["iterations_of_training"].nunique() < LEAST_LENGTHS:
+            continue
+        for method in sorted(LADDER_METHODS):
+            cells = {"method": method, "iterations": label, "P": str(DEEPEST)}
+            for heading, quantity, of_lengths in known:
+                of_method = of_lengths[of_lengths["method"] == method]
+                if len(of_method):
+                    cells[heading] = quantity.prediction_text(quantity.law(of_method), relative_delay)
+            table.append(cells)
+    return pd.DataFrame(table).fillna("")
 
 
 def rate_texts(slowdown: Mapping[str, Any], heading: str) -> dict[str, str]:
@@ -173,19 +192,25 @@ def rate_texts(slowdown: Mapping[str, Any], heading: str) -> dict[str, str]:
 
 def fill_ladder(experiments: Experiments, figure: Figure) -> None:
     """Slowdown and iterations saved against the relative delay; the legends say what is extrapolated."""
-    slowed, saved = read_ladder(experiments)
+    slowed, saved, slowdown = read_ladder(experiments)
     if slowed.empty:
         figure.subplots().set_title("not run", color="grey")
         return
     figure.set_size_inches(7.0, 3.4)
     left, right = figure.subplots(1, 2)
     slowed = slowed[slowed["method"].isin(LADDER_METHODS)]
-    highest = 1.3 * max(_fill(left, slowed, SLOWDOWN, SLOWDOWNS, ".2f"))
+    highest = 1.3 * max(_fill(left, slowed, slowdown, SLOWDOWNS, ".2f"))
+    if experiments.scale.grows and SCALES["laptop"].runs.is_dir():
+        of_fixed_width = read_ladder(Experiments.load(SCALES["laptop"]))
+        for axes, rows, column in ((left, of_fixed_width.slowdowns, "ratio"), (right, of_fixed_width.savings, "share")):
+            for method, points in rows[rows["method"].isin(LADDER_METHODS)].groupby("method"):
+                axes.plot(points["relative_delay"], points[column], ".:", color=look_of(method).color, alpha=0.4,
+                          label="dotted: fixed width" if method == "basis-rotation" else "")  # fmt: skip
     left.set(yscale="log", ylim=(0.93, highest), ylabel=f"slowdown at P = {DEEPEST}")
     left.axhline(1.0, color="black", linewidth=0.5)
     left.set_yticks([tick for tick in (1, 1.5, 2, 3, 5, 10, 20, 50) if tick < highest])
     left.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    _finish(left, _by_length(slowed, SLOWDOWN, "slowdown"))
+    _finish(left, _by_length(slowed, slowdown, "slowdown"))
     lowest = min(_fill(right, saved, SAVING, {"basis-rotation": SAVED["main"]}, ".1%"))
     right.set(ylim=(min(0.0, lowest - 0.05), 1.0), ylabel="iterations saved over best baseline")
     right.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
@@ -211,7 +236,7 @@ def _fill(axes: Axes, rows: pd.DataFrame, quantity: Quantity, printed: Mapping[s
         points, look = rows[(rows["method"] == method) & rows[quantity.column].notna()], look_of(method)
         values += [printed[method], *points[quantity.column]]
         law = quantity.law(points)
-        label = f"{look.label}: {quantity.at_the_papers_delay(law)} / {printed[method]:{form}}"
+        label = f"{look.label}: {quantity.prediction_text(law)} / {printed[method]:{form}}"
         offset = SIDEWAYS ** (index - (len(methods) - 1) / 2)
         for point in points.to_dict("records"):
             x, y, ends = point["relative_delay"] * offset, point[quantity.column], (point["low"], point["high"])

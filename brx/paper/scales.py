@@ -1,4 +1,4 @@
-"""The two scales at which the paper is reproduced, and how its experiments are found among a scale's runs."""
+"""The scales at which the paper is reproduced, and how its experiments are found among a scale's runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from brx.config.loading import Settings, preset_with
 from brx.errors import UserError
 from brx.runs.comparison import common_target
 from brx.runs.experiments import at_best_rates, main_origin, notes, tried_rates
-from brx.runs.frames import SEED, experiment_id, load
+from brx.runs.frames import RATE, SEED, experiment_id, load, unusual_settings
 
 MAIN = ("pipedream", "pipedream-lr", "nesterov", "basis-rotation")
 PRECONDITIONED = ("soap", "muon", "scion")
@@ -55,7 +55,8 @@ class Scale:
     runs: Path
     curvature: Path  # the runs whose Hessians were measured
     models: Mapping[str, Model]
-    lengths: tuple[int, ...] = ()  # of the trainings of the ladder, in iterations
+    ladder: Mapping[int, Settings] = field(default_factory=dict)  # by iterations, how else the main model's runs differ
+    grows: bool = False  # model and training grow together along the ladder: its law is fitted to each seed
     further_seeds: Mapping[str, tuple[int, str]] = field(default_factory=dict)  # by sweep: the first, and their sweep
     between_sweep: str = "main"  # makes the main comparison's runs between its ends
     times: Path | None = None  # the benchmark's table of the time of an iteration, by method
@@ -69,6 +70,11 @@ class Scale:
         return f"configs/sweeps/{self.name}/{name}.yaml"
 
 
+def _rung(width: int, rate: float, warmup: float, beta2: float, decay: float) -> Settings:
+    optimizer = {RATE: rate, "optimizer.beta2": beta2, "optimizer.weight_decay": decay}
+    return {"model.width": width, "training.warmup_fraction": warmup, **optimizer}
+
+
 SCALES = {
     "laptop": Scale(
         name="laptop",
@@ -80,10 +86,29 @@ SCALES = {
             "larger": Model("laptop", {"model.width": 64}, "width", 24),
             "mixture of experts": Model("laptop-moe", sweep="moe"),
         },
-        lengths=(2000, 4000, 8000, 16000, 32000, 64000, 128000),
+        ladder={iterations: {} for iterations in (2000, 4000, 8000, 16000, 32000, 64000, 128000)},
         further_seeds={"main": (3, "seeds"), "strategies": (1, "strategies-seeds")},
         between_sweep="depths",
         times=Path("benchmarks/results/small_models.json"),
+    ),
+    "similar": Scale(
+        name="similar",
+        runs=Path("results/similar"),
+        curvature=Path("results/laptop-curvature"),
+        models={
+            "main": Model("similar"),
+            "smaller": Model("similar", sweep="width", stages=24),
+            "larger": Model("similar", {"model.width": 128}, "width", 24),
+            "mixture of experts": Model("similar", {"model.moe": {"experts": 8, "top_k": 2, "every": 2}}, "moe"),
+        },
+        ladder={  # docs/protocol.md, section 9
+            8000: _rung(32, 2e-3, warmup=0.2, beta2=0.988, decay=0.02),
+            18000: _rung(48, 1.333e-3, warmup=0.167, beta2=0.99467, decay=0.01333),
+            32000: {RATE: 1e-3},
+            72000: _rung(96, 6.667e-4, warmup=0.0418, beta2=0.998667, decay=0.006667),
+        },
+        grows=True,
+        between_sweep="depths",
     ),
     "paper": Scale(
         name="paper",
@@ -116,12 +141,15 @@ class Experiments:
     """Finds a scale's experiments among its runs, and remembers what was asked for: what was there and what was not."""
 
     def __init__(self, scale: Scale, runs: pd.DataFrame, folder: Path) -> None:
+        # What the scale's preset sets of every method tells none from another.
+        usual = "".join(f", {text}" for text in unusual_settings(preset_with(scale.preset, {})))
+        runs = runs.assign(variant=runs["variant"].str.replace(usual, "", regex=False)) if usual else runs
         self.scale, self.runs, self.folder = scale, runs, folder
         self.chosen = at_best_rates(runs)  # of each experiment
         self._origin = main_origin(self.chosen)
         self._by_experiment = dict(iter(self.chosen.groupby("experiment")))
         self._diverged = set(runs.loc[runs["status"] == "diverged", "experiment"]) - set(self._by_experiment)
-        self.known: dict[str, pd.DataFrame] = {}  # is computed once from these runs, and shared by copies
+        self.known: dict[str, Any] = {}  # is computed once from these runs, and shared by copies
         self.used: dict[str, pd.DataFrame] = {}  # of each experiment that was asked for, by its id
         self.sweeps: list[str] = []  # the files that make these
         # A line for each that is not there or diverged, the last asked for at the end, with the file that makes it.
@@ -154,6 +182,12 @@ class Experiments:
         again = copy.copy(self)
         again.used, again.sweeps, again.missing = {}, [], {}
         return again
+
+    def at_rate(self, rate: float) -> Experiments:
+        """The same runs but for those at other learning rates; what is asked for there counts as asked for here."""
+        alone = Experiments(self.scale, self.runs[self.runs[RATE] == rate], self.folder)
+        alone.used, alone.sweeps, alone.missing = self.used, self.sweeps, self.missing
+        return alone
 
     def find(
         self,

@@ -97,8 +97,8 @@ def _is_changed(row: Mapping[str, Any], usual: Mapping[str, Any] | None) -> bool
 
 
 def _compared(chosen: pd.DataFrame) -> pd.DataFrame:
-    """The columns of `study` but the setting, which may change the optimizer's: its baselines are usual here."""
-    deepest, chosen = chosen[DEPTH].max(), chosen.assign(variant=chosen["method"], is_usual=True)
+    """The columns of `study` but the setting, which is left out of the variants' names."""
+    deepest, chosen = chosen[DEPTH].max(), chosen.assign(variant=chosen["method"])
     rows, saved = slowdowns(chosen, common_target(chosen)), reductions(chosen[chosen[DEPTH] == deepest])
     by_depth = chosen.groupby(["method", DEPTH])
     losses = by_depth["val_loss"].mean().unstack().loc[rows["method"]]

@@ -25,7 +25,7 @@ from brx.runs.slowdown import (
 CODE = "optimizer.code_sha256"
 # What rows are made of: pandas takes its time with a hundred columns.
 _SHOWN = [
-    "architecture", "method", "variant", "is_usual", "experiment", "status", DEPTH, SEED, RATE, "lr_at_edge",
+    "architecture", "method", "variant", "unusual", "experiment", "status", DEPTH, SEED, RATE, "lr_at_edge",
     "diverged_seeds", "last_iteration", "train_loss", "last_quarter_loss",
 ]  # fmt: skip
 BASELINES = ("pipedream", "pipedream-lr", "nesterov")
@@ -200,15 +200,18 @@ def saved_ratio(ours: pd.DataFrame, baseline: pd.DataFrame) -> IterationRatio | 
 def reductions(chosen: pd.DataFrame) -> pd.DataFrame:
     """How many fewer iterations a method needs to end where the best baseline ends, as the paper's headlines put it.
 
-    A row per experiment (of rows of `at_best_rates`) that is no baseline and has one, of its usual settings: settings
-    but the optimizer's equal. `baseline` is that with the lowest final loss, `baseline_final_loss` the loss to reach,
-    and `share` 1 - iterations needed / those of the baseline, with its interval; NaN if the method never gets there.
+    A row per experiment (of rows of `at_best_rates`) that is no baseline and has one: settings but the optimizer's
+    equal. A baseline has its usual settings or, where none has, those that most baselines share. `baseline` is that
+    with the lowest final loss, `baseline_final_loss` the loss to reach, and `share` 1 - iterations needed / those of
+    the baseline, with its interval; NaN if the method never gets there.
     """
     rows = []
     for _, alike in chosen[_SHOWN].groupby(same_but_for(chosen, "optimizer", SEED), sort=False):
-        is_baseline = alike["method"].isin(BASELINES) & alike["is_usual"]
+        is_baseline = alike["method"].isin(BASELINES)
         if not is_baseline.any():
             continue
+        settings = alike.loc[is_baseline, "unusual"]
+        is_baseline &= alike["unusual"] == ("" if "" in settings.values else settings.mode()[0])
         finals = alike[is_baseline].groupby("experiment", sort=False)["train_loss"].mean()
         best = alike[alike["experiment"] == finals.idxmin()]
         for seeds in by_experiment(alike[~is_baseline]):

@@ -35,7 +35,7 @@ ORIGIN = ("data_fingerprint", "trajectory_version", "last_iteration")
 SMOOTHING = 0.02  # the share of a run's iterations over which its training loss is averaged
 
 NAMED = {"method", "lr", "code_sha256", "source", "geometry", "refresh_schedule", "compensation"}
-"""Settings of optimizers that `Run.unusual_settings` leaves out."""
+"""Settings of optimizers that `unusual_settings` leaves out."""
 
 
 @dataclass(frozen=True)
@@ -97,22 +97,9 @@ class Run:
         return name
 
     @property
-    def unusual_settings(self) -> list[str]:
-        """As `key value` the optimizer's settings that are no defaults and that `method` and `variant` do not name."""
-        optimizer = self.config.optimizer
-        unusual = {key: getattr(optimizer, key) for key in optimizer.model_dump(exclude_defaults=True)}
-        unusual |= unusual.pop("arguments", {})
-        named = NAMED | ({"frequency"} if isinstance(optimizer, BasisRotationConfig) else set())
-        return [
-            f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}"
-            for key, value in unusual.items()
-            if key not in named
-        ]
-
-    @property
     def variant(self) -> str:
         """The method, and what else about it differs from its usual form."""
-        optimizer, parts = self.config.optimizer, [self.method, *self.unusual_settings]
+        optimizer, parts = self.config.optimizer, [self.method, *unusual_settings(self.config)]
         if isinstance(optimizer, BasisRotationConfig) and optimizer.frequency != 10:
             parts.append(f"refresh every {optimizer.frequency}")
         if isinstance(optimizer, DelayCompensationConfig):
@@ -303,6 +290,19 @@ def read_run(path: Path) -> Run:
     return _read_once(path, tuple(states))
 
 
+def unusual_settings(config: RunConfig) -> list[str]:
+    """As `key value` those of the optimizer that are no defaults and that `method` and `variant` do not name."""
+    optimizer = config.optimizer
+    unusual = {key: getattr(optimizer, key) for key in optimizer.model_dump(exclude_defaults=True)}
+    unusual |= unusual.pop("arguments", {})
+    named = NAMED | ({"frequency"} if isinstance(optimizer, BasisRotationConfig) else set())
+    return [
+        f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}"
+        for key, value in unusual.items()
+        if key not in named
+    ]
+
+
 @lru_cache(maxsize=1024)
 def _read_once(path: Path, _states: tuple[tuple[int, int], ...]) -> Run:
     return Run.load(path)
@@ -324,7 +324,7 @@ def _row(run: Run) -> dict[str, Any]:
         "architecture": run.architecture,
         "method": run.method,
         "variant": run.variant,
-        "is_usual": not run.unusual_settings,
+        "unusual": ", ".join(unusual_settings(run.config)),
         "depth": depth(run.config.pipeline),
         "largest_delay": run.largest_delay,
         "examples_per_update": batch_size and batch_size * run.config.pipeline.accumulation,

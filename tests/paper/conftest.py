@@ -36,7 +36,7 @@ def experiments_of_the_paper():
     refreshes = [{"optimizer.frequency": frequency} for frequency in FREQUENCIES]
     refreshes += [{"optimizer.refresh_schedule": schedule} for schedule in ("stage-aware", "reversed")]
     yield from product(["basis-rotation"], [deep | refresh for refresh in refreshes])
-    yield from product(LADDER_METHODS, [end | {"training.iterations": T} for T in LAPTOP.lengths for end in ENDS])
+    yield from product(LADDER_METHODS, [end | {"training.iterations": T} for T in LAPTOP.ladder for end in ENDS])
     strengths = [{"optimizer.compensation": strength} for strength in COMPENSATIONS]
     yield from product(["delay-compensation"], [{"pipeline.stages": P, **s} for P in (8, 16, 32) for s in strengths])
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 from itertools import product
 
@@ -17,10 +18,10 @@ from brx.paper.ladder import (
     ladder_table,
     read_ladder,
 )
-from brx.paper.scales import LADDER_METHODS, SCALES, Experiments
+from brx.paper.scales import LADDER_METHODS, SCALES, VARIANTS, Experiments
 from brx.plot.style import new_figure
 from brx.runs.comparison import common_target
-from tests.paper.helpers import LAPTOP, write_method
+from tests.paper.helpers import LAPTOP, write_experiment, write_method
 
 
 def write_ladder(folder, iterations, slowness_by_method, seeds=(0,)):
@@ -41,7 +42,7 @@ def runs(tmp_path_factory):
 
 
 def test_slowdowns_and_savings_of_every_complete_length(runs):
-    rows, savings = read_ladder(Experiments.load(LAPTOP, runs))
+    rows, savings, _ = read_ladder(Experiments.load(LAPTOP, runs))
     assert rows.groupby("iterations_of_training")["num_seeds"].first().to_dict() == {2000: 2, 4000: 1, 16000: 1}
     for row in rows.to_dict("records"):
         assert row["relative_delay"] == 31 / row["iterations_of_training"]
@@ -86,6 +87,37 @@ def test_a_length_that_lacks_a_run_is_left_out_and_without_one_the_figure_says_s
     assert json.loads(written[-1].read_text())["not there"][0].startswith("pipedream-lr at P = 1")
     with pytest.raises(UserError, match="the ladder: only at the scale of a laptop"):
         read_ladder(Experiments(SCALES["paper"], experiments.runs, tmp_path))
+
+
+def test_a_growing_ladder_predicts_its_longest_length_from_the_shorter_ones_seed_by_seed(tmp_path):
+    """Slowdowns of 1.5, 2, 3 times 20 (tau / T)^0.4, a tenth more for seed 1; runs at other rates do not count."""
+    scale = SCALES["similar"]
+    for (T, rung), (factor, method) in product(
+        [*scale.ladder.items()][:3], enumerate(("basis-rotation", "nesterov", "pipedream-lr"), 2)
+    ):
+        settings = {"training.iterations": T, **rung, **VARIANTS[method]}
+        slowness = factor * 10 * (31 / T) ** 0.4
+        for seed in (0, 1):
+            options = {"seeds": [seed], "val_loss": 1.0}
+            delayed = slowness * (1 + 0.1 * seed)
+            write_experiment(tmp_path, "similar", {**settings, "pipeline.stages": 32}, slowness=delayed, **options)
+            write_experiment(tmp_path, "similar", {**settings, "pipeline.stages": 1}, slowness=1, **options)
+        better = {**settings, "optimizer.lr": 0.5}  # by its validation loss the best, elsewhere than on the ladder
+        write_experiment(tmp_path, "similar", {**better, "pipeline.stages": 32}, slowness=50, val_loss=0.0)
+    experiments = Experiments.load(scale, tmp_path)
+    slowed = read_ladder(experiments).slowdowns.set_index(["method", "iterations_of_training", "of_seeds"])["ratio"]
+    for (method, T, seed), ratio in slowed.items():
+        factor = {"basis-rotation": 20, "nesterov": 30, "pipedream-lr": 40}[method] * (1 + 0.1 * int(seed))
+        assert ratio == pytest.approx(factor * (31 / T) ** 0.4, rel=0.02)
+    table = ladder_table(experiments).set_index(["iterations", "method"])
+    value, low, high = re.findall(r"[0-9.]+", table.loc[("72000, predicted", "nesterov"), "slowdown"])
+    middle = 30 * math.sqrt(1.1) * (31 / 72000) ** 0.4
+    assert float(value) == pytest.approx(middle, rel=0.02)
+    assert float(low) < middle / math.sqrt(1.1) < middle * math.sqrt(1.1) < float(high)
+    assert ("244000, extrapolated", "nesterov") in table.index
+    assert any("ladder.yaml" in line and "72000" in line for line in experiments.missing)
+    with new_figure() as figure:
+        fill_ladder(experiments, figure)
 
 
 def test_power_law_is_the_line_through_the_logarithms():

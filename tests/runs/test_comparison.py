@@ -164,6 +164,16 @@ def test_reduction_is_against_the_best_baseline_that_differs_in_nothing_but_the_
     assert reduction["share"] == pytest.approx(0.5, abs=0.01)
 
 
+def test_a_baseline_has_its_usual_settings_or_those_that_most_baselines_share(tmp_path):
+    for method, at in (("pipedream", 300), ("nesterov", 200), ("basis-rotation", 100)):
+        write_run(tmp_path, method, f"optimizer.method={method}", "optimizer.beta2=0.95", crosses_3_at=at)
+    write_run(tmp_path, "rare", "optimizer.method=nesterov", "optimizer.weight_decay=0", crosses_3_at=150)
+    of_ours = {row["method"]: row["baseline"] for row in reductions(best(tmp_path)).to_dict("records")}
+    assert of_ours["basis-rotation, beta2 0.95"] == "nesterov, beta2 0.95"
+    write_run(tmp_path, "plain", "optimizer.method=nesterov", crosses_3_at=250)
+    assert set(reductions(best(tmp_path))["baseline"]) == {"nesterov"}
+
+
 def test_all_targets_figure_is_of_runs_that_have_slowdowns(tmp_path, capsys):
     write_pipelines(tmp_path, {1: 50, 4: 200})
     for seed in range(3):  # another model, the largest set, without a reference; and a method without one
