@@ -51,6 +51,7 @@ reproduce-figures: setup  ## draw every figure and table from the results at han
 	$(BIN)/brx slowdown $(RESULTS) --all-targets figures/$(SCALE)/slowdown-all-targets
 	$(BIN)/brx verdict $(RESULTS) --stages 32 --micro-batches 8 --save results/tables/$(SCALE)/time-to-loss.json \
 		--figure figures/$(SCALE)/verdict
+	$(if $(wildcard results/laptop-start),$(BIN)/brx tables experiments --runs results/laptop-start --out results/tables/laptop-start)
 	$(if $(wildcard results/lab/profiles),$(BIN)/brx plot profiles results/lab/profiles --out figures/lab/profiles)
 	$(if $(wildcard results/lab/staleness),$(BIN)/brx plot staleness results/lab/staleness/* --out figures/lab/staleness)
 	$(if $(wildcard results/own-model),$(BIN)/brx plot curves results/own-model/*lr0.0003-s0 --out figures/own-model)

@@ -82,7 +82,7 @@ def reduction_table(reductions: pd.DataFrame) -> pd.DataFrame:
 
 
 def experiment_table(chosen: pd.DataFrame) -> pd.DataFrame:
-    """A row per experiment: its final losses at its best learning rate."""
+    """A row per experiment: its final losses at its best rate; of several seeds [range] and (standard error)."""
     by_size = ["model.blocks", "model.width", "last_iteration", DEPTH, "variant"]
     return pd.DataFrame(
         {
@@ -93,11 +93,15 @@ def experiment_table(chosen: pd.DataFrame) -> pd.DataFrame:
             "lr": rate_text(first[RATE], at_edge=first["lr_at_edge"]),
             "seeds": str(len(seeds)),
             "final training loss": final_loss_text(seeds),
-            "final validation loss": f"{seeds['val_loss'].mean():.3f}",
+            "final validation loss": f"{seeds['val_loss'].mean():.3f}" + _standard_error(seeds["val_loss"]),
         }
         for seeds in by_experiment(chosen.sort_values(by_size, kind="stable"))
         for first in [seeds.iloc[0]]
     )
+
+
+def _standard_error(values: pd.Series) -> str:
+    return f" ({values.sem():.3f})" if len(values) > 1 else ""
 
 
 def rate_table(runs: pd.DataFrame, chosen: pd.DataFrame) -> pd.DataFrame:
