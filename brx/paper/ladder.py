@@ -19,6 +19,7 @@ from matplotlib.ticker import FuncFormatter, PercentFormatter, StrMethodFormatte
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
+from brx.config.loading import Settings
 from brx.errors import UserError
 from brx.paper.printed import SAVED, SLOWDOWNS
 from brx.paper.scales import DEEPEST, ENDS, LADDER_METHODS, PRECONDITIONED, SCALES, STRATEGY_NAMES, Experiments
@@ -55,26 +56,36 @@ def read_ladder(experiments: Experiments) -> Ladder:
         raise UserError("the ladder: only at the scale of a laptop: brx sweep configs/sweeps/laptop/ladder.yaml")
     slowed, saved = [], []
     for T, further in scale.ladder.items():
-        at_rate = experiments.at_rate(further[RATE]) if RATE in further else experiments
-        settings, quietly = {"training.iterations": T, **further}, at_rate.fresh()
-        runs = at_rate.find_ends(*LADDER_METHODS, sweep="ladder", settings=settings)
+        runs = _runs_of_length(experiments, {"training.iterations": T, **further})
         if runs is None:
             continue
-        beside = () if scale.grows else (*STRATEGY_NAMES[1:], *PRECONDITIONED)
-        others = [quietly.find_ends(name, settings=settings) for name in beside]
-        everything = pd.concat([runs, *(pair for pair in others if pair is not None)])
-        if scale.grows:  # other settings of the optimizer belong to the length
-            everything = everything.assign(variant=everything["method"])
-        for of_row in [alike for _, alike in everything.groupby(SEED)] if scale.grows else [everything]:
-            finals = {end: final_loss_text(seeds) for end, seeds in of_row.groupby(["variant", DEPTH])}
-            ladder_runs = of_row[of_row["variant"].isin(LADDER_METHODS)]
-            num_seeds = int(ladder_runs.groupby("experiment")[SEED].nunique().min())
-            labels: dict[str, Any] = {"iterations_of_training": T, "relative_delay": (DEEPEST - 1) / T}
-            labels |= {"num_seeds": num_seeds, "of_seeds": ", ".join(map(str, sorted(of_row[SEED].unique())))}
-            rows = slowdowns(of_row, common_target(runs)).assign(**labels)
+        target = common_target(runs[runs["variant"].isin(LADDER_METHODS)])
+        for alike in [of_seed for _, of_seed in runs.groupby(SEED)] if scale.grows else [runs]:
+            finals = {end: final_loss_text(seeds) for end, seeds in alike.groupby(["variant", DEPTH])}
+            of_ladder = alike[alike["variant"].isin(LADDER_METHODS)]
+            labels = {
+                "iterations_of_training": T,
+                "relative_delay": (DEEPEST - 1) / T,
+                "num_seeds": int(of_ladder.groupby("experiment")[SEED].nunique().min()),
+                "of_seeds": ", ".join(map(str, sorted(alike[SEED].unique()))),
+            }
+            rows = slowdowns(alike, target).assign(**labels)
             slowed.append(rows.assign(finals=[[finals[method, P] for P in ENDS] for method in rows["method"]]))
-            saved.append(reductions(ladder_runs[ladder_runs[DEPTH] == DEEPEST]).assign(**labels))
+            saved.append(reductions(of_ladder[of_ladder[DEPTH] == DEEPEST]).assign(**labels))
     return Ladder(concat(slowed), concat(saved), SLOWDOWN._replace(shift=0) if scale.grows else SLOWDOWN)
+
+
+def _runs_of_length(experiments: Experiments, settings: Settings) -> pd.DataFrame | None:
+    """The runs of one length: None where one of the ladder's is not there; of others those that are."""
+    at_rate = experiments.at_rate(settings[RATE]) if RATE in settings else experiments
+    runs = at_rate.find_ends(*LADDER_METHODS, sweep="ladder", settings=settings)
+    if runs is None:
+        return None
+    if experiments.scale.grows:  # other settings of the optimizer belong to the length
+        return runs.assign(variant=runs["method"])
+    quietly = at_rate.fresh()
+    others = [quietly.find_ends(name, settings=settings) for name in (*STRATEGY_NAMES[1:], *PRECONDITIONED)]
+    return pd.concat([runs, *(pair for pair in others if pair is not None)])
 
 
 class PowerLaw(NamedTuple):
@@ -220,11 +231,11 @@ def fill_ladder(experiments: Experiments, figure: Figure) -> None:
 def _by_length(rows: pd.DataFrame, quantity: Quantity, what: str) -> str:
     """Basis rotation's number after the shortest training and after the longest."""
     of_ours = rows[(rows["method"] == "basis-rotation") & rows[quantity.column].notna()]
-    ends = of_ours.sort_values("iterations_of_training").iloc[[0, -1]].to_dict("records")
+    columns = [quantity.column, *({"is_censored"} & set(of_ours))]
+    ends = of_ours.groupby("iterations_of_training")[columns].mean().iloc[[0, -1]].to_dict("index")
     short, long = (
-        f"{'> ' if row.get('is_censored') else ''}{row[quantity.column]:{quantity.form}}"
-        f" at {row['iterations_of_training']:,}"
-        for row in ends
+        f"{'> ' if row.get('is_censored') else ''}{row[quantity.column]:{quantity.form}} at {T:,}"
+        for T, row in ends.items()
     )
     return f"Basis rotation: {what} {short}\niterations, {long}"
 
