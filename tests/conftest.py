@@ -8,6 +8,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from brx.cli.main import main
+
 # Examples are not drawn by chance, and have no time limit: a change that breaks nothing must not fail on a slow day.
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
@@ -23,6 +25,19 @@ _vision = find_spec("torchvision")
 if torch.version.cuda is None and _vision and "+cu" in Path(_vision.origin).with_name("version.py").read_text():
     for name in ("nms", "qnms"):
         torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+
+@pytest.fixture
+def refused(capsys):
+    """Runs a command that ends as wrong usage does, with exit code 2 and one line, which it gives."""
+
+    def run(*arguments):
+        assert main(list(map(str, arguments))) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        return error
+
+    return run
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from brx.cli.options import FigurePath, Format, OnlyMeasured, RunsOrCheckpoints, RunsOrFolders, option
+from brx.cli.options import FigurePath, Format, OnlyMeasured, RunsOrCheckpoints, RunsOrFolders, flag, option
 from brx.cli.usage import Application, print_note, print_table, refuse
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ app = Application()
 @app.add("""\
   brx hessian-norm runs/quick-basis-rotation-p8-s0                     both coordinates, 200 vectors x 160 batches
   brx hessian-norm runs/quick-basis-rotation-p8-s0 --rotated --batches-per-vector 16 --by kind
-  brx hessian-norm runs/quick-pipedream-p8-s0 --checkpoint 750 --jobs 2
   brx hessian-norm runs/quick-pipedream-p8-s0 --rotated --basis-batches 100    a basis estimated on the spot
   brx hessian-norm runs/quick-pipedream-p8-s0 --strategies --runs results/laptop    all strategies, and slowdowns
   brx hessian-norm results/laptop-curvature --measured --out figures/hessian-norm   what was measured before
@@ -37,35 +36,22 @@ def hessian_norm(
     *,
     checkpoint: Annotated[int | None, option("ITERATION", "which one (default: the newest)")] = None,
     vectors: Annotated[int, option("N", "Cauchy vectors")] = 200,
-    batches_per_vector: Annotated[
-        int, option("N", "batches of the sample whose Hessian it is (even; half shows the bias)", min=2)
-    ] = 160,
+    batches_per_vector: Annotated[int, option("N", "batches that the Hessian is of (even)", min=2)] = 160,
     estimator: Annotated[
         Literal["geometric", "median"],
         typer.Option(help="geometric: one pass, memory of the model's size; median: the original one"),
     ] = "geometric",
-    or_geometric: Annotated[
-        bool, typer.Option("--or-geometric", help="use geometric if the median's samples do not fit on disk")
-    ] = False,
-    original: Annotated[bool, typer.Option("--original", help="only the original coordinates")] = False,
-    rotated: Annotated[
-        bool, typer.Option("--rotated", help="only the rotated ones (default: both, if there is a basis)")
-    ] = False,
+    or_geometric: Annotated[bool, flag("--or-geometric", "if the median's samples do not fit on disk")] = False,
+    original: Annotated[bool, flag("--original", "only the original coordinates")] = False,
+    rotated: Annotated[bool, flag("--rotated", "only the rotated ones (default: both, if there is a basis)")] = False,
     strategies: Annotated[
-        bool,
-        typer.Option(
-            "--strategies", help="the original and all four strategies' coordinates, from --basis-batches (200)"
-        ),
+        bool, flag("--strategies", "the original and all four strategies' coordinates, from --basis-batches (200)")
     ] = False,
-    slowdown_runs: Annotated[
-        Path | None, option("DIR", "with --strategies: put each strategy's slowdown there beside it", "--runs")
-    ] = None,
+    slowdown_runs: Annotated[Path | None, option("DIR", "with --strategies: add their slowdowns", "--runs")] = None,
     basis_from: Annotated[Path | None, option("RUN", "take U and V from another run of the same model")] = None,
     basis_batches: Annotated[int | None, option("N", "estimate U and V from N batches", min=1)] = None,
     by: Annotated[Breakdown, typer.Option(help="break the sum down")] = "none",
-    precision: Annotated[
-        Literal["fp32", "fp64"], typer.Option(help="precision of the Hessian-vector products")
-    ] = "fp32",
+    precision: Annotated[Literal["fp32", "fp64"], typer.Option(help="of the Hessian-vector products")] = "fp32",
     seed: Annotated[int, typer.Option(min=0, help="seed of the vectors")] = 0,
     jobs: Annotated[int, option("N", "processes that share the vectors", min=1)] = 1,
     measured: OnlyMeasured = False,
@@ -167,7 +153,6 @@ def effective_delay(
 
 @app.add("""\
   brx oscillation runs/quick-pipedream-p8-s0 runs/quick-basis-rotation-p8-s0 --out figures/oscillation
-  brx oscillation runs/quick-pipedream-p8-s0 --checkpoint 1000 --iterations 200
   brx oscillation runs/*-p32-*/checkpoints/00016000 --out figures/oscillation    several checkpoints, methods, seeds
   brx oscillation results/laptop-curvature --measured --out figures/oscillation      what was measured before
 """)

@@ -20,6 +20,11 @@ def option(metavar: str, help: str, *flags: str, **settings: Any) -> Any:
     return typer.Option(*flags, metavar=metavar, help=help, **settings)
 
 
+def flag(name: str, help: str) -> Any:
+    """A switch, which has no opposite."""
+    return typer.Option(name, help=help)
+
+
 def completing(module: str, catalogue: str, *more: str) -> Callable[[str], list[str]]:
     """Completes names of a catalogue (names, or a function that gives them), imported when the shell asks."""
 
@@ -53,12 +58,12 @@ RunsOrFolders = Annotated[list[Path], argument("RUNS", "runs, or folders that ho
 ScaleName = Annotated[Literal["laptop", "similar", "paper"], typer.Option(help="which experiments")]
 ScaleRuns = Annotated[Path | None, option("DIR", "folder of the runs (default: the scale's)", "--runs")]
 OnlyMeasured = Annotated[
-    bool, typer.Option("--measured", help="measure nothing: show what lies in RUN/analysis; a folder of runs will do")
+    bool, flag("--measured", "measure nothing: show what is in RUN/analysis (a folder of runs will do)")
 ]
 
 Jobs = Annotated[int | None, option("N", "runs at a time (default: one per GPU or core)", min=1)]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="list the runs and their time; train nothing")]
-RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="train failed runs again")]
+DryRun = Annotated[bool, flag("--dry-run", "list the runs and their time; train nothing")]
+RetryFailed = Annotated[bool, flag("--retry-failed", "train failed runs again")]
 
 DeviceMemory = Annotated[str | None, option("SIZE", "memory of each device, for example 24GB or 80GiB")]
 Throughput = Annotated[

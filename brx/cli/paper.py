@@ -42,7 +42,6 @@ def demo(
   brx plot profiles runs/profiles                       slowdown under delay profiles, beside tau' and the (1,1)-norm
   brx plot main                                         a figure of the paper, from results/laptop into figures/laptop
   brx plot "Figure 5" --out main.svg                    one file
-  brx plot all --scale paper --runs runs/paper --out figures/paper
   brx plot list                                         which figures there are
 """)
 def plot(
@@ -124,7 +123,6 @@ def _of_runs(figure: str, folders: list[Path], out: Path | None) -> list[Path]:
   brx tables slowdown                           print one
   brx tables "Table 3" --format latex           for a paper
   brx tables all --out results/tables/laptop    write all of them as Markdown and CSV
-  brx tables all --scale paper --runs runs/paper --out tables
   brx tables list                               which tables there are
 """)
 def tables(
@@ -192,7 +190,6 @@ def claims(
 @app.add("""\
   brx report                                        report.html from the runs in results/laptop
   brx report --runs runs/laptop --out today.html    from runs under way
-  brx report --scale paper --runs runs/paper --figures figures/paper
 """)
 def report(
     *,
@@ -218,7 +215,6 @@ def report(
   brx toy spiral                                        the spiral as the paper states it
   brx toy spiral configs/toy/spiral-small-steps.yaml    with steps small enough to get all the way
   brx toy sweep                                         slowdown over angle and delay, beside the (1,1)-norm
-  brx toy sweep configs/toy/sweep-small-steps.yaml      with smaller steps, where momentum is at home
 
 The figure is figures/toy-NAME, its numbers are results/toy/NAME.json, where NAME is the configuration's.
 """)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import shlex
 import shutil
+from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
-
-import typer
 
 from brx.cli.options import (
     CONFIG_HELP,
@@ -22,20 +22,20 @@ from brx.cli.options import (
     Throughput,
     argument,
     complete_config,
+    flag,
     option,
 )
 from brx.cli.usage import Application, print_note, print_table, refuse
 
-OWN_MODEL = "A model of your own (default: the paper's LLaMA models)"
-PLANNED = "Your model, for memory, updates and transfers"
-REPLICAS = "Data-parallel replicas with local steps"
+# Options that the help lists apart.
+of_own_model = partial(option, rich_help_panel="A model of your own (default: the paper's LLaMA models)")
+of_replicas = partial(option, rich_help_panel="Data-parallel replicas with local steps")
 
 app = Application()
 
 
 @app.add("""\
   brx schedule --stages 4                                       the actions of each device, as the engine runs them
-  brx schedule --stages 8 --devices 2 --micro-batches 6
   brx schedule --stages 4 --delay 2bw --accumulation 4          PipeDream-2BW: all stages one update behind
   brx schedule --stages 4 --figure figures/schedule             the picture: synchronous, asynchronous, delay
 """)
@@ -67,7 +67,7 @@ def schedule(
     refuse(not is_plain, shown.format("micro-batch", "update", "--accumulation and --delay"))
     refuse(num_ranks != stages, shown.format("stage", "device", f"--devices, or make it {stages}"))
     check_size(stages, num_ranks, 2 * micro_batches)
-    from brx.plot.schedule import draw_schedules  # loads matplotlib
+    from brx.plot.planning import draw_schedules  # loads matplotlib
 
     print(*draw_schedules(num_ranks, micro_batches, figure), sep="\n")
 
@@ -120,8 +120,6 @@ def memory(
     matrix: Annotated[list[str] | None, option("MxN...", "weight matrices")] = None,
 ) -> None:
     """Print the table; for a configuration, two more, of its stages and of its devices."""
-    from collections import Counter
-
     from brx.config.loading import load_config
     from brx.paper.printed import LLAMA_3_8B
     from brx.planning import memory_tables
@@ -129,22 +127,19 @@ def memory(
 
     refuse(config is not None and matrix, "CONFIG and --matrix: give one of the two")
     refuse(overrides and config is None, "--set: needs a CONFIG to change")
-    notes: list[str] = []
-    if config is not None:
-        run_config = load_config(config, overrides, is_new=True)
-        ranks = plan_memory(run_config, planned_device_type(run_config))
-        overhead = memory_tables.overhead_texts(memory_tables.matrices_of(run_config), {})
-        tables = [overhead, memory_tables.stage_table(run_config, ranks), memory_tables.rank_table(run_config, ranks)]
-        notes = memory_tables.rank_notes(run_config)
-    elif matrix:
-        tables = [memory_tables.overhead_texts(Counter(map(memory_tables.parse_matrix, matrix)), {})]
-    else:
-        names = {shape: name for name, shape in LLAMA_3_8B.items()}
-        tables = [memory_tables.overhead_texts(dict.fromkeys(names, 1), names)]
-    for title, table in tables:
+    if config is None:
+        names = {} if matrix else {shape: name for name, shape in LLAMA_3_8B.items()}
+        shapes = Counter(map(memory_tables.parse_matrix, matrix) if matrix else names.keys())
+        title, table = memory_tables.overhead_texts(shapes, names)
         print_table(table, title=title)
-    for note in notes:
-        print(note)
+        return
+    run_config = load_config(config, overrides, is_new=True)
+    ranks = plan_memory(run_config, planned_device_type(run_config))
+    overhead = memory_tables.overhead_texts(memory_tables.matrices_of(run_config), {})
+    by_stage, by_rank = memory_tables.stage_table(run_config, ranks), memory_tables.rank_table(run_config, ranks)
+    for title, table in (overhead, by_stage, by_rank):
+        print_table(table, title=title)
+    print(*memory_tables.rank_notes(run_config), sep="\n")
 
 
 def gigabytes(text: str) -> float:
@@ -161,12 +156,10 @@ def gigabytes(text: str) -> float:
 """)
 def stages(
     *,
-    hidden: Annotated[int | None, option("H", "embedding dimension", min=1, rich_help_panel=OWN_MODEL)] = None,
-    heads: Annotated[int | None, option("A", "attention heads", min=1, rich_help_panel=OWN_MODEL)] = None,
-    params_per_block: Annotated[
-        float | None, option("W", "parameters of one block, for example 202e6", min=1, rich_help_panel=OWN_MODEL)
-    ] = None,
-    blocks: Annotated[int | None, option("L", "Transformer blocks", min=1, rich_help_panel=OWN_MODEL)] = None,
+    hidden: Annotated[int | None, of_own_model("H", "embedding dimension", min=1)] = None,
+    heads: Annotated[int | None, of_own_model("A", "attention heads", min=1)] = None,
+    params_per_block: Annotated[float | None, of_own_model("W", "parameters of one block, as 202e6", min=1)] = None,
+    blocks: Annotated[int | None, of_own_model("L", "Transformer blocks", min=1)] = None,
     memory: Annotated[
         list[float] | None, option("GB...", "memory of devices, in 1e9 bytes (default: the paper's)", parser=gigabytes)
     ] = None,
@@ -227,7 +220,6 @@ def similarity(
 @app.add("""\
   brx verdict --stages 32 --micro-batches 8                         from the committed runs
   brx verdict runs/mine --stages 8 --micro-batches 4 --loss 2.5     from your own
-  brx verdict --stages 8 --micro-batches 8 --cost basis-rotation=0.03      3 % of an iteration more than AdamW
   brx verdict --stages 8 --micro-batches 8 --cost-from runs/timing-*       what it takes on your machine and model
   brx verdict --stages 8 --micro-batches 8 --config paper-1b --device-memory 24GB --bandwidth 25GB --throughput A100
   brx verdict --stages 32 --micro-batches 8 --figure figures/verdict       over P and M
@@ -245,9 +237,7 @@ def verdict(
     ] = None,
     cost: Annotated[
         list[str] | None,
-        option(
-            "METHOD=SHARE...", "its update beyond AdamW's, in iterations (default: by the runs, or FLOPs of --config)"
-        ),
+        option("METHOD=SHARE...", "its update beyond AdamW's, in iterations (default: by the runs, or its FLOPs)"),
     ] = None,
     cost_from: Annotated[
         list[Path] | None,
@@ -255,32 +245,20 @@ def verdict(
     ] = None,
     config: Annotated[
         str | None,
-        option(
-            "CONFIG",
-            f"{CONFIG_HELP}; its batch is an update's",
-            autocompletion=complete_config,
-            rich_help_panel=PLANNED,
-        ),
+        option("CONFIG", f"your model, {CONFIG_HELP}; its batch is an update's", autocompletion=complete_config),
     ] = None,
     overrides: Overrides,
     device_memory: DeviceMemory = None,
     bandwidth: Bandwidth = None,
     throughput: Throughput = None,
-    local_steps: Annotated[
-        int | None, option("H", "a third rival: P replicas with H local steps", min=1, rich_help_panel=REPLICAS)
-    ] = None,
+    local_steps: Annotated[int | None, of_replicas("H", "a third rival: P replicas with H local steps", min=1)] = None,
     averaging: Annotated[
-        str | None,
-        option(
-            "COST", "3 times an update's passes; with --throughput 0.5s, or bandwidth 1GB", rich_help_panel=REPLICAS
-        ),
+        str | None, of_replicas("COST", "3 times an update's passes; with --throughput 0.5s, or bandwidth 1GB")
     ] = None,
-    local_slowdown: Annotated[
-        float, option("RATIO", "their iterations over synchronous ones", rich_help_panel=REPLICAS)
-    ] = 1.0,
+    local_slowdown: Annotated[float, of_replicas("RATIO", "their iterations over synchronous ones")] = 1.0,
     figure: FigurePath = None,
     save: Annotated[Path | None, option("FILE", "keep what the runs say, to be asked again at once")] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", help="tables, what is not measured, what is assumed")] = False,
+    verbose: Annotated[bool, flag("--verbose", "tables, what is not measured, what is assumed")] = False,
 ) -> None:
     from brx.planning import verdict as verdicts
     from brx.planning.schedules import EqualStages
@@ -315,17 +293,15 @@ def verdict(
         fastest = [option.method for option in found[0].asynchronous[:1]]
         settings = verdicts.by_method(measurements)[fastest[0]][0].settings if fastest else {}
         devices = {"--device-memory": device_memory, "--throughput": throughput, "--bandwidth": bandwidth}
-        given = [word for flag, value in devices.items() if value for word in (flag, value)]
-        print(
-            "  To check:",
-            shlex.join(["brx", "plan", config, "--set", *overrides, *run.overrides(asked, settings), *given]),
-        )
+        given = [word for name, value in devices.items() if value for word in (name, value)]
+        to_check = ["brx", "plan", config, "--set", *overrides, *run.overrides(asked, settings), *given]
+        print("  To check:", shlex.join(to_check))
     if verbose:
         print(long_text(found[0], run), *notes, sep="\n")
     if save is not None:
         measurements.write(save)
         print(save)
     if figure is not None:
-        from brx.plot.verdict import draw_verdict, grid  # loads matplotlib
+        from brx.plot.planning import draw_verdict, grid  # loads matplotlib
 
         print(*draw_verdict(grid(measurements, ask), figure, measurements, run), sep="\n")

@@ -8,9 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from brx.cli.options import Format, RunsOrFolders, TableFormat, option
+from brx.cli.options import Format, RunsOrFolders, TableFormat, flag, option
 from brx.cli.usage import Application, print_note, print_table, refuse
 
 if TYPE_CHECKING:
@@ -23,7 +21,6 @@ app = Application()
   brx slowdown results/laptop                      every method and P found there, relative to P = 1
   brx slowdown runs/a runs/b --target 2.5 --format csv
   brx slowdown results/laptop --rates 3e-4,1e-3    each side at the better one of these learning rates
-  brx slowdown results/laptop --same-rate          both sides at one learning rate, a row for each
   brx slowdown results/laptop --all-targets figures/slowdown-all-targets
 """)
 def slowdown(
@@ -35,7 +32,7 @@ def slowdown(
     ] = None,
     rates: Annotated[str | None, option("LR,LR,...", "choose among these learning rates only")] = None,
     same_rate: Annotated[
-        bool, typer.Option("--same-rate", help="compare at one learning rate on both sides: every one that both have")
+        bool, flag("--same-rate", "both sides at one learning rate: a row for each that both have")
     ] = False,
     reference_stages: Annotated[int, option("P", "stages to compare to", min=1)] = 1,
     format: Format = "table",
@@ -108,15 +105,12 @@ def parse_rates(text: str) -> list[float]:
 
 @app.add("""\
   brx export runs/laptop --to results/laptop
-  brx export runs/a runs/b --to results/mine
 """)
 def export(
     runs: RunsOrFolders,
     *,
     to: Annotated[Path, option("DIR", "folder that gets one folder per run")],
-    unfinished: Annotated[
-        bool, typer.Option("--unfinished", help="runs that are unfinished, interrupted or failed, too")
-    ] = False,
+    unfinished: Annotated[bool, flag("--unfinished", "runs that are unfinished, interrupted or failed, too")] = False,
 ) -> None:
     from brx.runs.metrics import export_runs
 

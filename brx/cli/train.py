@@ -19,6 +19,7 @@ from brx.cli.options import (
     RetryFailed,
     argument,
     complete_method,
+    flag,
     option,
 )
 from brx.cli.usage import Application, print_note, print_table, refuse
@@ -29,7 +30,6 @@ app = Application()
 @app.add("""\
   brx train quick                                          a preset
   brx train quick --set optimizer.method=basis-rotation    another method
-  brx train my.yaml --set pipeline.stages=16 optimizer.lr=3e-4 --out runs/mine
   brx train runs/mine --resume                             continue a run
   brx train quick --devices 2                              two processes, one per device; the same trajectory
   torchrun --nnodes 2 --nproc-per-node 8 -m brx train paper-95m       several machines
@@ -42,10 +42,8 @@ def train(
     overrides: Overrides,
     out: Annotated[Path | None, option("DIR", "the run's folder (default: runs/NAME-METHOD-pP-sSEED)")] = None,
     devices: Annotated[int | None, option("R", "processes, one per device (sets pipeline.devices)")] = None,
-    profile: Annotated[bool, typer.Option("--profile", help="write a profiler trace of a few iterations")] = False,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="continue from the newest checkpoint, if there is one")
-    ] = False,
+    profile: Annotated[bool, flag("--profile", "write a profiler trace of a few iterations")] = False,
+    resume: Annotated[bool, flag("--resume", "continue from the newest checkpoint, if there is one")] = False,
 ) -> None:
     """Train; exit code 0 when the run is finished, 130 when it was stopped and can be resumed."""
     from brx.config.loading import find_config, load_config
@@ -74,7 +72,7 @@ def train(
     elif run_config.pipeline.devices > 1:
         # Refuses more devices than there are.
         choose_device(run_config.runtime.device, run_config.pipeline.devices - 1)
-        flags = [flag for flag, given in (("--resume", resume), ("--profile", profile)) if given]
+        flags = [name for name, given in (("--resume", resume), ("--profile", profile)) if given]
         arguments = ["train", config, "--out", str(folder), *flags, "--set", *settings]
         with hold(folder) as lock:
             check_request(RunFolder(folder), run_config, resume=resume)
@@ -130,7 +128,6 @@ def sweep(
 @app.add("""\
   brx compare my_method.py:MyMethod                     train what is missing, and show its place among the rest
   brx compare torch.optim:Adamax --set optimizer.arguments.betas='[0.9, 0.99]'
-  brx compare muon soap --seeds 3                       with intervals
   brx compare muon --rest-lr 3e-4 --rest-lr 1e-3        a rate of its own for what is no matrix, a row for each
   brx compare --all-builtin --dry-run                   what is missing, and how long it takes
   brx compare                                           the leaderboard of what is there; trains nothing
@@ -143,7 +140,7 @@ def compare(
         argument("METHOD", "names, FILE.py:NAME or package.module:NAME", autocompletion=complete_method),
     ] = None,
     *,
-    all_builtin: Annotated[bool, typer.Option("--all-builtin", help="all methods that come with brx")] = False,
+    all_builtin: Annotated[bool, flag("--all-builtin", "all methods that come with brx")] = False,
     overrides: Annotated[
         list[str] | None, option("KEY=VALUE...", "settings of the optimizer, for a variant of one METHOD", "--set")
     ] = None,
@@ -168,8 +165,8 @@ def compare(
     from brx.sweep.run import check_own_methods, list_cells, make_launcher, run_and_print
 
     refuse(all_builtin and methods, "METHOD and --all-builtin: give one of the two")
-    for flag, given in (("--set", overrides), ("--rest-lr", rest_lr)):
-        refuse(given and len(methods or []) != 1, f"{flag}: is about one METHOD; name exactly one")
+    for name, given in (("--set", overrides), ("--rest-lr", rest_lr)):
+        refuse(given and len(methods or []) != 1, f"{name}: is about one METHOD; name exactly one")
     asked = [name for name in METHODS if name != CUSTOM] if all_builtin else list(methods or [])
     settings = parse_settings(overrides or [])
     sweeps = protocols(asked, settings, seeds, out)

@@ -55,7 +55,7 @@ from brx.plot.losses import (
     draw_training_losses,
     draw_validation,
 )
-from brx.plot.schedule import draw_schedules
+from brx.plot.planning import draw_schedules
 from brx.plot.style import COLUMN_WIDTH_IN, finish_panel, look_of, new_figure, save, shade
 from brx.runs.comparison import BASELINES, slowdowns
 from brx.runs.folder import find_runs

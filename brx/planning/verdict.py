@@ -1,10 +1,9 @@
 """Synchronous or asynchronous? Time to a loss on P devices with M micro-batches per update.
 
-Time is iterations x the time of an update (`brx.planning.schedules`): a synchronous pipeline waits in each of few
-iterations, an asynchronous one takes more of them. The synchronous side splits up an update's examples as is fastest.
-Assumed are equal examples per update, a device per stage, updates that are not overlapped with passes, and iterations
-as measured at the same delay in updates, tau_k / M <= (P - 1) / M. Delay never helps: a method that was measured to
-need fewer iterations with delay than without is taken to need as many.
+Time is iterations x the time of an update (`brx.planning.schedules`). Assumed are equal examples per update, which the
+synchronous side splits up as is fastest, a device per stage, updates that are not overlapped with passes, and
+iterations as measured at the same delay in updates, tau_k / M <= (P - 1) / M. Delay never helps: a method that was
+measured to need fewer iterations with delay than without is taken to need as many.
 """
 
 from __future__ import annotations
@@ -30,19 +29,11 @@ from brx.runs.time_to_loss import Experiment, Measurements, measure_largest_set
 if TYPE_CHECKING:
     from brx.planning.planned_run import PlannedRun
 
-COMMITTED = Path("results/tables/laptop/time-to-loss.json")
-"""What the committed runs say; `make reproduce-figures` writes it."""
-
+COMMITTED = Path("results/tables/laptop/time-to-loss.json")  # what the committed runs say (make reproduce-figures)
 COST_REFERENCE = "pipedream"  # AdamW, whose update counts as part of an iteration
-
-WIDEST_GAP = 4.0
-"""Between two measured delays, iterations are interpolated if 1 + delay grows by no more than this factor."""
-
-ASSUMED_SPREAD = 0.05
-"""Standard deviation of the logarithm of iterations between seeds, where no experiment has two seeds to tell it."""
-
-NORMAL_QUANTILE = 1.96
-"""Of the 95 % interval of a slowdown from one seed, whose spread is that of the other experiments' seeds."""
+WIDEST_GAP = 4.0  # largest factor of 1 + delay between two measured delays for iterations to be interpolated
+ASSUMED_SPREAD = 0.05  # of the logarithm of iterations between seeds, where no experiment has two seeds to tell it
+NORMAL_QUANTILE = 1.96  # of 95 % intervals
 
 
 @dataclass(frozen=True)
@@ -51,13 +42,12 @@ class Question:
     num_stages: int
     num_micro_batches: int  # per update, of the asynchronous pipeline
     devices: EqualStages | PlannedRun
+    # Of methods' updates, as shares of an update's passes, in place of what the runs or the model say.
     costs: Mapping[str, float] = field(default_factory=dict)
-    """Of methods' updates, as shares of an update's passes, in place of what the runs or the model say."""
     local: LocalSteps | None = None  # the third rival, data-parallel replicas with local steps; None: not asked for
 
     @property
-    def delay(self) -> float:
-        """The largest delay of a stage, in updates."""
+    def delay(self) -> float:  # the largest of a stage, in updates
         return (self.num_stages - 1) / self.num_micro_batches
 
 
@@ -131,8 +121,7 @@ class Verdict:
         return self.advantage is not None and not self.is_upper_bound and abs(math.log(self.advantage)) <= self.noise
 
     @property
-    def is_memory_short(self) -> bool:
-        """Whether memory leaves no synchronous schedule, or no asynchronous method: nothing is to be compared."""
+    def is_memory_short(self) -> bool:  # no synchronous schedule fits, or no asynchronous method
         return not self.has_cuts or (bool(self.too_large) and not self.asynchronous)
 
     def break_even(self, option: Option) -> float | None:
@@ -215,8 +204,7 @@ def iterations_at(
 ) -> Iterations | None:
     """The iterations of one method's experiments to a loss at a delay, linear in log(1 + delay) between measured ones.
 
-    Between two delays, those of the seeds that both have; where they have none in common, their means. None beyond the
-    measured delays, or between two that are further apart than `WIDEST_GAP`.
+    Interpolated seed by seed, or between means without a common seed; None beyond the measured delays and in wide gaps.
     """
     ordered = sorted(experiments, key=lambda experiment: experiment.delay)
     for one in ordered:
@@ -252,8 +240,7 @@ def seed_spread(measurements: Measurements, loss: float) -> float:
 def update_costs(experiments: Iterable[Experiment]) -> dict[str, float]:
     """What each method's update takes beyond AdamW's, as a share of AdamW's iteration, from the fastest run of each.
 
-    Only runs of equal M compare, under whatever delay: of several M, that at which AdamW is fastest. Without AdamW's
-    runs of an M, the fastest method stands for it.
+    Runs of equal M compare: of several, that at which AdamW is fastest; where AdamW lacks, the fastest method is it.
     """
     measured = pd.DataFrame([(one.method, one.micro_batches, one.seconds) for one in experiments])
     seconds = measured.groupby([0, 1])[2].min().unstack()  # a row per method, a column per M
@@ -264,10 +251,9 @@ def update_costs(experiments: Iterable[Experiment]) -> dict[str, float]:
 
 
 def losses_to_ask(measurements: Measurements, delay: float) -> list[float]:
-    """The lowest loss that AdamW reaches both without delay and at this one, and the lowest that any method so reaches.
+    """The lowest losses that AdamW (if it has such runs) and any method reach both without delay and at this one.
 
-    Without such runs of AdamW, the second alone; where no run measures this delay, those of the longest that is;
-    UserError where those reach none.
+    Where no run measures this delay, those of the longest that is measured; UserError where those reach none.
     """
     longest = max(experiment.delay for experiment in measurements.experiments)
     for asked in (delay, longest):

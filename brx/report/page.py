@@ -35,15 +35,14 @@ from brx.train.recorder import git_commit
 KEPT_COMPARISON = Path("results") / "compare"  # runs that `brx compare --all-builtin` made, as `brx export` keeps them
 HEADLINES = ("teaser", "main", "claims")  # the figures that the page opens with
 MOST_POINTS = 120  # points of a curve: the losses are means over 2 % of a run, which 120 points resolve twice
-DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
-"""Of the variants of a method, which have its colour."""
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")  # of a method's variants, in its colour
+# Facets of numbers: by name, their headings and columns.
 ORDERED = {
     "stages": ("P", DEPTH),
     "length": ("iterations", "last_iteration"),
     "lr": ("lr", RATE),
     "seed": ("seed", SEED),
 }
-"""Facets of numbers: by name, their headings and columns."""
 
 
 class PageTable(NamedTuple):
@@ -186,14 +185,27 @@ def page_tables(experiments: Experiments, claims: pd.DataFrame | None = None) ->
 def provenance(runs: pd.DataFrame) -> list[tuple[str, list[str]]]:
     """What is known of how the runs were made: headings, each with a line per distinct value and how many have it."""
     dates = runs["finished_at"].dropna().sort_values().tolist() if "finished_at" in runs else []
+
+    def versions(run: pd.Series) -> str:
+        known = run.filter(like="versions.").dropna()
+        return ", ".join(f"{key.removeprefix('versions.')} {version}" for key, version in known.items())
+
+    def device(run: pd.Series) -> str:
+        is_known = pd.notna(run.get("device.type"))
+        return f"{run['device.type']} ({run['device.name']}), threads: {run['device.threads']:g}" if is_known else ""
+
+    def data(run: pd.Series) -> str:
+        fingerprint = "unknown" if pd.isna(run["data_fingerprint"]) else run["data_fingerprint"]
+        return f"{run['data.source']}, tokenizer {run['data.tokenizer']}, fingerprint {fingerprint}"
+
     return [
         ("Runs", _counted(runs, lambda run: run["status"])),
         ("Ended", [f"{dates[0]} to {dates[-1]}"] if dates else []),
         ("Training time", [f"{duration(runs['seconds'].sum())} in all, without validations and checkpoints"]),
-        ("Versions", _counted(runs, _versions)),
+        ("Versions", _counted(runs, versions)),
         ("Git commits", _counted(runs, lambda run: run.get("git_commit"))),
-        ("Devices", _counted(runs, _device)),
-        ("Data", _counted(runs, _data)),
+        ("Devices", _counted(runs, device)),
+        ("Data", _counted(runs, data)),
         ("Models", _counted(runs, lambda run: run["architecture"])),
         ("This page", [f"brx {brx.__version__}, git commit {git_commit() or 'unknown'}"]),
     ]
@@ -202,22 +214,6 @@ def provenance(runs: pd.DataFrame) -> list[tuple[str, list[str]]]:
 def _counted(runs: pd.DataFrame, text: Callable[[pd.Series], object]) -> list[str]:  # the most frequent first
     texts = pd.Series([text(run) for _, run in runs.iterrows()], dtype=object).fillna("unknown").replace("", "unknown")
     return [f"{text} ({count} {'run' if count == 1 else 'runs'})" for text, count in texts.value_counts().items()]
-
-
-def _versions(run: pd.Series) -> str:
-    versions = run.filter(like="versions.").dropna()
-    return ", ".join(f"{key.removeprefix('versions.')} {version}" for key, version in versions.items())
-
-
-def _device(run: pd.Series) -> str:
-    if pd.isna(run.get("device.type")):
-        return ""
-    return f"{run['device.type']} ({run['device.name']}), threads: {run['device.threads']:g}"
-
-
-def _data(run: pd.Series) -> str:
-    fingerprint = "unknown" if pd.isna(run["data_fingerprint"]) else run["data_fingerprint"]
-    return f"{run['data.source']}, tokenizer {run['data.tokenizer']}, fingerprint {fingerprint}"
 
 
 # The runs as the page's browser has them: what can be filtered and sorted by, and thinned loss curves.
@@ -279,7 +275,7 @@ def _text(value: float) -> str:
 
 def _entry(run: pd.Series, is_chosen: bool, dash: str) -> dict[str, Any]:
     ordered = {name: _text(run[column]) for name, (_, column) in ORDERED.items()}
-    read = read_run(Path(str(run.name)))
+    read, losses = read_run(Path(str(run.name))), {"train": run["train_loss"], "val": run["val_loss"]}
     return {
         "name": run["name"],
         "facets": {"method": run["variant"], **ordered, "model": run["architecture"]},
@@ -287,17 +283,12 @@ def _entry(run: pd.Series, is_chosen: bool, dash: str) -> dict[str, Any]:
         "status": run["status"],
         "dash": dash,
         "numbers": {  # of the table, by heading
-            "train loss": _loss_text(run["train_loss"]),
-            "val loss": _loss_text(run["val_loss"]),
+            **{f"{name} loss": f"{loss:.3f}" if np.isfinite(loss) else "-" for name, loss in losses.items()},
             "minutes": f"{run['seconds'] / 60:.1f}",
         },
         "settings": yaml.safe_dump(trajectory_of(read.config, with_defaults=False), sort_keys=False),
         "curves": _curves(read),
     }
-
-
-def _loss_text(loss: float) -> str:
-    return f"{loss:.3f}" if np.isfinite(loss) else "-"
 
 
 def _curves(run: Run) -> dict[str, list[float | None]]:

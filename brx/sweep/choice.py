@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from rich.table import Table
 
-from brx.files import write_text
 from brx.runs.experiments import score_values
 from brx.runs.folder import RunFolder, settings_key
-from brx.runs.formats import format_table
 from brx.runs.frames import SEED
 from brx.sweep.spec import Cell, Choice, State, Sweep, cell_name, state_of, value_at
-
-EDGE = "at the edge: widen the grid"
 
 
 def choose(cells: Sequence[Cell], rule: Choice) -> pd.DataFrame:
@@ -95,30 +89,15 @@ def choices_and_repetitions(sweep: Sweep, tried: Sequence[Cell]) -> tuple[pd.Dat
     return choices, sweep.repetitions(chosen_cells(tried, choices, sweep.spec.choose))
 
 
-def choice_table(choices: pd.DataFrame, rule: Choice) -> Table:
-    table = Table("cells", rule.over, "remark", f"{rule.by} of each", title=f"chosen by the lowest {rule.by}")
-    for _, alike in choices.groupby("group", sort=False):
-        scores = [f"{value:g}: {_shown(score)}" for value, score in alike.set_index(rule.over)["score"].items()]
-        best = alike[alike["is_best"]].iloc[0]
-        has_one = math.isfinite(best["score"])
-        chosen = f"{best[rule.over]:g}" if has_one else "none"
-        table.add_row(best["cells"], chosen, EDGE if best["at_edge"] and has_one else "", ", ".join(scores))
-    return table
-
-
-def write_choices(choices: pd.DataFrame, rule: Choice, path: Path) -> None:  # a line per value
-    is_chosen = choices["is_best"] & choices["score"].map(math.isfinite)
-    texts = pd.DataFrame(
-        {
-            "cells": choices["cells"],
-            rule.over: choices[rule.over].map("{:g}".format),
-            rule.by: choices["score"].map(_shown),
-            "chosen": is_chosen.map({True: "yes", False: ""}),
-            "remark": (is_chosen & choices["at_edge"]).map({True: EDGE, False: ""}),
-        }
-    )
-    write_text(path, format_table(texts, "csv") + "\n")
-
-
-def _shown(score: float) -> str:
-    return f"{score:.4f}" if math.isfinite(score) else "failed"
+def choice_table(choices: pd.DataFrame, rule: Choice) -> pd.DataFrame:
+    """A row per value that was tried, as texts."""
+    is_finite = choices["score"].map(math.isfinite)
+    is_chosen = choices["is_best"] & is_finite
+    columns = {
+        "cells": choices["cells"],
+        rule.over: choices[rule.over].map("{:g}".format),
+        rule.by: choices["score"].map("{:.4f}".format).where(is_finite, "failed"),
+        "chosen": is_chosen.map({True: "yes", False: ""}),
+        "remark": (is_chosen & choices["at_edge"]).map({True: "at the edge: widen the grid", False: ""}),
+    }
+    return pd.DataFrame(columns)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import Literal
 
+import pandas as pd
 import torch
 from rich.console import Console, Group
 from rich.live import Live
@@ -19,9 +20,11 @@ from rich.text import Text
 
 from brx.config.schema import CustomConfig, RunConfig
 from brx.errors import UserError
+from brx.files import write_text
 from brx.model.stage import Stage, count_parameters
 from brx.runs.folder import RunFolder
-from brx.sweep.choice import choice_table, choices_and_repetitions, tried_cells, write_choices
+from brx.runs.formats import format_table
+from brx.sweep.choice import choice_table, choices_and_repetitions, tried_cells
 from brx.sweep.launchers import Launcher, LocalLauncher, RayLauncher
 from brx.sweep.spec import FAILURE, Cell, State, Sweep, iterations_done, state_of
 from brx.train.build import assemble, check_method
@@ -48,19 +51,18 @@ def check_own_methods(sweeps: Sequence[Sweep]) -> None:
 
 def list_cells(sweep: Sweep, jobs: int | None, *, retry_failed: bool) -> None:
     """Print every cell with its state, and about how long the rest will take with so many jobs at a time."""
-    console = Console(highlight=False)
     cells = tried_cells(sweep)
     _, repetitions = choices_and_repetitions(sweep, cells)
     states = {cell.name: state_of(cell) for cell in cells}
     for name, state in states.items():
-        console.print(f"{state.value:12}{name}", soft_wrap=True, markup=False)
+        print(f"{state.value:12}{name}")
     num_jobs = make_launcher("local", sweep, jobs, None).num_jobs
     say = Console(stderr=True, highlight=False).print
     left = remaining_seconds([*cells, *repetitions], num_jobs, say, retry_failed=retry_failed)
     counts = ", ".join(f"{count} {state.value}" for state, count in Counter(states.values()).items())
     time = "too large to time without a GPU" if left is None else f"about {duration(left)} with {num_jobs} at a time"
     more = f" and {len(repetitions)} repetitions of the chosen ones" if repetitions else ""
-    console.print(f"{sweep.path}: {len(states)} cells{more} in {sweep.out}: {counts}; {time}", soft_wrap=True)
+    print(f"{sweep.path}: {len(states)} cells{more} in {sweep.out}: {counts}; {time}")
 
 
 def make_launcher(kind: Literal["local", "ray"], sweep: Sweep, jobs: int | None, address: str | None) -> Launcher:
@@ -89,20 +91,14 @@ def run_and_print(sweep: Sweep, launcher: Launcher, *, retry_failed: bool) -> bo
             failures |= _run_cells(more, launcher, display, retry_failed)
         choices, repetitions = choices_and_repetitions(sweep, cells)
         failures |= _run_cells(repetitions, launcher, display, retry_failed)
-    console = Console(highlight=False)
     if (rule := sweep.spec.choose) is not None and choices is not None:
-        console.print(choice_table(choices, rule))
-        path = sweep.out / f"choice-{sweep.path.stem}.csv"
-        write_choices(choices, rule, path)
-        console.print(path, soft_wrap=True)
+        table, path = choice_table(choices, rule), sweep.out / f"choice-{sweep.path.stem}.csv"
+        print(f"chosen by the lowest {rule.by}", format_table(table, "table"), path, sep="\n")
+        write_text(path, format_table(table, "csv") + "\n")
     if failures:
-        table = Table("failed cell", "why")
-        for name, reason in failures.items():
-            table.add_row(name, reason)
-        console.print(table)
+        print(format_table(pd.DataFrame(failures.items(), columns=["failed cell", "why"]), "table"))
         return False
-    num_cells = len(cells) + len(repetitions)
-    console.print(f"{sweep.path}: all {num_cells} cells are done, in {sweep.out}", soft_wrap=True)
+    print(f"{sweep.path}: all {len(cells) + len(repetitions)} cells are done, in {sweep.out}")
     return True
 
 

@@ -45,12 +45,6 @@ def test_one_flag_takes_several_settings(arguments, capsys):
     assert found == (4, 70, 0.05)
 
 
-def test_a_process_ends_with_the_exit_code():
-    """As torchrun starts it."""
-    ended = subprocess.run([sys.executable, "-m", "brx", "tran"], capture_output=True, text=True, timeout=100)
-    assert (ended.returncode, ended.stdout) == (2, "")
-
-
 def test_ctrl_c_during_an_import_that_would_swallow_it_ends_the_process_with_one_line(tmp_path):
     (tmp_path / "greedy.py").write_text(
         "import os, signal\ntry:\n    os.kill(os.getpid(), signal.SIGINT)\nexcept BaseException:\n    pass\n"

@@ -185,8 +185,6 @@ def test_peak_by_name():
         "NVIDIA A100-SXM4-80GB": 312e12,
         "NVIDIA H100 80GB HBM3": 989e12,
         "NVIDIA H100 PCIe": 756e12,
-        "NVIDIA GeForce RTX 3090": 71e12,
-        "NVIDIA L40S": 362e12,
         "NVIDIA L40": None,
         "NVIDIA RTX A1000": None,
     }
@@ -231,7 +229,4 @@ def test_only_what_is_beyond_a_factor_of_three_is_marked(factor, marked):
 def test_similarity_is_to_the_papers_run_by_default(capsys):
     assert main(["similarity", "laptop", "--set", "pipeline.delay.like=32", "--format", "json"]) == 0
     rows = {row[""]: row for row in json.loads(capsys.readouterr().out)}
-    assert rows["warm-up / tau"]["paper-95m"] == "96.8"
-    assert rows["warm-up / tau"]["> 3 x"] == "<-"
-    assert main(["similarity", "laptop", "--like", "no-such"]) == 2
-    assert "no-such" in capsys.readouterr().err
+    assert [rows["warm-up / tau"][heading] for heading in ("paper-95m", "> 3 x")] == ["96.8", "<-"]

@@ -16,7 +16,6 @@ from brx.planning.verdict import (
     update_costs,
 )
 from brx.planning.verdict_text import long_text, option_table, sentence, slowdown_text, verdict_text
-from brx.plot.verdict import draw_verdict, grid
 from brx.runs.time_to_loss import Experiment, Measurements
 
 
@@ -41,8 +40,8 @@ MEASURED = of(
 )
 
 
-def asked(loss, num_stages, num_micro_batches, *, examples=1, memory=None, costs=None, local=None):
-    devices = EqualStages(num_stages, num_micro_batches, examples, memory)
+def asked(loss, num_stages, num_micro_batches, *, examples=1, costs=None, local=None):
+    devices = EqualStages(num_stages, num_micro_batches, examples)
     return Question(loss, num_stages, num_micro_batches, devices, costs or {}, local)
 
 
@@ -116,7 +115,6 @@ def test_default_losses_are_adamws_and_the_lowest_at_this_delay():
 
 
 def test_costs_are_relative_to_adamw_at_as_many_micro_batches():
-
     assert update_costs(MEASURED.experiments[3:]) == {"muon": 0.0}
     reached = [90, 100, 110]
     experiments = [
@@ -174,19 +172,6 @@ def test_replicas_are_a_third_rival():
     assert dear.rival.cut.schedule == "zero-bubble H1"
     assert sentence(dear).startswith("Asynchronous wins")
     assert "Replicas, at best with pipedream, take" in verdict_text([dear], MEASURED, None)
-
-
-def test_figure_over_a_grid(tmp_path):
-    def ask(num_stages, num_micro_batches):
-        if num_stages == 32:
-            raise UserError("fewer blocks")
-        return asked(3.0, num_stages, num_micro_batches, memory=1e9)
-
-    cells = grid(MEASURED, ask, [4, 16, 32, 64], [1, 4])
-    assert cells[32, 1] is None
-    assert [cells[stages, 1].advantage is None for stages in (4, 16, 64)] == [False, False, True]
-    draw_verdict(cells, tmp_path / "verdict", MEASURED)
-    assert "Blank: the model has fewer than P blocks" in (tmp_path / "verdict.json").read_text()
 
 
 ONLY_DELAYED = MEASURED.model_copy(update={"experiments": [one for one in MEASURED.experiments if one.delay]})

@@ -224,20 +224,16 @@ def test_interrupted_cells_save_and_a_lost_one_is_continued(ray, tmp_path):
     ],
 )
 def test_no_cluster_at_an_address_and_no_node_that_is_large_enough_are_one_line(
-    ray, tmp_path, capsys, address, settings, expected
+    ray, tmp_path, refused, address, settings, expected
 ):
     path = write_sweep(tmp_path, set=settings)
-    assert main(["sweep", str(path), "--launcher", "ray", *address]) == 2
-    error = capsys.readouterr().err
-    assert expected in error
-    assert error.count("\n") == 1
+    assert expected in refused("sweep", path, "--launcher", "ray", *address)
     assert not (tmp_path / "cells").exists()
     assert not ray.is_initialized()
 
 
-def test_without_ray_one_line_names_the_extra(tmp_path, monkeypatch, capsys):
+def test_without_ray_one_line_names_the_extra(tmp_path, monkeypatch, refused):
     monkeypatch.setitem(sys.modules, "ray", None)
-    assert main(["sweep", str(write_sweep(tmp_path)), "--address", "auto"]) == 2
-    assert "--address: only --launcher ray has one" in capsys.readouterr().err
-    assert main(["sweep", str(write_sweep(tmp_path)), "--launcher", "ray"]) == 2
-    assert capsys.readouterr().err == "brx: --launcher ray: Ray is not installed: pip install 'brx[ray]'\n"
+    path = write_sweep(tmp_path)
+    assert "--address: only --launcher ray has one" in refused("sweep", path, "--address", "auto")
+    assert "Ray is not installed: pip install 'brx[ray]'" in refused("sweep", path, "--launcher", "ray")
