@@ -130,7 +130,6 @@ def effective_delay(
     ] = None,
     out: FigurePath = None,
 ) -> None:
-    """Print the table, and draw; at least one of the runs must have been measured."""
     from brx.curvature import effective_delay as delays
     from brx.curvature.checkpoints import runs_in_place
     from brx.curvature.norm_result import results_of
@@ -170,7 +169,6 @@ def oscillation(
     measured: OnlyMeasured = False,
     out: FigurePath = None,
 ) -> None:
-    """Measure from each checkpoint; print, and draw."""
     from rich.console import Console
 
     from brx.curvature.checkpoints import refuse_two_checkpoints

@@ -167,7 +167,6 @@ def stages(
     batch_size: Annotated[int, option("B", "examples per micro-batch", min=1)] = 1,
     format: Format = "table",
 ) -> None:
-    """Print the table."""
     from brx.paper.printed import DEVICES_GB, LLAMAS
     from brx.planning.stage_count import ModelShape, stage_count_table
 

@@ -42,9 +42,7 @@ STRATEGIES: tuple[tuple[Source, Geometry], ...] = tuple(itertools.product(get_ar
 SOAP_LONGEST_SIDE = 10_000  # pytorch-optimizer's `max_precondition_dim`: its SOAP keeps nothing for a longer side
 NEWTON_SCHULZ_STEPS = 5  # of torch's Muon and pytorch-optimizer's Scion
 
-STAGE_PARTS = ("weights", "gradients", "moments", "rotation", "rings", "activations")
-"""What a stage holds, by the names of `Memory`."""
-
+STAGE_PARTS = ("weights", "gradients", "moments", "rotation", "rings", "activations")  # of `Memory`
 RANK_PARTS = (*STAGE_PARTS, "logits", "update", "probe")  # what a rank holds
 
 

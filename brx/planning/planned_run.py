@@ -59,9 +59,7 @@ PEAKS = {
     "RTX 3080": (59.5, 29.8),
     "MI300X": (1307, 163.4),
 }
-PIPELINE_KEYS = ("stages", "devices", "accumulation", "delay", "stash", "forecast")
-"""What a verdict changes of `pipeline`."""
-
+PIPELINE_KEYS = ("stages", "devices", "accumulation", "delay", "stash", "forecast")  # what a verdict changes
 WITHOUT_DELAY = {"delay": 0, "stash": "exact", "forecast": None}
 UTILIZATION = 0.4  # assumed share of a data sheet's peak
 

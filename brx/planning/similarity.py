@@ -12,9 +12,7 @@ from brx.model.sizes import num_elements, stage_shapes
 from brx.pipeline.delay import depth, stage_delays
 
 APART = 3.0  # by what factor two numbers may differ and still count as alike
-
-CRITICAL_BATCH_EXPONENT = 0.47
-"""The critical batch grows about as (tokens seen)^0.47, whatever the model's size (arXiv:2410.21676)."""
+CRITICAL_BATCH_EXPONENT = 0.47  # it grows about as (tokens seen)^0.47, whatever the model's size (arXiv:2410.21676)
 
 
 def dimensionless(config: RunConfig) -> dict[str, float | None]:

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import pandas as pd
 
 GB = 10**9
+# Half-precision weight and gradient (2 + 2); master weight and both moments in full precision (4 + 4 + 4).
 BYTES_PER_PARAMETER = 16
-"""Half-precision weight and gradient (2 + 2); master weight and both moments in full precision (4 + 4 + 4)."""
 
 
 class ModelShape(NamedTuple):

@@ -37,10 +37,6 @@ def draw_training_losses(axes: Axes, curves: Sequence[Curve], title: str = "") -
             axes.fill_between(losses.index, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
     finish_panel(axes, "iteration", "training loss (nats)", title)
     _limit_losses(axes, curves)
-    _note_evidence(axes, curves)
-
-
-def _note_evidence(axes: Axes, curves: Sequence[Curve]) -> None:
     num_single = sum(len(curve.runs) == 1 for curve in curves)
     num_one_rate = sum((curve.runs["num_rates"] == 1).all() for curve in curves)
     notes = []

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import TwoSlopeNorm
 from matplotlib.patches import Rectangle
@@ -138,7 +139,12 @@ def draw_verdict(cells: Grid, path: Path, measurements: Measurements, run: Plann
             " the best asynchronous method, whose iterations were measured at (or between) the same delays in updates,"
             " (P - 1) / M. <: the asynchronous run had not reached the loss; tie: within the noise between seeds."
         )
-        details = {"runs": measurements.source, "notes": _notes(cells, verdicts, measurements, run)}
+        notes = [f"Model of the runs: {measurements.model}.", units_line(run)]
+        if len(verdicts) < len(cells):
+            notes.append("Blank: the model has fewer than P blocks, or its batch is no multiple of M.")
+        if any(verdict.question.devices.memory is not None for verdict in verdicts):
+            notes.append("Without what needs more memory, at that P and M, than a device has.")
+        details = {"runs": measurements.source, "notes": notes}
         return save(panels, path, caption, command="brx verdict RUNS --figure FIGURE", details=details)
 
 
@@ -177,18 +183,16 @@ def _cell(verdict: Verdict) -> str:
 def _draw_break_even(axes: Axes, verdicts: Sequence[Verdict]) -> None:
     verdicts = sorted(verdicts, key=lambda verdict: verdict.question.num_micro_batches)
     counts = [verdict.question.num_micro_batches for verdict in verdicts]
-    for method in sorted({option.method for verdict in verdicts for option in verdict.asynchronous}):
-        points = [
-            (verdict.question.num_micro_batches, option.slowdown.ratio, verdict.break_even(option))
-            for verdict in verdicts
-            for option in verdict.asynchronous
-            if option.method == method and option.slowdown is not None and not option.slowdown.is_lower_bound
-        ]
-        if points:
-            label, color, marker = look_of(method)
-            where, slowdowns, evens = zip(*points, strict=True)
-            axes.plot(where, slowdowns, color=color, marker=marker, markersize=3, label=label)
-            axes.plot(where, evens, color=color, linestyle=":", linewidth=0.8)
+    points = [
+        (option.method, count, option.slowdown.ratio, verdict.break_even(option))
+        for count, verdict in zip(counts, verdicts, strict=True)
+        for option in verdict.asynchronous
+        if option.slowdown is not None and not option.slowdown.is_lower_bound
+    ]
+    for method, of_method in pd.DataFrame(points, columns=["method", "M", "slowdown", "break-even"]).groupby("method"):
+        label, color, marker = look_of(method)
+        axes.plot(of_method["M"], of_method["slowdown"], color=color, marker=marker, markersize=3, label=label)
+        axes.plot(of_method["M"], of_method["break-even"], color=color, linestyle=":", linewidth=0.8)
     if axes.lines:
         factor_axis(axes)
         axes.plot([], [], color="black", linestyle=":", linewidth=0.8, label="its break-even")
@@ -202,12 +206,3 @@ def _draw_break_even(axes: Axes, verdicts: Sequence[Verdict]) -> None:
     axes.set_title(
         f"P = {verdicts[0].question.num_stages}: slowdown measured at (P - 1) / M\n(dotted: as fast as the rival)"
     )
-
-
-def _notes(cells: Grid, verdicts: Sequence[Verdict], measurements: Measurements, run: PlannedRun | None) -> list[str]:
-    lines = [f"Model of the runs: {measurements.model}.", units_line(run)]
-    if len(verdicts) < len(cells):
-        lines.append("Blank: the model has fewer than P blocks, or its batch is no multiple of M.")
-    if any(verdict.question.devices.memory is not None for verdict in verdicts):
-        lines.append("Without what needs more memory, at that P and M, than a device has.")
-    return lines

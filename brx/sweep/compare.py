@@ -22,17 +22,15 @@ from brx.sweep.spec import Sweep, SweepSpec
 
 PRESET = "compare"
 RATES = (1e-3, 3e-3, 3e-4)
-FURTHER_RATES = (3e-5, 1e-4, 1e-2, 3e-2)
-"""Tried one after another while the best rate is the lowest or the highest of those tried."""
+FURTHER_RATES = (3e-5, 1e-4, 1e-2, 3e-2)  # one after another, while the best rate is at an end of those tried
+# Of pipelines of so many stages, on the same eight blocks.
 DELAYS: dict[str, dict[str, Any]] = {
     "none": {"pipeline.stages": 1},
     "8 stages": {"pipeline.stages": 8},
     "32 stages": {"pipeline.stages": 8, "pipeline.delay.like": 32},
 }
-"""The delays of pipelines of so many stages, on the same eight blocks."""
-
+# Slowdowns are at the loss that it reaches under every delay, so that a new method moves nobody else's.
 TARGET_METHOD = "pipedream"
-"""Slowdowns are at the loss that it reaches under every delay, so that a new method moves nobody else's."""
 
 
 def protocol(method: str, settings: Mapping[str, Any], num_seeds: int, out: Path) -> Sweep:

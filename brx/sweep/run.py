@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import Literal
 
-import pandas as pd
 import torch
 from rich.console import Console, Group
 from rich.live import Live
@@ -95,8 +94,9 @@ def run_and_print(sweep: Sweep, launcher: Launcher, *, retry_failed: bool) -> bo
         table, path = choice_table(choices, rule), sweep.out / f"choice-{sweep.path.stem}.csv"
         print(f"chosen by the lowest {rule.by}", format_table(table, "table"), path, sep="\n")
         write_text(path, format_table(table, "csv") + "\n")
+    for name, reason in failures.items():
+        print(f"failed cell {name}: {reason}")
     if failures:
-        print(format_table(pd.DataFrame(failures.items(), columns=["failed cell", "why"]), "table"))
         return False
     print(f"{sweep.path}: all {len(cells) + len(repetitions)} cells are done, in {sweep.out}")
     return True

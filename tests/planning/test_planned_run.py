@@ -110,17 +110,13 @@ def test_verdict_and_plan_agree_row_by_row(capsys):
         verdict = answer(always_measured(METHODS, asked.delay), asked)
         assert {option.method for option in verdict.asynchronous} == set(METHODS)
         for option in verdict.asynchronous:
-            settings = METHODS[option.method]
-            overrides = [f"{part}.{key}={value}" for part, own in settings.items() for key, value in own.items()]
-            overrides += [f"pipeline.stages={num_stages}", f"pipeline.accumulation={num_micro_batches}"]
-            overrides += [f"training.batch_size={8 // num_micro_batches}", f"pipeline.devices={num_stages}"]
-            overrides.append("optimizer.lr=1e-3")  # settings are measured at rates of their own: the default stands
-            again = load_config("paper-95m", run.overrides(config, settings))
-            assert again == load_config("paper-95m", overrides)
+            overrides = run.overrides(config, METHODS[option.method])
             asked_plan = ["--throughput", "100T", "--bandwidth", "5GB", "--device-memory", "80GB"]
             assert main(["plan", "paper-95m", "--set", *overrides, *asked_plan]) == 0
             printed = capsys.readouterr().out
             planned = load_config("paper-95m", overrides)
+            assert planned.pipeline.stages == num_stages
+            assert planned.optimizer.method in option.method
             assert option.cut.memory == max(rank.peak for rank in plan_memory(planned, "cuda"))
             assert f"{run.seconds(option.cut):.3g} s per iteration" in printed
             rival = next(one for one in verdict.synchronous if one.method == option.method)
@@ -155,14 +151,12 @@ def test_replicas_hold_and_update_the_whole_model():
 def test_the_synchronous_rival_is_the_best_cut_of_the_same_examples():
     settings = ["pipeline.devices=6", "training.batch_size=64", "optimizer.method=basis-rotation"]
     run = PlannedRun(load_config("paper-1b", settings), throughput=1e14)
-    printed = " ".join(time_lines(run))
     busiest = max(rank_flops(run.config, own) for own in partition(24, 6))
     assert run.seconds(run.asynchronous({}, None)) == pytest.approx(busiest / 1e14)
     cuts = list(run.synchronous({}, None))
     assert [cut.time for cut in cuts] == pytest.approx(sorted(cut.time for cut in cuts))
     assert {cut.num_micro_batches for cut in cuts} == {1, 2, 4, 8, 16, 32, 64}
-    assert f"{cuts[0].schedule} with {cuts[0].num_micro_batches} micro-batches" in printed
-    hours, synchronous = (float(hours) for hours in re.findall(r"([\d.e+]+) h", printed))
+    hours, synchronous = (float(hours) for hours in re.findall(r"([\d.e+]+) h", " ".join(time_lines(run))))
     assert synchronous == pytest.approx(hours * cuts[0].time / run.asynchronous({}, None).time, rel=0.01)
     # In less memory, another one; in none, none.
     few = replace(run, memory=min(cut.memory for cut in cuts))

@@ -20,13 +20,10 @@ from tests.train.helpers import tiny_config
 
 
 def test_cells_are_the_product_of_the_axes_and_their_names_carry_every_varied_key_and_the_seed(tmp_path):
-    sweep = Sweep.load(write_sweep(tmp_path))
-    names = ["p4-pipedream-s0", "p4-nesterov-s0", "p1-pipedream-s0", "p1-nesterov-s0"]
-    assert [cell.name for cell in sweep.cells] == names
-    for cell in sweep.cells:
-        assert cell.config.optimizer.method in cell.name
-        assert cell.config.pipeline.stages == int(cell.name[1])
-        assert cell.folder.name == f"{cell.name}--{identity(cell.config)}"
+    cells = Sweep.load(write_sweep(tmp_path)).cells
+    for cell, method, stages in zip(cells, ["pipedream", "nesterov"] * 2, [4, 4, 1, 1], strict=True):
+        assert (cell.config.optimizer.method, cell.config.pipeline.stages) == (method, stages)
+        assert cell.folder.name == f"p{stages}-{method}-s0--{identity(cell.config)}"
     grid = {
         "method": [{"optimizer.method": "basis-rotation", "optimizer.source": "1st"}],
         "optimizer.lr": [1e-3],
@@ -78,14 +75,12 @@ def test_a_cell_is_found_again_by_its_configuration_and_a_method_keeps_only_what
         ({"grid": {"pipeline.stages": [9]}}, "cell p9: pipeline.stages must be at most model.blocks (4), got 9"),
         ({"grid": {"optimizer.lr.x": [1]}}, "optimizer.lr.x: 'lr' is a value, not a section"),
         ({"exclude": [{"pipeline.stages": [1, 4]}]}, "exclude: leaves no cell of the grid's 4"),
-        ({"gird": {}}, "gird: unknown key, did you mean 'grid'?"),
         ({"exclude": [{"optimizer.lrr": 1.0}]}, "exclude: 'optimizer.lrr' has a value in no cell"),
         ({"repeat": {"where": {"pipeline.stage": 4}}}, "repeat.where: 'pipeline.stage' has a value in no cell"),
         ({"choose": {"over": "pipeline.stash"}}, "choose.over: needs a key of numbers, pipeline.stash is 'exact'"),
         ({"choose": {"over": "training.seed"}}, "choose.over: seeds are repetitions"),
         ({"choose": {"over": "optimizer.lr", "further": [-1]}}, "optimizer.lr: input should be greater than 0"),
         ({"repeat": {"set": {"training.sed": [1]}}}, "training.sed: unknown key, did you mean 'seed'?"),
-        ({"base": "quik"}, "quik: no such file or preset, did you mean 'quick'?"),
     ],
 )
 def test_mistakes_are_one_line_that_names_the_file_and_the_key(tmp_path, content, expected):
@@ -95,19 +90,12 @@ def test_mistakes_are_one_line_that_names_the_file_and_the_key(tmp_path, content
     assert "\n" not in str(caught.value)
 
 
-LENGTHS = {"first-basis-short": 1, "strategies-long": 16, "preconditioned-long": 16}
-LENGTHS |= {"block-scaling-long": 32, "frequency-long": 32}
-
-
-def test_the_laptops_sweeps_expand(tmp_path, monkeypatch):
-    """By their names."""
+def test_the_laptops_sweeps_expand_by_their_names(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    files = {file.stem for file in (PRESETS / "sweeps" / "laptop").glob("*.yaml")}
-    cells = {name: Sweep.load(Path(f"laptop/{name}")).cells for name in files}
+    files = (PRESETS / "sweeps" / "laptop").glob("*.yaml")
+    cells = {file.stem: Sweep.load(Path(f"laptop/{file.stem}")).cells for file in files}
+    assert all(cells.values())
     assert len(cells["main"]) == 24
-    for name in files - {"ladder"}:
-        lengths = {cell.config.training.iterations for cell in cells[name]}
-        assert lengths == {1000 * LENGTHS.get(name, 8)}
 
 
 def end(cell, seconds=10.0, val_loss=1.0):
