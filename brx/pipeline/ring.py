@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from brx.pipeline.delay import StageDelay
 
@@ -35,7 +35,7 @@ class Ring:
         self._on_host = on_host
         self._is_cuda = on_host and device.type == "cuda"  # copies run on a stream of their own
         self.slots = [[self._to_slot(tensor) for tensor in initial] for _ in range(delay.num_slots)]
-        self.buffers: list[list[Tensor]] = [[_leaf(tensor) for tensor in initial] for _ in range(num_buffers)]
+        self.buffers: list[list[Tensor]] = [[tensor.clone() for tensor in initial] for _ in range(num_buffers)]
         self._held: list[int | None] = [None] * num_buffers  # the micro-batch of each buffer
         self._newest_stored = 0
         self._stream = torch.cuda.Stream(device) if self._is_cuda else None  # type: ignore[no-untyped-call]
@@ -106,11 +106,6 @@ class Ring:
 
     def _to_slot(self, tensor: Tensor) -> Tensor:
         if not self._on_host:
-            return _leaf(tensor)
+            return tensor.clone()
         copy = tensor.to("cpu", copy=True)
         return copy.pin_memory() if self._is_cuda else copy
-
-
-def _leaf(tensor: Tensor) -> Tensor:
-    """A copy that the module can compute with, in whose `.grad` autograd leaves the gradient."""
-    return nn.Parameter(tensor.clone())

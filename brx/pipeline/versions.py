@@ -1,14 +1,9 @@
 """The weight versions of one stage: the newest weights, and the ring of older ones that micro-batches in flight need.
 
 What is swapped: a submodule looks its weights up by attribute, so `bind` replaces the entries in the submodules'
-`_parameters` by the tensors of a slot of the ring, and the module then computes with an older version. Optimizers,
+`_parameters` by the values of a slot of the ring, and the module then computes with an older version. Optimizers,
 checkpoints and everybody else keep the parameters that the module began with: the *newest* weights. The gradient of an
-old version is applied to them. It gets there in one of two ways:
-
-- the engine binds the slot's tensors as leaves (`bind`); autograd leaves each gradient in the slot's `.grad`, and
-  `collect_gradients` moves it to the newest weights, before the method looks at it;
-- in anybody's loop (`brx.pipeline.anywhere`) nobody would call that, and DDP or hooks wait for the gradient at the
-  parameters themselves: `bind_through` binds the slot's values, whose gradients autograd passes on to them.
+old version is applied to them: autograd passes it on (`_AtVersion`).
 
 Needs torch alone.
 """
@@ -149,16 +144,11 @@ class StageVersions:
             self.remember()
 
     def bind(self, micro_batch: int) -> None:
-        """Let the module compute with version `delay.version_used(micro_batch)`."""
-        self._point_to(self.forward_weights(micro_batch))
+        """Let the module compute with version `delay.version_used(micro_batch)`; gradients arrive at the newest weights."""
         if self._ring is not None:
-            self._ring.prefetch(micro_batch + 1)
-
-    def bind_through(self, micro_batch: int) -> None:
-        """As `bind`, but gradients arrive at the newest weights by themselves."""
-        if self.ring:
             with torch.enable_grad():  # where activations are recomputed, autograd is off
-                self._point_to(_AtVersion.apply(self.forward_weights(micro_batch), *self._newest_list))  # type: ignore[no-untyped-call]
+                self._point_to(_AtVersion.apply(self._ring.weights(micro_batch), *self._newest_list))  # type: ignore[no-untyped-call]
+            self._ring.prefetch(micro_batch + 1)
 
     def bind_newest(self) -> None:
         self._point_to(self._newest_list)
@@ -172,14 +162,6 @@ class StageVersions:
         # Through .data: autograd saved these very tensors and would (rightly) object to what is done here on purpose.
         targets = [weight.data for weight in self.forward_weights(micro_batch)]
         torch._foreach_copy_(targets, self.backward_weights(micro_batch))
-
-    def collect_gradients(self, micro_batch: int) -> None:
-        """Move a micro-batch's gradients to the newest weights, in these weights' dtype."""
-        for newest, weight in zip(self._newest_list, self.forward_weights(micro_batch), strict=True):
-            gradient = weight.grad
-            weight.grad = None
-            newest.grad = gradient.to(newest.dtype) if gradient is not None else None
-        self.finish_store()
 
     def finish_store(self) -> None:
         """Before an update changes what may still be on its way to the host: let it wait."""

@@ -36,7 +36,6 @@ def test_a_delayed_head_sees_its_overwritten_weights(tmp_path):
         stage.newest["head.linear.weight"].zero_()
     stage.prepare_backward(1)
     loss.backward()
-    stage.collect_gradients(1)
     # Nothing comes through a head of zeros.
     has_gradient = [name for name, weight in stage.newest.items() if weight.grad.abs().max() > 0]
     assert has_gradient == ["head.linear.weight", "head.linear.bias"]
