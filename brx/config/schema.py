@@ -89,8 +89,7 @@ class DataConfig(Section):
     split_seed: int = Field(0, ge=0)
     """Seed of that hash."""
     sample_fraction: float = Field(1.0, gt=0, le=1)
-    """Share of the documents that are used at all, drawn at random: by another seeded hash of the document. The whole
-    source is read nevertheless, up to where `tokens` is reached."""
+    """Share of the documents that are used at all, by another seeded hash; the whole source is read nevertheless."""
     sample_seed: int = Field(0, ge=0)
     """Seed of that hash."""
     text_field: str = "text"
@@ -247,6 +246,9 @@ class NesterovConfig(OptimizerSection):
     """NAdam's momentum decay."""
 
 
+RefreshSchedule = Literal["uniform", "stage-aware", "reversed", "stage-aware-exact", "reversed-exact"]
+
+
 class BasisRotationConfig(MatrixOptimizerSection):
     """Adam in the Hessian's Kronecker eigenbasis (the paper's algorithms 1 and 2)."""
 
@@ -259,15 +261,13 @@ class BasisRotationConfig(MatrixOptimizerSection):
     """Iterations between refreshes of the basis."""
     first_refresh: int = Field(2, ge=2)
     """The update that gives the first basis, whatever `frequency` is; until then the steps are AdamW's."""
-    refresh_schedule: Literal["uniform", "stage-aware", "reversed", "stage-aware-exact", "reversed-exact"] = "uniform"
-    """How the refreshes are shared among stages: by delay (appendix, stage-aware basis rotation), or against it. The
-    rule's whole intervals spend more than `uniform` does (7 % at P = 32); the exact ones spend the same."""
+    refresh_schedule: RefreshSchedule = "uniform"
+    """Refreshes are shared among stages evenly, by delay, or against it; the exact rules spend as much as `uniform`."""
     covariance: Literal["step", "refresh", "interval"] = "step"
     """Which gradients enter the covariances of source `2nd`: every one (`step`, the authors' code), those of refreshes
     (`refresh`, algorithm 2 as printed), or those for all updates since the last refresh (`interval`)."""
     rotation_precision: Literal["highest", "tf32", "bf16"] = "highest"
-    """Products of the rotations: fp32, TF32, or bf16 in two parts (16 bits), faster on a GPU's matrix units; a CPU
-    makes the same roundings. Refreshes and bases are fp32 always."""
+    """Products of the rotations: fp32, TF32, or bf16 in two parts (16 bits), faster on a GPU's matrix units."""
     staggered: bool = False
     """Refresh a share of the matrices at each step, for even step times (not the paper's algorithm)."""
     as_published: bool = False
@@ -279,8 +279,7 @@ class DelayCompensationConfig(OptimizerSection):
 
     method: Literal["delay-compensation"]
     compensation: float = Field(0.5, ge=0, le=1)
-    """lambda in g + lambda g*g*(w_now - w_used); the paper tries 0.04, 0.1, 0.5 and 1.0. w_used are the weights that
-    the backward pass used: with `pipeline.stash: none` these are the newest ones, and nothing is left to correct."""
+    """lambda in g + lambda g*g*(w_now - w_used), w_used those of the backward pass; the paper tries 0.04 to 1.0."""
 
 
 class SoapConfig(MatrixOptimizerSection):
@@ -434,8 +433,7 @@ class LoggingConfig(Section):
     trackio: str | None = None
     """Trackio project to log to, a board on this machine (`trackio show`); null for none (extra: trackio)."""
     staleness_every: int | None = Field(None, ge=1)
-    """Every how many iterations to measure, per stage, what delay does to gradients, updates and bases (`brx plot
-    staleness`); on one device, at the cost of an iteration each. Best a multiple of `optimizer.frequency`."""
+    """Every how many iterations to measure what delay does to gradients, updates and bases (`brx plot staleness`)."""
     update_norms: bool = True
     """At log points, the norm of each stage's update; needs room for a copy of the weights in these iterations."""
 

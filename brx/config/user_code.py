@@ -69,8 +69,8 @@ def load_attribute(name: str, where: str, kind: str, fits: Callable[[Any], bool]
     return chosen
 
 
-def fault(error: BaseException, name: str, line: int | None = None) -> str:
-    """What went wrong, in one line, and where in the file of `name`; at `line` if it was not raised there itself."""
+def fault(error: BaseException, name: str) -> str:
+    """What went wrong, in one line, and where in the file of `name`."""
     file = code_file(name)
     said = " ".join(str(error).split()) or type(error).__name__
     if file is None:
@@ -78,9 +78,8 @@ def fault(error: BaseException, name: str, line: int | None = None) -> str:
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}"
     own = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).resolve() == file.resolve()]
-    line = own[-1].lineno if own else line
-    location = "" if line is None else f"{file}:{line}: "
-    return f"{location}{type(error).__name__}: {said}"
+    location = f"{file}:{own[-1].lineno}" if own else file  # raised elsewhere, by what it has returned
+    return f"{location}: {type(error).__name__}: {said}"
 
 
 def import_code(module_name: str, where: str) -> ModuleType:

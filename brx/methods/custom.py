@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 
 from torch.optim import Optimizer
 
 from brx.config.schema import CustomConfig, RunConfig
-from brx.config.user_code import check_unchanged, code_file, fault, load_attribute
+from brx.config.user_code import check_unchanged, fault, load_attribute
 from brx.errors import RunError, UserError
 from brx.methods.groups import stage_groups
 from brx.methods.method import Method, Stages
@@ -59,7 +58,7 @@ Rule = Literal["optimizers", "lr_divisor", "correct_gradients", "forecast", "ste
 
 @contextlib.contextmanager
 def user_code(
-    config: RunConfig, method: Method, rule: Rule, kind: type[UserError | RunError], iteration: int | None = None
+    config: RunConfig, rule: Rule, kind: type[UserError | RunError], iteration: int | None = None
 ) -> Iterator[None]:
     """Turn what a user's own method raises into one line with file and line; built-in methods raise as they do."""
     try:
@@ -71,22 +70,7 @@ def user_code(
             raise
         name = config.optimizer.method
         when = "" if iteration is None else f"iteration {iteration}: "
-        # The methods of its class that answer: those that make optimizers have several names.
-        answers = ("optimizers", "matrices", "rest") if rule in ("optimizers", "step") else (rule,)
-        what = fault(error, name, _first_line(method, answers, code_file(name)))
-        raise kind(f"optimizer.method {name}: {when}its {rule}: {what}") from error
-
-
-def _first_line(method: Method, rules: Sequence[str], file: Path | None) -> int | None:
-    """Of the first of these rules that the user's file has its own version of, or else of the class."""
-    chosen = type(method)
-    for written in [*(getattr(chosen, rule, None) for rule in rules), chosen]:
-        try:
-            if written is not None and Path(inspect.getfile(written)).resolve() == (file and file.resolve()):
-                return inspect.getsourcelines(written)[1]
-        except (OSError, TypeError):  # no Python source
-            continue
-    return None
+        raise kind(f"optimizer.method {name}: {when}its {rule}: {fault(error, name)}") from error
 
 
 @contextlib.contextmanager

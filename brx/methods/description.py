@@ -6,11 +6,11 @@ import inspect
 import textwrap
 from typing import Any, Literal, get_args, get_origin
 
-from brx.config.schema import Section
+from brx.config.schema import RefreshSchedule, Section
 from brx.errors import UserError, did_you_mean
 from brx.methods.custom import load_class
 from brx.methods.method import Method
-from brx.methods.table import CUSTOM, METHODS, RefreshSchedule, refresh_intervals, refreshes_per_iteration
+from brx.methods.table import CUSTOM, METHODS, refresh_intervals, refreshes_per_iteration
 from brx.pipeline.delay import pipeline_delays
 
 WIDTH = 110

@@ -68,8 +68,8 @@ class Method:
     def matrices(self, groups: list[Group]) -> Optimizer:
         """The optimizer of the weight matrices of attention and MLP.
 
-        There is a group per stage, with its named parameters (m, n), or (experts, m, n) in a mixture, and the keys
-        `stage` and `delay`. Hand them on as they are, with further options, or divided among several groups.
+        A group per stage, with its named parameters and the keys `stage` and `delay`; hand them on as they are, with
+        further options, or divided among several groups.
         """
         return self.adamw(groups)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -217,10 +217,9 @@ def ring_matrix_dtype(config: RunConfig) -> torch.dtype:
     return torch.bfloat16 if config.runtime.precision == "bf16" and not takes_differences else torch.float32
 
 
-RefreshSchedule = Literal["uniform", "stage-aware", "reversed", "stage-aware-exact", "reversed-exact"]
-
-
-def refresh_intervals(delays: Sequence[StageDelay], frequency: int, schedule: RefreshSchedule) -> list[float | None]:
+def refresh_intervals(
+    delays: Sequence[StageDelay], frequency: int, schedule: schema.RefreshSchedule
+) -> list[float | None]:
     """Iterations between two refreshes, by stage; None for never again after the first.
 
     - `stage-aware`: the larger a stage's delay, the more often; the paper's rule, rounded down to whole iterations.

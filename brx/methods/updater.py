@@ -44,7 +44,7 @@ class MethodUpdater:
 
     def __init__(self, config: RunConfig, stages: Sequence[StageVersions]) -> None:
         self.config, self.method = config, find_method(config)
-        with user_code(config, self.method, "optimizers", UserError):
+        with user_code(config, "optimizers", UserError):
             self.optimizers = self.method.optimizers(stages)
             check_each_parameter_once(self.optimizers, stages)
         if self.method.forecasts:
@@ -73,7 +73,7 @@ class MethodUpdater:
             if weight.grad is not None
         ]
         gradients, newest, used_weights, state = (list(column) for column in zip(*with_gradient, strict=True))
-        with user_code(self.config, self.method, "correct_gradients", RunError, stage.delay.update_of(micro_batch)):
+        with user_code(self.config, "correct_gradients", RunError, stage.delay.update_of(micro_batch)):
             self.method.correct_gradients(gradients, newest, used_weights, state)
 
     def step(self, iteration: int) -> None:
@@ -81,7 +81,7 @@ class MethodUpdater:
         for optimizer, peak_lrs in zip(self.optimizers, self._peak_lrs, strict=True):
             for group, peak_lr in zip(optimizer.param_groups, peak_lrs, strict=True):
                 group["lr"] = peak_lr * factor / self.lr_divisor(group["delay"], iteration)
-            with user_code(self.config, self.method, "step", RunError, iteration):
+            with user_code(self.config, "step", RunError, iteration):
                 try:
                     optimizer.step()
                 except BadGradientError as error:  # where the engine has not looked: it would make a GPU wait
@@ -93,7 +93,7 @@ class MethodUpdater:
 
     def lr_divisor(self, tau_updates: float, iteration: int) -> float:
         """The method's; RunError unless it is a number above 0."""
-        with user_code(self.config, self.method, "lr_divisor", RunError, iteration):
+        with user_code(self.config, "lr_divisor", RunError, iteration):
             divisor = float(self.method.lr_divisor(tau_updates, iteration, self.config.training.iterations))
             if not 0 < divisor < math.inf:
                 where = f"tau_updates {tau_updates:g}, t {iteration}"
@@ -103,7 +103,7 @@ class MethodUpdater:
     def _forecast(
         self, newest: list[Tensor], update: list[Tensor], tau_updates: float, state: ParameterStates
     ) -> list[Tensor]:
-        with user_code(self.config, self.method, "forecast", RunError):
+        with user_code(self.config, "forecast", RunError):
             forecast = list(self.method.forecast(newest, update, tau_updates, state))
             if [weight.shape for weight in forecast] != [weight.shape for weight in newest]:
                 raise ValueError("must return one tensor for each parameter, of the parameter's shape")

@@ -95,7 +95,8 @@ class Sharding:
             owner = loads.index(min(loads))  # the rank with the least work so far
             loads[owner] += rotation_cost(parameter)
             group = self._group(mesh, parameter.device)
-            self.of[parameter] = Shards(tuple(parameter.shape), group, _boxes(parameter, group), owner)
+            boxes = _boxes(parameter.shape, mesh, parameter.placements, group)  # type: ignore[attr-defined]
+            self.of[parameter] = Shards(tuple(parameter.shape), group, boxes, owner)
 
     def agree(self, parameters: Iterable[Any], flags: dict[torch.device, Tensor]) -> None:
         """Set the flag () of a device on all ranks of the parameters' meshes where it is set on any."""
@@ -117,14 +118,12 @@ class Sharding:
         return self._groups[mesh, device.type]
 
 
-def _boxes(parameter: Any, group: dist.ProcessGroup) -> list[Box]:
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+def _boxes(shape: Sequence[int], mesh: Any, placements: Sequence[Any], group: dist.ProcessGroup) -> list[Box]:
+    """Where each rank's shard lies, by rank in the group."""
+    from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 
-    mesh, placements = parameter.device_mesh, parameter.placements
-    shape, offset = compute_local_shape_and_global_offset(parameter.shape, mesh, placements)
-    boxes: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(boxes, (tuple(map(int, shape)), tuple(map(int, offset))), group=group)
-    return boxes
+    coordinates = [(mesh.mesh == rank).nonzero()[0].tolist() for rank in dist.get_process_group_ranks(group)]
+    return [_compute_local_shape_and_global_offset(tuple(shape), mesh.shape, at, placements) for at in coordinates]
 
 
 def gather_gradients(members: Sequence[Member]) -> None:
@@ -157,16 +156,16 @@ def apply_updates(members: Sequence[Member], decay: Callable[[Member], Tensor]) 
 
 def as_rows(parameter: Any, where: Shards, state: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """A state that the owner has whole, as a DTensor that is sharded by rows; a counter () as it is."""
-    from torch.distributed.tensor import DTensor, Shard
+    from torch.distributed.tensor import DTensor, Replicate, Shard
 
     mesh = parameter.device_mesh
-    boxes = [_row_box(shape, mesh, rank) for rank in dist.get_process_group_ranks(where.group)]
-    rows = Shards(shape, where.group, boxes, where.owner)
+    by_rows: list[Any] = [Shard(0) if shape else Replicate()] * mesh.ndim
+    rows = Shards(shape, where.group, _boxes(shape, mesh, by_rows, where.group), where.owner)
     (part,) = distribute([rows], [state if where.is_owner else None], local(parameter).new_empty(0, dtype=dtype))
-    part = part.view(boxes[dist.get_rank(where.group)][0])
+    part = part.view(rows.boxes[dist.get_rank(where.group)][0])
     if not shape:
         return part
-    by_rows, stride = [Shard(0)] * mesh.ndim, torch.empty(shape, device="meta").stride()
+    stride = torch.empty(shape, device="meta").stride()
     return DTensor.from_local(part, mesh, by_rows, run_check=False, shape=torch.Size(shape), stride=stride)
 
 
@@ -197,17 +196,6 @@ def _exchange(
     dist.all_to_all_single(receive, send, num_received, num_sent, group=group)
     pieces = torch.split(receive, [expected[place][1] for place in by_source])
     return [piece for _, piece in sorted(zip(by_source, pieces, strict=True), key=itemgetter(0))]
-
-
-def _row_box(shape: tuple[int, ...], mesh: Any, rank: int) -> Box:
-    """The rows that a rank has when each dimension of the mesh splits them in turn, as `[Shard(0)] * ndim` does."""
-    if not shape:  # a counter: every rank has it
-        return (), ()
-    rows = range(shape[0])
-    for position, num_parts in zip((mesh.mesh == rank).nonzero()[0].tolist(), mesh.shape, strict=True):
-        size = -(-len(rows) // num_parts)  # rounded up, so that the last parts may be short or empty
-        rows = rows[size * position : size * (position + 1)]
-    return (len(rows), *shape[1:]), (rows.start, *(0 for _ in shape[1:]))
 
 
 def _by_mesh_and_dtype(members: Sequence[Member]) -> Iterator[tuple[list[Member], list[Shards]]]:

@@ -39,10 +39,8 @@ class DelayedPipeline:
     Args:
         model: called as a whole: `model(batch)`, whatever it takes and returns. DDP or torch.compile may wrap it.
         optimizer: one, or all that train the model; a version is complete when all have stepped.
-        stages: P, which cuts the model's longest run of like blocks (in a ModuleList, Sequential or ModuleDict) evenly,
-            with what comes before it in the first stage and what comes after in the last; or a mapping from parameter
-            names or their beginnings (`blocks.3`), or a function of the name, to the stage from 0. A tied weight
-            belongs to the stage of its first name.
+        stages: P, which cuts the model's longest run of like blocks evenly; or a mapping from parameter names or their
+            beginnings (`blocks.3`), or a function of the name, to the stage from 0 (docs/own-model.md).
         accumulation: M, the micro-batches (forward and backward passes) per update; by default counted in the first
             update. A later update may take fewer (the end of an epoch), not more. State it where a GradScaler may skip
             the first update and `zero_grad` does not set gradients to None.

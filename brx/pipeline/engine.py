@@ -1,12 +1,9 @@
 """The delay engine of one device: runs the schedule's actions over the device's stages.
 
-With one device it is an exact simulation of an asynchronous pipeline of P stages at the cost of a plain training
-step; with more, the same actions run between neighbours, and the trajectory stays the same (docs/semantics.md).
-
 A gradient gets old in three steps: `_forward` binds every stage to the version that its delay names; `_backward` takes
 the gradient there and hands it to the newest weights, which by then are tau micro-batches ahead; `_update` applies it
 to them. Rank r runs R - 1 - r forward passes ahead, so that many of the tau versions arise by themselves; the ring
-supplies the rest, on one device all of them.
+supplies the rest, on one device all of them. The trajectory is the same for every R (docs/semantics.md).
 
 Shape legend: B examples, S positions, D width.
 """

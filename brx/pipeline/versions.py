@@ -1,23 +1,21 @@
 """The weight versions of one stage: the newest weights, and the ring of older ones that micro-batches in flight need.
 
 What is swapped: a submodule looks its weights up by attribute, so `bind` replaces the entries in the submodules'
-`_parameters` by the values of a slot of the ring, and the module then computes with an older version. Optimizers,
-checkpoints and everybody else keep the parameters that the module began with: the *newest* weights. The gradient of an
-old version is applied to them: autograd passes it on (`_AtVersion`).
-
+`_parameters` by the values of a slot of the ring. Optimizers, checkpoints and everybody else keep the parameters that
+the module began with, the *newest* weights; autograd passes the gradients of an old version on to them (`_AtVersion`).
 Needs torch alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from brx.pipeline.delay import StageDelay
-from brx.pipeline.ring import Ring
 
 StashMode = Literal["exact", "none", "predict"]
 Forecast = Literal["last-update", "average-update"]
@@ -78,18 +76,111 @@ def copied_to(device: torch.device | str, kept: Any) -> Any:
     return [copied_to(device, value) for value in kept] if isinstance(kept, list) else kept
 
 
+UNKNOWN = -(2**62)
+
+
+class Ring:
+    """Slots for the versions that `StageDelay` names, on the device or in host memory, and buffers on the device.
+
+    Without buffers a micro-batch computes with its slot itself. With B buffers it computes with a copy of the slot, in
+    buffer (n - 1) mod B, which is its own until its update: as many as micro-batches are between forward pass and
+    update at one time, and one more with slots on the host: when micro-batch n is forwarded, n + 1 is fetched. On CUDA
+    these slots are pinned, and copies run on a stream of their own; elsewhere they are plain copies (for tests).
+
+    `initial` is version 0, on the device, in the ring's dtypes; all slots begin with it.
+    """
+
+    def __init__(self, initial: Sequence[Tensor], delay: StageDelay, num_buffers: int, *, on_host: bool) -> None:
+        device = initial[0].device
+        self._delay = delay
+        self._on_host = on_host
+        self._is_cuda = on_host and device.type == "cuda"  # copies run on a stream of their own
+        self.slots = [[self._to_slot(tensor) for tensor in initial] for _ in range(delay.num_slots)]
+        self.buffers: list[list[Tensor]] = [[tensor.clone() for tensor in initial] for _ in range(num_buffers)]
+        self._held: list[int | None] = [None] * num_buffers  # the micro-batch of each buffer
+        self._newest_stored = 0
+        self._stream = torch.cuda.Stream(device) if self._is_cuda else None  # type: ignore[no-untyped-call]
+        self._loaded = [torch.cuda.Event() for _ in self.buffers] if self._is_cuda else []  # type: ignore[no-untyped-call]
+        self._stored = torch.cuda.Event() if self._is_cuda else None  # type: ignore[no-untyped-call]
+
+    def weights(self, micro_batch: int) -> list[Tensor]:
+        """What the forward pass of a micro-batch computes with, on the device."""
+        if not self.buffers:
+            return self.slots[self._delay.slot_used(micro_batch)]
+        index = self._buffer_of(micro_batch)
+        if self._held[index] != micro_batch:  # nobody has fetched it ahead
+            self._load(micro_batch)
+        if self._is_cuda:
+            torch.cuda.current_stream().wait_event(self._loaded[index])
+        return self.buffers[index]
+
+    def prefetch(self, micro_batch: int) -> None:
+        """Start to fetch the weights of a micro-batch from the host, if their version is there already."""
+        is_held = not self._on_host or self._held[self._buffer_of(micro_batch)] == micro_batch
+        if not is_held and self._delay.version_used(micro_batch) <= self._newest_stored:
+            self._load(micro_batch)
+
+    @torch.no_grad()
+    def store(self, version: int, weights: list[Tensor]) -> None:
+        with self._aside():
+            torch._foreach_copy_(self.slots[self._delay.slot_of(version)], weights, non_blocking=self._on_host)
+            if self._stream is not None and self._stored is not None:
+                for weight in weights:
+                    weight.record_stream(self._stream)  # a forecast is gone before the copy from it is over
+                self._stored.record()
+        self._newest_stored = version
+
+    def finish_store(self) -> None:
+        """Let the device's next work wait until the last `store` has read the weights."""
+        if self._stored is not None:
+            torch.cuda.current_stream().wait_event(self._stored)
+
+    def forget(self) -> None:
+        """A micro-batch may come again, or the slots have new contents: buffers are no longer what they were."""
+        self._held = [None] * len(self.buffers)
+        self._newest_stored = UNKNOWN
+
+    def wait(self) -> None:
+        """Until the slots may be read or written on the host."""
+        if self._stream is not None:
+            self._stream.synchronize()
+
+    def _buffer_of(self, micro_batch: int) -> int:
+        return (micro_batch - 1) % len(self.buffers)
+
+    @torch.no_grad()
+    def _load(self, micro_batch: int) -> None:
+        index, slot = self._buffer_of(micro_batch), self.slots[self._delay.slot_used(micro_batch)]
+        with self._aside():
+            # Through .data: a graph that is no longer needed may still hold the buffer's tensors.
+            torch._foreach_copy_([weight.data for weight in self.buffers[index]], slot, non_blocking=self._on_host)
+            if self._is_cuda:
+                self._loaded[index].record()
+        self._held[index] = micro_batch
+
+    def _aside(self) -> AbstractContextManager[object]:
+        """The stream of the copies, after all that the device has been given so far."""
+        if self._stream is None:
+            return nullcontext()
+        self._stream.wait_stream(torch.cuda.current_stream())
+        return torch.cuda.stream(self._stream)
+
+    def _to_slot(self, tensor: Tensor) -> Tensor:
+        if not self._on_host:
+            return tensor.clone()
+        copy = tensor.to("cpu", copy=True)
+        return copy.pin_memory() if self._is_cuda else copy
+
+
 class StageVersions:
     """A stage whose forward and backward passes see the weights that its delay dictates.
 
-    With tau > 0 there is a ring of ceil(tau / M) + 1 slots, which hold version 0 at first (see `StageDelay`). The
-    forward pass of micro-batch n computes with version max(0, floor((n - 1 - tau) / M)), and so does the backward pass
-    with `exact`. After update t, its slot takes version t, which a later micro-batch is going to need; with a
-    `forecast`, where version t is expected to be when that micro-batch's update comes. So one copy of the stage's
-    weights per iteration (two with `none` and `predict`) is all that delay costs in time. With tau = 0 the newest
-    weights are the only version, and nothing is copied.
+    With tau > 0 there is a ring of ceil(tau / M) + 1 slots (see `StageDelay`). After update t, its slot takes version
+    t; with a `forecast`, where version t is expected to be when the update of the micro-batch comes that needs it. So
+    one copy of the stage's weights per iteration (two with `none` and `predict`) is all that delay costs in time.
 
     `module` computes the stage; its parameters are the newest weights except while another version is bound. `newest`
-    are these by name; optimizers update them in place. `ring` are its slots; none with tau = 0.
+    are these by name; optimizers update them in place. `ring` are the slots; none with tau = 0.
 
     Args:
         ring_dtype: the ring's dtype for a weight; bf16 for those that autocast would cast to it anyway, which gives
@@ -144,10 +235,13 @@ class StageVersions:
             self.remember()
 
     def bind(self, micro_batch: int) -> None:
-        """Let the module compute with version `delay.version_used(micro_batch)`; gradients arrive at the newest weights."""
+        """Let the module compute with version `delay.version_used(micro_batch)`; gradients go to the newest weights.
+
+        Without a delay, too: compiled blocks need one graph for all stages.
+        """
+        with torch.enable_grad():  # where activations are recomputed, autograd is off
+            self._point_to(_AtVersion.apply(self.forward_weights(micro_batch), *self._newest_list))  # type: ignore[no-untyped-call]
         if self._ring is not None:
-            with torch.enable_grad():  # where activations are recomputed, autograd is off
-                self._point_to(_AtVersion.apply(self._ring.weights(micro_batch), *self._newest_list))  # type: ignore[no-untyped-call]
             self._ring.prefetch(micro_batch + 1)
 
     def bind_newest(self) -> None:

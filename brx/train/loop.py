@@ -27,11 +27,11 @@ from brx.progress import ProgressBar
 from brx.runs import checkpoint
 from brx.runs.checkpoint import check_data, check_request, choose_checkpoint, what_is_saved
 from brx.runs.folder import RunFolder, hold, trajectory_of
-from brx.runs.metrics import MetricsWriter, truncate_metrics
+from brx.runs.metrics import truncate_metrics
 from brx.train.build import assemble, check_head, check_method, training_batches
 from brx.train.device import StopSignal, autocast, choose_device, set_up
 from brx.train.recorder import RunRecorder, StepNumbers, peak_memory
-from brx.train.trackers import check_trackers, open_trackers
+from brx.train.trackers import check_trackers
 
 Status = Literal["finished", "interrupted"]
 
@@ -99,7 +99,19 @@ class Trainer:
                 ProgressBar(self.folder.path.name, "iteration", last, self.iteration, quiet=not self.is_writer)
             )
             if self.is_writer:
-                self._recorder = self._open_recorder(stack, progress, resume=resume)
+                if resume:
+                    truncate_metrics(self.folder.metrics, self.iteration)
+                    checkpoint.remove_after(self.folder.path, self.iteration)
+                self._recorder = RunRecorder(
+                    self.config,
+                    self.folder,
+                    progress,
+                    stack,
+                    assembly=self.assembly,
+                    device=self.device,
+                    fingerprint=self.data.fingerprint,
+                    start=(self.iteration, self.training_seconds),
+                )
                 progress.say(f"device {self.device} ({self.device_reason})")
             try:
                 self._train(last, stop)
@@ -125,26 +137,6 @@ class Trainer:
                 if status == "interrupted":
                     progress.say(f"stopped after iteration {self.iteration}; continue with --resume")
         return status
-
-    def _open_recorder(self, stack: ExitStack, progress: ProgressBar, *, resume: bool) -> RunRecorder:
-        if resume:
-            truncate_metrics(self.folder.metrics, self.iteration)
-            checkpoint.remove_after(self.folder.path, self.iteration)
-        metrics = stack.enter_context(MetricsWriter(self.folder.metrics))
-        trackers = open_trackers(self.config, self.folder.path, self.iteration + 1)
-        for tracker in trackers:
-            stack.callback(tracker.close)
-        return RunRecorder(
-            self.config,
-            self.folder,
-            metrics,
-            trackers,
-            progress,
-            assembly=self.assembly,
-            device=self.device,
-            fingerprint=self.data.fingerprint,
-            start=(self.iteration, self.training_seconds),
-        )
 
     def _train(self, last: int, stop: StopSignal) -> None:
         """Run segment after segment; the pipeline is empty between them, for validations and checkpoints."""
@@ -251,7 +243,7 @@ class Trainer:
         ]
         everybody = self.world.gather(entries)
         if self._recorder is not None:
-            self._recorder.sync()  # a checkpoint is no use without the metrics before it
+            self._recorder.metrics.sync()  # a checkpoint is no use without the metrics before it
             content = {
                 "fingerprint": self.data.fingerprint,
                 "trajectory_version": TRAJECTORY_VERSION,

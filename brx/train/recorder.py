@@ -8,6 +8,7 @@ import resource
 import subprocess
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -27,7 +28,7 @@ from brx.progress import ProgressBar
 from brx.runs.folder import RunFolder
 from brx.runs.metrics import MetricsWriter, Record, exact, read_metrics
 from brx.train.build import Assembly
-from brx.train.trackers import Tracker, scalars_of
+from brx.train.trackers import open_trackers, scalars_of
 
 
 @dataclass(frozen=True)
@@ -54,24 +55,28 @@ class StepNumbers:
 class RunRecorder:
     """Turns what the devices report into metrics and progress, and sums the run up; of rank 0, which gathers it.
 
-    `fingerprint` is the data's, `start` the iteration and the training seconds where this session begins.
+    `fingerprint` is the data's, `start` the iteration and the training seconds where this session begins; `stack`
+    closes what it opens.
     """
 
     def __init__(
         self,
         config: RunConfig,
         folder: RunFolder,
-        metrics: MetricsWriter,
-        trackers: Sequence[Tracker],
         progress: ProgressBar,
+        stack: ExitStack,
         *,
         assembly: Assembly,
         device: torch.device,
         fingerprint: str,
         start: tuple[int, float],
     ) -> None:
-        self._config, self._folder, self._metrics, self._trackers = config, folder, metrics, trackers
-        self._progress, self._assembly, self._device, self._fingerprint = progress, assembly, device, fingerprint
+        self._config, self._folder, self._progress = config, folder, progress
+        self.metrics = stack.enter_context(MetricsWriter(folder.metrics))
+        self._trackers = open_trackers(config, folder.path, start[0] + 1)
+        for tracker in self._trackers:
+            stack.callback(tracker.close)
+        self._assembly, self._device, self._fingerprint = assembly, device, fingerprint
         self._utilization, self._refresh_time = Utilization(config, device), RefreshTime(config)
         self._tokens_per_iteration = config.tokens_per_update
         self._started = time.time()
@@ -104,9 +109,6 @@ class RunRecorder:
     def record_validation(self, iteration: int, loss: float) -> None:
         self._write([{"iteration": iteration, "val_loss": loss}])
         self._progress.say(f"iteration {iteration}: validation loss {loss:.4f}")
-
-    def sync(self) -> None:
-        self._metrics.sync()  # from here on they survive a power cut
 
     def summarize(
         self,
@@ -176,7 +178,7 @@ class RunRecorder:
         return record
 
     def _write(self, records: list[Record]) -> None:
-        self._metrics.write(records)
+        self.metrics.write(records)
         for tracker, record in product(self._trackers, records):
             tracker.log(scalars_of(record), record["iteration"])
 

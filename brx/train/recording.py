@@ -40,13 +40,11 @@ class Recording:
 
     Args:
         method: a name for figures and tables; what is no letter or digit becomes a hyphen.
-        seed: runs that differ in nothing else are averaged.
-        stages: P; by default that of `pipeline`, or 1. Without `pipeline`, that of a plain one.
-        pipeline: what `delayed` returned: it says stages, delays, micro-batches per update, stash and forecast.
+        stages: P of a plain pipeline; by default that of `pipeline`, or 1.
+        pipeline: what `delayed` returned, which says it all.
         task: a name for model, data and tokens together. Runs of different tasks are never compared silently. By
             default made of the script's name and, with `pipeline`, of the model's class and shapes.
         iterations: T, the updates of the whole run; by default as many as are logged.
-        settings: further settings of the method, as they are shown.
         resume: go on with the run in the folder; what was logged from the next `t` on is written anew.
     """
 

@@ -25,8 +25,7 @@ Measures = dict[str, list[float | None]]
 class StalenessProbe:
     """Measures around the updates that are multiples of N; on one device, which holds all stages.
 
-    Every measured iteration takes one more forward and backward pass of its micro-batches and copies of weights and
-    bases; the update before it and the one a lag before it are kept. Nothing of it changes the trajectory.
+    Each takes one more forward and backward pass of its micro-batches. Nothing of it changes the trajectory.
     `fresh_gradients` gives those of update t at the newest weights, by stage, in the order of `newest`.
 
     `take(t)` gives, per stage:

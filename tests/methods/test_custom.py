@@ -202,12 +202,12 @@ BODIES = [
     ("class Other(Method):\n    pass\n", r"Mine is no Method and no torch\.optim\.Optimizer of .*\(there: Other\)"),
     (mine("__init__(self)", "1 / 0"), r"optimizer\.method .*: its constructor: .*mine\.py:6: ZeroDivisionError"),
     (mine(MATRICES, "return self.none(groups)"), r"its optimizers: .*mine\.py:6: AttributeError: 'Mine' object has"),
-    (mine(OPTIMIZERS, "return super().optimizers(stages)[:1]"), r":5: ValueError: .* \d+ more are given to no opt"),
-    (mine(OPTIMIZERS, "return 2 * super().optimizers(stages)"), r":5: ValueError: .* are given to two optimizers"),
-    (mine(OPTIMIZERS, "return super().optimizers(stages)[0]"), r":5: TypeError: 'AdamW' object is not iterable"),
-    (mine("rest(self, groups)", "from torch.optim import SGD", STRANGERS), r"mine\.py:5: ValueError: .* are not those"),
-    (mine(MATRICES, *COPIES, "return self.adamw(groups)"), r"mine\.py:5: ValueError: .* to an optimizer as a copy"),
-    (mine(RATE, "return tau"), r"iteration 1: its lr_divisor: .*mine\.py:5: ValueError: .* \(in a trial on a"),
+    (mine(OPTIMIZERS, "return super().optimizers(stages)[:1]"), r"mine\.py: ValueError: .* \d+ more are given to no opt"),
+    (mine(OPTIMIZERS, "return 2 * super().optimizers(stages)"), r"mine\.py: ValueError: .* are given to two optimizers"),
+    (mine(OPTIMIZERS, "return super().optimizers(stages)[0]"), r"mine\.py: TypeError: 'AdamW' object is not iterable"),
+    (mine("rest(self, groups)", "from torch.optim import SGD", STRANGERS), r"mine\.py: ValueError: .* are not those"),
+    (mine(MATRICES, *COPIES, "return self.adamw(groups)"), r"mine\.py: ValueError: .* to an optimizer as a copy"),
+    (mine(RATE, "return tau"), r"iteration 1: its lr_divisor: .*mine\.py: ValueError: .* \(in a trial on a"),
     # Asked at the run's own delays, of which the trial keeps few versions; on the run's device.
     (mine(RATE, "return 1 if tau < 10**9 else 1 / 0"), r"its lr_divisor: .*ZeroDivisionError"),
     (mine(MATRICES, "raise ValueError(groups[0]['params'][0][1].device)"), "ValueError: meta"),
@@ -247,7 +247,7 @@ def test_a_package_or_a_file_that_cannot_be_had_is_one_line(tmp_path, monkeypatc
         (mine(RATE, "return 1 / (t - 1)"), r"iteration 1: its lr_divisor: .*mine\.py:6: ZeroDivisionError"),
         (mine("correct_gradients(self, *of)", "of[9]"), r"iteration \d: its correct_gr.*mine\.py:6: IndexError"),
         (mine(FORECAST, "return state[99]"), r"its forecast: .*mine\.py:6: IndexError"),
-        (mine(FORECAST, "return newest[1:]"), r"its forecast: .*mine\.py:5: ValueError: must return one tensor for"),
+        (mine(FORECAST, "return newest[1:]"), r"its forecast: .*mine\.py: ValueError: must return one tensor for"),
     ],
 )
 def test_faults_while_training_are_one_line(body, message, tmp_path):
