@@ -90,8 +90,7 @@ class VaryingDelay(StageDelay):
     """A delay that a function gives for each micro-batch; `tau` is the largest, for which the ring has room.
 
     Versions never run backwards: where the function's delay grows by more than 1 from one micro-batch to the next, the
-    stage stays at the newest version that an earlier micro-batch used. As tau <= most, only the `most` micro-batches
-    before can have used a newer one, so that nothing has to be remembered.
+    stage stays at the newest version that an earlier micro-batch used, one of the `tau` before it.
     """
 
     tau_at: Callable[[int], int] = field(default=lambda n: 0, compare=False)
