@@ -264,8 +264,7 @@ class BasisRotationConfig(MatrixOptimizerSection):
     refresh_schedule: RefreshSchedule = "uniform"
     """Refreshes are shared among stages evenly, by delay, or against it; the exact rules spend as much as `uniform`."""
     covariance: Literal["step", "refresh", "interval"] = "step"
-    """Which gradients enter the covariances of source `2nd`: every one (`step`, the authors' code), those of refreshes
-    (`refresh`, algorithm 2 as printed), or those for all updates since the last refresh (`interval`)."""
+    """Gradients in the covariances: all, those of refreshes (algorithm 2 as printed), or those for whole intervals."""
     rotation_precision: Literal["highest", "tf32", "bf16"] = "highest"
     """Products of the rotations: fp32, TF32, or bf16 in two parts (16 bits), faster on a GPU's matrix units."""
     staggered: bool = False
@@ -297,8 +296,7 @@ class MuonConfig(MatrixOptimizerSection):
     momentum: float = Field(0.95, ge=0, lt=1)
     """Muon's momentum (its rest-of-the-model AdamW uses beta1, beta2)."""
     adjust_lr: Literal["match_rms_adamw", "original"] = "match_rms_adamw"
-    """How the step on an (m, n) matrix is scaled: `match_rms_adamw` by 0.2 sqrt(max(m, n)), so that one learning rate
-    suits Muon and AdamW alike (arXiv:2502.16982); `original` by sqrt(max(1, m / n)), which wants a larger one."""
+    """Scale of a step on (m, n): 0.2 sqrt(max(m, n)), for AdamW's rates (arXiv:2502.16982), or sqrt(max(1, m / n))."""
 
 
 class ScionConfig(Section):

@@ -2,8 +2,8 @@
 
     DIRECTORY/<source>-<tokenizer>-<hash>/train.bin, train.json, validation.bin, validation.json
 
-The folder appears under its name only when it is complete. Until then a hidden folder holds what has been written, and
-a note of how far it is good; an interrupted preparation goes on from there, to the same bytes.
+The folder appears under its name when it is complete. Until then a hidden one holds what has been written, and a note
+of how far it is good; an interrupted preparation goes on from there, to the same bytes.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import re
 import shutil
 import sys
 import time
-from collections import deque
 from collections.abc import Generator, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -179,16 +179,11 @@ def _read_note(folder: Path) -> Written:
 
 
 def tokenized(tokenize: Tokenize, texts: Iterable[str], workers: int) -> Generator[tuple[str, Tokens], None, None]:
-    """Documents with their tokens, in order; `DOCUMENTS_AHEAD` meanwhile, in threads: encodings release the GIL."""
-    under_way: deque[tuple[str, Future[Tokens]]] = deque()
+    """Documents with their tokens, in order; `DOCUMENTS_AHEAD` at a time, in threads: encodings release the GIL."""
+    texts = iter(texts)
     with ThreadPoolExecutor(workers) as threads:
-        for text in texts:
-            under_way.append((text, threads.submit(tokenize, text)))
-            if len(under_way) > DOCUMENTS_AHEAD:
-                oldest, tokens = under_way.popleft()
-                yield oldest, tokens.result()
-        for text, tokens in under_way:
-            yield text, tokens.result()
+        while ahead := list(islice(texts, DOCUMENTS_AHEAD)):
+            yield from zip(ahead, threads.map(tokenize, ahead), strict=True)
 
 
 def _make(config: DataConfig, folder: Path, workers: int | None, quiet: bool) -> None:

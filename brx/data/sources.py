@@ -1,8 +1,7 @@
 """Where documents come from: the sources of installed packages, local files, or a Hugging Face dataset.
 
 The packages are the corpus that needs no network. With the versions in `constraints.txt` it is the same text on any
-system and any version of Python: the wheels for Linux (x86-64, ARM), macOS and Windows differ only in `BUILD_FILES`,
-which are left out, and in line ends, which are read as newlines.
+system: their wheels differ only in `BUILD_FILES`, which are left out, and in line ends, which are read as newlines.
 """
 
 from __future__ import annotations

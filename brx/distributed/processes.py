@@ -8,12 +8,12 @@ import pickle
 from collections import deque
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import _get_default_store
 
 from brx.errors import NeighbourLostError, UserError
 from brx.pipeline.world import Neighbours, World
@@ -49,7 +49,8 @@ class DistributedWorld(World):
             ) from None
         self._control = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
         self._patient = dist.new_group(backend="gloo", timeout=_PREPARATION_TIMEOUT)
-        self._store = self._make_store()
+        self._store: Any = _get_default_store().clone()  # type: ignore[attr-defined]  # what anybody sets, all see
+        self._store.set_timeout(timedelta(seconds=timeout_s))
 
     def connect(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Neighbours | None:
         if self.num_ranks == 1:
@@ -112,16 +113,6 @@ class DistributedWorld(World):
             dist.recv(payload, peer, group=self._control)
         value: T = pickle.loads(payload.numpy().tobytes())
         return value
-
-    def _make_store(self) -> TCPStore:
-        """A store of our own, at rank 0: what anybody has set, everybody sees from then on."""
-        host = os.environ.get("MASTER_ADDR", "127.0.0.1")
-        timeout = timedelta(seconds=self._timeout_s)
-        if self.rank == 0:
-            store = TCPStore(host, 0, is_master=True, timeout=timeout, wait_for_workers=False)
-            self.broadcast(store.port)
-            return store
-        return TCPStore(host, self.broadcast(0), is_master=False, timeout=timeout)
 
 
 class PointToPoint:

@@ -222,10 +222,9 @@ def refresh_intervals(
 ) -> list[float | None]:
     """Iterations between two refreshes, by stage; None for never again after the first.
 
-    - `stage-aware`: the larger a stage's delay, the more often; the paper's rule, rounded down to whole iterations.
-    - `reversed`: the same intervals, the longest where `stage-aware` has the shortest.
-    - `stage-aware-exact`, `reversed-exact`: the rule without rounding, scaled so that the refreshes of all stages
-      together are as many as under `uniform`. An interval of 9.5 means 9 and 10 in turn.
+    `stage-aware`: the larger a stage's delay, the more often, by the paper's rule, rounded down to whole iterations;
+    `reversed`: the same intervals the other way round. The `-exact` forms scale the rule, without rounding, to the
+    refreshes of `uniform`; 9.5 means 9 and 10 in turn.
     """
     num_stages = len(delays)
     shares = _shares([delay.tau for delay in delays])

@@ -34,9 +34,8 @@ def param_groups(
 ) -> list[dict[str, Any]]:
     """Groups for `BasisRotation(param_groups(model))`, with the parameters' names.
 
-    A group's `kind` says what is in it, its `why` how that was told: `matrices` of two or more dimensions inside the
-    network and convolution `kernels` are rotated; `embeddings`, the `head` and `vectors` (one row or column included)
-    get AdamW. Names, shapes and use decide; `print(optimizer.summary())` shows it parameter by parameter.
+    A group's `kind` says what is in it, its `why` how that was told by names, shapes and use (docs/optimizer.md):
+    `matrices` and convolution `kernels` are rotated; `embeddings`, the `head` and `vectors` get AdamW.
 
     Args:
         rotate: patterns (`*.head.weight`) of further names to rotate.

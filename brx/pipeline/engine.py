@@ -128,9 +128,8 @@ class Engine:
     def run(self, first: int, last: Callable[[], int]) -> Iterator[StepResult]:
         """Make the updates `first` to `last()`, M micro-batches each; yields after each of them.
 
-        `last` is asked anew before each forward pass, so that a run may be cut short. When this iterator ends, the
-        pipeline is empty and all devices have made the same number of updates. RunError where a loss or gradient is not
-        finite (on CPU before the update; elsewhere the caller checks when it reads the results).
+        `last` is asked anew before each forward pass, so that a run may be cut short; when this ends, the pipeline is
+        empty. DivergedError where a loss or gradient is not finite (on CPU; elsewhere the caller checks the results).
         """
         M = self._accumulation  # update t takes the micro-batches (t - 1) M + 1 to t M
         for action in asynchronous_1f1b(self.rank, self.num_ranks, (first - 1) * M + 1, lambda: last() * M, M):

@@ -1,10 +1,9 @@
-"""What a device does, in order, and when: the asynchronous one-forward-one-backward schedule, and synchronous ones.
-
-The engine runs the asynchronous one; the synchronous ones are for comparison (`brx schedule`).
+"""What a device does, in order, and when: the asynchronous one-forward-one-backward schedule that the engine runs, and
+synchronous ones for comparison (`brx schedule`).
 
 Action text follows torch.distributed.pipelining: `2F0` is the forward pass of micro-batch 0 on stage 2, `2B0` its
-backward pass, or `2I0` and `2W0` where that is split into the gradient of the input, which the stage before waits for,
-and the gradient of the weights, which nobody does; `2U0` is update 0.
+backward pass, or `2I0` and `2W0` where that is split into the gradients of the input and of the weights; `2U0` is
+update 0.
 """
 
 from __future__ import annotations
@@ -147,9 +146,8 @@ def timeline(
     """Times of the actions of all ranks, each in order and as soon as it can; ValueError where they wait for ever.
 
     A forward pass needs the same micro-batch's forward pass on the stage before, a backward pass that on the stage
-    behind. `transfer_time` is that of activations or gradients from one rank to another, in units of one forward pass;
-    links are busy beside the computation and never in each other's way. `duration` of an action is by default that of
-    `DURATIONS`, equal for all stages.
+    behind, and `transfer_time` (in units of one forward pass, beside the computation) from one rank to another.
+    `duration` of an action is by default that of `DURATIONS`, equal for all stages.
     """
     num_ranks = len(actions)
     num_stages = 1 + max(action.stage for rank in actions for action in rank)

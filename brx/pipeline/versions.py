@@ -257,8 +257,7 @@ class StageVersions:
         targets = [weight.data for weight in self.forward_weights(micro_batch)]
         torch._foreach_copy_(targets, self.backward_weights(micro_batch))
 
-    def finish_store(self) -> None:
-        """Before an update changes what may still be on its way to the host: let it wait."""
+    def finish_store(self) -> None:  # before an update changes what may still be on its way to the host
         if self._ring is not None:
             self._ring.finish_store()
 
@@ -289,8 +288,7 @@ class StageVersions:
         """
         return self._newest_list if self._ring is None else self._ring.weights(micro_batch)
 
-    def forget_copies(self) -> None:
-        """What micro-batches in flight computed with is over: the next one takes its slot anew."""
+    def forget_copies(self) -> None:  # the next micro-batch takes its slot anew
         if self._ring is not None:
             self._ring.forget()
 

@@ -71,7 +71,7 @@ class Trainer:
         check_head(config)
         self.planned_memory = check_memory(config, self.device, world, ranges)
         self.data = self._prepare_data()
-        self.prefetcher = self._open_batches()
+        self.prefetcher = Prefetcher(training_batches(config, self.data).batch, self.device)
         self.assembly = assemble(config, self.prefetcher.batch, device=self.device, world=world, own=ranges[world.rank])
         self.iteration = 0
         self.training_seconds = 0.0
@@ -287,12 +287,6 @@ class Trainer:
             costs = measure_stage_costs(self.config, self.device) if self.is_writer else []
             ranges = assign(self.world.broadcast(costs), self.world.num_ranks)
         return ranges
-
-    def _open_batches(self) -> Prefetcher:
-        if 0 < self.world.rank < self.world.num_ranks - 1:  # a device in between sees neither tokens nor targets
-            nothing = torch.empty(0, dtype=torch.int64)
-            return Prefetcher(lambda iteration: (nothing, nothing), self.device)
-        return Prefetcher(training_batches(self.config, self.data).batch, self.device)
 
 
 def check_budget(config: RunConfig, num_tokens: int) -> None:

@@ -34,16 +34,15 @@ class Recording:
         with brx.record("runs/mine", method="lion", stages=32, seed=0, lr=1e-3) as run:
             run.log(t, loss)  # after each update t, from 1
 
-    It has config.yaml (with the settings that are known of such a loop), metrics.jsonl and summary.json, and is locked
-    while the block runs. Checkpoints are the loop's. A loss that is not finite ends the block, quietly: the run has
-    diverged, which is a result. UserError where the folder holds another run already, or is in use.
+    It has config.yaml (with what is known of such a loop), metrics.jsonl and summary.json. A loss that is not finite
+    ends the block, quietly: the run has diverged. UserError where the folder holds another run already, or is in use.
 
     Args:
         method: a name for figures and tables; what is no letter or digit becomes a hyphen.
         stages: P of a plain pipeline; by default that of `pipeline`, or 1.
         pipeline: what `delayed` returned, which says it all.
-        task: a name for model, data and tokens together. Runs of different tasks are never compared silently. By
-            default made of the script's name and, with `pipeline`, of the model's class and shapes.
+        task: a name for model, data and tokens together: runs of different ones are never compared silently. By default
+            of the script's name and, with `pipeline`, the model's class and shapes.
         iterations: T, the updates of the whole run; by default as many as are logged.
         resume: go on with the run in the folder; what was logged from the next `t` on is written anew.
     """

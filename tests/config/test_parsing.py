@@ -52,12 +52,9 @@ def test_aliases_and_merged_keys_are_fine():
     ("parse", "text", "expected"),
     [
         (parse_bytes, "24GB", 24e9),
-        (parse_bytes, "24 gb", 24e9),
         (parse_bytes, "80GiB", 80 * 2**30),
         (parse_bytes, "1.5T", 1.5e12),
-        (parse_bytes, "123B", 123),
         (parse_bytes, "8e9 B", 8e9),
-        (parse_flops, "120T", 120e12),
         (parse_flops, "120 TFLOPS", 120e12),
         (parse_flops, "1.2e14FLOP/s", 1.2e14),
     ],

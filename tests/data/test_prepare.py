@@ -223,18 +223,14 @@ def test_a_writer_interrupted_anywhere_gives_the_same_files(tmp_path_factory, en
     assert not (tmp_path / "partial").exists()
 
 
-def test_the_note_counts_what_is_on_disk_and_one_that_is_none_means_from_the_start(tmp_path):
+def test_a_note_that_is_none_means_from_the_start(tmp_path):
     partial = tmp_path / "partial"
-    train, validation = {"num_tokens": 2, "num_documents": 1}, {"num_tokens": 1, "num_documents": 1}
-    good = {"documents_read": 2, "splits": {"train": train, "validation": validation}}
     unknown = json.dumps({"documents_read": 2, "splits": {"train": {"x": 1}}})
     for damage in ("", "[]", "{", '{"documents_read": 2}', unknown, None):
         with closing(TokenWriter(partial)) as writer:
             writer.append("train", to_ids(b"abcd"))
             writer.append("validation", to_ids(b"ef"))
             writer.commit()
-            assert json.loads((partial / "note.json").read_text()) == good
-            assert (partial / "train.bin").read_bytes() == b"abcd"
         if damage is None:
             (partial / "train.bin").write_bytes(b"ab")  # less than the note promises
         else:

@@ -202,14 +202,8 @@ BODIES = [
     ("class Other(Method):\n    pass\n", r"Mine is no Method and no torch\.optim\.Optimizer of .*\(there: Other\)"),
     (mine("__init__(self)", "1 / 0"), r"optimizer\.method .*: its constructor: .*mine\.py:6: ZeroDivisionError"),
     (mine(MATRICES, "return self.none(groups)"), r"its optimizers: .*mine\.py:6: AttributeError: 'Mine' object has"),
-    (
-        mine(OPTIMIZERS, "return super().optimizers(stages)[:1]"),
-        r"mine\.py: ValueError: .* \d+ more are given to no opt",
-    ),
-    (
-        mine(OPTIMIZERS, "return 2 * super().optimizers(stages)"),
-        r"mine\.py: ValueError: .* are given to two optimizers",
-    ),
+    (mine(OPTIMIZERS, "return super().optimizers(stages)[:1]"), r"py: ValueError: .* \d+ more are given to no opt"),
+    (mine(OPTIMIZERS, "return 2 * super().optimizers(stages)"), r"py: ValueError: .* are given to two optimizers"),
     (mine(OPTIMIZERS, "return super().optimizers(stages)[0]"), r"mine\.py: TypeError: 'AdamW' object is not iterable"),
     (mine("rest(self, groups)", "from torch.optim import SGD", STRANGERS), r"mine\.py: ValueError: .* are not those"),
     (mine(MATRICES, *COPIES, "return self.adamw(groups)"), r"mine\.py: ValueError: .* to an optimizer as a copy"),

@@ -14,7 +14,7 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 
 from brx.optim import BasisRotation, param_groups
@@ -245,17 +245,6 @@ def whole_state_fits_one_process():
     return difference(single, expected())
 
 
-def columns_on_a_plain_tensor():
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    torch.manual_seed(0)
-    weight, gradient = torch.randn(6, 7), torch.randn(6, 7)
-    alone, sharded = nn.Parameter(weight.clone()), nn.Parameter(distribute_tensor(weight, mesh, [Shard(1)]))
-    alone.grad, sharded.grad = gradient.clone(), distribute_tensor(gradient, mesh, [Shard(0)])
-    for parameter in (alone, sharded):
-        BasisRotation([parameter]).step()
-    return (sharded.full_tensor() - alone).abs().max().item()
-
-
 def cases(folder):
     """By name; with four processes what differs from two."""
     common = {
@@ -271,7 +260,6 @@ def cases(folder):
     return common | {
         "fsdp2, 1st unilateral": lambda: trains_as_one_process(fsdp2, source="1st", geometry="unilateral"),
         "fsdp2, staggered": lambda: trains_as_one_process(fsdp2, staggered=True, covariance="interval"),
-        "columns, gradient in rows": columns_on_a_plain_tensor,
         "half precision": half_precision,
         "bad gradient": bad_gradient,
         "matrices per rank": matrices_per_rank,

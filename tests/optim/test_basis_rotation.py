@@ -71,18 +71,6 @@ def test_many_matrices_in_one_stack_equal_each_alone(source, geometry):
         torch.testing.assert_close(parameter, twin, rtol=0, atol=1e-9)
 
 
-def test_groups_keep_their_own_rate_and_interval():
-    weights, together = [parameters(3, 5, 5, dtype=torch.float64) for _ in range(2)]
-    gradients = [full_rank_gradients(18, 5, 5, seed=10 * place) for place in range(3)]
-    options = [{"lr": 0.01, "frequency": 2}, {"lr": 0.03, "frequency": 5}, {"lr": 0.02, "frequency": None}]
-    groups = [{"params": [parameter], **option} for parameter, option in zip(together, options, strict=True)]
-    take_steps(BasisRotation(groups), together, gradients)
-    for parameter, weight, series, option in zip(together, weights, gradients, options, strict=True):
-        option["frequency"] = option["frequency"] or 10**9
-        expected = naive_basis_rotation(weight.detach(), series, **option)
-        torch.testing.assert_close(parameter.detach(), expected[-1], rtol=0, atol=1e-7)
-
-
 def test_parameters_without_gradient_in_some_steps_are_left_alone():
     weights, series = [parameters(2, 4, 4, dtype=torch.float64) for _ in range(2)]
     gradients = full_rank_gradients(24, 4, 4)

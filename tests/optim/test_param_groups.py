@@ -98,16 +98,6 @@ def test_names_shapes_and_use_decide_and_the_summary_says_what():
     assert text.splitlines()[-1].startswith("6 of 18 parameters rotated")
 
 
-def test_summary_counts_the_state_that_there_is():
-    model = vision_transformer()
-    optimizer = BasisRotation(param_groups(model))
-    train(optimizer, list(model.parameters()), 0, 1)
-    for row in optimizer.summary():
-        state = optimizer.state[model.get_parameter(row.name)]
-        assert row.num_state == sum(t.numel() for n, t in state.items() if n not in ("step", "num_failed_refreshes"))
-        assert row.sides == tuple(side for side in ("left", "right") if f"{side}_basis" in state)
-
-
 @pytest.mark.parametrize(
     ("shape", "options", "sides", "why"),
     [

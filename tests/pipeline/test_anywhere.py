@@ -41,11 +41,9 @@ print(*{name.partition(".")[0] for name in set(sys.modules) - known} - sys.stdli
 @pytest.mark.parametrize(
     ("profile", "stash", "forecast", "accumulation"),
     [
-        ("pipeline", "none", None, 1),
         ("pipeline", "none", None, 3),
         ("2bw", "predict", None, 3),
         ("3", "exact", "last-update", 1),
-        ("{like: 16}", "predict", None, 1),
         ("{like: 16}", "exact", "average-update", 3),
         ("[7, 0, 3, 1, 1, 2, 5, 4]", "exact", None, 3),
     ],

@@ -128,15 +128,6 @@ def test_decompositions_that_fail_are_counted_in_the_metrics(tmp_path, monkeypat
     assert [counts[iteration] for iteration in (4, 5, 10)] == [None, 48, 48]
 
 
-def test_data_order_and_weights_depend_on_the_seed_alone(tmp_path):
-    found = []
-    for setting in ("pipeline.stages=1", "pipeline.stages=2", "optimizer.method=basis-rotation", "training.seed=1"):
-        train(tiny_config(tmp_path, setting, "training.iterations=1"), tmp_path / setting)
-        found.append(losses(tmp_path / setting)[0]["train_loss"])
-    assert len(set(found[:-1])) == 1
-    assert found[-1] != found[0]
-
-
 @pytest.mark.parametrize(
     ("kill_at", "accumulation"),
     [(28, []), (5, ["pipeline.accumulation=2", "pipeline.delay=3", "pipeline.stash=predict"])],
@@ -368,11 +359,10 @@ def test_full_disk_is_one_clear_line(tmp_path, monkeypatch):
     assert names_of_checkpoints(tmp_path / "run") == []
 
 
-@pytest.mark.parametrize(("stash", "compensation"), [("exact", 0.0), ("none", 1.0)])
-def test_delay_compensation_that_corrects_nothing_is_pipedream_in_bf16(stash, compensation, tmp_path):
-    overrides = ["runtime.precision=bf16", f"pipeline.stash={stash}", "training.iterations=12"]
+def test_delay_compensation_that_corrects_nothing_is_pipedream_in_bf16(tmp_path):
+    overrides = ["runtime.precision=bf16", "training.iterations=12"]
     train(tiny_config(tmp_path, *overrides), tmp_path / "pipedream")
-    overrides += ["optimizer.method=delay-compensation", f"optimizer.compensation={compensation}"]
+    overrides += ["optimizer.method=delay-compensation", "optimizer.compensation=0.0"]
     train(tiny_config(tmp_path, *overrides), tmp_path / "run")
     assert losses(tmp_path / "run") == losses(tmp_path / "pipedream")
 
