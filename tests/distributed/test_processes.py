@@ -16,7 +16,6 @@ import torch
 
 from brx.config.loading import dump_config
 from brx.distributed.launch import free_port
-from brx.pipeline.delay import pipeline_delays
 from brx.runs import checkpoint
 from brx.train.loop import train
 from tests.distributed.worker import equality_configs
@@ -82,12 +81,9 @@ def test_trajectory_does_not_depend_on_the_number_of_devices(num_ranks, one_devi
             torch.testing.assert_close(others, weights, rtol=tolerance, atol=tolerance)
 
 
-def test_real_pipeline_uses_the_versions_of_the_semantics_and_is_empty_once_stopped(tmp_path):
-    run_workers(4, tmp_path, "probe", "stop")
-    for rank in range(4):
-        seen = json.loads((tmp_path / f"probe-{rank}.json").read_text())
-        assert seen == [pipeline_delays(4)[rank].version_used(t) for t in range(1, 21)]
-        # Although a segment ends on the way to the stop.
+def test_a_pipeline_that_is_stopped_is_empty_on_all_ranks(tmp_path):
+    run_workers(4, tmp_path, "stop")
+    for rank in range(4):  # although a segment ends on the way to the stop
         found = json.loads((tmp_path / f"stop-{rank}.json").read_text())
         assert found == {"status": "interrupted", "iteration": 40, "in_flight": []}
     assert [path.name for path in checkpoint.list_checkpoints(tmp_path / "stopped")] == ["00000040"]

@@ -1,6 +1,6 @@
 """What each process of the distributed tests runs, under torchrun:
 
-torchrun --nproc-per-node R tests/distributed/worker.py FOLDER equality|probe|stop
+torchrun --nproc-per-node R tests/distributed/worker.py FOLDER equality|stop
 """
 
 import json
@@ -56,30 +56,6 @@ def equality(folder, world):
         train(config, folder / f"r{world.num_ranks}" / name, world=world)
 
 
-def probe(folder, world):
-    """Stamp the number of each update into a parameter of each stage, and note which stamp each forward pass sees."""
-    config = tiny_config(folder, f"pipeline.stages={world.num_ranks}", "training.iterations=20", "training.clip=1e9")
-    trainer = Trainer(config, RunFolder(folder / "probe"), world)
-    seen = []
-    (versions,) = trainer.assembly.stages
-    name = next(name for name in versions.newest if name.endswith("attention_norm.bias"))
-    index = list(versions.newest).index(name)
-    for slot in (list(versions.newest.values()), *versions.ring):
-        slot[index].data.fill_(0)
-    versions.module.register_forward_pre_hook(
-        lambda module, args: seen.append(int(dict(module.named_parameters())[name][0].item()))
-    )
-
-    @torch.no_grad()
-    def stamp(iteration):
-        versions.newest[name].fill_(iteration)
-
-    trainer.assembly.updater.step = stamp
-    list(trainer.assembly.engine.run(1, lambda: 20))
-    (folder / f"probe-{world.rank}.json").write_text(json.dumps(seen))
-    world.barrier()
-
-
 def stop(folder, world):
     """Ask rank 0 to stop between two validations, and note what is on its way when all have saved."""
     # Log points at 20, 30, 40; the stop asked for at 20 is for 40, and a segment ends at 33.
@@ -96,7 +72,6 @@ def stop(folder, world):
 if __name__ == "__main__":
     torch.set_num_threads(1)
     world = DistributedWorld(timeout_s=120)
-    jobs = {"equality": equality, "probe": probe, "stop": stop}
-    for name in sys.argv[2:]:
-        jobs[name](Path(sys.argv[1]), world)
+    jobs = {"equality": equality, "stop": stop}
+    jobs[sys.argv[2]](Path(sys.argv[1]), world)
     world.close()

@@ -269,13 +269,6 @@ def test_worked_tables_of_the_documentation():
         assert versions == [delay.version_used(n) for n in range(1, len(versions) + 1)]
 
 
-def test_stopwatch_on_a_cpu_is_the_clock():
-    before, stopwatch = time.perf_counter(), Stopwatch(torch.device("cpu"))
-    time.sleep(0.02)
-    stopwatch.stop()
-    assert 0.02 <= stopwatch.seconds() <= time.perf_counter() - before
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA: times work on its stream")
 def test_stopwatch_on_cuda_times_the_work_not_its_launch():
     matrix = torch.randn(4096, 4096, device="cuda")

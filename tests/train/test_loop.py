@@ -30,7 +30,6 @@ from tests.train.helpers import losses, start_brx, steps_of, tiny_config, wait_f
 
 CUSTOM = {
     "torch.optim:SGD": "{momentum: 0.9}",
-    "torch.optim:Adagrad": "{}",
     "pytorch_optimizer:Lion": "{betas: [0.9, 0.99]}",
 }
 
