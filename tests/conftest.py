@@ -28,6 +28,17 @@ if torch.version.cuda is None and _vision and "+cu" in Path(_vision.origin).with
 
 
 @pytest.fixture
+def printed(capsys):
+    """Runs a command that succeeds, and gives what it prints."""
+
+    def run(*arguments):
+        assert main(list(map(str, arguments))) == 0
+        return capsys.readouterr().out
+
+    return run
+
+
+@pytest.fixture
 def refused(capsys):
     """Runs a command that ends as wrong usage does, with exit code 2 and one line, which it gives."""
 

@@ -142,13 +142,6 @@ def memory(
     print(*memory_tables.rank_notes(run_config), sep="\n")
 
 
-def gigabytes(text: str) -> float:
-    """`24`, `24GB` or `22.4GiB` as 24.0."""
-    from brx.config.parsing import parse_bytes
-
-    return parse_bytes(text if text[-1:].isalpha() else f"{text}GB", "--memory") / 1e9
-
-
 @app.add("""\
   brx stages                                            the paper's table
   brx stages --memory 24 141 --format markdown          the same models on other devices (GB = 1e9 bytes)
@@ -161,12 +154,13 @@ def stages(
     params_per_block: Annotated[float | None, of_own_model("W", "parameters of one block, as 202e6", min=1)] = None,
     blocks: Annotated[int | None, of_own_model("L", "Transformer blocks", min=1)] = None,
     memory: Annotated[
-        list[float] | None, option("GB...", "memory of devices, in 1e9 bytes (default: the paper's)", parser=gigabytes)
+        list[str] | None, option("GB...", "memory of devices, in 1e9 bytes (default: the paper's)")
     ] = None,
     sequence_length: Annotated[int, option("S", "tokens of a sequence", min=1)] = 4096,
     batch_size: Annotated[int, option("B", "examples per micro-batch", min=1)] = 1,
     format: Format = "table",
 ) -> None:
+    from brx.config.parsing import parse_bytes
     from brx.paper.printed import DEVICES_GB, LLAMAS
     from brx.planning.stage_count import ModelShape, stage_count_table
 
@@ -176,7 +170,8 @@ def stages(
     models: Sequence[ModelShape] = LLAMAS
     if hidden is not None and heads is not None and params_per_block is not None and blocks is not None:
         models = (ModelShape("model", hidden, heads, params_per_block, blocks),)
-    table = stage_count_table(models, DEVICES_GB if memory is None else memory, sequence_length, batch_size)
+    sizes = [parse_bytes(text if text[-1:].isalpha() else f"{text}GB", "--memory") / 1e9 for text in memory or []]
+    table = stage_count_table(models, sizes or DEVICES_GB, sequence_length, batch_size)
     print_table(table, format)
     if table.map(lambda cell: cell.startswith(">=")).any(axis=None):
         print_note(">=: the device does not hold a whole block, so that each needs at least two")

@@ -9,7 +9,7 @@ def corpus(tmp_path):
     return write_rows(tmp_path / "corpus.jsonl", texts(200))
 
 
-def test_prepare_and_info(tmp_path, corpus, capsys):
+def test_prepare_and_info(tmp_path, corpus, capsys, printed):
     config = tmp_path / "config.yaml"  # arguments win
     config.write_text(f"data: {{source: nowhere.txt, tokens: 2000, directory: '{tmp_path / 'data'}'}}\n")
     options = ["--tokenizer", "gpt2", "--tokens", "3_000", "--workers", "1", "--config", str(config)]
@@ -24,29 +24,26 @@ def test_prepare_and_info(tmp_path, corpus, capsys):
     assert "tokens/s" in prepared.err
     assert main(["data", "prepare", str(corpus), *options]) == 0
     assert capsys.readouterr() == (prepared.out, "")
-    assert main(["data", "info", folder]) == 0
-    assert capsys.readouterr().out == prepared.out
+    assert printed("data", "info", folder) == prepared.out
 
 
-def test_list_and_remove(tmp_path, corpus, capsys):
+def test_list_and_remove(tmp_path, corpus, printed, refused):
     directory = tmp_path / "data"
     for seed in range(2):
         options = ["--directory", str(directory), "--set", f"data.split_seed={seed}"]
-        assert main(["data", "prepare", str(corpus), *options]) == 0
+        printed("data", "prepare", corpus, *options)
     kept, removed = sorted(directory.glob("[!.]*"))
     unfinished = directory / f".{kept.name}x.partial"
     unfinished.mkdir()
     (unfinished / "note.json").write_text("{}")
-    capsys.readouterr()
-    assert main(["data", "list", str(directory)]) == 0
-    listed = capsys.readouterr().out.splitlines()
+    listed = printed("data", "list", directory).splitlines()
     assert [line.split()[2] for line in listed[:-1]] == list(map(str, (unfinished, kept, removed)))
     assert listed[0].endswith("(unfinished)")
     assert "in 3 folders of token files" in listed[-1]
-    assert main(["data", "remove", str(unfinished), str(removed)]) == 0
+    printed("data", "remove", unfinished, removed)
     assert [path.name for path in directory.iterdir() if path.is_dir()] == [kept.name]
     assert not (directory / f".{removed.name}.lock").exists()
 
     (kept / "thesis.tex").write_text("")
-    assert main(["data", "remove", str(kept)]) == 2  # nothing but token files is removed
+    refused("data", "remove", kept)  # nothing but token files is removed
     assert (kept / "thesis.tex").exists()

@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from brx.cli.main import main
 from brx.config.loading import PRESETS, read_mapping
 
 
@@ -27,13 +26,12 @@ SWEEP = {"starts": 5, "angles_degrees": "[0, 30, 45]", "delays": "[1, 2]", "most
     ],
     ids=["quadratic", "spiral", "sweep"],
 )
-def test_toys_print_draw_and_keep_numbers(preset, changes, shown, lengths, tmp_path, capsys, monkeypatch):
+def test_toys_print_draw_and_keep_numbers(preset, changes, shown, lengths, tmp_path, printed, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = write(tmp_path / "mine.yaml", preset, **changes)
     folders = ("figures", "results/toy") if preset == "quadratic" else ("a", "b")
     where = [] if preset == "quadratic" else ["--out", "a/toy-mine", "--json", "b/mine.json"]
-    assert main(["toy", preset.partition("-")[0], config, *where]) == 0
-    assert shown in capsys.readouterr().out
+    assert shown in printed("toy", preset.partition("-")[0], config, *where)
     assert all((tmp_path / folders[0] / f"toy-mine{suffix}").stat().st_size for suffix in (".png", ".pdf", ".txt"))
     numbers = json.loads((tmp_path / folders[1] / "mine.json").read_text())
     assert {key: len(numbers[key]) for key in lengths} == lengths

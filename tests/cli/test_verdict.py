@@ -7,64 +7,55 @@ from pathlib import Path
 
 import pytest
 
-from brx.cli.main import main
 from tests.runs.helpers import write_run
 
 ROOT = Path(__file__).parents[2]
 ASKED = ["--stages", "8", "--micro-batches", "8"]
 
 
-def verdict(capsys, *arguments):
-    """What the command prints."""
-    assert main(["verdict", *arguments]) == 0
-    return capsys.readouterr().out
-
-
-def test_the_committed_runs_answer(capsys, monkeypatch):
+def test_the_committed_runs_answer(printed, monkeypatch):
     monkeypatch.chdir(ROOT)
-    text = verdict(capsys, "--stages", "32", "--micro-batches", "8")
+    text = printed("verdict", "--stages", "32", "--micro-batches", "8", "--verbose")
     assert "wins: " in text.splitlines()[0]
-    longer = verdict(capsys, "--stages", "32", "--micro-batches", "8", "--verbose")
-    assert longer.startswith(text)
-    assert "zero-bubble H1" in longer
-    assert "No run measures these at delays up to 3.88 updates" in longer
+    assert "zero-bubble H1" in text
+    assert "No run measures these at delays up to 3.88 updates" in text
 
 
-def test_own_runs_are_kept_drawn_and_asked_again(capsys, tmp_path):
+def test_own_runs_are_kept_drawn_and_asked_again(printed, tmp_path):
     kept = str(tmp_path / "kept.json")
     arguments = ["--stages", "8", "--micro-batches", "2"]
     figure = str(tmp_path / "figure")
-    first = verdict(capsys, str(ROOT / "results" / "demo"), *arguments, "--save", kept, "--figure", figure)
+    first = printed("verdict", str(ROOT / "results" / "demo"), *arguments, "--save", kept, "--figure", figure)
     assert (tmp_path / "figure.png").stat().st_size > 0
-    assert verdict(capsys, kept, *arguments) == first[: first.index(kept)]
-    assert "basis-rotation 50%" in verdict(capsys, kept, *arguments, "--verbose", "--cost", "basis-rotation=0.5")
+    assert printed("verdict", kept, *arguments) == first[: first.index(kept)]
+    assert "basis-rotation 50%" in printed("verdict", kept, *arguments, "--verbose", "--cost", "basis-rotation=0.5")
 
 
-def test_costs_come_from_own_runs_or_a_benchmark(capsys, tmp_path, monkeypatch):
+def test_costs_come_from_own_runs_or_a_benchmark(printed, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     question = ["--stages", "8", "--micro-batches", "2", "results/demo", "--verbose"]
-    own_pace = verdict(capsys, *question)
-    given = verdict(capsys, *question, "--cost-from", "results/demo")
+    own_pace = printed("verdict", *question)
+    given = printed("verdict", *question, "--cost-from", "results/demo")
     assert given.count("% (given)") == 2
     assert given.replace(" (given)", "") == own_pace  # the same runs say the same
     table = tmp_path / "methods.json"
     rows = [["pipedream", "20.0"], ["basis-rotation", "35.0"], ["muon", "90.0"]]
     table.write_text(json.dumps({"columns": ["method", "ms / iteration (median)"], "rows": rows}))
-    assert "basis-rotation 75%" in verdict(capsys, *question, "--cost-from", str(table))
+    assert "basis-rotation 75%" in printed("verdict", *question, "--cost-from", str(table))
     both = [*question, "--cost-from", str(table), "--cost", "basis-rotation=0.5"]
-    assert "basis-rotation 50%" in verdict(capsys, *both)
-    text = verdict(capsys, *question, "--cost-from", "results/demo/pipedream-p1")
+    assert "basis-rotation 50%" in printed("verdict", *both)
+    text = printed("verdict", *question, "--cost-from", "results/demo/pipedream-p1")
     assert "pipedream 0% (given)" in text
     assert text.count("(given)") == 1
 
 
-def test_a_model_gives_memory_updates_and_transfers(capsys, tmp_path, monkeypatch):
+def test_a_model_gives_memory_updates_and_transfers(printed, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     model = ["--config", "paper-95m", "--device-memory", "1GB", "--bandwidth", "1GB", "--throughput", "100T"]
     figure = ["--figure", str(tmp_path / "figure")]
     monkeypatch.setattr("brx.plot.planning.STAGES", (8, 64))
     monkeypatch.setattr("brx.plot.planning.MICRO_BATCHES", (4, 8))
-    text = verdict(capsys, *ASKED, *model, *figure, "--verbose", "--local-steps", "8", "--averaging", "10GB")
+    text = printed("verdict", *ASKED, *model, *figure, "--verbose", "--local-steps", "8", "--averaging", "10GB")
     assert re.search(r"Too large for 1 GB: .*basis-rotation", text)
     assert "8 examples per update, 8 micro-batches of 1." in text
     assert "s / update" in text
@@ -74,17 +65,16 @@ def test_a_model_gives_memory_updates_and_transfers(capsys, tmp_path, monkeypatc
     assert "transfers beside the computation" in caption
     assert "Without what needs more memory" in caption
     assert "Blank: the model has fewer than P blocks" in caption
-    text = verdict(capsys, *ASKED, "--config", "paper-95m", "--device-memory", "0.01GB", *figure)
+    text = printed("verdict", *ASKED, "--config", "paper-95m", "--device-memory", "0.01GB", *figure)
     assert text.startswith("No verdict: no schedule fits")
 
 
-def test_it_prints_the_equal_plan_and_what_would_make_methods_fit(capsys, monkeypatch):
+def test_it_prints_the_equal_plan_and_what_would_make_methods_fit(printed, monkeypatch):
     monkeypatch.chdir(ROOT)
     question = ["--stages", "16", "--micro-batches", "4", "--config", "paper-1b", "--device-memory", "6GB"]
-    text = verdict(capsys, *question, "--throughput", "A100", "--loss", "2.4")
+    text = printed("verdict", *question, "--throughput", "A100", "--loss", "2.4")
     command = shlex.split(re.search(r"To check: brx (.*)", text)[1])
-    assert main(command) == 0
-    planned = capsys.readouterr().out
+    planned = printed(*command)
     assert "Fits into 6.0 GB per device; the smallest R that fits is " in planned
     assert "At 124.8 TFLOP/s per device" in planned
     assert "examples, zero-bubble H1 with 8 micro-batches" in planned
@@ -93,8 +83,7 @@ def test_it_prints_the_equal_plan_and_what_would_make_methods_fit(capsys, monkey
     changed = [f"optimizer={{method: {method}}}", *remedy[2].split()]
     position = command.index("--set") + 1
     for settings, does in ((changed[:1], "Does not fit"), (changed, "Fits")):
-        assert main([*command[:position], *settings, *command[position + 1 :]]) == 0
-        assert f"{does} into 6.0 GB" in capsys.readouterr().out
+        assert f"{does} into 6.0 GB" in printed(*command[:position], *settings, *command[position + 1 :])
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from benchmarks.memory import peak_during
-from brx.cli.main import main
 from brx.config.loading import load_config
 from brx.model.stage import Stage, partition
 from brx.planning.plan import plan_memory, rank_flops, update_flops
@@ -101,7 +100,7 @@ def always_measured(methods, delay):
     return MEASURED.model_copy(update={"experiments": experiments})
 
 
-def test_verdict_and_plan_agree_row_by_row(capsys):
+def test_verdict_and_plan_agree_row_by_row(printed):
     """Each row of a verdict, with its own memory and time, is what `brx plan` prints of that run."""
     config = load_config("paper-95m")
     for num_stages, num_micro_batches in ((16, 1), (24, 4)):
@@ -112,18 +111,17 @@ def test_verdict_and_plan_agree_row_by_row(capsys):
         for option in verdict.asynchronous:
             overrides = run.overrides(config, METHODS[option.method])
             asked_plan = ["--throughput", "100T", "--bandwidth", "5GB", "--device-memory", "80GB"]
-            assert main(["plan", "paper-95m", "--set", *overrides, *asked_plan]) == 0
-            printed = capsys.readouterr().out
+            plan = printed("plan", "paper-95m", "--set", *overrides, *asked_plan)
             planned = load_config("paper-95m", overrides)
             assert planned.pipeline.stages == num_stages
             assert planned.optimizer.method in option.method
             assert option.cut.memory == max(rank.peak for rank in plan_memory(planned, "cuda"))
-            assert f"{run.seconds(option.cut):.3g} s per iteration" in printed
+            assert f"{run.seconds(option.cut):.3g} s per iteration" in plan
             rival = next(one for one in verdict.synchronous if one.method == option.method)
-            best = re.search(r"examples, (.+) with (\d+) micro-batches, takes ([\d.]+) times", printed)
+            best = re.search(r"examples, (.+) with (\d+) micro-batches, takes ([\d.]+) times", plan)
             assert (best[1], int(best[2])) == (rival.cut.schedule, rival.cut.num_micro_batches)
             assert float(best[3]) == pytest.approx(rival.cut.time / option.cut.time, abs=0.006)
-            assert f"for the busiest), which needs {rival.cut.memory / 1e9:.1f} GB" in printed
+            assert f"for the busiest), which needs {rival.cut.memory / 1e9:.1f} GB" in plan
 
 
 def test_transfers_are_those_of_the_cut():
@@ -220,7 +218,7 @@ def test_only_what_is_beyond_a_factor_of_three_is_marked(factor, marked):
     assert list(table.index[table["> 3 x"] == "<-"]) == marked
 
 
-def test_similarity_is_to_the_papers_run_by_default(capsys):
-    assert main(["similarity", "laptop", "--set", "pipeline.delay.like=32", "--format", "json"]) == 0
-    rows = {row[""]: row for row in json.loads(capsys.readouterr().out)}
+def test_similarity_is_to_the_papers_run_by_default(printed):
+    shown = printed("similarity", "laptop", "--set", "pipeline.delay.like=32", "--format", "json")
+    rows = {row[""]: row for row in json.loads(shown)}
     assert [rows["warm-up / tau"][heading] for heading in ("paper-95m", "> 3 x")] == ["96.8", "<-"]

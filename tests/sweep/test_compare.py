@@ -147,11 +147,10 @@ def test_without_a_method_it_shows_what_is_there_as_the_report_does(kept, tmp_pa
     assert sorted(board["method"]) == ["muon", "pipedream"]
 
 
-def test_dry_run_lists_what_the_best_rates_ask_for_and_rates_of_the_rest_as_variants(tmp_path, capsys):
+def test_dry_run_lists_what_the_best_rates_ask_for_and_rates_of_the_rest_as_variants(tmp_path, printed):
     def listed(*arguments):
-        folders = ["--out", str(tmp_path / "runs"), "--committed", str(tmp_path / "kept")]
-        assert main(["compare", *arguments, *folders, "--dry-run"]) == 0
-        return " ".join(capsys.readouterr().out.split())
+        folders = ["--out", tmp_path / "runs", "--committed", tmp_path / "kept"]
+        return printed("compare", *arguments, *folders, "--dry-run")
 
     rates = ["--rest-lr", "1e-3", "--rest-lr", "3e-4"]
     assert listed("muon", *rates).count("9 cells") == 4  # pipedream, muon, and muon twice more
@@ -176,7 +175,7 @@ def test_a_broken_method_is_refused_before_anything_is_trained(command, body, me
     assert not {path.name for path in tmp_path.iterdir()} - {"mine.py", "sweep.yaml", "__pycache__"}
 
 
-def test_own_method_gets_its_place_and_twice_costs_nothing(tmp_path, monkeypatch, capsys):
+def test_own_method_gets_its_place_and_twice_costs_nothing(tmp_path, monkeypatch, printed):
     base = tmp_path / "tiny.yaml"
     content = yaml.safe_load(dump_config(tiny_config(tmp_path, "training.iterations=8")))
     base.write_text(yaml.safe_dump({**content, "pipeline": {"stages": 1}}))
@@ -185,12 +184,11 @@ def test_own_method_gets_its_place_and_twice_costs_nothing(tmp_path, monkeypatch
     monkeypatch.setattr("brx.sweep.compare.FURTHER_RATES", ())
     delays = {"none": {"pipeline.stages": 1}, "32 stages": {"pipeline.stages": 4, "pipeline.delay.like": 32}}
     monkeypatch.setattr("brx.sweep.compare.DELAYS", delays)
-    arguments = ["compare", STALENESS, "--out", str(tmp_path / "runs"), "--committed", str(tmp_path / "none")]
-    assert main(arguments) == 0
-    text = capsys.readouterr().out
+    arguments = ["compare", STALENESS, "--out", tmp_path / "runs", "--committed", tmp_path / "none"]
+    text = printed(*arguments)
     assert "staleness_aware" in text
     assert "pipedream" in text
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("metrics.jsonl")}
     assert len(before) == 4
-    assert main(arguments) == 0
+    printed(*arguments)
     assert {path: path.stat().st_mtime_ns for path in before} == before
