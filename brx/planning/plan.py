@@ -1,8 +1,7 @@
 """What a run will need, before it starts: memory of every rank and multiplications, from closed forms.
 
-The memory of a rank peaks at one of two moments: when the loss is computed, with all activations there, or when the
-optimizer steps, with all gradients there. What is always there: weights, optimizer state, rings. On CPUs the sums are
-checked against measured peaks (tests/planning/test_plan.py).
+The memory of a rank peaks when the loss is computed, with all activations there, or when the optimizer steps, with all
+gradients there. Weights, optimizer state and rings are always there.
 """
 
 from __future__ import annotations
@@ -341,7 +340,7 @@ def method_flops(config: RunConfig, shapes: Shapes) -> float:
 
 
 def rotation_update_bytes(config: RunConfig, shapes: Shapes, device_type: str) -> int:
-    """Of BasisRotation's largest batch of equal matrices at a refresh; `shapes` are all of the device."""
+    """Temporary bytes of BasisRotation's largest batch of equal matrices at a refresh; `shapes`: all of the device."""
     largest, all_matrices = 0, list(matrices(shapes))
     for shape, kept in dict(rotations(config, shapes)).items():
         size = math.prod(shape)

@@ -97,10 +97,7 @@ class PlannedRun:
     def split(self, num_stages: int, num_micro_batches: int) -> PlannedRun:
         """The same examples per update in so many micro-batches on a device per stage; UserError if they cannot be."""
         if self.examples % num_micro_batches:
-            raise UserError(
-                f"--micro-batches {num_micro_batches}: training.batch_size {self.examples} is no multiple of it"
-                " (set another one)"
-            )
+            raise UserError(f"--micro-batches {num_micro_batches}: training.batch_size {self.examples} is no multiple")
         if num_stages > self.config.model.blocks:
             raise UserError(f"--stages {num_stages}: the model has only {self.config.model.blocks} blocks")
         return replace(self, config=_resized(self.config, num_stages, num_stages, num_micro_batches, delay="pipeline"))
@@ -121,7 +118,7 @@ class PlannedRun:
 
     @cached_property
     def uneven(self) -> str | None:
-        """That devices have unequal numbers of blocks, and the nearest numbers of devices that would not; or None."""
+        """A line that devices have unequal numbers of blocks, with the nearest even numbers of devices; or None."""
         num_stages = self.config.pipeline.stages
         blocks = partition(self.config.model.blocks, num_stages)
         counts = {

@@ -67,9 +67,9 @@ def synchronous_pace(
 ) -> Pace | None:
     """The pace of a schedule of `SYNCHRONOUS`, from the times of a micro-batch's forward passes by chunk.
 
-    `transfer` is the time from one device to the next, `recompute` that of a backward pass beyond twice the forward
-    pass, in forward passes. None where the schedule does not exist, or its closed form does not hold: interleaving
-    needs whole rounds; ZB-V and DualPipeV need M >= 2 R, and are known here without transfers and recomputation alone.
+    `transfer` is the time from one device to the next, `recompute` that of recomputation in forward passes. None where
+    there is no such schedule (interleaving needs whole rounds) or closed form (ZB-V and DualPipeV with M >= 2 R, and
+    without transfers and recomputation).
     """
     schedule = SYNCHRONOUS[name]
     num_ranks = len(forward) // schedule.num_chunks
@@ -161,11 +161,11 @@ class EqualStages:
     memory: float | None = None
 
     def asynchronous(self, settings: Mapping[str, Any], cost: float | None) -> Cut:
-        """Of asynchronous 1F1B with M micro-batches per update."""
+        """The cut of asynchronous 1F1B with M micro-batches per update."""
         return Cut(ASYNCHRONOUS, self.num_micro_batches, 1.0 + (cost or 0.0), 0.0)
 
     def synchronous(self, settings: Mapping[str, Any], cost: float | None) -> Iterator[Cut]:
-        """Of every schedule with every number of micro-batches that exists, fastest first."""
+        """The cuts of every schedule with every number of micro-batches that exists, fastest first."""
         cuts = []
         for name, schedule in SYNCHRONOUS.items():
             forward = (1.0 / schedule.num_chunks,) * self.num_stages * schedule.num_chunks
@@ -177,7 +177,7 @@ class EqualStages:
         return iter(sorted(cuts, key=preference))
 
     def replicas(self, settings: Mapping[str, Any], cost: float | None, local: LocalSteps) -> Cut | None:
-        """Of replicas, each of which updates the whole model; None if there are fewer examples than devices."""
+        """The cut of replicas, each of which updates the whole model; None for fewer examples than devices."""
         return Cut(REPLICAS, 1, 1.0 + self.num_stages * (cost or 0.0) + local.averaging / local.steps, 0.0)
 
 
@@ -190,5 +190,5 @@ def divisors(number: int) -> list[int]:
 
 
 def preference(cut: Cut) -> tuple[float, int, int]:
-    """Fastest first; of equally fast ones the larger micro-batches, and the better known schedule."""
+    """A sort key: fastest first; of equally fast ones the larger micro-batches, and the better known schedule."""
     return round(cut.time, 9), cut.num_micro_batches, list(SYNCHRONOUS).index(cut.schedule)

@@ -260,10 +260,8 @@ def losses_to_ask(measurements: Measurements, delay: float) -> list[float]:
         lowest = {method: _lowest(measurements, own, asked) for method, own in by_method(measurements).items()}
         if min(lowest.values()) < math.inf:
             return sorted({min(lowest.values()), lowest.get(COST_REFERENCE, math.inf)} - {math.inf}, reverse=True)
-    raise UserError(
-        f"--loss: needed, since no run falls to {measurements.losses[0]:g} nats under the longest delay, {longest:g}"
-        " updates"
-    )
+    highest = f"{measurements.losses[0]:g} nats"
+    raise UserError(f"--loss: needed, since no run falls to {highest} under the longest delay, {longest:g} updates")
 
 
 def _lowest(measurements: Measurements, experiments: Sequence[Experiment], delay: float) -> float:
@@ -332,10 +330,8 @@ def parse_local_steps(
     if units < math.inf:
         return LocalSteps(steps, units, slowdown)
     if run is None or run.throughput is None:
-        raise UserError(
-            f"--averaging {averaging}: write units of an update's passes, for example 3; seconds (0.5s) and"
-            " bandwidths (1GB) need --config and --throughput"
-        )
+        others = "seconds (0.5s) and bandwidths (1GB) need --config and --throughput"
+        raise UserError(f"--averaging {averaging}: write units of an update's passes, for example 3; {others}")
     seconds = _number(averaging.removesuffix("s"))
     if seconds == math.inf:
         seconds = 2 * (num_replicas - 1) / num_replicas * run.weight_bytes / parse_bytes(averaging, "--averaging")

@@ -67,8 +67,8 @@ def draw_all_targets(
 ) -> list[Path]:
     """Slowdown at the largest number of stages for every target from an early loss to the best final one.
 
-    A line ends where its method no longer reaches the target under delay. `chosen` are rows of `at_best_rates` of one
-    model and budget, some with a reference; `marked` is a target to mark, by default the loss that all of those reach.
+    `chosen` are rows of `at_best_rates` of one model and budget, some with a reference; `marked` is a target to mark,
+    by default the loss that all of those reach.
     """
     compared = with_reference(chosen, reference_stages)
     most = compared.loc[~is_reference(compared, reference_stages), DEPTH].max()

@@ -51,9 +51,7 @@ TITLES = {"dominant": "along the dominant eigenvector", "random": "along a rando
 
 
 def draw_norms(results: Sequence[NormResult], path: Path) -> list[Path]:
-    """The (1,1)-norm per parameter of each run, in both coordinates, with 95 % intervals; logarithmic.
-
-    Runs of one method and P, which differ in the seed, are side by side."""
+    """The (1,1)-norm per parameter in both coordinates, with 95 % intervals; runs that differ in the seed beside it."""
     kinds = by_method_and_depth(results)
     with new_figure(width=max(COLUMN_WIDTH_IN, 1.0 * len(kinds) + 0.8)) as figure:
         axes = figure.subplots()

@@ -64,14 +64,11 @@ def draw_against_time(axes: Axes, curves: Sequence[Curve], title: str) -> None:
 
 
 def _limit_losses(axes: Axes, curves: Sequence[Curve]) -> None:
-    """Leave the first steep fall and spikes out of the range; panels that share theirs all fit in.
-
-    The upper end lies above what each curve is below of for three quarters of the training: spikes are rarer.
-    """
+    """Leave the first steep fall and spikes out of the range; panels that share theirs all fit in."""
     losses = [side_by_side(curve.runs).to_numpy() for curve in curves]
     finite = [values[np.isfinite(values)] for values in losses]
     low = min(float(values.min()) for values in finite)
-    usual = max(float(np.quantile(values, 0.75)) for values in finite)
+    usual = max(float(np.quantile(values, 0.75)) for values in finite)  # spikes are rarer than a quarter
     low, high = low - 0.05, usual + max(0.1, 0.4 * (usual - low))
     if not axes.get_autoscaley_on():  # a panel that shares this range has set it
         low, high = min(low, axes.get_ylim()[0]), max(high, axes.get_ylim()[1])

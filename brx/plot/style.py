@@ -148,11 +148,10 @@ def save(
     """Write PATH.png, .pdf, .svg and .txt (caption and command), and with details PATH.json; returned in this order.
 
     The path is without suffix; `details` are what it was drawn from, as JSON has it: the runs, and what was missing.
-    The figure is laid out once, for all formats alike.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     files = [path.with_name(path.name + suffix) for suffix in (".png", ".pdf", ".svg", ".txt", ".json")]
-    if layout := figure.get_layout_engine():
+    if layout := figure.get_layout_engine():  # laid out once, for all formats alike
         layout.execute(figure)
         figure.set_layout_engine("none")
     for target, nothing in zip(files, ("Software", "CreationDate", "Date"), strict=False):

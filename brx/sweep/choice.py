@@ -15,7 +15,7 @@ from brx.sweep.spec import Cell, Choice, State, Sweep, cell_name, state_of, valu
 
 
 def choose(cells: Sequence[Cell], rule: Choice) -> pd.DataFrame:
-    """`score_values` of the cells that differ only in the chosen key and the seed; `cells` names each group."""
+    """Score the values of the chosen key among cells that differ in nothing else but the seed: `score_values`."""
     rows = []
     names: dict[str, str] = {}
     for cell in cells:
@@ -31,8 +31,7 @@ def choose(cells: Sequence[Cell], rule: Choice) -> pd.DataFrame:
 def tried_cells(sweep: Sweep) -> list[Cell]:
     """The cells of the grid, and those beyond it that `choose.further` asks for after the ones that are done.
 
-    Where the best value of a group is the lowest or highest that was tried, the next one of `further` in that direction
-    is tried, too: the same rule for every group, so that none is tuned more than another.
+    Where a group's best value is the lowest or highest tried, the next of `further` in that direction is tried, too.
     """
     cells = list(sweep.cells)
     while more := _beyond(sweep, cells):

@@ -103,7 +103,7 @@ class Board(NamedTuple):  # a leaderboard (`brx.runs.comparison`)
 
 
 def read_board(folders: Sequence[Path], asked: Collection[str] = ()) -> Board:
-    """Of the set of runs that compare with most of the methods `asked` for, then with most runs."""
+    """The leaderboard of the set of runs that compare with most of the methods `asked` for, then with most runs."""
     there = [folder for folder in folders if folder.is_dir() and any(folder.iterdir())]
     if not there:
         raise UserError(f"METHOD: needed, since no run is in {' or '.join(map(str, folders))}")

@@ -1,8 +1,8 @@
 """Where cells run: as processes that share this machine's threads and GPUs, or on a Ray cluster.
 
-Here a server process imports torch once, which takes seconds, and every cell is a fork of it. On a cluster a cell runs
-on whichever node has room: the cells' folder, the working folder and the prepared data must be on a file system that
-all nodes share, at the same path, with locks that hold across nodes (NFS 4, Lustre mounted with `flock`).
+Here a server process imports torch once, which takes seconds, and every cell is a fork of it. All nodes of a cluster
+must share the cells' folder, the working folder and the prepared data, at the same path, on a file system with locks
+that hold across nodes (NFS 4, Lustre mounted with `flock`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Sweep files, the cells that they expand into, and what has become of a cell.
-
-The last is read from the cell's folder alone, so that any number of sweeps agree on it.
-"""
+"""Sweep files, the cells that they expand into, and a cell's state, from its folder alone: all sweeps agree on it."""
 
 from __future__ import annotations
 
