@@ -59,13 +59,12 @@ def hessian_norm(
     out: FigurePath = None,
 ) -> None:
     """Measure and print; exit code 130 when stopped on the way."""
-    from brx.curvature.checkpoints import refuse_two_checkpoints, runs_in_place
+    from brx.curvature.checkpoints import refuse_two_checkpoints
     from brx.curvature.effective_delay import strategy_slowdowns, strategy_table
-    from brx.curvature.norm_measurement import Stopped, measure_runs
+    from brx.curvature.norm_measurement import measure_runs
     from brx.curvature.norm_result import NORM_TITLE, SPACES, STRATEGY_SPACES, NormSettings, measured_norms, norm_table
     from brx.plot.curvature import draw_norms, draw_strategy_norms
-    from brx.runs.checkpoint import run_and_iteration
-    from brx.runs.frames import Run, load
+    from brx.runs.frames import load
 
     refuse(original + rotated + strategies > 1, "--original, --rotated, --strategies: give one of them, or none")
     refuse(slowdown_runs is not None and not strategies, "--runs: only with --strategies")
@@ -78,10 +77,7 @@ def hessian_norm(
         spaces, basis_batches = STRATEGY_SPACES, basis_batches or STRATEGY_BASIS_BATCHES
     delays = None if slowdown_runs is None else strategy_slowdowns(load([slowdown_runs]))
     if measured:
-        places = runs_in_place(runs)
-        for path in places:
-            Run.load(run_and_iteration(path)[0])  # refuses what is no run
-        results = measured_norms(places, spaces or SPACES, checkpoint)
+        results = measured_norms(runs, spaces or SPACES, checkpoint)
     else:
         settings = NormSettings(
             vectors=vectors,
@@ -92,11 +88,7 @@ def hessian_norm(
             basis_from=None if basis_from is None else str(basis_from),
             basis_batches=basis_batches,
         )
-        try:
-            results = measure_runs(runs, spaces, settings, iteration=checkpoint, jobs=jobs, or_geometric=or_geometric)
-        except Stopped as stopped:
-            print(f"brx: {stopped}", file=sys.stderr)
-            raise typer.Exit(130) from None
+        results = measure_runs(runs, spaces, settings, iteration=checkpoint, jobs=jobs, or_geometric=or_geometric)
     print_table(strategy_table(results, delays) if strategies else norm_table(results), format, NORM_TITLE)
     _print_details(results, by, with_paths=format == "table" and not measured)
     if out is not None:
@@ -131,19 +123,17 @@ def effective_delay(
     out: FigurePath = None,
 ) -> None:
     from brx.curvature import effective_delay as delays
-    from brx.curvature.checkpoints import runs_in_place
-    from brx.curvature.norm_result import results_of
+    from brx.curvature.norm_result import measured_norms
     from brx.plot.curvature import draw_effective_delay
     from brx.runs.frames import differences, load
 
     loaded = load(runs)
-    measured = [(path, result) for path in runs_in_place(runs) for result in results_of(path).values()]
-    refuse(not measured, f"{runs[0]}: has no measured norms; run `brx hessian-norm {runs[0]}` first")
+    measured = measured_norms(runs)
     print_note(*differences(loaded))
-    counts = stages or delays.usual_stages([result for _, result in measured])
-    curves = [(result, [delays.effective_delay(result, count) for count in counts]) for _, result in measured]
+    counts = stages or delays.usual_stages(measured)
+    curves = [(result, [delays.effective_delay(result, count) for count in counts]) for result in measured]
     points = delays.slowdown_points(loaded)
-    print_table(delays.delay_table([path.name for path, _ in measured], curves))
+    print_table(delays.delay_table(curves))
     if len(points):
         print_table(delays.slowdown_table(points))
     if out is not None:

@@ -80,8 +80,8 @@ class _Brx(CommandGroup):
         """Run the command; where Typer would end silently on Ctrl-C, say so."""
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt:
-            print("brx: interrupted", file=sys.stderr)
+        except KeyboardInterrupt as stopped:
+            print(f"brx: {str(stopped) or 'interrupted'}", file=sys.stderr)
             raise typer.Exit(INTERRUPTED) from None
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -19,7 +19,14 @@ from brx.files import write_text
 from brx.model.stage import Stage, whole_model
 from brx.pipeline.delay import depth
 from brx.pipeline.engine import MicroBatch
-from brx.runs.checkpoint import checkpoint_folder, list_checkpoints, read_manifest, read_stage, run_and_iteration
+from brx.runs.checkpoint import (
+    check_data,
+    checkpoint_folder,
+    list_checkpoints,
+    read_manifest,
+    read_stage,
+    run_and_iteration,
+)
 from brx.runs.folder import find_runs
 from brx.runs.frames import Run
 from brx.train.build import training_batches
@@ -66,6 +73,21 @@ class Measured(BaseModel):  # at one checkpoint
             raise UserError(f"{path}: not a result of {cls.command} ({what}); remove it and measure again") from None
 
 
+Result = TypeVar("Result", bound=Measured)
+
+
+def measured_in(
+    paths: Sequence[Path], iteration: int | None, of_run: Callable[[Path, int | None], Iterable[Result]], command: str
+) -> list[Result]:
+    """What `command` left beside runs (also those in folders) at `iteration` (None: any), or at checkpoints."""
+    places = [run_and_iteration(path) for path in runs_in_place(paths)]
+    results = [result for run, named in places for result in of_run(run, iteration if named is None else named)]
+    if not results:
+        at = "" if iteration is None else f" at iteration {iteration}"
+        raise UserError(f"{paths[0]}: has no measured {command}{at}; run `brx {command} {paths[0]}` first")
+    return results
+
+
 def refuse_two_checkpoints(paths: Iterable[Path], checkpoint: int | None) -> None:
     for path in paths:
         if checkpoint is not None and run_and_iteration(path)[1] is not None:
@@ -73,12 +95,11 @@ def refuse_two_checkpoints(paths: Iterable[Path], checkpoint: int | None) -> Non
 
 
 def runs_in_place(paths: Iterable[Path]) -> list[Path]:
-    """The paths, of runs or checkpoints; in place of a folder that is neither, the runs in it (or a UserError)."""
+    """The paths, of runs or checkpoints; in place of what is neither, the runs in that folder (or a UserError)."""
     places: list[Path] = []
     for path in paths:
-        run, iteration = run_and_iteration(path)
-        is_folder_of_runs = iteration is None and run.is_dir() and not (run / "config.yaml").is_file()
-        places += find_runs([path]) if is_folder_of_runs else [path]
+        run, _ = run_and_iteration(path)
+        places += [path] if (run / "config.yaml").is_file() else find_runs([path])
     return places
 
 
@@ -167,19 +188,15 @@ def load_checkpoint(
                 bases[name] = Basis(*(None if side is None else side.to(dtype) for side in (left, right)))
     with torch.device("meta"):
         model = whole_model(run.config.model, run.config.data.vocabulary_size)
-    _check_same_model(weights, model, path)
+    check_same_model(weights, model, path)
     data = prepare(run.config.data)
-    if data.fingerprint != manifest["fingerprint"]:
-        raise UserError(
-            f"{path}: was trained on other data (fingerprint {manifest['fingerprint'][:12]}, now"
-            f" {data.fingerprint[:12]}); restore the token files"
-        )
+    check_data(manifest, path, data.fingerprint)
     parameters = {name: weights[name] for name, _ in model.named_parameters()}
     batches = training_batches(run.config, data)
     return Checkpoint(run, path, manifest["iteration"], model, parameters, bases, batches)
 
 
-def _check_same_model(weights: Vectors, model: Stage, where: Path) -> None:
+def check_same_model(weights: Vectors, model: Stage, where: Path) -> None:
     """Refuse other names or shapes than the model's: a UserError names the first difference."""
     expected = dict(model.named_parameters())
     for name in sorted(expected.keys() | weights.keys()):
@@ -188,16 +205,6 @@ def _check_same_model(weights: Vectors, model: Stage, where: Path) -> None:
             raise UserError(
                 f"{where}: is a checkpoint of another model: {name} is {found} in it and {wanted} in config.yaml"
             )
-
-
-def borrow_bases(checkpoint: Checkpoint, other: Path) -> Bases:
-    """The bases that another run of the same model has in its newest checkpoint, or a UserError."""
-    dtype = next(iter(checkpoint.parameters.values())).dtype
-    lender = load_checkpoint(other, dtype=dtype, device=checkpoint.device)
-    if not lender.bases:
-        raise UserError(f"{lender.path}: has no basis (method {lender.run.method}); name a basis-rotation run")
-    _check_same_model(lender.parameters, checkpoint.model, lender.path)
-    return lender.bases
 
 
 def fit_bases(

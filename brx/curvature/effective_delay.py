@@ -100,12 +100,12 @@ def slowdown_points(runs: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(points)
 
 
-def delay_table(names: Sequence[str], curves: Sequence[tuple[NormResult, Sequence[EffectiveDelay]]]) -> pd.DataFrame:
+def delay_table(curves: Sequence[tuple[NormResult, Sequence[EffectiveDelay]]]) -> pd.DataFrame:
     """A row per run's measurement with its tau' by number of stages; at last what equal stages would have. Texts."""
     rows = [
-        {"tau'": f"{name}, {result.space}"}
+        {"tau'": f"{Path(result.run).name}, {result.space}"}
         | {f"P = {one.num_stages}": f"{one.delay:.3g}±{one.standard_error:.1g}" for one in delays}
-        for name, (result, delays) in zip(names, curves, strict=True)
+        for result, delays in curves
     ]
     equal = {f"P = {one.num_stages}": f"{uniform_effective_delay(one.num_stages):.3g}" for one in curves[0][1]}
     return pd.DataFrame([*rows, {"tau'": "equal stages"} | equal])
@@ -201,11 +201,8 @@ VARIANT_OF_SPACE: dict[Space, str] = {
 """The method that steps in these coordinates; in the original ones the baseline that the paper has beside them."""
 
 
-class StrategySlowdowns(NamedTuple):
-    """What delay costs each strategy, at one number of stages and to one loss."""
-
-    num_stages: int  # P, the largest that any of them has
-    by_space: dict[Space, dict[str, Any]]  # rows of `comparison.slowdowns`, as far as their methods have such runs
+StrategySlowdowns = dict[Space, dict[str, Any]]
+"""What delay costs each strategy that has such runs, to one loss at the largest P: rows of `comparison.slowdowns`."""
 
 
 def strategy_slowdowns(runs: pd.DataFrame) -> StrategySlowdowns:
@@ -223,27 +220,32 @@ def strategy_slowdowns(runs: pd.DataFrame) -> StrategySlowdowns:
 def slowdowns_at_ends(ends: pd.DataFrame, target: float) -> StrategySlowdowns:
     """From the runs at P = 1 and at one other P, rows of `at_best_rates`, to a training loss in nats."""
     by_variant = {row["method"]: row for row in slowdowns(ends, target).to_dict("records")}
-    by_space = {space: by_variant[variant] for space, variant in VARIANT_OF_SPACE.items() if variant in by_variant}
-    return StrategySlowdowns(int(ends[DEPTH].max()), by_space)
+    return {space: by_variant[variant] for space, variant in VARIANT_OF_SPACE.items() if variant in by_variant}
+
+
+def stages_of(delays: StrategySlowdowns) -> int:
+    return int(next(iter(delays.values()))["stages"])
 
 
 def strategy_table(results: Sequence[NormResult], delays: StrategySlowdowns | None) -> pd.DataFrame:
-    """`norm_table` with, if given, the slowdowns; texts."""
+    """`norm_table` with, if there are any, the slowdowns; texts."""
     table = norm_table(results)
-    if delays is not None:
-        known = {space: slowdown_text(row) for space, row in delays.by_space.items()}
+    if delays:
+        known = {space: slowdown_text(row) for space, row in delays.items()}
         texts = [f"{known.get(one.space, 'not run')} ({VARIANT_OF_SPACE[one.space]})" for one in results]
-        table[f"slowdown at P = {delays.num_stages}"] = texts
+        table[f"slowdown at P = {stages_of(delays)}"] = texts
     return table
 
 
-def complete_measurements(results: Sequence[NormResult]) -> dict[str, list[NormResult]]:
-    """By run, the norms at one checkpoint in all of `STRATEGY_SPACES`, in their order; without runs that lack one."""
+def complete_measurements(
+    results: Sequence[NormResult], spaces: Sequence[Space] = STRATEGY_SPACES
+) -> dict[str, list[NormResult]]:
+    """By run, the norms at one checkpoint in all of some coordinates, in their order; without runs that lack one."""
     by_run: dict[str, dict[Space, NormResult]] = {}
     for result in results:
         by_run.setdefault(result.run, {})[result.space] = result
     return {
-        Path(run).name: [of_run[space] for space in STRATEGY_SPACES]
+        Path(run).name: [of_run[space] for space in spaces]
         for run, of_run in by_run.items()
-        if of_run.keys() >= set(STRATEGY_SPACES) and len({result.iteration for result in of_run.values()}) == 1
+        if of_run.keys() >= set(spaces) and len({result.iteration for result in of_run.values()}) == 1
     }

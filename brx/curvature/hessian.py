@@ -58,18 +58,13 @@ def hessian_vector_product(model: Stage, parameters: Vectors, batch: MicroBatch,
     """H z for the training loss on one batch, token ids and next tokens, each (B, S); in the parameters' dtype."""
     total = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
     for part in _parts(model, batch):
-        product = _product(model, parameters, part, vector)
+        leaves = _leaves(parameters)
+        weights, cotangents = list(leaves.values()), [vector[name] for name in leaves]
+        with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no second derivative
+            gradients = torch.autograd.grad(training_loss(model, leaves, part), weights, create_graph=True)
+            product = torch.autograd.grad(gradients, weights, cotangents, materialize_grads=True)
         torch._foreach_add_(list(total.values()), product, alpha=len(part[0]) / len(batch[0]))
     return total
-
-
-def _product(model: Stage, parameters: Vectors, batch: MicroBatch, vector: Vectors) -> list[Tensor]:
-    leaves = _leaves(parameters)
-    with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no second derivative
-        loss = training_loss(model, leaves, batch)
-        gradients = torch.autograd.grad(loss, list(leaves.values()), create_graph=True)
-        cotangents = [vector[name] for name in leaves]
-        return list(torch.autograd.grad(gradients, list(leaves.values()), cotangents, materialize_grads=True))
 
 
 def mean_product(
@@ -129,28 +124,26 @@ class Basis:
     left: Tensor | None  # U (*, m, m)
     right: Tensor | None  # V (*, n, n)
 
-    def to_weights(self, rotated: Tensor) -> Tensor:
-        """From rotated coordinates (m, n) to those of the weights: U A V^T."""
-        product = rotated if self.left is None else self.left @ rotated
-        return product if self.right is None else product @ self.right.mT
-
-    def from_weights(self, matrix: Tensor) -> Tensor:
-        """From the weights' coordinates (m, n) to rotated ones: U^T A V."""
-        product = matrix if self.left is None else self.left.mT @ matrix
-        return product if self.right is None else product @ self.right
+    @property
+    def transposed(self) -> Basis:
+        return Basis(*(None if side is None else side.mT for side in (self.left, self.right)))
 
 
 Bases = dict[str, Basis]  # by parameter name; a parameter that is absent is not rotated
 
 
 def to_weights(bases: Bases, vectors: Vectors) -> Vectors:
-    """Rotated vectors in the weights' coordinates: Q z, parameter by parameter."""
-    return {name: bases[name].to_weights(value) if name in bases else value for name, value in vectors.items()}
+    """Rotated vectors in the weights' coordinates: Q z, for each rotated matrix U A V^T."""
+    turned = dict(vectors)
+    for name, basis in bases.items():
+        product = turned[name] if basis.left is None else basis.left @ turned[name]
+        turned[name] = product if basis.right is None else product @ basis.right.mT
+    return turned
 
 
 def from_weights(bases: Bases, vectors: Vectors) -> Vectors:
-    """Vectors in rotated coordinates: Q^T z, parameter by parameter."""
-    return {name: bases[name].from_weights(value) if name in bases else value for name, value in vectors.items()}
+    """Vectors in rotated coordinates: Q^T z, for each rotated matrix U^T A V."""
+    return to_weights({name: basis.transposed for name, basis in bases.items()}, vectors)
 
 
 def estimate_bases(

@@ -31,7 +31,7 @@ from torch import Tensor
 from brx.config.schema import BasisRotationConfig
 from brx.curvature.checkpoints import (
     Checkpoint,
-    borrow_bases,
+    check_same_model,
     find_checkpoint,
     fit_bases,
     load_checkpoint,
@@ -52,10 +52,6 @@ SAVE_EVERY_S = 20.0
 USABLE_SHARE = 0.9  # of the free disk space: what the median's samples may take
 
 
-class Stopped(Exception):
-    """The user asked to stop; what was done is saved."""
-
-
 def measure_runs(
     runs: Sequence[Path],
     spaces: Sequence[Space] | None,
@@ -68,7 +64,8 @@ def measure_runs(
     """One measurement per run (or checkpoint) and space, made now or read again if it has been.
 
     Without `spaces`: of the original coordinates, and of the rotated ones where a run has a basis. Without `iteration`:
-    at each run's newest checkpoint. `or_geometric`: where the median's samples do not fit on the disk.
+    at each run's newest checkpoint. `or_geometric`: where the median's samples do not fit on the disk. Asked to stop,
+    it saves what is done and raises KeyboardInterrupt.
     """
     if settings.vectors < 3:
         raise UserError(f"--vectors {settings.vectors}: must be at least 3: fewer have no estimate of squares")
@@ -104,22 +101,19 @@ class _Task:  # what a process needs to know of a measurement
 
     def load(self) -> Checkpoint:
         """The checkpoint, with the bases of these coordinates (none for the original ones)."""
-        lender, num_batches = self.settings.basis_from, self.settings.basis_batches
-        checkpoint = load_checkpoint(self.run, self.iteration, dtype=DTYPES[self.settings.precision])
-        bases = checkpoint.bases
+        borrowed, dtype = self.settings.basis_from, DTYPES[self.settings.precision]
+        checkpoint = load_checkpoint(self.run, self.iteration, dtype=dtype)
         if self.space == "original":
-            bases = {}
-        elif lender is not None:
-            bases = borrow_bases(checkpoint, Path(lender))
-        elif num_batches is not None:
+            return replace(checkpoint, bases={})
+        if (num_batches := self.settings.basis_batches) is not None:
             strategy = () if self.space == "rotated" else strategy_of(self.space)
-            bases = fit_bases(checkpoint, num_batches, *strategy)
-        elif not bases:
-            raise UserError(
-                f"{checkpoint.path}: has no basis (method {checkpoint.run.method}) for --rotated; give --basis-from"
-                " RUN or --basis-batches N"
-            )
-        return replace(checkpoint, bases=bases)
+            return replace(checkpoint, bases=fit_bases(checkpoint, num_batches, *strategy))
+        lender = load_checkpoint(Path(borrowed), dtype=dtype, device=checkpoint.device) if borrowed else checkpoint
+        if not lender.bases:
+            told = "give --basis-from a run of basis rotation, or --basis-batches N"
+            raise UserError(f"{lender.path}: has no basis (method {lender.run.method}); {told}")
+        check_same_model(lender.parameters, checkpoint.model, lender.path)
+        return replace(checkpoint, bases=lender.bases)
 
 
 def _measure(task: _Task, jobs: int, or_geometric: bool) -> NormResult:
@@ -147,7 +141,8 @@ def _measure(task: _Task, jobs: int, or_geometric: bool) -> NormResult:
                 saved_at = time.monotonic()
     state.save()
     if state.num_vectors < total:
-        raise Stopped(f"{label}: stopped after {state.num_vectors} of {total} vectors; the same command continues")
+        done = f"stopped after {state.num_vectors} of {total} vectors"
+        raise KeyboardInterrupt(f"{label}: {done}; the same command continues")
     result = _result(task, checkpoint, state.sums(), state.lost)
     result.write(task.run)
     shutil.rmtree(task.folder)

@@ -15,12 +15,10 @@ import numpy as np
 import pandas as pd
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
-from brx.curvature.checkpoints import Measured
+from brx.curvature.checkpoints import Measured, measured_in
 from brx.curvature.hessian import Geometry, Source
 from brx.curvature.hessian_norm import POWERS, Sums, membership
-from brx.errors import UserError
 from brx.model.stage import partition
-from brx.runs.checkpoint import run_and_iteration
 
 Space = Literal["original", "rotated", "1st-unilateral", "1st-bilateral", "2nd-unilateral", "2nd-bilateral"]
 SPACES: tuple[Space, ...] = ("original", "rotated")
@@ -126,13 +124,8 @@ def results_of(run: Path, spaces: Sequence[Space] = SPACES, iteration: int | Non
 def measured_norms(
     runs: Sequence[Path], spaces: Sequence[Space] = SPACES, iteration: int | None = None
 ) -> list[NormResult]:
-    """What has been measured of runs at `iteration` (None: any), or at some of their checkpoints; else a UserError."""
-    places = [run_and_iteration(path) for path in runs]
-    of_all = [results_of(run, spaces, iteration if named is None else named) for run, named in places]
-    if not any(of_all):
-        at = "" if iteration is None else f" at iteration {iteration}"
-        raise UserError(f"{runs[0]}: has no measured norms{at}; run `brx hessian-norm {runs[0]}` first")
-    return [result for of_run in of_all for result in of_run.values()]
+    """The newest measurements of each run (see `measured_in`)."""
+    return measured_in(runs, iteration, lambda run, at: results_of(run, spaces, at).values(), NormResult.command)
 
 
 def by_method_and_depth(results: Sequence[NormResult]) -> dict[tuple[str, int], list[NormResult]]:

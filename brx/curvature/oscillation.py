@@ -6,7 +6,7 @@ each update w(t) - w(t - 1) on the two directions, which stay fixed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
@@ -16,10 +16,9 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-from brx.curvature.checkpoints import Checkpoint, Measured, load_checkpoint, runs_in_place
+from brx.curvature.checkpoints import Checkpoint, Measured, load_checkpoint, measured_in
 from brx.curvature.hessian import Vectors, mean_product
 from brx.errors import RunError, UserError
-from brx.runs.checkpoint import run_and_iteration
 from brx.train.build import assemble
 
 DIRECTIONS = ("dominant", "random")
@@ -112,17 +111,9 @@ def measure_oscillation(
     return oscillation
 
 
-def oscillations_in(paths: Iterable[Path], iteration: int | None = None) -> list[Oscillation]:
-    """What has been measured of runs, at checkpoints, and of the runs in folders; UserError where nothing has been."""
-    results = []
-    for path in paths:
-        places = [run_and_iteration(place) for place in runs_in_place([path])]
-        found = [one for run, at in places for one in Oscillation.all_of(run, at or iteration)]
-        if not found:
-            at_iteration = "" if iteration is None else f" at iteration {iteration}"
-            raise UserError(f"{path}: has no measured oscillation{at_iteration}; run `brx oscillation` first")
-        results += found
-    return results
+def oscillations_in(paths: Sequence[Path], iteration: int | None = None) -> list[Oscillation]:
+    """All measurements of each run (see `measured_in`)."""
+    return measured_in(paths, iteration, Oscillation.all_of, Oscillation.command)
 
 
 def representative(results: Sequence[Oscillation]) -> Oscillation:

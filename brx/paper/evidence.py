@@ -1,6 +1,7 @@
 """What our runs say on the paper's claims, compared seed by seed: which method ends lower, and which needs longer.
 
-Every question is a function from a scale's `Experiments` to `Evidence`; the rules are in docs/protocol.md, 4 to 6.
+Every question is a function from a scale's `Experiments` to `Evidence`, or a UserError that says what is not there;
+the rules are in docs/protocol.md, 4 to 6.
 """
 
 from __future__ import annotations
@@ -37,10 +38,6 @@ FINER_THAN = (
 DELAYS_OF_COMPENSATION = (8, 16, 32)
 
 
-class NotTriedError(UserError):
-    """Says what a claim needs that is not there."""
-
-
 @dataclass(frozen=True)
 class Evidence:
     """What our runs say of a number, `value` with its interval, or of a direction, whether it `holds`."""
@@ -65,7 +62,7 @@ class Margin:
     def __init__(self, by_seed: pd.Series) -> None:
         self.by_seed = by_seed.dropna()
         if self.by_seed.empty:
-            raise NotTriedError("no seed in common that did not diverge on both sides")
+            raise UserError("no seed in common that did not diverge on both sides")
         self.mean, count = float(self.by_seed.mean()), len(self.by_seed)
         self.interval: tuple[float, float] | None = None  # of the mean, 95 %
         # What decides: the lower end of the interval; without one, the mean, or where a seed diverged, every seed.
@@ -92,7 +89,7 @@ def runs_of(
     seeds = experiments.find(method, stages, sweep, **options)
     if seeds is None:
         what, _, why = list(experiments.missing)[-1].partition(": ")
-        raise NotTriedError(f"every run of {what} diverged" if "diverged" in why else f"no runs of {what} yet")
+        raise UserError(f"every run of {what} diverged" if "diverged" in why else f"no runs of {what} yet")
     lost = {"status": "diverged", "train_loss": math.inf, "val_loss": math.inf}
     rows = [seeds.iloc[[0]].assign(**lost, **{SEED: seed}) for seed in seeds["diverged_seeds"].iloc[0]]
     return pd.concat([seeds, *rows]) if rows else seeds
@@ -102,7 +99,7 @@ def shared_seeds(*experiments: pd.DataFrame) -> list[pd.DataFrame]:
     """The runs of each experiment with a seed that all have: it decides weights and order, so that they make pairs."""
     shared = set[int].intersection(*(set(runs[SEED]) for runs in experiments))
     if not shared:
-        raise NotTriedError(f"no seed in common among {', '.join(str(runs.index[0]) for runs in experiments)}")
+        raise UserError(f"no seed in common among {', '.join(str(runs.index[0]) for runs in experiments)}")
     pairs = []
     for runs in experiments:
         kept = runs[runs[SEED].isin(shared)]
@@ -281,7 +278,7 @@ def slowdown_of(experiments: Experiments, method: str) -> Evidence:
     (row,) = slowdowns(ends, target).to_dict("records")
     if pd.isna(row["ratio"]):
         why = "the target loss is on a plateau" if row["is_plateau"] else "the runs without delay never reach it"
-        raise NotTriedError(f"target loss {target:.2f}: {why}")
+        raise UserError(f"target loss {target:.2f}: {why}")
     text = f"to {target:.3f} nats, seeds: {seeds_text(row)}"
     text += f"; early: without delay in the first {EARLY:.0%} of training" if row["is_early"] else ""
     return Evidence(row["ratio"], row["low"], row["high"], is_bound=row["is_censored"], text=text)
@@ -293,14 +290,14 @@ def extrapolated_slowdown(experiments: Experiments, method: str) -> Evidence:
     rows, _, slowdown = experiments.known["ladder"]
     law = None if rows.empty else slowdown.law(rows[rows["method"] == method])
     if law is None:
-        raise NotTriedError(f"{method} was not trained for several lengths")
+        raise UserError(f"{method} was not trained for several lengths")
     return Evidence(*slowdown.predicted(law, PAPER_RELATIVE_DELAY))
 
 
 def _target(experiments: Experiments) -> float:
     target = experiments.slowdown_target()
     if target is None:
-        raise NotTriedError("no method has runs both without delay and at the deepest pipeline yet")
+        raise UserError("no method has runs both without delay and at the deepest pipeline yet")
     return target
 
 
@@ -327,7 +324,7 @@ def _log_slowdowns(experiments: Experiments, methods: Sequence[str]) -> tuple[pd
         reference, delayed = (reached_by_seed(runs_of(experiments, method, P), target) for P in ENDS)
         shared = sorted(reference.keys() & delayed.keys())
         if not all(reference[seed].is_reached for seed in shared):
-            raise NotTriedError(f"{method} without delay never reaches the target loss")
+            raise UserError(f"{method} without delay never reaches the target loss")
         ratios = {seed: delayed[seed].iterations / reference[seed].iterations for seed in shared}
         columns[method] = np.log(pd.Series(ratios, dtype=float))
         if not all(delayed[seed].is_reached for seed in shared):
@@ -353,7 +350,7 @@ def _saved(ours: pd.DataFrame, other: pd.DataFrame) -> Evidence:
     ratio = saved_ratio(ours, other)
     name, num_seeds = other["variant"].iloc[0], other[SEED].nunique()
     if ratio is None:
-        raise NotTriedError(f"{name} ends above the loss that it has in the mean of its last quarter")
+        raise UserError(f"{name} ends above the loss that it has in the mean of its last quarter")
     if ratio.is_lower_bound:
         text = f"over {name}, whose final loss is never reached"
         return Evidence(1 - ratio.ratio, is_bound=True, text=text, num_seeds=num_seeds)
@@ -406,10 +403,10 @@ def _relative_time(experiments: Experiments, method: str) -> float:
     """An iteration of the scale's main model over AdamW's, from the benchmark's table."""
     path, blocks = experiments.scale.times, preset_with(experiments.scale.preset, {}).model.blocks
     if path is None or not path.is_file():
-        raise NotTriedError("the time of an iteration has not been measured at this scale yet")
+        raise UserError("the time of an iteration has not been measured at this scale yet")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         table = pd.DataFrame(content["rows"], columns=content["columns"]).set_index(["blocks", "stages", "method"])
         return float(table.loc[(str(blocks), str(blocks), method), "ratio to AdamW"])
     except (KeyError, TypeError, ValueError):
-        raise NotTriedError(f"{path} has no single row of {method} at {blocks} blocks, one per stage") from None
+        raise UserError(f"{path} has no single row of {method} at {blocks} blocks, one per stage") from None

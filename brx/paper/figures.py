@@ -25,8 +25,8 @@ from brx.curvature.effective_delay import (
     slowdowns_at_ends,
     usual_stages,
 )
-from brx.curvature.norm_result import STRATEGY_SPACES, measured_norms, results_of
-from brx.curvature.oscillation import Oscillation
+from brx.curvature.norm_result import STRATEGY_SPACES, measured_norms
+from brx.curvature.oscillation import oscillations_in
 from brx.errors import UserError
 from brx.paper.claims import CLAIMS, fill_claims, judge
 from brx.paper.ladder import fill_ladder
@@ -58,7 +58,6 @@ from brx.plot.losses import (
 from brx.plot.planning import draw_schedules
 from brx.plot.style import COLUMN_WIDTH_IN, finish_panel, look_of, new_figure, save, shade
 from brx.runs.comparison import BASELINES, slowdowns
-from brx.runs.folder import find_runs
 from brx.runs.frames import DEPTH, RATE, SEED, SMOOTHING, load
 from brx.runs.slowdown import geometric_mean
 from brx.runs.tables import rate_text, slowdown_text
@@ -315,16 +314,14 @@ def _fill_panels(figure: PaperFigure, experiments: Experiments, drawn: Figure, d
 
 def _oscillation(path: Path, scale: Scale) -> list[Path]:
     """Of the least and the largest P alone."""
-    measured = [one for folder in find_runs([scale.curvature]) for one in Oscillation.all_of(folder)]
-    if not measured:
-        raise UserError(f"{scale.curvature}: no run of which oscillation was measured; run `brx oscillation RUN...`")
+    measured = oscillations_in([scale.curvature])
     depths = [result.num_stages for result in measured]
     return draw_oscillation([result for result in measured if result.num_stages in (min(depths), max(depths))], path)
 
 
 def _strategy_norms(path: Path, scale: Scale) -> list[Path]:
     """Beside the slowdowns of the scale's runs to its target, as far as there are any."""
-    norms = [norm for run in find_runs([scale.curvature]) for norm in results_of(run, STRATEGY_SPACES).values()]
+    norms = measured_norms([scale.curvature], STRATEGY_SPACES)
     results = [norm for of_run in complete_measurements(norms).values() for norm in of_run]
     if not results:
         raise UserError(
@@ -343,11 +340,10 @@ def _strategy_norms(path: Path, scale: Scale) -> list[Path]:
 
 
 def _effective_delays(path: Path, scale: Scale) -> list[Path]:
-    folders = find_runs([scale.curvature])
-    measured = measured_norms(folders)
+    measured = measured_norms([scale.curvature])
     stages = usual_stages(measured)
     of_each = [(result, [effective_delay(result, count) for count in stages]) for result in measured]
-    return draw_effective_delay(of_each, slowdown_points(load(folders)), path)
+    return draw_effective_delay(of_each, slowdown_points(load([scale.curvature])), path)
 
 
 UNSTASHED: dict[str, Any] = {"sweep": "stashing", "settings": {"pipeline.stash": "none"}}
@@ -365,7 +361,7 @@ FIGURES = {figure.name: figure for figure in (
     PaperFigure("oscillation", "Figure 11", "Updates along the Hessian's dominant eigenvector.",
                 draw_to=_oscillation, is_measured=True),
     PaperFigure("hessian-norm", "", "Norm of the Hessian in original and rotated coordinates.",
-                draw_to=lambda path, scale: draw_norms(measured_norms(find_runs([scale.curvature])), path),
+                draw_to=lambda path, scale: draw_norms(measured_norms([scale.curvature]), path),
                 is_measured=True),
     PaperFigure("strategy-norms", "Theorem 3.1",
                 "Norm of the Hessian in each strategy's coordinates, and its slowdown.",

@@ -26,7 +26,7 @@ from brx.curvature.norm_result import (
 from brx.curvature.oscillation import Oscillation
 from brx.errors import UserError
 from brx.model.sizes import num_elements, stage_shapes
-from brx.paper.evidence import Evidence, Margin, NotTriedError
+from brx.paper.evidence import Evidence, Margin
 from brx.paper.printed import DEVICES_GB, LLAMA_3_8B, LLAMAS, MEMORY_GIB, PARAMETERS, STAGE_COUNTS
 from brx.paper.scales import Experiments
 from brx.planning.memory_tables import overhead_texts
@@ -65,15 +65,12 @@ def norm_ratio(experiments: Experiments) -> Evidence:
 
     Where half of the sample was measured, the interval holds the ratio extrapolated to an infinite one, too.
     """
-    by_checkpoint: dict[tuple[str, int], dict[Space, NormResult]] = {}
-    for norm in _norms(experiments, SPACES):
-        if norm.method == "basis-rotation":
-            by_checkpoint.setdefault((norm.run, norm.iteration), {})[norm.space] = norm
-    pairs = [norms for norms in by_checkpoint.values() if norms.keys() >= set(SPACES)]
+    norms = [norm for norm in _norms(experiments, SPACES) if norm.method == "basis-rotation"]
+    pairs = complete_measurements(norms, SPACES).values()
     if not pairs:
-        raise NotTriedError("not measured in both coordinates at one checkpoint yet")
-    depth = max(norms["original"].num_stages for norms in pairs)
-    original, rotated = ([norms[space] for norms in pairs if norms[space].num_stages == depth] for space in SPACES)
+        raise UserError("not measured in both coordinates at one checkpoint yet")
+    depth = max(norm.num_stages for norm, _ in pairs)
+    original, rotated = zip(*(pair for pair in pairs if pair[0].num_stages == depth), strict=True)
     rise = _log_ratios(rotated, original)
     sampled = [_log_interval(below, above) for below, above in zip(rotated, original, strict=True)]
     low, high = rise.interval or (min(low for low, _ in sampled), max(high for _, high in sampled))
@@ -95,7 +92,7 @@ def theorem_order(experiments: Experiments, source: str) -> Evidence:
     """
     measured = complete_measurements(_norms(experiments, STRATEGY_SPACES))
     if not measured:
-        raise NotTriedError("norms by strategy have not been measured on one checkpoint yet")
+        raise UserError("norms by strategy have not been measured on one checkpoint yet")
     falling = [space for space in STRATEGY_SPACES if space == "original" or strategy_of(space)[0] == source]
     lines, holds, num_seeds = [], True, []
     of_all = [norm for of_run in measured.values() for norm in of_run]
@@ -145,7 +142,7 @@ def _variances(experiments: Experiments) -> pd.DataFrame:
         if one.method in ("basis-rotation", "pipedream")
     ]  # fmt: skip
     if not rows:
-        raise NotTriedError("not measured yet")
+        raise UserError("not measured yet")
     return pd.DataFrame(rows, columns=columns)
 
 
@@ -154,14 +151,14 @@ def oscillates_less(experiments: Experiments, *, delayed: bool) -> Evidence:
     table = _variances(experiments)
     P = table["P"].max() if delayed else 1
     if delayed and P == 1:
-        raise NotTriedError("not measured under delay yet")
+        raise UserError("not measured under delay yet")
     ours, theirs = (
         table[(table["P"] == P) & (table["method"] == method)].set_index(["seed", "iteration"])
         for method in ("basis-rotation", "pipedream")
     )
     both = ours.merge(theirs, left_index=True, right_index=True, suffixes=("", "_of_pipedream"))
     if both.empty:
-        raise NotTriedError(f"not measured with both methods at P = {P} yet")
+        raise UserError(f"not measured with both methods at P = {P} yet")
     less = Margin((both["dominant_of_pipedream"] - both["dominant"]).groupby("seed").mean())
     variances = [np.exp(both[column].mean()) for column in ("dominant", "dominant_of_pipedream")]
     text = f"variance along the dominant eigenvector at P = {P}: basis rotation {variances[0]:.2g},"
@@ -179,7 +176,7 @@ def stable_elsewhere(experiments: Experiments) -> Evidence:
     """Along a random direction the updates of both methods vary less than along the dominant one, at every P."""
     table = _variances(experiments)
     if table["method"].nunique() < 2:
-        raise NotTriedError("not measured with both methods yet")
+        raise UserError("not measured with both methods yet")
     table = table.assign(less=table["dominant"] - table["random"])
     margins = {key: Margin(rows.groupby("seed")["less"].mean()) for key, rows in table.groupby(["method", "P"])}
     ratios = ", ".join(f"{method} at P = {P} {np.exp(-less.mean):.2g}" for (method, P), less in margins.items())
@@ -192,7 +189,7 @@ def _toy(name: str, take: Callable[[Any], Any]) -> Any:
     """What is taken from a file that `brx toy` keeps."""
     path = TOYS / f"{name}.json"
     if not path.is_file():
-        raise NotTriedError(f"{path} is not there yet")
+        raise UserError(f"{path} is not there yet")
     try:
         return take(json.loads(path.read_text(encoding="utf-8")))
     except (LookupError, TypeError, ValueError) as error:

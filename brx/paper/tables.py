@@ -26,7 +26,6 @@ from brx.paper.scales import BASELINES_AND_STRATEGIES, DEEPEST, DEPTHS, ENDS, MA
 from brx.paper.similarity import load_study, study_table
 from brx.planning.stage_count import stage_count_table
 from brx.runs.comparison import reductions, slowdowns
-from brx.runs.folder import find_runs
 from brx.runs.formats import format_table
 from brx.runs.frames import SEED, load
 from brx.runs.tables import experiment_table, final_loss_text, rate_table, reduction_table, seeds_text, slowdown_text
@@ -37,6 +36,7 @@ baseline the lowest of `pipedream`, `pipedream-lr` and `nesterov`; brackets are 
 slowdown differs between rows that take other seeds (those that all methods of the row have) or another target
 (`teaser-slowdown`). *One seed*: some experiment of the row has only one. *Runs*: trainings that were read;
 measurements at checkpoints are not counted. The rules are in docs/protocol.md, sections 5 and 6."""
+PLAIN = tuple(method for method in VARIANTS if method != "delay-compensation")
 PRECONDITIONED_TABLE = ("pipedream-lr", "nesterov", "muon", "scion", "soap", "basis-rotation")
 Note = Callable[..., None]  # tells the user some lines
 
@@ -75,25 +75,18 @@ def paper_slowdowns(experiments: Experiments, methods: Sequence[str]) -> pd.Data
 
 def final_losses(experiments: Experiments) -> pd.DataFrame:
     """Final training loss of every method at every number of stages: mean, and range over seeds."""
-    rows = [
-        {"method": method, **{f"P = {P}": "" if runs is None else final_loss_text(runs) for P, runs in seeds.items()}}
-        for method, seeds in _plain_runs(experiments).items()
-        if any(runs is not None for runs in seeds.values())
-    ]
+    rows = []
+    for method in PLAIN:
+        found = {f"P = {P}": experiments.find(method, P) for P in DEPTHS}
+        if any(seeds is not None for seeds in found.values()):
+            texts = {title: "" if seeds is None else final_loss_text(seeds) for title, seeds in found.items()}
+            rows.append({"method": method, **texts})
     return pd.DataFrame(rows)
 
 
 def chosen_rates(experiments: Experiments) -> pd.DataFrame:
-    present = [runs for seeds in _plain_runs(experiments).values() for runs in seeds.values() if runs is not None]
-    if not present:
-        return pd.DataFrame()
-    return rate_table(experiments.runs, pd.concat(present)).drop(columns="model")
-
-
-def _plain_runs(experiments: Experiments) -> dict[str, dict[int, pd.DataFrame | None]]:
-    """The plain runs of every method but delay compensation, by number of stages."""
-    methods = [method for method in VARIANTS if method != "delay-compensation"]
-    return {method: {P: experiments.find(method, P) for P in DEPTHS} for method in methods}
+    present = experiments.find_all({"method": method, "stages": P} for method in PLAIN for P in DEPTHS)
+    return rate_table(experiments.runs, pd.concat(present)).drop(columns="model") if present else pd.DataFrame()
 
 
 def wider_rates(experiments: Experiments) -> pd.DataFrame:
@@ -157,13 +150,12 @@ def entries(wanted: str, catalogue: Mapping[str, Wanted], kind: str, others: str
     """All entries of a catalogue, or that of a name or of a place in the paper."""
     if wanted == "all":
         return list(catalogue.values())
-    by_place = {entry.place.lower(): entry for entry in catalogue.values() if entry.place}
-    entry = catalogue.get(wanted) or by_place.get(wanted.lower())
-    if entry is None:
-        known: list[str] = [*filter(None, others.split(", ")), "all", "list", *catalogue]
-        hint = did_you_mean(wanted, [*known, *(entry.place for entry in catalogue.values() if entry.place)])
-        raise UserError(f"{kind.upper()}: unknown {kind} '{wanted}'{hint} (known: {', '.join(known)})")
-    return [entry]
+    by_name = {name.lower(): entry for entry in catalogue.values() for name in (entry.name, entry.place) if name}
+    if wanted.lower() in by_name:
+        return [by_name[wanted.lower()]]
+    known = [*filter(None, others.split(", ")), "all", "list", *catalogue]
+    hint = did_you_mean(wanted, [*known, *(entry.place for entry in catalogue.values() if entry.place)])
+    raise UserError(f"{kind.upper()}: unknown {kind} '{wanted}'{hint} (known: {', '.join(known)})")
 
 
 def made(chosen: list[Wanted], make: Callable[[Wanted], Made], kind: str, note: Note) -> Iterator[tuple[Wanted, Made]]:
@@ -207,7 +199,7 @@ TABLES = {
                    lambda _: stage_count_table(LLAMAS, DEVICES_GB)),
         PaperTable("memory", "", "Memory beyond Adam's moments, GiB per matrix (fp32)", lambda _: llama_overhead()),
         PaperTable("hessian-norm", "", NORM_TITLE,
-                   lambda experiments: norm_table(measured_norms(find_runs([experiments.scale.curvature])))),
+                   lambda experiments: norm_table(measured_norms([experiments.scale.curvature]))),
         PaperTable("similarity", "", "What delay costs where one number of the laptop preset is another",
                    lambda experiments: study_table(load_study(experiments.scale))),
         PaperTable("wider-rates", "", "Slowdown with learning rates beyond the paper's grid, seed 0", wider_rates),

@@ -15,6 +15,7 @@ from brx.curvature.effective_delay import (
     StrategySlowdowns,
     profile_table,
     rank_correlation,
+    stages_of,
     strategy_table,
     uniform_effective_delay,
 )
@@ -77,11 +78,11 @@ def draw_norms(results: Sequence[NormResult], path: Path) -> list[Path]:
 
 def draw_strategy_norms(results: Sequence[NormResult], delays: StrategySlowdowns | None, path: Path) -> list[Path]:
     """Norms by coordinates with 95 % intervals, or the range of seeds; if given, slowdowns against norms beside."""
-    columns = 1 if delays is None else 2
+    columns = 2 if delays else 1
     with new_figure(width=3.4, height=3.1, columns=columns) as figure:
         left, *right = figure.subplots(1, columns, squeeze=False)[0]
         _draw_norms_by_strategy(left, results)
-        if delays is not None:
+        if delays:
             _draw_slowdown_by_norm(right[0], results, delays)
         details = {"norms": strategy_table(results, delays).to_dict("records")}
         caption = f"{NORM_TITLE}. {BARS[:-1]}, of several seeds their range."
@@ -122,7 +123,7 @@ def _over_seeds(of_seeds: Sequence[NormResult]) -> tuple[float, float, float]:
 
 def _draw_slowdown_by_norm(axes: Axes, results: Sequence[NormResult], delays: StrategySlowdowns) -> None:
     """The norm's share of the original one, the mean of the runs in the logarithm, against the slowdown."""
-    for space, row in delays.by_space.items():
+    for space, row in delays.items():
         shares = [shares_of_original(result, results) for result in results if result.space == space]
         known = [share for share, *_ in filter(None, shares)]
         if not known or pd.isna(row["ratio"]):  # NaN: the reference never reaches the target
@@ -135,7 +136,7 @@ def _draw_slowdown_by_norm(axes: Axes, results: Sequence[NormResult], delays: St
     axes.axhline(1.0, color="black", linewidth=0.5)
     factor_axis(axes)
     axes.margins(x=0.3, y=0.15)
-    axes.set(xlabel="norm / that in original coordinates", ylabel=f"slowdown at P = {delays.num_stages}")
+    axes.set(xlabel="norm / that in original coordinates", ylabel=f"slowdown at P = {stages_of(delays)}")
     axes.set_title("and what delay costs the strategy")
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from brx.runs.experiments import at_each_rate, by_experiment
-from brx.runs.frames import DEPTH, RATE, SEED, comparable, first_names, has_pipeline_delays, same_but_for, training_loss
+from brx.runs.frames import DEPTH, RATE, SEED, comparable, first_names, has_pipeline_delays, read_run, same_but_for
 from brx.runs.slowdown import (
     PLATEAU,
     IterationRatio,
@@ -90,8 +91,8 @@ def concat(frames: list[pd.DataFrame]) -> pd.DataFrame:
 
 def passage(run: str, target: float) -> float | None:
     """The iterations that a run (of the index of `load`) needed to a training loss; None if it never got there."""
-    losses = training_loss(run)
-    return iterations_to_target(losses.index.to_numpy(), losses.to_numpy(), target)
+    read = read_run(Path(run))
+    return iterations_to_target(read.iterations, read.train_loss, target)
 
 
 def reached_by_seed(seeds: pd.DataFrame, target: float) -> dict[int, Reached]:
@@ -181,11 +182,9 @@ def _passage_quality(seeds: pd.DataFrame, target: float) -> tuple[float, float]:
     """
     errors, steps = [0.0], [0.0]
     for run in seeds.index[seeds["status"] == "finished"]:
-        losses = training_loss(str(run))
-        iterations = losses.index.to_numpy()
-        passed = iterations_to_target(iterations, losses.to_numpy(), target)
-        if passed is not None:
-            errors.append(passage_error(iterations, losses.to_numpy(), passed))
+        iterations, losses = read_run(Path(str(run))).iterations, read_run(Path(str(run))).train_loss
+        if (passed := iterations_to_target(iterations, losses, target)) is not None:
+            errors.append(passage_error(iterations, losses, passed))
             after = int(np.clip(np.searchsorted(iterations, passed), 1, len(iterations) - 1))
             steps.append((iterations[after] - iterations[after - 1]) / 2 / passed)
     return float(np.median(errors[1:] or errors)), float(np.median(steps[1:] or steps))

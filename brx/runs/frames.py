@@ -189,12 +189,6 @@ def curves(runs: pd.DataFrame | Folders) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)
 
 
-def training_loss(run: str) -> pd.Series:
-    """The training loss in nats of a run (of the index of `load`), indexed by iteration."""
-    read = read_run(Path(run))
-    return pd.Series(read.train_loss, read.iterations)
-
-
 def smoothed_loss(run: str) -> pd.Series:
     read = read_run(Path(run))
     return pd.Series(read.smoothed, read.iterations[read.centres])

@@ -203,12 +203,12 @@ def test_slowdowns_stand_beside_the_norms_as_far_as_there_are_runs(run, tmp_path
             settings = {"pipeline.stages": stages, **VARIANTS[method]}
             write_experiment(runs, "laptop", settings, slowness=slowness, seeds=(0, 1))
     delays = strategy_slowdowns(load([runs]))
-    assert delays.num_stages == 32
-    ratios = {space: row["ratio"] for space, row in delays.by_space.items()}
+    assert {row["stages"] for row in delays.values()} == {32}
+    ratios = {space: row["ratio"] for space, row in delays.items()}
     assert ratios == pytest.approx({"original": 9, "1st-unilateral": 5, "2nd-bilateral": 2}, rel=0.05)
     assert set(VARIANT_OF_SPACE.values()) <= VARIANTS.keys()
     column = strategy_table(results, delays)["slowdown at P = 32"]
-    assert column[0] == f"{slowdown_text(delays.by_space['original'])} (pipedream-lr)"
+    assert column[0] == f"{slowdown_text(delays['original'])} (pipedream-lr)"
     assert column[2] == "not run (basis-rotation 1st/bilateral)"
     arguments = ["hessian-norm", str(run), "--strategies", "--measured", "--runs", str(runs)]
     assert main([*arguments, "--out", str(tmp_path / "both")]) == 0
@@ -236,7 +236,7 @@ def test_only_complete_measurements_of_one_checkpoint_are_compared():
         (["--strategies", "--rotated"], "--original, --rotated, --strategies: give one of them"),
         (["--strategies", "--basis-from", "x"], "--basis-from and --strategies: give one of the two"),
         (["--original", "--basis-batches", "2"], "--original: takes no basis"),
-        (["--measured", "--checkpoint", "999"], "has no measured norms at iteration 999"),
+        (["--measured", "--checkpoint", "999"], "has no measured hessian-norm at iteration 999"),
         (["--runs", "x"], "--runs: only with --strategies"),
         (["--strategies"], "--basis-batches 200: "),  # more than the run's iterations
         (["--batches-per-vector", "3"], "--batches-per-vector 3: must be even"),

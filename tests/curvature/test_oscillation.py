@@ -78,7 +78,7 @@ def test_measured_and_drawn_and_shown_again_without_checkpoints(runs, tmp_path, 
         streams = capsys.readouterr()
         return " ".join((streams.err if expected else streams.out).split())
 
-    assert "has no measured oscillation; run `brx oscillation` first" in shown(run, "--measured", expected=2)
+    assert "has no measured oscillation; run `brx oscillation" in shown(run, "--measured", expected=2)
     paths = [run / "checkpoints" / name for name in ("00000007", "00000014", "00000021")]
     quick = ["--iterations", "9", "--batches", "1", "--power-iterations", "3"]
     assert shown(*paths[:2], *quick, "--out", tmp_path / "figure").count("dominant") == 2

@@ -9,10 +9,11 @@ import pytest
 from scipy.stats import ttest_1samp
 
 from brx.config.loading import preset_with
+from brx.errors import UserError
 from brx.files import write_json
 from brx.paper import evidence
 from brx.paper.claims import evidence_text
-from brx.paper.evidence import Evidence, Margin, NotTriedError, ends_below, runs_of, shared_seeds, slows_down_less
+from brx.paper.evidence import Evidence, Margin, ends_below, runs_of, shared_seeds, slows_down_less
 from brx.paper.scales import BLOCKS, COMPENSATIONS, DEPTHS, MAIN, VARIANTS, Experiments, delays_of
 from brx.runs.comparison import BASELINES
 from brx.sweep.spec import identity
@@ -82,9 +83,9 @@ def test_seeds_that_one_side_lacks_are_forgotten_although_they_diverged_and_with
     pair = shared_seeds(*found)
     assert [sorted(seeds["training.seed"]) for seeds in pair] == [[0, 1], [0, 1]]
     assert not any(lost for seeds in pair for lost in seeds["diverged_seeds"])
-    with pytest.raises(NotTriedError, match="every run of nesterov at P = 32 diverged"):
+    with pytest.raises(UserError, match="every run of nesterov at P = 32 diverged"):
         write_pair(tmp_path / "diverged", 1.0, 1.0, "nesterov", 0)
-    with pytest.raises(NotTriedError, match="no seed in common"):
+    with pytest.raises(UserError, match="no seed in common"):
         shared_seeds(*write_pair(tmp_path / "apart", {0: 1.0}, {1: 1.1}))
 
 
@@ -198,7 +199,7 @@ def test_a_method_that_never_gets_there_is_not_the_faster_one(tmp_path):
     judged = slows_down_less(experiments, [("basis-rotation", "pipedream")])
     assert judged.holds
     assert "pipedream > " in judged.text
-    with pytest.raises(NotTriedError, match="no runs of muon"):
+    with pytest.raises(UserError, match="no runs of muon"):
         slows_down_less(experiments, [("basis-rotation", "muon")])
 
 

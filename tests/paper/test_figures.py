@@ -137,7 +137,7 @@ def test_norms_by_strategy_stand_beside_the_slowdowns_of_the_scale_as_far_as_the
     assert "(basis-rotation)" in text
     assert "not run (basis-rotation 1st/bilateral)" in text
     write_method(tmp_path / "unmeasured", "pipedream")
-    with pytest.raises(UserError, match="no checkpoint was measured in all coordinates"):
+    with pytest.raises(UserError, match="has no measured hessian-norm"):
         FIGURES["strategy-norms"].draw_to(tmp_path / "figure", replace(scale, curvature=tmp_path / "unmeasured"))
 
 

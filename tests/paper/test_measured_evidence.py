@@ -11,7 +11,6 @@ from brx.curvature.norm_result import NormResult
 from brx.curvature.oscillation import Oscillation, Track
 from brx.errors import UserError
 from brx.paper import measured_evidence
-from brx.paper.evidence import NotTriedError
 from brx.paper.measured_evidence import (
     delay_hurts_where_misaligned,
     memory_of_strategies,
@@ -62,7 +61,7 @@ def test_oscillation_is_judged_over_seeds_and_checkpoints(tmp_path, measured):
     worse = {"val_loss": 9.0, "optimizer.lr": 3e-3}  # of several rates the best one counts
     write_oscillation(tmp_path, "basis-rotation", 0, 500, 1.0, **worse)
     assert oscillates_less(measured, delayed=True) == judged
-    with pytest.raises(NotTriedError, match="at P = 1 yet"):
+    with pytest.raises(UserError, match="at P = 1 yet"):
         oscillates_less(measured, delayed=False)
     for method, variance in (("pipedream", 1e-4), ("basis-rotation", 2e-4)):
         write_oscillation(tmp_path, method, 0, 500, variance, stages=1)
@@ -75,10 +74,10 @@ def test_oscillation_is_judged_over_seeds_and_checkpoints(tmp_path, measured):
 
 def test_other_directions_are_those_in_which_both_methods_move_less(tmp_path, measured):
     write_oscillation(tmp_path, "pipedream", 0, 500, 1e-4, stages=1)
-    with pytest.raises(NotTriedError, match="not measured under delay"):
+    with pytest.raises(UserError, match="not measured under delay"):
         oscillates_less(measured, delayed=True)
     write_oscillation(tmp_path, "nesterov", 0, 500, 1e-7)  # of neither method
-    with pytest.raises(NotTriedError, match="not measured with both methods"):
+    with pytest.raises(UserError, match="not measured with both methods"):
         stable_elsewhere(measured)
     write_oscillation(tmp_path, "basis-rotation", 0, 500, 1e-5)
     assert stable_elsewhere(measured).holds  # along the other, 1e-6
@@ -107,7 +106,7 @@ def norms(tmp_path):
 
 @pytest.mark.parametrize("source", ["1st", "2nd"])
 def test_the_theorems_order_holds_where_no_intervals_overlap(source, norms, measured):
-    with pytest.raises(NotTriedError, match="norms by strategy have not been measured"):
+    with pytest.raises(UserError, match="norms by strategy have not been measured"):
         theorem_order(measured, source)
     sizes = {"original": 20.0, "1st-unilateral": 9.0, "1st-bilateral": 3.0, "2nd-unilateral": 5.0, "2nd-bilateral": 2.0}
     results = {space: norms(space, norm) for space, norm in sizes.items()}
@@ -159,7 +158,7 @@ def test_norms_ratio_is_of_one_checkpoint_with_both_coordinates(norms, measured)
     norms("original", 10.0)  # of PipeDream
     norms("original", 10.0, method="basis-rotation")
     norms("rotated", 5.0, method="basis-rotation", iteration=1000)
-    with pytest.raises(NotTriedError):
+    with pytest.raises(UserError):
         norm_ratio(measured)
     norms("rotated", 4.0, method="basis-rotation")
     judged = norm_ratio(measured)
@@ -178,7 +177,7 @@ def write(tmp_path, monkeypatch):
     ("aligned", "misaligned", "holds"), [(1.0, 1.0, False), (1.0, 3.0, True), (2.0, 3.0, False), (1.0, None, True)]
 )
 def test_toy_quadratic(aligned, misaligned, holds, write):
-    with pytest.raises(NotTriedError, match=r"quadratic\.json is not there yet"):
+    with pytest.raises(UserError, match=r"quadratic\.json is not there yet"):
         delay_hurts_where_misaligned(None)
     cases = [("AdaSGD", True, 9.0), ("AdaSGD", False, 9.0), ("Adam", True, aligned), ("Adam", False, misaligned)]
     rows = [dict(zip(("optimizer", "aligned", "slowdown"), case, strict=True)) for case in cases]
