@@ -32,31 +32,19 @@ def result_with(squares, covariance=None):
 
 
 @pytest.mark.parametrize(
-    ("squares", "stages", "expected"),
+    ("squares", "stages", "taus", "squared"),
     [
-        # One stage of four with all of the curvature: tau' is its delay.
-        ([0, 5, 0, 0, 0, 0], 4, 3),
-        ([7, 0, 0, 0, 0, 0], 4, 3),
-        ([0, 0, 0, 0, 2, 3], 4, 0),
-        # sqrt((9 (1 + 2) + 4 3 + 1 4 + 0) / 21)
-        ([1, 2, 3, 4, 5, 6], 4, math.sqrt(43 / 21)),
-        # Two stages: blocks 0 and 1 with the embedding, blocks 2 and 3 with the head.
-        ([1, 2, 3, 4, 5, 6], 2, math.sqrt(6 / 21)),
-        ([1, 2, 3, 4, 5, 6], 1, 0),
-        # Three stages of one, one and two blocks.
-        ([1, 2, 3, 4, 5, 6], 3, math.sqrt((4 * 3 + 3) / 21)),
-        ([0, 1, 1, 1, 1, 0], 4, math.sqrt((9 + 4 + 1) / 4)),
+        ([0, 5, 0, 0, 0, 0], 4, None, 9),  # one stage of four with all of the curvature: tau' is its delay
+        ([0, 0, 0, 0, 2, 3], 4, None, 0),
+        ([1, 2, 3, 4, 5, 6], 4, None, (9 * (1 + 2) + 4 * 3 + 1 * 4) / 21),
+        ([1, 2, 3, 4, 5, 6], 3, None, (4 * (1 + 2) + 1 * 3) / 21),  # stages of one, one and two blocks
+        ([1, 2, 3, 4, 5, 6], 4, (0, 6, 0, 2), (9 * 3 + 1 * (5 + 6)) / 21),  # of two micro-batches per update
     ],
 )
-def test_closed_form(squares, stages, expected):
-    assert effective_delay(result_with(squares), stages).delay == pytest.approx(expected)
-
-
-def test_delays_of_equal_stages_and_of_profiles_with_accumulation():
+def test_closed_form(squares, stages, taus, squared):
+    delays = taus and [StageDelay(tau, 2) for tau in taus]
+    assert effective_delay(result_with(squares), stages, delays).delay == pytest.approx(math.sqrt(squared))
     assert uniform_effective_delay(4) == pytest.approx(math.sqrt((9 + 4 + 1) / 4))
-    delays = [StageDelay(tau, 2) for tau in (0, 6, 0, 2)]  # 0, 3, 0 and 1 updates
-    # sqrt((9 3 + 1 (5 + 6)) / 21)
-    assert effective_delay(result_with([1, 2, 3, 4, 5, 6]), 4, delays).delay == pytest.approx(math.sqrt(38 / 21))
     with pytest.raises(UserError, match="--stages 5: must be from 1 to the model's 4 blocks"):
         effective_delay(result_with([1] * 6), 5)
 
@@ -132,8 +120,9 @@ def folder(tmp_path_factory):
     return folder
 
 
-def test_points_are_the_profiles_at_their_best_rates(folder):
-    points = profile_points(load(folder)).set_index(["method", "profile"])
+def test_points_are_the_profiles_at_their_best_rates_and_correlations_tell_the_predictors_apart(folder):
+    frame = profile_points(load(folder))
+    points = frame.set_index(["method", "profile"])
     assert set(points.index) == {(method, profile) for method in METHODS for profile in PROFILES}
     for (method, profile), point in points.iterrows():
         (factor, _, norm), (_, slowness, tau) = METHODS[method], PROFILES[profile]
@@ -141,14 +130,10 @@ def test_points_are_the_profiles_at_their_best_rates(folder):
         assert (point["tau"], point["product"]) == pytest.approx((tau, norm * tau))
         # 3 / (1 + t / (100 slowness)) reaches every loss after iterations in proportion to the slowness.
         assert point["ratio"] == pytest.approx(factor * slowness, rel=0.01)
-
-
-def test_correlations_tell_the_predictors_apart(folder):
-    points = profile_points(load(folder))
-    for _, own in points.groupby("method"):
+    for _, own in frame.groupby("method"):
         assert rank_correlation(own, "tau") == pytest.approx(1.0)
-    assert rank_correlation(points, "product") > rank_correlation(points, "tau")
-    assert np.isnan(rank_correlation(points[:2], "tau"))
+    assert rank_correlation(frame, "product") > rank_correlation(frame, "tau")
+    assert np.isnan(rank_correlation(frame[:2], "tau"))
 
 
 def test_figure_of_exported_runs_names_those_that_do_not_compare(folder, tmp_path, capsys):

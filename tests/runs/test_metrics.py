@@ -9,15 +9,12 @@ from brx.runs.metrics import garbled_lines, missing_iterations, read_curves, rea
 
 GARBLED = [
     "[1,2]",
-    "null",
     '{"iteration": 3}',
     '{"iteration": "3", "train_loss": 1.0, "seconds": 1.0}',
     "\0\0\0",
     "{" * 99999,
     '{"iteration": 3, "train_loss": null, "seconds": 1.0}',
     '{"iteration": true, "val_loss": 1.0}',
-    "NaN",
-    "\x1b[31m",
 ]
 
 
