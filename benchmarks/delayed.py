@@ -73,7 +73,7 @@ def loop(device: torch.device, stash: str | None = None) -> tuple[Callable[[int]
         stages = pipeline._stages
         size = [sum(weight.nbytes for weight in stage.newest.values()) for stage in stages]
         formula = sum((stage.delay.tau + 1) * n for stage, n in zip(stages, size, strict=True) if stage.delay.tau)
-        return sum(weight.nbytes for stage in stages for slot in stage.ring for weight in slot), formula
+        return sum(weight.nbytes for stage in stages for slot in stage.ring.slots for weight in slot), formula
 
     return run, rings
 

@@ -255,7 +255,7 @@ class DelayedPipeline:
             self._accumulation = self._accumulation or len(self._with_backward) + takes_closure
             self._stages = self._make_stages()
         for stage in self._stages:
-            stage.finish_store()
+            stage.ring.finish_store()
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         found = getattr(optimizer, "found_inf", None)  # where a fused optimizer skips the step itself
@@ -278,7 +278,7 @@ class DelayedPipeline:
         self._with_backward.clear()
         self._open.clear()
         for stage in self._stages:
-            stage.forget_copies()
+            stage.ring.forget()
 
     def _check_model(self) -> None:
         """UserError where what was given to `delayed` is no longer what trains."""
@@ -292,8 +292,8 @@ class DelayedPipeline:
             raise UserError("delayed: an optimizer was given parameters later; call delayed after add_param_group")
         if not self._micro_batch and sum(1 for _ in self.model.parameters()) != len(self._parameters):
             raise UserError("delayed: the model has other parameters than it had; call delayed after it is final")
-        for stage in (stage for stage in self._stages if stage.ring):
-            older, newest = stage.ring[0][0], next(iter(stage.newest.values()))
+        for stage in (stage for stage in self._stages if stage.delay.tau):
+            older, newest = stage.ring.slots[0][0], next(iter(stage.newest.values()))
             for was, now in ((older.dtype, newest.dtype), (older.device, newest.device)):
                 if was != now and not (self._on_host and isinstance(now, torch.device)):
                     raise UserError(f"delayed: the model went from {was} to {now}; convert or move it before the call")

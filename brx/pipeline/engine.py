@@ -233,7 +233,7 @@ class Engine:
             for stage in self.stages:
                 stage.remember()
         for stage in self.stages:
-            stage.finish_store()
+            stage.ring.finish_store()
         stopwatch = Stopwatch(self.stages[0].device)
         self._updater.step(t)
         stopwatch.stop()

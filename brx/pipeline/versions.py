@@ -95,7 +95,7 @@ class Ring:
         self._delay = delay
         self._on_host = on_host
         self._is_cuda = on_host and device.type == "cuda"  # copies run on a stream of their own
-        self.slots = [[self._to_slot(tensor) for tensor in initial] for _ in range(delay.num_slots)]
+        self.slots = [[self._to_slot(tensor) for tensor in initial] for _ in range(delay.num_slots if delay.tau else 0)]
         self.buffers: list[list[Tensor]] = [[tensor.clone() for tensor in initial] for _ in range(num_buffers)]
         self._held: list[int | None] = [None] * num_buffers  # the micro-batch of each buffer
         self._newest_stored = 0
@@ -131,7 +131,7 @@ class Ring:
         self._newest_stored = version
 
     def finish_store(self) -> None:
-        """Let the device's next work wait until the last `store` has read the weights."""
+        """Let the device's next work, an update, wait until the last `store` has read the weights."""
         if self._stored is not None:
             torch.cuda.current_stream().wait_event(self._stored)
 
@@ -180,7 +180,7 @@ class StageVersions:
     one copy of the stage's weights per iteration (two with `none` and `predict`) is all that delay costs in time.
 
     `module` computes the stage; its parameters are the newest weights except while another version is bound. `newest`
-    are these by name; optimizers update them in place. `ring` are the slots; none with tau = 0.
+    are these by name; optimizers update them in place.
 
     Args:
         ring_dtype: the ring's dtype for a weight; bf16 for those that autocast would cast to it anyway, which gives
@@ -209,15 +209,12 @@ class StageVersions:
         self._newest_list: list[Tensor] = list(self.newest.values())  # as torch._foreach functions take them
         self._places = _places(module, self._newest_list)
         self._rnns = [rnn for rnn in module.modules() if isinstance(rnn, nn.RNNBase)]
-        self._ring: Ring | None = None
-        if delay.tau:
-            # Each micro-batch in flight computes with a copy of its slot where replacing the slot's weights for its
-            # backward pass would spoil them for others; with M = 1 no other needs the slot.
-            copies = stash != "exact" and (delay.micro_batches_share_slots or always_copy)
-            num_buffers = num_in_flight + 1 if on_host else num_in_flight if copies else 0
-            initial = [weight.detach().to(ring_dtype(name, weight)) for name, weight in self.newest.items()]
-            self._ring = Ring(initial, delay, num_buffers, on_host=on_host)
-        self.ring = [] if self._ring is None else self._ring.slots
+        # A micro-batch in flight computes with a copy of its slot where that is on the host, or where replacing the slot's
+        # weights for its backward pass would spoil them for others; with M = 1 no other needs the slot.
+        copies = on_host or (stash != "exact" and (delay.micro_batches_share_slots or always_copy))
+        num_buffers = num_in_flight + int(on_host) if delay.tau and copies else 0
+        initial = [weight.detach().to(ring_dtype(name, weight)) for name, weight in self.newest.items()]
+        self.ring = Ring(initial, delay, num_buffers, on_host=on_host and delay.tau > 0)
         self._gradient_sum: list[Tensor] | None = None
         self._before_update: list[Tensor] | None = None  # where somebody asks what an update added to the weights
         self._extrapolation: ParameterStates = [{} for _ in self.newest]  # the moving averages of predict and forecast
@@ -230,7 +227,7 @@ class StageVersions:
     def forecast_by(self, rule: ForecastRule) -> None:
         """Before the first update: run both passes where a rule expects the weights to be (with `exact` only)."""
         assert self.stash == "exact"
-        self._forecast = rule if self.ring else None
+        self._forecast = rule if self.delay.tau else None
         if self._extrapolates:
             self.remember()
 
@@ -241,8 +238,7 @@ class StageVersions:
         """
         with torch.enable_grad():  # where activations are recomputed, autograd is off
             self._point_to(_AtVersion.apply(self.forward_weights(micro_batch), *self._newest_list))  # type: ignore[no-untyped-call]
-        if self._ring is not None:
-            self._ring.prefetch(micro_batch + 1)
+        self.ring.prefetch(micro_batch + 1)
 
     def bind_newest(self) -> None:
         self._point_to(self._newest_list)
@@ -250,16 +246,12 @@ class StageVersions:
     @torch.no_grad()
     def prepare_backward(self, micro_batch: int) -> None:
         """For `none` and `predict`, replace the forward weights, as a real pipeline overwrites its only copy."""
-        if not self.ring or self.stash == "exact":
+        if not self.delay.tau or self.stash == "exact":
             return
         # The activations stay those of the forward pass.
         # Through .data: autograd saved these very tensors and would (rightly) object to what is done here on purpose.
         targets = [weight.data for weight in self.forward_weights(micro_batch)]
         torch._foreach_copy_(targets, self.backward_weights(micro_batch))
-
-    def finish_store(self) -> None:  # before an update changes what may still be on its way to the host
-        if self._ring is not None:
-            self._ring.finish_store()
 
     def accumulate(self, micro_batch: int) -> None:
         """Add the newest weights' gradients to the update's; with its last micro-batch they become the mean."""
@@ -286,15 +278,11 @@ class StageVersions:
         """What its forward pass computes with, in the order of `newest` and the ring's dtype; valid until
         `prepare_backward`.
         """
-        return self._newest_list if self._ring is None else self._ring.weights(micro_batch)
-
-    def forget_copies(self) -> None:  # the next micro-batch takes its slot anew
-        if self._ring is not None:
-            self._ring.forget()
+        return self.ring.weights(micro_batch) if self.delay.tau else self._newest_list
 
     def backward_weights(self, micro_batch: int) -> list[Tensor]:
         """What its backward pass sees, in the order of `newest`; valid until its update."""
-        if not self.ring or self.stash == "exact":  # the ring's own tensors, rounded if the ring is bf16
+        if not self.delay.tau or self.stash == "exact":  # the ring's own tensors, rounded if the ring is bf16
             return self.forward_weights(micro_batch)
         average = [kept.get("average_update") for kept in self._extrapolation]
         if self.stash == "none" or average[0] is None:  # before the first update, predict knows of none either
@@ -328,30 +316,29 @@ class StageVersions:
             torch._foreach_copy_(self._before_update, self._newest_list)
         else:
             self._before_update = None  # if it was remembered, then for this update alone
-        if self._ring is not None:
-            self._ring.store(version, stored)
+        if self.delay.tau:
+            self.ring.store(version, stored)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything here that decides the trajectory, for a checkpoint (no copies)."""
-        if self._ring is not None:
-            self._ring.wait()
+        self.ring.wait()
         return {
             "weights": {name: parameter.data for name, parameter in self.newest.items()},
-            "ring": [[parameter.data for parameter in slot] for slot in self.ring],
+            "ring": [[parameter.data for parameter in slot] for slot in self.ring.slots],
             "extrapolation": self._extrapolation,
         }
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` gave, in place; ValueError where it is another stage's or mode's."""
-        if list(state["weights"]) != list(self.newest) or len(state["ring"]) != len(self.ring):
+        if list(state["weights"]) != list(self.newest) or len(state["ring"]) != len(self.ring.slots):
             raise ValueError(f"stage {self.index}: the state is of another stage or delay")
         if len(state["extrapolation"]) != len(self.newest) or (any(state["extrapolation"]) and not self._extrapolates):
             raise ValueError(f"stage {self.index}: the state is of another stash mode or forecast")
         torch._foreach_copy_(self._newest_list, list(state["weights"].values()))
-        for slot, saved in zip(self.ring, state["ring"], strict=True):
+        for slot, saved in zip(self.ring.slots, state["ring"], strict=True):
             torch._foreach_copy_(slot, saved)
-        self.forget_copies()
+        self.ring.forget()
         self._extrapolation = copied_to(self.device, state["extrapolation"])
         if self._before_update is not None:
             torch._foreach_copy_(self._before_update, self._newest_list)
@@ -362,12 +349,11 @@ class StageVersions:
 
     @property
     def ring_bytes(self) -> int:
-        buffers = [] if self._ring is None else self._ring.buffers
-        return sum(weight.nbytes for weights in (*self.ring, *buffers) for weight in weights)
+        return sum(weight.nbytes for weights in (*self.ring.slots, *self.ring.buffers) for weight in weights)
 
     @property
     def _extrapolates(self) -> bool:
-        return bool(self.ring) and (self.stash == "predict" or self._forecast is not None)
+        return self.delay.tau > 0 and (self.stash == "predict" or self._forecast is not None)
 
     def _point_to(self, parameters: list[Tensor] | tuple[Tensor, ...]) -> None:
         # What torch.func.functional_call does, without its cost of a hundred microseconds per stage.
