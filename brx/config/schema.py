@@ -133,9 +133,8 @@ def check_delay(value: Any) -> Any:
     """Refuse what is no delay profile, in one line for all its forms."""
     if isinstance(value, str) and re.fullmatch(USER_CODE, value):
         return {"function": value}
-    if isinstance(value, DelayCode) or (isinstance(value, dict) and "function" in value):
-        return value
-    if isinstance(value, DelayLike) or value in get_args(DelayName):
+    is_code = isinstance(value, dict) and "function" in value
+    if is_code or isinstance(value, DelayCode | DelayLike) or value in get_args(DelayName):
         return value
     is_like = isinstance(value, dict) and list(value) == ["like"]
     numbers = value if isinstance(value, list) else [value["like"] if is_like else value]

@@ -17,10 +17,11 @@ from typing import Self
 import numpy as np
 import tiktoken
 from numpy.typing import NDArray
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field
 from tiktoken.load import data_gym_to_mergeable_bpe_ranks
 from tiktoken_ext.openai_public import r50k_pat_str
 
+from brx.config.loading import load_yaml_as
 from brx.errors import UserError
 from brx.files import write_text
 
@@ -80,16 +81,11 @@ class Sidecar(BaseModel, extra="forbid", strict=True, frozen=True):
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read the sidecar of the token file at `path`; UserError where there is none."""
-        sidecar = path.with_suffix(".json")
+        """Read the sidecar of the token file at `path`; UserError where there is no good one."""
         try:
-            return cls.model_validate_json(sidecar.read_bytes())
-        except OSError as error:
-            raise UserError(f"{sidecar}: cannot be read: {error.strerror}; {_remedy(path)}") from None
-        except ValidationError as error:
-            first = error.errors()[0]
-            problem = ": ".join([*map(str, first["loc"]), first["msg"]])
-            raise UserError(f"{sidecar}: not the sidecar of a token file: {problem}; {_remedy(path)}") from None
+            return load_yaml_as(path.with_suffix(".json"), cls)
+        except UserError as error:
+            raise UserError(f"{error}; {_remedy(path)}") from None
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,6 @@ from brx.methods.table import find_method
 from brx.optim import BadGradientError, BasisRotation
 from brx.pipeline.versions import ParameterStates, StageVersions, copied_to
 
-# For each of the method's optimizers: `state` by parameter name, and `groups` with the groups' own values by name.
-StageOptimizerState = list[dict[str, Any]]
-CorrectionState = dict[str, dict[str, Any]]  # what a gradient rule keeps for each parameter of a stage, by name
-
 _NOT_SAVED = ("params", "param_names", "stage", "delay", "kind")
 
 
@@ -56,7 +52,8 @@ class MethodUpdater:
             for stage in stages:
                 stage.forecast_by(self._forecast)
         self._peak_lrs = [[group["lr"] for group in optimizer.param_groups] for optimizer in self.optimizers]
-        self._corrections: dict[int, CorrectionState] = {s.index: {name: {} for name in s.newest} for s in stages}
+        # What a gradient rule keeps, by stage and parameter name.
+        self._corrections: dict[int, Any] = {s.index: {name: {} for name in s.newest} for s in stages}
 
     def lr(self, iteration: int) -> float:
         """The learning rate of a stage without delay."""
@@ -116,7 +113,7 @@ class MethodUpdater:
 
     def stage_state(self, stage: StageVersions) -> dict[str, Any]:
         """The optimizers' state of one stage, and what the gradient rule has kept: copies on the CPU."""
-        saved: StageOptimizerState = []
+        saved: list[dict[str, Any]] = []  # by optimizer: `state` by parameter name, `groups` by their name in the stage
         for optimizer in self.optimizers:
             entry: dict[str, Any] = {"state": {}, "groups": {}}
             for name_in_stage, group in _named_groups(optimizer.param_groups):

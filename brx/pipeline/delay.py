@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from brx.errors import UserError
@@ -155,19 +155,16 @@ def _varying(function: Any, stage: int, num_stages: int, accumulation: int, seed
             f"{name}: must say its largest delay, as {getattr(function, '__name__', 'function')}.most = 40 or a"
             f" function of (stage, num_stages), got {most!r}"
         )
-    known: dict[int, int] = {}  # the function is asked once per micro-batch, and looked back upon `most` times
 
+    @lru_cache(most + SAMPLED)  # asked once per micro-batch, and looked back upon `most` times
     def tau_at(micro_batch: int) -> int:
-        if micro_batch not in known:
-            tau = function(stage, num_stages, micro_batch, seed)
-            if not isinstance(tau, int) or not 0 <= tau <= most:
-                raise UserError(
-                    f"{name}: stage {stage}, micro-batch {micro_batch}: must be a whole number from 0 to {most} (its"
-                    f" `most`), got {tau!r}"
-                )
-            known.pop(micro_batch - most - SAMPLED, None)
-            known[micro_batch] = tau
-        return known[micro_batch]
+        tau = function(stage, num_stages, micro_batch, seed)
+        if not isinstance(tau, int) or not 0 <= tau <= most:
+            raise UserError(
+                f"{name}: stage {stage}, micro-batch {micro_batch}: must be a whole number from 0 to {most} (its"
+                f" `most`), got {tau!r}"
+            )
+        return tau
 
     return VaryingDelay(most, accumulation, tau_at)
 

@@ -209,8 +209,8 @@ class StageVersions:
         self._newest_list: list[Tensor] = list(self.newest.values())  # as torch._foreach functions take them
         self._places = _places(module, self._newest_list)
         self._rnns = [rnn for rnn in module.modules() if isinstance(rnn, nn.RNNBase)]
-        # A micro-batch in flight computes with a copy of its slot where that is on the host, or where replacing the slot's
-        # weights for its backward pass would spoil them for others; with M = 1 no other needs the slot.
+        # A micro-batch in flight computes with a copy of its slot where that is on the host, or where replacing its
+        # weights for the backward pass would spoil them for others; with M = 1 no other needs the slot.
         copies = on_host or (stash != "exact" and (delay.micro_batches_share_slots or always_copy))
         num_buffers = num_in_flight + int(on_host) if delay.tau and copies else 0
         initial = [weight.detach().to(ring_dtype(name, weight)) for name, weight in self.newest.items()]

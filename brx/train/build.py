@@ -26,7 +26,7 @@ from brx.pipeline.versions import FORECAST_RULES, StageVersions
 from brx.pipeline.world import World
 from brx.runs.checkpoint import read_stage
 from brx.train.device import autocast
-from brx.train.staleness import Measures, StalenessProbe
+from brx.train.staleness import StalenessProbe
 
 TRIED_WIDTH = 64  # at most, of the model that a user's own method trains on trial; the others fit any width
 UPDATES = 2  # of that trial: one from version 0 everywhere, and one after which weights have moved on
@@ -40,9 +40,6 @@ class Assembly:
     updater: MethodUpdater
     engine: Engine
     probe: StalenessProbe | None = None
-
-    def take_staleness(self, t: int) -> Measures:
-        return {} if self.probe is None else self.probe.take(t)  # once
 
     def stage_state(self, stage: StageVersions) -> dict[str, Any]:
         """What decides the trajectory of a stage: the content of its file in a checkpoint."""

@@ -173,7 +173,8 @@ class RunRecorder:
                 record["failed_refreshes"] = failed_refreshes
         if update_norms := [exact(norm) for part in parts for norm in part.update_norms]:
             record["stage_update_norms"] = update_norms
-        for name, numbers in self._assembly.take_staleness(iteration).items():
+        probe = self._assembly.probe
+        for name, numbers in ({} if probe is None else probe.take(iteration)).items():
             record[name] = [None if number is None else exact(number) for number in numbers]
         return record
 

@@ -38,7 +38,7 @@ def run_with_snapshots(config, iterations):
     snapshots, measures = [weights()], [{}]
     for result in assembly.engine.run(1, lambda: iterations):
         snapshots.append(weights())
-        measures.append(assembly.take_staleness(result.iteration))
+        measures.append(assembly.probe.take(result.iteration))
     return snapshots, measures
 
 
