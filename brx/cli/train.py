@@ -161,35 +161,37 @@ def compare(
     from brx.data.prepare import prepare
     from brx.methods.table import CUSTOM, METHODS
     from brx.runs.tables import leaderboard_table
-    from brx.sweep.compare import DELAYS, board_legend, parse_settings, protocol, protocols, read_board, take_committed
+    from brx.sweep import compare as comparison
     from brx.sweep.run import check_own_methods, list_cells, make_launcher, run_and_print
 
     refuse(all_builtin and methods, "METHOD and --all-builtin: give one of the two")
     for name, given in (("--set", overrides), ("--rest-lr", rest_lr)):
         refuse(given and len(methods or []) != 1, f"{name}: is about one METHOD; name exactly one")
     asked = [name for name in METHODS if name != CUSTOM] if all_builtin else list(methods or [])
-    settings = parse_settings(overrides or [])
-    sweeps = protocols(asked, settings, seeds, out)
-    sweeps += [protocol(asked[0], {**settings, "optimizer.rest_lr": rate}, seeds, out) for rate in rest_lr or []]
+    settings = comparison.parse_settings(overrides or [])
+    variants = [settings, *({**settings, "optimizer.rest_lr": rate} for rate in rest_lr or [])]
+    sweeps = [comparison.protocol(method, variant, seeds, out) for method in asked for variant in variants]
+    if asked and comparison.TARGET_METHOD not in asked:  # whose runs the slowdowns need
+        sweeps.insert(0, comparison.protocol(comparison.TARGET_METHOD, {}, seeds, out))
     check_own_methods(sweeps)
     # Prepared first: committed runs of another corpus do not count.
     corpus = prepare(sweeps[0].cells[0].config.data).fingerprint if sweeps and not dry_run else None
-    take_committed(sweeps, committed, corpus)
+    comparison.take_committed(sweeps, committed, corpus)
     if dry_run:
         for sweep in sweeps:
             list_cells(sweep, jobs, retry_failed=retry_failed)
         return
     launches = [(sweep, make_launcher("local", sweep, jobs, None)) for sweep in sweeps]
     succeeded = [run_and_print(sweep, launching, retry_failed=retry_failed) for sweep, launching in launches]
-    board = read_board([out, committed], [sweep.cells[0].config.optimizer.method for sweep in sweeps])
-    print_table(leaderboard_table(board.rows, list(DELAYS)), format)
+    board = comparison.read_board([out, committed], [sweep.cells[0].config.optimizer.method for sweep in sweeps])
+    print_table(leaderboard_table(board.rows, list(comparison.DELAYS)), format)
     beside = sys.stdout if format == "table" else sys.stderr
-    print(*board_legend(board), sep="\n", file=beside)
+    print(*comparison.board_legend(board), sep="\n", file=beside)
     print_note(*board.notes)
     if figure is not None:
         from brx.plot.any_runs import draw_leaderboard  # loads matplotlib
 
-        print(*draw_leaderboard(board.rows, list(DELAYS), figure), sep="\n", file=beside)
+        print(*draw_leaderboard(board.rows, list(comparison.DELAYS), figure), sep="\n", file=beside)
     if not all(succeeded):
         print_note("some runs failed; those that diverged count as tried, with an infinite loss")
         raise typer.Exit(1)

@@ -25,7 +25,7 @@ def overhead_texts(
 ) -> tuple[str, pd.DataFrame]:
     """What each strategy keeps beyond Adam's moments, in fp32, for a number of matrices by shape (m, n)."""
     largest = max(FP32 * overhead_elements(shape, *STRATEGIES[0]) for shape in shapes)
-    unit, unit_bytes = next(((unit, size) for unit, size in BINARY_UNITS.items() if largest >= size / 20), ("bytes", 1))
+    unit, unit_bytes = _unit(20 * largest, BINARY_UNITS)
     moments = 2 * FP32 * sum(math.prod(shape) * count for shape, count in shapes.items())
     rows = []
     for source, geometry in STRATEGIES:
@@ -114,5 +114,5 @@ def _millions(count: int) -> str:
     return f"{count / 1e6:,.1f} M" if count >= 1e6 else f"{count / 1e3:,.1f} k"
 
 
-def _unit(num_bytes: int) -> tuple[str, int]:  # the largest of which there is at least one
-    return next(((unit, size) for unit, size in UNITS.items() if num_bytes >= size), ("bytes", 1))
+def _unit(num_bytes: int, units: Mapping[str, int] = UNITS) -> tuple[str, int]:  # the largest of which there is one
+    return next(((unit, size) for unit, size in units.items() if num_bytes >= size), ("bytes", 1))

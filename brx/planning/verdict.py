@@ -350,8 +350,7 @@ def read_costs(paths: Sequence[Path]) -> dict[str, float]:
     return dict((seconds / seconds[COST_REFERENCE] - 1.0).clip(lower=0.0))
 
 
-def _seconds_of_runs(folders: Sequence[Path], where: str) -> pd.Series:
-    """Per iteration of the fastest run of each method."""
+def _seconds_of_runs(folders: Sequence[Path], where: str) -> pd.Series:  # per iteration of a method's fastest run
     runs = load(folders).dropna(subset="seconds_per_iteration")
     different = runs[["architecture", "training.batch_size", "pipeline.accumulation"]].drop_duplicates()
     if len(different) > 1:

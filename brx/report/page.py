@@ -65,8 +65,7 @@ class Drawing(NamedTuple):
     height: int
 
     @property
-    def across(self) -> int:
-        """How many panels of the usual width it has side by side, which decides how small it may be shown."""
+    def across(self) -> int:  # panels of the usual width side by side, which decides how small it may be shown
         return max(1, round(self.width / (PANEL_IN * 72)))
 
     @property

@@ -47,14 +47,6 @@ def protocol(method: str, settings: Mapping[str, Any], num_seeds: int, out: Path
     return Sweep.expand(Path(name), validate(content, SweepSpec, name), out)
 
 
-def protocols(methods: Sequence[str], settings: Mapping[str, Any], num_seeds: int, out: Path) -> list[Sweep]:
-    """The runs of some methods, behind those of TARGET_METHOD, which their slowdowns need; see `protocol`."""
-    sweeps = [protocol(method, settings, num_seeds, out) for method in methods]
-    if methods and TARGET_METHOD not in methods:
-        sweeps.insert(0, protocol(TARGET_METHOD, {}, num_seeds, out))
-    return sweeps
-
-
 def take_committed(sweeps: Sequence[Sweep], committed: Path, data_fingerprint: str | None = None) -> int:
     """Copy the committed runs that the sweeps ask for, of this trajectory version and corpus; returns how many."""
     if not committed.is_dir():

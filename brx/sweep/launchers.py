@@ -66,10 +66,6 @@ class LocalLauncher:
         self._threads = max(1, cores // self.num_jobs)  # a cell divides them among its devices itself
         self.jobs: list[Job] = []
 
-    @property
-    def is_full(self) -> bool:
-        return len(self.jobs) >= self.num_jobs
-
     def start(self, cell: Cell) -> bool:
         """Start or resume a cell; False if another sweep runs it, or has finished it meanwhile."""
         with ExitStack() as stack:
@@ -171,10 +167,6 @@ class RayLauncher:
                 f"pipeline.devices: cell {largest.name} needs {cores} CPU cores and {gpus} GPUs on one node, which no"
                 " node of the cluster has; --jobs N queues cells all the same"
             )
-
-    @property
-    def is_full(self) -> bool:
-        return len(self._jobs) >= self.num_jobs
 
     def start(self, cell: Cell) -> bool:
         if state_of(cell) in (State.RUNNING, State.DONE):

@@ -174,7 +174,7 @@ def _run_cells(cells: Sequence[Cell], launcher: Launcher, display: SweepDisplay,
                 if state is State.DONE or (state is State.FAILED and is_tried):
                     waiting.remove(cell)
                     ended(cell, state)
-                elif not launcher.is_full and launcher.start(cell):
+                elif num_running < launcher.num_jobs and launcher.start(cell):
                     waiting.remove(cell)
                     num_running += 1
                     display.changed(cell, State.RUNNING)

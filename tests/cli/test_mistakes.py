@@ -31,7 +31,6 @@ MISTAKES = [
     ("sweep laptop/mian --dry-run", "laptop/mian: no such sweep file, did you mean 'laptop/main'?"),
     ("claims main-reductoin", "did you mean 'main-reduction'?"),
     # Token files.
-    ("data prepare --workers -1", "--workers: input should be greater than or equal to 0"),
     ("data info missing", "missing: no such folder; token files are made with brx data prepare"),
     ("data remove empty", "empty: no folder of token files; brx data list names them"),
     # Figures and tables.

@@ -14,16 +14,24 @@ pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium (Debian: ap
 
 FRAME = """<iframe id="page" src="{address}" style="width: {width}px; height: 844px; border: 0"></iframe><pre></pre>
 <script>onmessage = (event) => document.querySelector("pre").textContent = event.data;</script>"""
-WAIT = """
+SCRIPT = """
+    const texts = (selector) => [...document.querySelectorAll(selector)].map((one) => one.textContent);
+    const shown = () => JSON.stringify({
+      runs: texts("#run-table tr:not([hidden]) .name"),
+      count: texts("output"),
+      curves: document.querySelectorAll("g.trace.scatter").length,
+      legend: texts("#legend li"),
+    });
     (async () => {
-      const chart = document.getElementById("chart");
+      const root = document.documentElement, chart = document.getElementById("chart");
       document.getElementById("runs").scrollIntoView();
-      while (chart.hasAttribute("aria-busy") && !document.documentElement.dataset.scriptError) {
+      while (chart.hasAttribute("aria-busy") && !root.dataset.scriptError) {
         await new Promise((go) => setTimeout(go, 50));
       }
+      root.dataset.before = shown();
       %s
-      await new Promise((go) => setTimeout(go, 300));
-      document.documentElement.dataset.ready = "yes";
+      await new Promise((go) => setTimeout(go, 1000));
+      root.dataset.after = shown();
     })();
 """
 
@@ -37,18 +45,22 @@ def browse(address, profile):
     return subprocess.run(command, capture_output=True, text=True, timeout=240, check=True).stdout
 
 
+def with_script(page, folder, act):
+    """The address of a copy of the page that does something once its chart is there."""
+    path = folder / "page.html"
+    path.write_text(page.read_text().replace("</body>", f"<script>{SCRIPT % act}</script></body>"))
+    return f"file://{path}"
+
+
 @pytest.fixture
 def opened(page, tmp_path):
-    """A function that opens the page in the browser, goes to the runs, and gives its elements after the scripts."""
+    """A function that opens the page: what its browser of runs shows before and after some clicks, and its elements."""
 
-    def open_page(fragment="", then=""):
-        path = tmp_path / "page.html"
-        path.write_text(page.read_text().replace("</body>", f"<script>{WAIT % then}</script></body>"))
-        found = Elements(browse(f"file://{path}{fragment}", tmp_path / "profile"))
-        ((root, _),) = found.named("html")
+    def open_page(fragment="", act=""):
+        elements = Elements(browse(with_script(page, tmp_path, act) + fragment, tmp_path / "profile"))
+        ((root, _),) = elements.named("html")
         assert "data-script-error" not in root, root["data-script-error"]
-        assert root["data-ready"] == "yes"
-        return found
+        return json.loads(root["data-before"]), json.loads(root["data-after"]), elements
 
     return open_page
 
@@ -76,11 +88,8 @@ def test_at_both_widths_nothing_is_wider_than_the_page_and_headings_clear_the_ba
         error: document.documentElement.dataset.scriptError,
       }), "*");
     """
-    (tmp_path / "page.html").write_text(
-        page.read_text().replace("</body>", f"<script>{WAIT % measure}</script></body>")
-    )
     frame = tmp_path / "frame.html"
-    frame.write_text(FRAME.format(address=f"file://{tmp_path / 'page.html'}", width=width))
+    frame.write_text(FRAME.format(address=with_script(page, tmp_path, measure), width=width))
     ((_, text),) = Elements(browse(f"file://{frame}", tmp_path / "profile")).named("pre")
     found = json.loads(text)
     assert "error" not in found
@@ -91,59 +100,33 @@ def test_at_both_widths_nothing_is_wider_than_the_page_and_headings_clear_the_ba
     assert found["large"] >= 300 * int(found["across"])
 
 
-def shown_runs(elements):
-    """The names in the rows that are not hidden, in their order."""
-    names, hidden = [], True
-    for tag, attributes, text in elements.all:
-        if tag == "tr" and "data-run" in attributes:
-            hidden = "hidden" in attributes
-        elif tag == "button" and attributes.get("class") == "name" and not hidden:
-            names.append(text)
-    return names
-
-
 def test_the_address_restores_a_selection_and_all_runs_can_be_shown_and_sorted(opened):
-    click = """
-        document.documentElement.dataset.restored = JSON.stringify({
-          runs: [...document.querySelectorAll("#run-table tr:not([hidden]) .name")].map((one) => one.textContent),
-          curves: document.querySelectorAll("g.trace.scatter").length,
-        });
+    act = """
         document.querySelector("#filters button[type=reset]").click();
         [...document.querySelectorAll("#run-table th button")].find((one) => one.textContent === "val loss").click();
     """
-    elements = opened("#stages=1&method=pipedream&method=nesterov", click)
-    ((root, _),) = elements.named("html")
-    assert json.loads(root["data-restored"]) == {"runs": ["pipedream-1", EVIL_NAME], "curves": 2}
-    assert [text for _, text in elements.named("output")] == ["7 of 7 runs"]
-    assert sum("trace scatter" in (attributes.get("class") or "") for attributes, _ in elements.named("g")) == 7
-    names = shown_runs(elements)
-    assert set(names[:2]) == {"pipedream-1", "basis-rotation-1"}
-    assert names[2:] == [
+    restored, everything, _ = opened("#stages=1&method=pipedream&method=nesterov", act)
+    assert (restored["runs"], restored["curves"]) == (["pipedream-1", EVIL_NAME], 2)
+    assert (everything["count"], everything["curves"]) == (["7 of 7 runs"], 7)
+    assert set(everything["runs"][:2]) == {"pipedream-1", "basis-rotation-1"}
+    assert everything["runs"][2:] == [
         "basis-rotation-32", EVIL_NAME, "pipedream-32", "pipedream-32-worse", "pipedream-32-diverged",
     ]  # fmt: skip
 
 
 def test_opens_with_the_deepest_pipeline_at_the_chosen_rates_and_a_ticked_box_filters(opened):
     act = """
-        const texts = (selector) => [...document.querySelectorAll(selector)].map((one) => one.textContent);
-        document.documentElement.dataset.opened = JSON.stringify({
-          runs: texts("#run-table tr:not([hidden]) .name"),
-          count: texts("output"),
-          curves: document.querySelectorAll("g.trace.scatter").length,
-          legend: texts("#legend li"),
-        });
         document.querySelector("input[name=method][value=pipedream]").click();
         document.querySelector("tr:not([hidden]) .name").click();
     """
-    elements = opened(then=act)
-    ((root, _),) = elements.named("html")
-    assert json.loads(root["data-opened"]) == {
+    first, filtered, elements = opened(act=act)
+    assert first == {
         "runs": ["pipedream-32", "basis-rotation-32"],
         "count": ["2 of 7 runs"],
         "curves": 2,
         "legend": ["pipedream", "basis-rotation"],
     }
-    assert shown_runs(elements) == ["pipedream-32"]
+    assert filtered["runs"] == ["pipedream-32"]
     ((pressed, name),) = elements.named("button", aria_pressed="true")
     assert (name, pressed["title"]) == ("pipedream-32", "pipedream-32")
     (settings,) = [text for _, text in elements.named("pre")]
