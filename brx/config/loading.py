@@ -48,14 +48,12 @@ def load_yaml_as(path: Path, model: type[Model]) -> Model:
 
 
 def load_config(name: str | Path, overrides: Sequence[str] = (), *, is_new: bool = False) -> RunConfig:
-    """Load a run's configuration from a file, a run's folder or a preset by name, and apply `a.b=value` overrides.
-
-    `is_new`: a run that is to begin, with the file of the user's own method as it is now, whatever an old run's was.
-    """
+    """Load a run's configuration from a file, a run's folder or a preset by name, and apply `a.b=value` overrides."""
     path = find_config(name)
     content = read_mapping(path)
     if not content:  # a default run is a long one: it is asked for with {}, not by an emptied file
         raise UserError(f"{path}: is empty; restore it, or name a preset ({', '.join(preset_names())})")
+    # A run that is to begin takes the files of the user's own code as they are now, whatever an old run's were.
     for section in (content.get("optimizer"), content.get("pipeline", {}).get("delay")) if is_new else ():
         if isinstance(section, dict):
             section.pop("code_sha256", None)

@@ -103,8 +103,8 @@ class TokenFile:
     def load(cls, path: Path, *, always_hash: bool = False) -> Self:
         """Map a token file into memory; UserError where it or its sidecar is missing or damaged.
 
-        Its SHA-256 is compared with the sidecar's only when size or modification time are not those of the last time
-        (noted in a `.verified` file beside it); damage that leaves both unchanged is found with `always_hash`.
+        Its SHA-256 is computed only when size or modification time are not those of the last time (noted in a
+        `.verified` file beside it), or with `always_hash`.
         """
         sidecar = Sidecar.read(path)
         try:

@@ -25,10 +25,7 @@ def all_methods() -> str:
 
 
 def one_method(name: str) -> str:
-    """One method with all its options; of one given by file or import path, what its constructor takes.
-
-    Raises UserError if there is no such method or class.
-    """
+    """One method with all its options, of a user's own what its constructor takes; UserError where there is none."""
     chosen = load_class(name) if ":" in name else None
     if chosen is None and name not in METHODS:
         raise UserError(f"{name}: no such method{did_you_mean(name, METHODS)} (known: {', '.join(METHODS)})")

@@ -56,10 +56,8 @@ class Method:
         return self.config.optimizer.lr
 
     def matrices(self, groups: list[Group]) -> Optimizer:
-        """The optimizer of the weight matrices of attention and MLP.
-
-        A group per stage, with its named parameters and the keys `stage` and `delay`; hand them on as they are, with
-        further options, or divided among several groups.
+        """The optimizer of the weight matrices of attention and MLP. There is a group per stage; hand all its keys on,
+        with further options, or divided among several groups.
         """
         return self.adamw(groups)
 
@@ -69,10 +67,7 @@ class Method:
         return self.adamw(groups if rest_lr is None else [{"lr": rest_lr, **group} for group in groups])
 
     def optimizers(self, stages: Stages) -> list[Optimizer]:
-        """All optimizers of one device; override it for another division than into matrices and rest.
-
-        `brx.methods.groups.stage_groups` makes parameter groups of stages.
-        """
+        """All optimizers of one device; `brx.methods.groups.stage_groups` divides otherwise than matrices and rest."""
         groups = stage_groups(stages, is_block_matrix)
         members = split_stacks(groups) if self.one_matrix_at_a_time else []
         matrices = lend_gradients(self.matrices(groups), members)

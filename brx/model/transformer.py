@@ -86,10 +86,7 @@ class Experts(nn.Module):
 
 
 class Mixture(nn.Module):
-    """Each token goes to its top-k experts, weighted by the router's probabilities renormalised over them.
-
-    No token is dropped, however many an expert gets.
-    """
+    """Each token goes to its top-k experts, weighted by the router's renormalised probabilities; none is dropped."""
 
     def __init__(self, width: int, hidden: int, config: MoEConfig) -> None:
         super().__init__()

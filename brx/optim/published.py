@@ -1,7 +1,4 @@
-"""An update as the authors' implementation takes it (`as_published`); docs/methods.md lists the differences to ours.
-
-Read in github.com/LOG-postech/basis-rotation, `optim/basis_rotation.py`.
-"""
+"""An update as the authors take it (github.com/LOG-postech/basis-rotation); docs/methods.md: the differences."""
 
 from __future__ import annotations
 

@@ -122,9 +122,8 @@ def delays_of(
     """The delay of each stage, from the first to the last. A new rule is a case of this function, and nothing else.
 
     A profile is `pipeline`, `2bw`, a number, a list of one per stage, {"like": P'} or an object with such an attribute,
-    or a function: tau of (stage, number of stages, micro-batch from 1, seed). Its attribute `most` is the largest tau
-    that it returns, a number or a function of (stage, number of stages). UserError where it does not say it, ValueError
-    for any other profile.
+    or a function: tau of (stage, number of stages, micro-batch from 1, seed), whose attribute `most` is the largest
+    tau, a number or a function of (stage, number of stages). UserError where it lacks it, ValueError for all others.
     """
     last = num_stages - 1
     like = profile.get("like") if isinstance(profile, dict) else getattr(profile, "like", None)

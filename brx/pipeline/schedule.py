@@ -201,13 +201,10 @@ def updates_between(actions: Sequence[Action], micro_batch: int) -> int:
 
 
 def most_in_flight(actions: Sequence[Action], num_chunks: int = 1) -> float:
-    """The most micro-batches whose activations a rank keeps at one time, a chunk of the model counting as its share.
-
-    Those of a micro-batch go when the gradient of its weights is there.
-    """
+    """The most micro-batches whose activations a rank keeps at one time, a chunk of the model counting as its share."""
     in_flight = most = 0
     for action in actions:
-        in_flight += (action.kind == "F") - (action.kind in "BW")
+        in_flight += (action.kind == "F") - (action.kind in "BW")  # until the gradient of the weights is there
         most = max(most, in_flight)
     return most / num_chunks
 
@@ -220,9 +217,8 @@ LEGEND = (
 
 
 def schedule_lines(pipeline: PipelineConfig, num_micro_batches: int, width: int) -> Iterator[str]:
-    """GPipe and synchronous 1F1B for one step, asynchronous 1F1B until it has filled, and what the stages compute with.
-
-    UserError where so many devices cannot run the delays, or there are more than `MOST_ACTIONS` actions to print.
+    """GPipe and synchronous 1F1B for one step, asynchronous 1F1B until it has filled, and what the stages compute with;
+    UserError where so many devices cannot run the delays, or there is too much to print.
     """
     from brx.model.stage import partition  # loads torch, which a verdict, from schedules alone, does not wait for
 

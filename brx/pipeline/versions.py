@@ -232,10 +232,8 @@ class StageVersions:
             self.remember()
 
     def bind(self, micro_batch: int) -> None:
-        """Let the module compute with version `delay.version_used(micro_batch)`; gradients go to the newest weights.
-
-        Without a delay, too: compiled blocks need one graph for all stages.
-        """
+        """Let the module compute with version `delay.version_used(micro_batch)`; gradients go to the newest weights."""
+        # Without a delay, too: compiled blocks need one graph for all stages.
         with torch.enable_grad():  # where activations are recomputed, autograd is off
             self._point_to(_AtVersion.apply(self.forward_weights(micro_batch), *self._newest_list))  # type: ignore[no-untyped-call]
         self.ring.prefetch(micro_batch + 1)
@@ -275,9 +273,7 @@ class StageVersions:
             weight.grad = None
 
     def forward_weights(self, micro_batch: int) -> list[Tensor]:
-        """What its forward pass computes with, in the order of `newest` and the ring's dtype; valid until
-        `prepare_backward`.
-        """
+        """What its forward pass computes with, in the order of `newest` and the ring's dtype."""
         return self.ring.weights(micro_batch) if self.delay.tau else self._newest_list
 
     def backward_weights(self, micro_batch: int) -> list[Tensor]:

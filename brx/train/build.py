@@ -1,7 +1,4 @@
-"""The one place that puts a run together (stages, their weight versions, method, delay engine), and tries the method.
-
-The trainer, the analyses that train on from a checkpoint, the sweep's estimate, benchmarks and tests all come here.
-"""
+"""The one place that puts a run together (stages, weight versions, method, delay engine), and tries the method."""
 
 from __future__ import annotations
 
@@ -162,8 +159,7 @@ def check_head(config: RunConfig) -> None:
 
 def check_method(config: RunConfig, device: torch.device) -> None:
     """Make the method's optimizers for a small model with the same parameters by name; train a user's own two updates.
-
-    UserError where the device lacks the method's number format, a package is missing, or a user's own method fails.
+    UserError where the device lacks a number format, a package is missing, or a user's own method fails.
     """
     if device.type == "mps" and isinstance(config.optimizer, BasisRotationConfig):
         raise UserError("runtime.device: basis rotation's first bases need float64, which mps has not; use cpu")

@@ -39,10 +39,7 @@ Status = Literal["finished", "interrupted"]
 def train(
     config: RunConfig, out: Path, *, resume: bool = False, world: World | None = None, profile: bool = False
 ) -> Status:
-    """Train, or continue, one run in the folder `out`, to its end or until it is asked to stop.
-
-    UserError where the request cannot be carried out as written, RunError where the run fails.
-    """
+    """Train, or continue, one run in the folder `out`, to its end or until it is asked to stop."""
     world, folder = world or World(), RunFolder(out)
     with hold(out) if world.rank == 0 else nullcontext():
         if world.rank == 0:

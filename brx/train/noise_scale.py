@@ -17,10 +17,7 @@ SAMPLES = 100  # batches of the estimate; its relative error is about sqrt(2 / S
 
 
 def gradient_noise_scale(config: RunConfig, iterations: int) -> float:
-    """B_simple = tr(Sigma) / |G|^2 in tokens (arXiv:1812.06162), after some iterations without delay.
-
-    The training runs on the CPU, at the rates of its own schedule.
-    """
+    """B_simple = tr(Sigma) / |G|^2 in tokens (arXiv:1812.06162), after some iterations without delay on the CPU."""
     undelayed = config.pipeline.model_copy(update={"stages": 1, "delay": "pipeline", "forecast": None})
     config = config.model_copy(update={"pipeline": undelayed})
     batches = training_batches(config, prepare(config.data))

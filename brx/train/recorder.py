@@ -83,10 +83,7 @@ class RunRecorder:
         self._first = self._reported = start
 
     def record(self, reports: list[tuple[list[StepNumbers], int]], seconds: list[float]) -> None:
-        """Write one record per iteration, with the training seconds at its end; the newest also tells speed and memory.
-
-        `reports`: of each device, its steps since the last report and its peak memory in bytes.
-        """
+        """Write a record per iteration, with the seconds at its end, from each device's steps and peak memory."""
         steps = list(zip(*(own_steps for own_steps, _ in reports), strict=True))  # by iteration and device
         update_seconds = [max(part.update_seconds for part in parts) for parts in steps]  # at one time: the slowest
         for parts, update in zip(steps, update_seconds, strict=True):
