@@ -13,16 +13,13 @@ from brx.config.loading import dump_config
 from tests.train.helpers import tiny_config
 
 
-def test_every_command_has_help_with_examples(capsys):
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"brx {__version__}\n"
-    assert main(["--help"]) == 0
-    overview = capsys.readouterr().out
+def test_every_command_has_help_with_examples(printed):
+    assert printed("--version") == f"brx {__version__}\n"
+    overview = printed("--help")
     assert all(f"\n{panel}:\n" in overview for panel in ("Options", "Train", "Compare", "Understand", "Plan"))
     for command in COMMANDS:
         assert re.search(rf"^  {command}  +\S", overview, flags=re.M)
-        assert main([command, "--help"]) == 0
-        shown, _, examples = capsys.readouterr().out.partition("Examples:")
+        shown, _, examples = printed(command, "--help").partition("Examples:")
         assert shown.startswith(f"Usage: brx {command} ")
         assert f"  brx {command}" in examples
 
@@ -35,12 +32,10 @@ def test_every_command_has_help_with_examples(capsys):
         "--set=pipeline.stages=4 quick --set training.iterations=70 optimizer.lr=-0.5e-1",
     ],
 )
-def test_one_flag_takes_several_settings(arguments, capsys):
+def test_one_flag_takes_several_settings(arguments, printed, refused):
     # A negative learning rate is refused by the configuration, after all three settings have reached it.
-    assert main(["config", "show", *arguments.split()]) == 2
-    assert "optimizer.lr" in capsys.readouterr().err
-    assert main(["config", "show", *arguments.replace("=-", "=").split()]) == 0
-    shown = yaml.safe_load(capsys.readouterr().out)
+    assert "optimizer.lr" in refused("config", "show", *arguments.split())
+    shown = yaml.safe_load(printed("config", "show", *arguments.replace("=-", "=").split()))
     found = (shown["pipeline"]["stages"], shown["training"]["iterations"], shown["optimizer"]["lr"])
     assert found == (4, 70, 0.05)
 
@@ -69,8 +64,9 @@ def test_ctrl_c_during_an_import_that_would_swallow_it_ends_the_process_with_one
     ],
 )
 def test_the_shell_completes_commands_presets_methods_and_options(words, expected, capsys, monkeypatch):
-    for name, value in {"BRX_COMPLETE": "complete_bash", "WORDS": words, "CWORD": str(words.count(" "))}.items():
-        monkeypatch.setenv(f"_{name}" if name.startswith("BRX") else f"COMP_{name}", value)
+    line = {"_BRX_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    for name, value in line.items():
+        monkeypatch.setenv(name, value)
     with pytest.raises(SystemExit):
         main([])
     assert expected in capsys.readouterr().out.split()
@@ -85,30 +81,21 @@ def test_ctrl_c_is_one_line_and_exit_code_130(monkeypatch, capsys):
     assert capsys.readouterr().err == "brx: interrupted\n"
 
 
-def test_train_then_plot(tmp_path, capsys, monkeypatch):
+def test_demo_in_small_then_train_and_plot(tmp_path, printed, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "tiny.yaml").write_text(dump_config(tiny_config(tmp_path)))
-    for method in ("pipedream", "basis-rotation"):
-        assert main(["train", "tiny.yaml", "--set", f"optimizer.method={method}", "training.iterations=8"]) == 0
-    assert capsys.readouterr().out.split() == ["runs/tiny-pipedream-p4-s0", "runs/tiny-basis-rotation-p4-s0"]
-    assert main(["train", "runs/tiny-pipedream-p4-s0", "--resume"]) == 0
-    runs = [str(path) for path in sorted((tmp_path / "runs").iterdir())]
-    assert main(["plot", "curves", *runs, "--out", "figures/curves"]) == 0
-    for suffix in (".png", ".pdf", ".svg", ".txt"):
-        assert (tmp_path / "figures" / f"curves{suffix}").stat().st_size > 0
-    assert "runs/tiny-pipedream-p4-s0" in (tmp_path / "figures" / "curves.json").read_text()
-
-
-def test_demo_in_small(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    config = tiny_config(tmp_path)
+    config = tiny_config(tmp_path, "training.iterations=8")
     small = [
         "model={blocks: 4, width: 8, heads: 2, sequence_length: 16}",
         f"data={{source: '{config.data.source}', directory: '{config.data.directory}', validation_fraction: 0.3}}",
         "pipeline.stages=4",
         "training={iterations: 10, batch_size: 2, validation_examples: 4}",
     ]
-    assert main(["demo", "--out", "demo", "--set", *small]) == 0
-    output = capsys.readouterr().out
-    assert output.count("basis-rotation") == 2
+    assert printed("demo", "--out", "demo", "--set", *small).count("basis-rotation") == 2
     assert (tmp_path / "demo" / "curves.png").stat().st_size > 0
+    (tmp_path / "tiny.yaml").write_text(dump_config(config))
+    assert printed("train", "tiny.yaml") == "runs/tiny-pipedream-p4-s0\n"
+    printed("train", "runs/tiny-pipedream-p4-s0", "--resume")
+    printed("plot", "curves", "runs/tiny-pipedream-p4-s0", "demo/basis-rotation-p4", "--out", "figures/curves")
+    for suffix in (".png", ".pdf", ".svg", ".txt"):
+        assert (tmp_path / "figures" / f"curves{suffix}").stat().st_size > 0
+    assert "runs/tiny-pipedream-p4-s0" in (tmp_path / "figures" / "curves.json").read_text()

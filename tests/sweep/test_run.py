@@ -22,22 +22,20 @@ def states(path):
     return [state_of(cell) for cell in Sweep.load(path).cells]
 
 
-def test_cells_equal_runs_by_hand_and_are_skipped_the_second_time(tmp_path, capsys):
+def test_cells_equal_runs_by_hand_and_are_skipped_the_second_time(tmp_path, printed):
     path = write_sweep(tmp_path)
-    assert main(["sweep", str(path), "--dry-run", "--jobs", "2"]) == 0
-    out = capsys.readouterr().out
+    out = printed("sweep", path, "--dry-run", "--jobs", "2")
     assert (out.count("waiting"), "4 cells" in out, "with 2 at a time" in out) == (5, True, True)
     assert not (tmp_path / "cells").exists()
-    assert main(["sweep", str(path), "--jobs", "2"]) == 0
+    printed("sweep", path, "--jobs", "2")
     cells = Sweep.load(path).cells
     assert states(path) == [State.DONE] * 4
     train(cells[1].config, tmp_path / "by-hand")
     assert losses(cells[1].folder) == losses(tmp_path / "by-hand")
 
     before = [(cell.folder / "metrics.jsonl").stat().st_mtime_ns for cell in cells]
-    assert main(["sweep", str(path)]) == 0
+    assert "all 4 cells are done" in printed("sweep", path)
     assert [(cell.folder / "metrics.jsonl").stat().st_mtime_ns for cell in cells] == before
-    assert "all 4 cells are done" in capsys.readouterr().out
 
 
 def test_a_cell_that_was_told_to_stop_early_is_continued_and_done_for_its_trajectory_version_alone(
