@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
-from brx.curvature.hessian import Bases, Basis, Geometry, Source, Vectors, estimate_bases, gradient
+from brx.curvature.hessian import Bases, Basis, Vectors
 from brx.data.batches import Batches
 from brx.data.prepare import prepare
 from brx.errors import UserError
@@ -19,14 +19,7 @@ from brx.files import write_text
 from brx.model.stage import Stage, whole_model
 from brx.pipeline.delay import depth
 from brx.pipeline.engine import MicroBatch
-from brx.runs.checkpoint import (
-    check_data,
-    checkpoint_folder,
-    list_checkpoints,
-    read_manifest,
-    read_stage,
-    run_and_iteration,
-)
+from brx.runs.checkpoint import check_data, list_checkpoints, read_manifest, read_stage, run_and_iteration
 from brx.runs.folder import find_runs
 from brx.runs.frames import Run
 from brx.train.build import training_batches
@@ -35,8 +28,7 @@ from brx.train.device import choose_device
 MIDWAY = 0.1  # how far from the middle, as a share of the iterations, a checkpoint still counts as midway
 
 
-class Measured(BaseModel):  # at one checkpoint
-    model_config = ConfigDict(frozen=True)
+class Measured(BaseModel, frozen=True):  # at one checkpoint
     command: ClassVar[str]  # the brx command that makes it
 
     run: str  # the run's folder, where it was measured
@@ -155,7 +147,7 @@ def find_checkpoint(run: Run, iteration: int | None, default: Literal["newest", 
     wanted = iteration if iteration is not None else last if default == "newest" else last // 2
     nearest = min(available, key=lambda candidate: abs(candidate - wanted))
     if iteration not in (None, nearest):
-        raise UserError(f"{checkpoint_folder(run.path, wanted)}: there is no such checkpoint; there are: {listed}")
+        raise UserError(f"{run.path}, iteration {wanted}: there is no such checkpoint; there are: {listed}")
     if iteration is None and default == "midway" and abs(nearest - wanted) > MIDWAY * last:
         raise UserError(
             f"{run.path}: has no checkpoint near the middle of its {last} iterations; name one with --checkpoint"
@@ -205,13 +197,3 @@ def check_same_model(weights: Vectors, model: Stage, where: Path) -> None:
             raise UserError(
                 f"{where}: is a checkpoint of another model: {name} is {found} in it and {wanted} in config.yaml"
             )
-
-
-def fit_bases(
-    checkpoint: Checkpoint, num_batches: int, source: Source = "2nd", geometry: Geometry = "bilateral"
-) -> Bases:
-    """A strategy's bases, estimated on the spot from fresh gradients at the checkpoint's weights."""
-    # Numbers below 1 are batches of the training itself: those that measurements take from 1 on stay unseen.
-    numbers = range(1 - num_batches, 1)
-    gradients = (gradient(checkpoint.model, checkpoint.parameters, batch) for _, batch in checkpoint.batches(numbers))
-    return estimate_bases(checkpoint.parameters, gradients, source, geometry)

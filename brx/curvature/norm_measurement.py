@@ -29,15 +29,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from brx.config.schema import BasisRotationConfig
-from brx.curvature.checkpoints import (
-    Checkpoint,
-    check_same_model,
-    find_checkpoint,
-    fit_bases,
-    load_checkpoint,
-    num_trained_on,
-)
-from brx.curvature.hessian import from_weights, mean_product, to_weights
+from brx.curvature import hessian
+from brx.curvature.checkpoints import Checkpoint, check_same_model, find_checkpoint, load_checkpoint, num_trained_on
 from brx.curvature.hessian_norm import GeometricEstimate, Sums, below_resolution, cauchy_vector, median_sums
 from brx.curvature.norm_result import SPACES, Groups, NormResult, NormSettings, Space, block_of, kind_of, strategy_of
 from brx.errors import RunError, UserError
@@ -116,6 +109,18 @@ class _Task:  # what a process needs to know of a measurement
         return replace(checkpoint, bases=lender.bases)
 
 
+def fit_bases(
+    checkpoint: Checkpoint, num_batches: int, source: hessian.Source = "2nd", geometry: hessian.Geometry = "bilateral"
+) -> hessian.Bases:
+    """A strategy's bases, estimated on the spot from fresh gradients at the checkpoint's weights."""
+    # Numbers below 1 are batches of the training itself: those that measurements take from 1 on stay unseen.
+    numbers = range(1 - num_batches, 1)
+    gradients = (
+        hessian.gradient(checkpoint.model, checkpoint.parameters, batch) for _, batch in checkpoint.batches(numbers)
+    )
+    return hessian.estimate_bases(checkpoint.parameters, gradients, source, geometry)
+
+
 def _measure(task: _Task, jobs: int, or_geometric: bool) -> NormResult:
     checkpoint = task.load()
     task = replace(task, settings=_fit_to_disk(task, checkpoint.num_parameters, or_geometric))
@@ -167,13 +172,15 @@ def _fit_to_disk(task: _Task, num_parameters: int, or_geometric: bool) -> NormSe
 
 def vector_product(checkpoint: Checkpoint, settings: NormSettings, number: int) -> Tensor:
     """Q^T H Q z (2, d) for Cauchy vector `number`, H of the mean loss over either half of the sample; on the CPU."""
-    vector = to_weights(checkpoint.bases, cauchy_vector(checkpoint.parameters, settings.seed, number))
+    vector = hessian.to_weights(checkpoint.bases, cauchy_vector(checkpoint.parameters, settings.seed, number))
     where, half = f"{checkpoint.path}: vector {number}", settings.batches_per_vector // 2
     products = []
     for first in (1, 1 + half):
         batches = checkpoint.batches(range(first, first + half))
-        product = mean_product(checkpoint.model, checkpoint.parameters, batches, vector, where)
-        products.append(torch.cat([part.flatten() for part in from_weights(checkpoint.bases, product).values()]))
+        product = hessian.mean_product(checkpoint.model, checkpoint.parameters, batches, vector, where)
+        products.append(
+            torch.cat([part.flatten() for part in hessian.from_weights(checkpoint.bases, product).values()])
+        )
     return torch.stack(products).cpu()
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, Literal, cast
 
 import numpy as np
 import pandas as pd
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel
 
 from brx.curvature.checkpoints import Measured, measured_in
 from brx.curvature.hessian import Geometry, Source
@@ -34,9 +34,7 @@ NOTABLE_SHARE = 0.01  # of rows below the resolution of their vector's largest e
 Short = Annotated[float, AfterValidator(lambda value: float(f"{value:.6g}"))]  # more digits than an estimate has
 
 
-class NormSettings(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
+class NormSettings(BaseModel, frozen=True):
     vectors: int = 200  # n, Cauchy vectors
     batches_per_vector: int = 160  # the sample whose mean loss has the Hessian; all vectors share it
     estimator: Literal["geometric", "median"] = "geometric"  # see `hessian_norm`

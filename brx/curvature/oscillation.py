@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 from torch import Tensor
 
 from brx.curvature.checkpoints import Checkpoint, Measured, load_checkpoint, measured_in
@@ -24,17 +24,8 @@ from brx.train.build import assemble
 DIRECTIONS = ("dominant", "random")
 
 
-class Eigenpair(NamedTuple):  # approximate
-    value: float  # v . H v
-    vector: Vectors
-    residual: float  # |H v - value v| / |value|
-    num_iterations: int  # of the power iteration
-
-
-class Track(BaseModel):
+class Track(BaseModel, frozen=True):
     """Projections of the updates on one direction, one per iteration."""
-
-    model_config = ConfigDict(frozen=True)
 
     projections: list[float]
     # Mean square of the projections over that of the updates' norms: how much of the motion is along the direction,
@@ -59,7 +50,7 @@ class Oscillation(Measured):
     command: ClassVar[str] = "oscillation"
 
     eigenvalue: float
-    residual: float  # see `Eigenpair`
+    residual: float  # see `dominant_eigenvector`
     num_power_iterations: int
     dominant: Track
     random: Track
@@ -96,16 +87,16 @@ def measure_oscillation(
 
     generator = torch.Generator().manual_seed(seed)
     start = _random_like(checkpoint.parameters, generator)
-    pair = dominant_eigenvector(product, start, tolerance, max_power_iterations)
+    value, vector, residual, number = dominant_eigenvector(product, start, tolerance, max_power_iterations)
     report(
-        f"{checkpoint.path}: eigenvalue {pair.value:.4g}, residual {pair.residual:.2g} after {pair.num_iterations}"
+        f"{checkpoint.path}: eigenvalue {value:.4g}, residual {residual:.2g} after {number}"
         f" power iterations (stop at {tolerance:g} or {max_power_iterations} iterations)"
     )
-    other = orthogonal_to(pair.vector, _random_like(checkpoint.parameters, generator))
-    dominant, random = track_updates(checkpoint, [pair.vector, other], num_iterations)
+    other = orthogonal_to(vector, _random_like(checkpoint.parameters, generator))
+    dominant, random = track_updates(checkpoint, [vector, other], num_iterations)
     oscillation = Oscillation(
-        **checkpoint.about, eigenvalue=pair.value, residual=pair.residual,
-        num_power_iterations=pair.num_iterations, dominant=dominant, random=random,
+        **checkpoint.about, eigenvalue=value, residual=residual, num_power_iterations=number, dominant=dominant,
+        random=random,
     )  # fmt: skip
     oscillation.write(run_path)
     return oscillation
@@ -124,8 +115,11 @@ def representative(results: Sequence[Oscillation]) -> Oscillation:
 
 def dominant_eigenvector(
     product: Callable[[Vectors], Vectors], start: Vectors, tolerance: float, max_iterations: int
-) -> Eigenpair:
-    """Of the largest |eigenvalue| of a symmetric H, by power iteration with `product`, z to H z."""
+) -> tuple[float, Vectors, float, int]:
+    """The largest |eigenvalue| of a symmetric H, by power iteration with `product`, z to H z.
+
+    Gives value = v . H v, the vector v, the residual |H v - value v| / |value|, and the number of iterations.
+    """
     vector = _scaled(start, 1 / _dot(start, start) ** 0.5)
     for number in range(1, max_iterations + 1):
         image = product(vector)
@@ -137,7 +131,7 @@ def dominant_eigenvector(
         if residual <= tolerance or number == max_iterations:
             break
         vector = _scaled(image, 1 / norm)
-    return Eigenpair(value, vector, residual, number)
+    return value, vector, residual, number
 
 
 def orthogonal_to(direction: Vectors, vector: Vectors) -> Vectors:  # the part of a vector that is, scaled to norm 1

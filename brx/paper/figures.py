@@ -17,14 +17,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from brx.curvature.effective_delay import (
-    VARIANT_OF_SPACE,
-    complete_measurements,
-    effective_delay,
-    slowdown_points,
-    slowdowns_at_ends,
-    usual_stages,
-)
+from brx.curvature import effective_delay as delays
 from brx.curvature.norm_result import STRATEGY_SPACES, measured_norms
 from brx.curvature.oscillation import oscillations_in
 from brx.errors import UserError
@@ -45,16 +38,8 @@ from brx.paper.scales import (
 )
 from brx.paper.similarity import draw_study
 from brx.paper.tables import PRECONDITIONED_TABLE, Entry, Note, entries, load_noting, made, note_missing
+from brx.plot import losses
 from brx.plot.curvature import draw_effective_delay, draw_norms, draw_oscillation, draw_strategy_norms
-from brx.plot.losses import (
-    Curve,
-    curve_of,
-    draw_against_time,
-    draw_final_losses,
-    draw_rates,
-    draw_training_losses,
-    draw_validation,
-)
 from brx.plot.planning import draw_schedules
 from brx.plot.style import COLUMN_WIDTH_IN, finish_panel, look_of, new_figure, save, shade
 from brx.runs.comparison import BASELINES, slowdowns
@@ -112,26 +97,26 @@ def by_depth(method: str, *, per_block: bool = False) -> list[Line]:
     return ordered(method, {f"P = {P}": {"stages": P} for P in DEPTHS})
 
 
-def lowest(shown: Sequence[Curve], loss: str) -> str:
+def lowest(shown: Sequence[losses.Curve], loss: str) -> str:
     """Which curve ends lowest, and by how much."""
     finals = finals_of(shown, loss)
     best, second = sorted(finals, key=finals.__getitem__)[:2]
     return f"{best} lowest by {finals[second] - finals[best]:.2f} nats"
 
 
-def change(shown: Sequence[Curve], loss: str) -> str:
+def change(shown: Sequence[losses.Curve], loss: str) -> str:
     """How much higher the last of some ordered curves ends than the first."""
     (first, before), (last, after) = finals_of([shown[0], shown[-1]], loss).items()
     return f"{first.partition(',')[0]} to {last.partition(',')[0]}: {after - before:+.2f} nats"
 
 
-def beside_the_last(shown: Sequence[Curve], loss: str) -> str:
+def beside_the_last(shown: Sequence[losses.Curve], loss: str) -> str:
     """How the last curve but one ends beside the last."""
     (ours, own), (last, other) = finals_of(shown[-2:], loss).items()
     return f"{ours} ends {abs(own - other):.2f} nats {'below' if own < other else 'above'} {last}"
 
 
-def finals_of(shown: Sequence[Curve], loss: str) -> dict[str, float]:
+def finals_of(shown: Sequence[losses.Curve], loss: str) -> dict[str, float]:
     """The final loss of each curve, over the seeds that all have, or else over its own."""
     shared = set[int].intersection(*(set(curve.runs[SEED]) for curve in shown))
     finals = {}
@@ -144,15 +129,15 @@ def finals_of(shown: Sequence[Curve], loss: str) -> dict[str, float]:
 def curves(
     title: str,
     *lines: Line,
-    draw: Callable[[Axes, Sequence[Curve], str], None] = draw_training_losses,
-    says: Callable[[Sequence[Curve], str], str] = lowest,
+    draw: Callable[[Axes, Sequence[losses.Curve], str], None] = losses.draw_training_losses,
+    says: Callable[[Sequence[losses.Curve], str], str] = lowest,
     loss: str = "train_loss",
 ) -> Panel:
     """Loss curves; the title's second line is what they say."""
 
     def panel(experiments: Experiments, axes: Axes) -> None:
         found = [(line, experiments.find(**line.wanted)) for line in lines]
-        shown = [curve_of(seeds, line.label, **line.style) for line, seeds in found if seeds is not None]
+        shown = [losses.curve_of(seeds, line.label, **line.style) for line, seeds in found if seeds is not None]
         if shown:
             finding = says(shown, loss) if len(shown) > 1 else ""
             draw(axes, shown, f"{title}\n{textwrap.fill(finding, TITLE_CHARACTERS)}")
@@ -178,7 +163,7 @@ def final_losses(
     runs = pd.concat(present)
     finals = runs.groupby([DEPTH, "variant"])["train_loss"].mean().unstack()
     (best, count), *_ = finals.idxmin(axis="columns").value_counts().items()
-    draw_final_losses(axes, runs, best_of)
+    losses.draw_final_losses(axes, runs, best_of)
     title = f"(a) final loss\n{look_of(best).label} lowest at {count} of {len(finals)} P"
     finish_panel(axes, "blocks = stages P" if per_block else "stages P", "final training loss (nats)", title)
 
@@ -195,10 +180,10 @@ def slowdown(experiments: Experiments, axes: Axes, method: str, letter: str = ""
         label = f"P = {runs[DEPTH].iloc[0]}"
         axes.plot([], [], color="black", linestyle=style, label=label)
         # Labels that begin with an underscore stay out of legends, in which either line is black.
-        shown.append(curve_of(runs, f"_{label}", linestyle=style))
+        shown.append(losses.curve_of(runs, f"_{label}", linestyle=style))
     (row,) = slowdowns(pd.concat(ends), target).to_dict("records")
     ratio = "" if pd.isna(row["ratio"]) else f"\nslowdown {slowdown_text(row)}"
-    draw_training_losses(axes, shown, f"{letter}{look.label}{ratio}")
+    losses.draw_training_losses(axes, shown, f"{letter}{look.label}{ratio}")
     axes.axhline(target, color="black", linewidth=0.6, linestyle=":")
     for iterations in (row["iterations"], row["reference_iterations"]):
         axes.axvline(geometric_mean(iterations), color=look.color, linewidth=0.6, linestyle=":")
@@ -212,7 +197,7 @@ def rates(experiments: Experiments, axes: Axes, method: str) -> None:
         if seeds is not None:
             at_edge += [seeds["lr_at_edge"].iloc[0]] if seeds["num_rates"].iloc[0] > 1 else []
             scores = tried[tried["experiment"] == seeds["experiment"].iloc[0]]
-            draw_rates(axes, scores, line.style["color"], f"{line.label}")
+            losses.draw_rates(axes, scores, line.style["color"], f"{line.label}")
     if axes.lines:
         title += f"\nbest at the edge of the rates: {sum(at_edge)} of {len(at_edge)}"
         finish_panel(axes, "learning rate", "final validation loss (nats)", title)
@@ -322,28 +307,28 @@ def _oscillation(path: Path, scale: Scale) -> list[Path]:
 def _strategy_norms(path: Path, scale: Scale) -> list[Path]:
     """Beside the slowdowns of the scale's runs to its target, as far as there are any."""
     norms = measured_norms([scale.curvature], STRATEGY_SPACES)
-    results = [norm for of_run in complete_measurements(norms).values() for norm in of_run]
+    results = [norm for of_run in delays.complete_measurements(norms).values() for norm in of_run]
     if not results:
         raise UserError(
             f"{scale.curvature}: no checkpoint was measured in all coordinates; run `brx hessian-norm RUN --strategies`"
         )
-    delays = None
+    costs = None
     if scale.runs.is_dir():
         experiments = Experiments.load(scale)
         present = experiments.find_all(
-            {"method": name, "stages": P} for name in VARIANT_OF_SPACE.values() for P in ENDS
+            {"method": name, "stages": P} for name in delays.VARIANT_OF_SPACE.values() for P in ENDS
         )
         target = experiments.slowdown_target()
         if present and target is not None:
-            delays = slowdowns_at_ends(pd.concat(present), target)
-    return draw_strategy_norms(results, delays, path)
+            costs = delays.slowdowns_at_ends(pd.concat(present), target)
+    return draw_strategy_norms(results, costs, path)
 
 
 def _effective_delays(path: Path, scale: Scale) -> list[Path]:
     measured = measured_norms([scale.curvature])
-    stages = usual_stages(measured)
-    of_each = [(result, [effective_delay(result, count) for count in stages]) for result in measured]
-    return draw_effective_delay(of_each, slowdown_points(load([scale.curvature])), path)
+    stages = delays.usual_stages(measured)
+    of_each = [(result, [delays.effective_delay(result, count) for count in stages]) for result in measured]
+    return draw_effective_delay(of_each, delays.slowdown_points(load([scale.curvature])), path)
 
 
 UNSTASHED: dict[str, Any] = {"sweep": "stashing", "settings": {"pipeline.stash": "none"}}
@@ -398,7 +383,7 @@ FIGURES = {figure.name: figure for figure in (
     PaperFigure("efficiency", "Figure 9",
                 "(a) loss against training time, at the pace of the method's fastest seed while least disturbed (cells"
                 " share a machine: an upper bound), (b) refresh intervals, (c) stage-aware.",
-                [curves("(a) P = 32", *by_method(MAIN), draw=draw_against_time),
+                [curves("(a) P = 32", *by_method(MAIN), draw=losses.draw_against_time),
                  curves("(b) P = 32", *by_method(("pipedream-lr",)),
                         *ordered("basis-rotation", {
                             f"every {n} iterations" if n > 1 else "every iteration": {
@@ -426,7 +411,7 @@ FIGURES = {figure.name: figure for figure in (
                 [curves("P = 32", *refresh_schedules("uniform", "stage-aware", "reversed"))], sweep="stage-aware"),
     PaperFigure("validation", "Figure 18", "(a) training and (b) validation loss.",
                 [curves("(a) training, P = 32", *by_method(BASELINES_AND_STRATEGIES)),
-                 curves("(b) validation, P = 32", *by_method(BASELINES_AND_STRATEGIES), draw=draw_validation,
+                 curves("(b) validation, P = 32", *by_method(BASELINES_AND_STRATEGIES), draw=losses.draw_validation,
                         loss="val_loss")],
                 across=2),
     PaperFigure("delay-compensation", "Figure 19", "Delay compensation.",

@@ -14,15 +14,7 @@ import pandas as pd
 
 from brx.config.loading import preset_with
 from brx.curvature.effective_delay import complete_measurements
-from brx.curvature.norm_result import (
-    SPACES,
-    STRATEGY_SPACES,
-    NormResult,
-    Space,
-    by_method_and_depth,
-    results_of,
-    strategy_of,
-)
+from brx.curvature.norm_result import SPACES, STRATEGY_SPACES, NormResult, Space, by_method_and_depth, results_of
 from brx.curvature.oscillation import Oscillation
 from brx.errors import UserError
 from brx.model.sizes import num_elements, stage_shapes
@@ -93,7 +85,7 @@ def theorem_order(experiments: Experiments, source: str) -> Evidence:
     measured = complete_measurements(_norms(experiments, STRATEGY_SPACES))
     if not measured:
         raise UserError("norms by strategy have not been measured on one checkpoint yet")
-    falling = [space for space in STRATEGY_SPACES if space == "original" or strategy_of(space)[0] == source]
+    falling = ("original", f"{source}-unilateral", f"{source}-bilateral")
     lines, holds, num_seeds = [], True, []
     of_all = [norm for of_run in measured.values() for norm in of_run]
     for (method, P), of_seeds in sorted(by_method_and_depth(of_all).items()):
