@@ -12,15 +12,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from brx.cli.main import main
 from brx.curvature import hessian
 from brx.curvature.effective_delay import VARIANT_OF_SPACE, complete_measurements, strategy_slowdowns, strategy_table
-from brx.curvature.hessian import (
-    estimate_bases,
-    from_weights,
-    gradient,
-    hessian_vector_product,
-    mean_product,
-    to_weights,
-    training_loss,
-)
 from brx.curvature.hessian_norm import cauchy_vector
 from brx.curvature.norm_result import STRATEGY_SPACES, strategy_of
 from brx.errors import RunError, UserError
@@ -37,7 +28,7 @@ def test_product_is_the_whole_hessian_times_the_vector(kind):
     model, parameters, batch = tiny_model(kind)
     matrix = full_hessian(model, parameters, batch)
     vector = random_like(parameters)
-    product = flat(hessian_vector_product(model, parameters, batch, vector))
+    product = flat(hessian.hessian_vector_product(model, parameters, batch, vector))
     expected = matrix @ flat(vector)
     assert expected.abs().max() > 0.1
     torch.testing.assert_close(product, expected, rtol=1e-9, atol=1e-12)
@@ -48,20 +39,22 @@ def test_gradient_is_a_finite_difference():
     vector = random_like(parameters)
     step = 1e-6
     at = [{name: value + sign * step * vector[name] for name, value in parameters.items()} for sign in (1, -1)]
-    slope = (training_loss(model, at[0], batch) - training_loss(model, at[1], batch)) / (2 * step)
-    assert (flat(gradient(model, parameters, batch)) @ flat(vector)).item() == pytest.approx(slope.item(), rel=1e-6)
+    slope = (hessian.training_loss(model, at[0], batch) - hessian.training_loss(model, at[1], batch)) / (2 * step)
+    assert (flat(hessian.gradient(model, parameters, batch)) @ flat(vector)).item() == pytest.approx(
+        slope.item(), rel=1e-6
+    )
 
 
 def test_a_dense_batch_in_parts_gives_the_same_product(monkeypatch):
     model, parameters, batch = tiny_model("dense")
     vector = random_like(parameters)
-    whole = hessian_vector_product(model, parameters, batch, vector)
+    whole = hessian.hessian_vector_product(model, parameters, batch, vector)
     assert len(hessian._parts(model, batch)) == 1
     for tokens, worth, parts in ((5, 1, [1, 1, 1]), (10, 1, [2, 1]), (1000, 1, [2, 1]), (1000, 2**14, [3])):
         monkeypatch.setattr(hessian, "WORTH_A_PASS", worth)
         monkeypatch.setitem(hessian.TOKENS_PER_PASS, "cpu", tokens)
         assert [len(inputs) for inputs, _ in hessian._parts(model, batch)] == parts  # of 3 examples of 5 tokens
-        product = hessian_vector_product(model, parameters, batch, vector)
+        product = hessian.hessian_vector_product(model, parameters, batch, vector)
         torch.testing.assert_close(product, whole, rtol=1e-9, atol=1e-12)
 
 
@@ -78,18 +71,18 @@ def test_mean_over_batches_is_the_product_of_the_mean_loss_however_many_make_one
     for at_a_time, passes in ((1, [[7], [8], [9]]), (2, [[7, 8], [9]]), (100, [[7, 8, 9]])):
         monkeypatch.setattr(hessian, "WORTH_A_PASS", at_a_time * inputs.numel() * model.embedding.tokens.embedding_dim)
         assert [numbers for numbers, _ in hessian._joined(model, batches)] == passes
-        found = mean_product(model, parameters, batches, vector, "here")
+        found = hessian.mean_product(model, parameters, batches, vector, "here")
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
 
 
 def test_a_mixtures_batches_are_neither_split_nor_joined(monkeypatch):
     model, parameters, batch = tiny_model("mixture")
     vector = random_like(parameters)
-    whole = hessian_vector_product(model, parameters, batch, vector)
+    whole = hessian.hessian_vector_product(model, parameters, batch, vector)
     assert [numbers for numbers, _ in hessian._joined(model, [(1, batch), (2, batch)])] == [[1], [2]]
     monkeypatch.setitem(hessian.TOKENS_PER_PASS, "cpu", 5)
     assert len(hessian._parts(model, batch)) == 1
-    torch.testing.assert_close(mean_product(model, parameters, [(1, batch), (2, batch)], vector, "here"), whole)
+    torch.testing.assert_close(hessian.mean_product(model, parameters, [(1, batch), (2, batch)], vector, "here"), whole)
 
 
 def test_a_product_that_is_not_finite_names_the_batch():
@@ -97,17 +90,17 @@ def test_a_product_that_is_not_finite_names_the_batch():
     huge = unflat(torch.full_like(flat(parameters), 1e38), parameters)
     for numbers, told in (([41], "batch 41"), ([41, 42], "batches 41 to 42")):
         with pytest.raises(RunError, match=f"runs/x/7: vector 3: .* of {told} is not finite; try --precision fp64"):
-            mean_product(model, parameters, [(number, batch) for number in numbers], huge, "runs/x/7: vector 3")
+            hessian.mean_product(model, parameters, [(number, batch) for number in numbers], huge, "runs/x/7: vector 3")
 
 
 @pytest.mark.parametrize(("kind", "space"), [("dense", "1st-unilateral"), ("mixture", "2nd-bilateral")])
 def test_products_in_a_strategys_coordinates_are_those_of_the_whole_hessian(kind, space):
     model, parameters, batch = tiny_model(kind)
     inputs, targets = batch
-    gradients = [gradient(model, parameters, (inputs[[i]], targets[[i]])) for i in range(3)]
+    gradients = [hessian.gradient(model, parameters, (inputs[[i]], targets[[i]])) for i in range(3)]
     gradients += [random_like(parameters, seed) for seed in range(20, 30)]
     source, geometry = strategy_of(space)
-    bases = estimate_bases(parameters, gradients, source, geometry)
+    bases = hessian.estimate_bases(parameters, gradients, source, geometry)
     blocks = []
     for name, parameter in parameters.items():
         if not is_block_matrix(name):
@@ -124,7 +117,9 @@ def test_products_in_a_strategys_coordinates_are_those_of_the_whole_hessian(kind
     rotation = torch.block_diag(*blocks)
     matrix = rotation.T @ full_hessian(model, parameters, batch) @ rotation
     vector = cauchy_vector(parameters, 4, 0)
-    product = from_weights(bases, hessian_vector_product(model, parameters, batch, to_weights(bases, vector)))
+    product = hessian.from_weights(
+        bases, hessian.hessian_vector_product(model, parameters, batch, hessian.to_weights(bases, vector))
+    )
     torch.testing.assert_close(flat(product), matrix @ flat(vector))
 
 

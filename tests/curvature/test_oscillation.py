@@ -6,16 +6,8 @@ import pytest
 import torch
 
 from brx.cli.main import main
+from brx.curvature import oscillation
 from brx.curvature.checkpoints import load_checkpoint
-from brx.curvature.oscillation import (
-    Oscillation,
-    Track,
-    dominant_eigenvector,
-    measure_oscillation,
-    orthogonal_to,
-    representative,
-    track_updates,
-)
 from brx.errors import RunError, UserError
 from tests.curvature.helpers import flat, random_like, unflat
 
@@ -32,7 +24,7 @@ def test_dominant_eigenvector_is_that_of_eigh(largest):
     values[7] = largest
     matrix = basis @ torch.diag(values) @ basis.T
     start = {"x": torch.randn(20, generator=generator, dtype=torch.float64)}
-    value, vector, residual, num_iterations = dominant_eigenvector(product_with(matrix), start, 1e-6, 1000)
+    value, vector, residual, num_iterations = oscillation.dominant_eigenvector(product_with(matrix), start, 1e-6, 1000)
     assert value == pytest.approx(largest)
     assert abs(vector["x"] @ basis[:, 7]).item() == pytest.approx(1)
     actual = (matrix @ vector["x"] - value * vector["x"]).norm() / abs(value)
@@ -40,9 +32,9 @@ def test_dominant_eigenvector_is_that_of_eigh(largest):
     assert residual == pytest.approx(actual.item(), abs=1e-7)
     assert num_iterations < 100
     # It stops at its limit, and refuses a Hessian of zero.
-    assert dominant_eigenvector(product_with(matrix), start, 1e-12, 5)[3] == 5
+    assert oscillation.dominant_eigenvector(product_with(matrix), start, 1e-12, 5)[3] == 5
     with pytest.raises(RunError, match="no dominant direction"):
-        dominant_eigenvector(product_with(torch.zeros(3, 3)), {"x": torch.ones(3)}, 1e-3, 10)
+        oscillation.dominant_eigenvector(product_with(torch.zeros(3, 3)), {"x": torch.ones(3)}, 1e-3, 10)
 
 
 @pytest.mark.parametrize("method", ["pipedream", "basis-rotation"])
@@ -50,21 +42,21 @@ def test_tracked_updates_are_those_of_the_run(runs, method):
     before, after = (load_checkpoint(runs[method], iteration) for iteration in (14, 21))
     one = unflat(flat(random_like(before.parameters, 1)), before.parameters)
     one = {name: value / flat(one).norm() for name, value in one.items()}
-    other = orthogonal_to(one, random_like(before.parameters, 2))
+    other = oscillation.orthogonal_to(one, random_like(before.parameters, 2))
     assert (flat(one) @ flat(other)).item() == pytest.approx(0, abs=1e-6)
     assert flat(other).norm().item() == pytest.approx(1)
-    tracks = track_updates(before, [one, other], 7)
+    tracks = oscillation.track_updates(before, [one, other], 7)
     moved = flat(after.parameters) - flat(before.parameters)
     for track, direction in zip(tracks, (one, other), strict=True):
         assert len(track.projections) == 7
         assert sum(track.projections) == pytest.approx((moved @ flat(direction)).item(), rel=1e-3)
     along = unflat(moved / moved.norm(), before.parameters)
-    (track,) = track_updates(before, [along], 7)
+    (track,) = oscillation.track_updates(before, [along], 7)
     assert 0.5 < track.share <= 1 + 1e-6  # of the motion, along its own direction
 
 
 def test_numbers_of_a_track():
-    track = Track.of([1.0, -1.0, -2.0, 2.0], 20.0)
+    track = oscillation.Track.of([1.0, -1.0, -2.0, 2.0], 20.0)
     assert (track.share, track.sign_changes, track.variance) == pytest.approx((0.5, 2 / 3, 2.5))
 
 
@@ -80,9 +72,9 @@ def test_measured_and_drawn_and_shown_again_without_checkpoints(runs, tmp_path, 
     paths = [run / "checkpoints" / name for name in ("00000007", "00000014", "00000021")]
     quick = ["--iterations", "9", "--batches", "1", "--power-iterations", "3"]
     assert shown(*paths[:2], *quick, "--out", tmp_path / "figure").count("dominant") == 2
-    results = Oscillation.all_of(run)
+    results = oscillation.Oscillation.all_of(run)
     assert [result.iteration for result in results] == [7, 14]
-    assert representative(results) == results[1]
+    assert oscillation.representative(results) == results[1]
     assert (results[1].num_stages, len(results[1].dominant.projections)) == (8, 9)
     assert all(f"variance {one.dominant.variance:.3g}" in (tmp_path / "figure.json").read_text() for one in results)
     shutil.rmtree(run / "checkpoints")
@@ -93,14 +85,14 @@ def test_measured_and_drawn_and_shown_again_without_checkpoints(runs, tmp_path, 
     shown(run, "--iterations", "1", expected=2)
     (run / "analysis" / "oscillation-00000014.json").write_text("{}")
     with pytest.raises(UserError, match=r"not a result of oscillation \(run: field required\)"):
-        Oscillation.all_of(run)
+        oscillation.Oscillation.all_of(run)
 
 
 def test_checkpoints_too_late_or_not_midway(run):
     with pytest.raises(UserError, match="14: 100 iterations from here pass the run's last one, 30"):
-        measure_oscillation(run)  # at the checkpoint nearest to the middle
+        oscillation.measure_oscillation(run)  # at the checkpoint nearest to the middle
     for path in (run / "checkpoints").iterdir():
         if int(path.name) < 28:
             shutil.rmtree(path)
     with pytest.raises(UserError, match=r"no checkpoint near the middle of its 30 iterations.*28, 30"):
-        measure_oscillation(run)
+        oscillation.measure_oscillation(run)

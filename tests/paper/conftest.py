@@ -5,20 +5,9 @@ from itertools import product
 import pytest
 
 from brx.cli.main import main
+from brx.paper import scales
 from brx.paper.claims import CLAIMS, judge
 from brx.paper.figures import FIGURES
-from brx.paper.scales import (
-    BASELINES_AND_STRATEGIES,
-    BLOCKS,
-    COMPENSATIONS,
-    DEPTHS,
-    FREQUENCIES,
-    LADDER_METHODS,
-    MAIN,
-    PRECONDITIONED,
-    VARIANTS,
-    Experiments,
-)
 from tests.paper.helpers import LAPTOP, write_experiment
 
 ENDS = [{"pipeline.stages": P} for P in (1, 32)]
@@ -27,17 +16,19 @@ ENDS = [{"pipeline.stages": P} for P in (1, 32)]
 def experiments_of_the_paper():
     """Method and settings of every experiment at the scale of a laptop but for the mixture."""
     deep = {"pipeline.stages": 32}
-    yield from product(BASELINES_AND_STRATEGIES, [{"pipeline.stages": P} for P in DEPTHS])
-    yield from product(PRECONDITIONED, ENDS)
-    yield from product(BASELINES_AND_STRATEGIES, [{"pipeline.stages": n, "model.blocks": n} for n in BLOCKS])
+    yield from product(scales.BASELINES_AND_STRATEGIES, [{"pipeline.stages": P} for P in scales.DEPTHS])
+    yield from product(scales.PRECONDITIONED, ENDS)
+    yield from product(
+        scales.BASELINES_AND_STRATEGIES, [{"pipeline.stages": n, "model.blocks": n} for n in scales.BLOCKS]
+    )
     widths = [LAPTOP.models[model].settings for model in ("smaller", "larger")]
-    yield from product(MAIN, [{"pipeline.stages": 24, **width} for width in widths])
-    yield from product(MAIN, [{**deep, "pipeline.stash": stash} for stash in ("none", "predict")])
-    refreshes = [{"optimizer.frequency": frequency} for frequency in FREQUENCIES]
+    yield from product(scales.MAIN, [{"pipeline.stages": 24, **width} for width in widths])
+    yield from product(scales.MAIN, [{**deep, "pipeline.stash": stash} for stash in ("none", "predict")])
+    refreshes = [{"optimizer.frequency": frequency} for frequency in scales.FREQUENCIES]
     refreshes += [{"optimizer.refresh_schedule": schedule} for schedule in ("stage-aware", "reversed")]
     yield from product(["basis-rotation"], [deep | refresh for refresh in refreshes])
-    yield from product(LADDER_METHODS, [end | {"training.iterations": T} for T in LAPTOP.ladder for end in ENDS])
-    strengths = [{"optimizer.compensation": strength} for strength in COMPENSATIONS]
+    yield from product(scales.LADDER_METHODS, [end | {"training.iterations": T} for T in LAPTOP.ladder for end in ENDS])
+    strengths = [{"optimizer.compensation": strength} for strength in scales.COMPENSATIONS]
     yield from product(["delay-compensation"], [{"pipeline.stages": P, **s} for P in (8, 16, 32) for s in strengths])
 
 
@@ -47,9 +38,9 @@ def complete(tmp_path_factory):
     folder = tmp_path_factory.mktemp("results") / "laptop"
     for method, settings in experiments_of_the_paper():
         seeds = (0, 1, 2) if settings in ENDS else (0,)
-        write_experiment(folder, LAPTOP.preset, {**settings, **VARIANTS[method]}, seeds=seeds)
-    for method, end in product(MAIN, ENDS):
-        settings = {**end, "optimizer.lr": 3e-3, **VARIANTS[method]}
+        write_experiment(folder, LAPTOP.preset, {**settings, **scales.VARIANTS[method]}, seeds=seeds)
+    for method, end in product(scales.MAIN, ENDS):
+        settings = {**end, "optimizer.lr": 3e-3, **scales.VARIANTS[method]}
         write_experiment(folder.with_name("laptop-rates"), LAPTOP.preset, settings, val_loss=0.0, slowness=2)
     return folder
 
@@ -57,7 +48,7 @@ def complete(tmp_path_factory):
 @pytest.fixture(scope="session")
 def experiments(complete):
     """Those runs, read once; tests that count what was asked for take it `fresh`."""
-    return Experiments.load(LAPTOP, complete)
+    return scales.Experiments.load(LAPTOP, complete)
 
 
 @pytest.fixture(scope="session")

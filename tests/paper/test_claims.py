@@ -6,20 +6,7 @@ from dataclasses import replace
 import pytest
 
 from brx.cli.main import main
-from brx.paper.claims import (
-    CLAIMS,
-    WIDEST,
-    Claim,
-    Outcome,
-    claim_table,
-    fill_claims,
-    in_groups,
-    judge,
-    our_text,
-    paper_text,
-    ratio_of,
-    why_not,
-)
+from brx.paper import claims
 from brx.paper.evidence import Evidence
 from brx.paper.scales import MAIN
 from brx.plot.style import GROUP_COLORS, new_figure
@@ -27,19 +14,19 @@ from tests.paper.helpers import LAPTOP, row, write_method
 
 
 def outcome(evidence, paper=2.0, unit="times", rule="number", num_seeds=3):
-    claim = Claim("name", "Figure 5", "statement", lambda _: evidence, paper, unit, rule)
-    return Outcome(claim, evidence, "" if evidence else "no runs", ["a"], num_seeds)
+    claim = claims.Claim("name", "Figure 5", "statement", lambda _: evidence, paper, unit, rule)
+    return claims.Outcome(claim, evidence, "" if evidence else "no runs", ["a"], num_seeds)
 
 
 def test_every_claim_is_judged_and_those_without_runs_say_why(outcomes):
     untried = {name: outcome.reason for name, outcome in outcomes.items() if outcome.verdict == "not tried"}
     assert set(untried) == {"3b", "3b-order", "mixture", "mixture-lowest"}
     assert all(untried.values())
-    assert len(outcomes) == len(CLAIMS)
+    assert len(outcomes) == len(claims.CLAIMS)
     with new_figure() as figure:
-        fill_claims(figure, list(outcomes.values()))
-        assert len(figure.axes[0].get_yticklabels()) == len(CLAIMS)
-    table = claim_table(list(outcomes.values()), LAPTOP)
+        claims.fill_claims(figure, list(outcomes.values()))
+        assert len(figure.axes[0].get_yticklabels()) == len(claims.CLAIMS)
+    table = claims.claim_table(list(outcomes.values()), LAPTOP)
     assert (table.loc[table["reproduced"] != "not tried", "here"] != "").all()
     assert table["command"].str.match("brx |make ").all()
     slowdown = outcomes["slowdown-nesterov"]  # of the made-up curves, with an interval
@@ -78,9 +65,9 @@ def test_a_changed_run_changes_its_row(outcomes, tmp_path):
 )
 def test_why_a_claim_is_not_reproduced(evidence, paper, num_seeds, reasons):
     shown = outcome(evidence, paper, num_seeds=num_seeds)
-    assert why_not(shown) == reasons
+    assert claims.why_not(shown) == reasons
     if paper and reasons:
-        assert why_not(replace(shown, longer=Evidence(2.2))).startswith("training too short")
+        assert claims.why_not(replace(shown, longer=Evidence(2.2))).startswith("training too short")
 
 
 VERDICTS = {
@@ -111,7 +98,7 @@ def test_verdict_follows_the_rule():
 
 
 def test_command(complete, capsys, monkeypatch):
-    few = [claim for claim in CLAIMS if claim.name in ("memory-share", "parameters")]
+    few = [claim for claim in claims.CLAIMS if claim.name in ("memory-share", "parameters")]
     monkeypatch.setattr("brx.paper.claims.CLAIMS", few)
     assert main(["claims", "--runs", str(complete), "--format", "csv"]) == 0
     assert capsys.readouterr().out.startswith("claim,statement,where,paper,here,reproduced,rule,runs,command")
@@ -150,8 +137,8 @@ def test_the_command_makes_all_that_a_claim_rests_on(outcomes):
     ],
 )
 def test_texts_and_ratio_of_a_row(shown, paper, ours, ratio):
-    assert (paper_text(shown), our_text(shown)) == (paper, ours)
-    assert ratio_of(shown) == (ratio and pytest.approx(ratio, nan_ok=True))
+    assert (claims.paper_text(shown), claims.our_text(shown)) == (paper, ours)
+    assert claims.ratio_of(shown) == (ratio and pytest.approx(ratio, nan_ok=True))
 
 
 def test_rows_are_grouped_and_one_seed_is_hollow():
@@ -159,22 +146,22 @@ def test_rows_are_grouped_and_one_seed_is_hollow():
     within = outcome(Evidence(2.1, 1.9, 2.4))
     hollow, beyond, untried = outcome(Evidence(9.0), num_seeds=1), outcome(Evidence(1e6)), outcome(None)
     outcomes = [untried, hollow, beyond, longer, within]
-    assert list(in_groups(outcomes).values()) == [[within], [longer], [hollow, beyond], [untried]]
+    assert list(claims.in_groups(outcomes).values()) == [[within], [longer], [hollow, beyond], [untried]]
     with new_figure() as figure:
-        fill_claims(figure, outcomes)
+        claims.fill_claims(figure, outcomes)
         axes, texts = figure.axes
         points = [line for line in axes.lines if line.get_marker() not in ("None", "", None)]
         written = [text.get_text() for text in texts.texts]
     blue, green, red, _ = GROUP_COLORS
     assert [line.get_color() for line in points] == [blue, green, red, red]
     assert [line.get_markerfacecolor() == "white" for line in points] == [False, False, True, False]
-    assert (points[-1].get_xdata()[0], points[-1].get_marker()) == (WIDEST, ">")
+    assert (points[-1].get_xdata()[0], points[-1].get_marker()) == (claims.WIDEST, ">")
     assert {"9.50x; longer: 2.20x", "not as in the paper: 2 of 5"} <= set(written)
 
 
 def test_longer_training_counts_where_it_gives_the_papers_number(experiments):
-    claim = Claim("name", "Figure 5", "statement", lambda _: Evidence(3.0), 1.2, "times", "number")
+    claim = claims.Claim("name", "Figure 5", "statement", lambda _: Evidence(3.0), 1.2, "times", "number")
     longer = [replace(claim, longer=lambda _, value=value: Evidence(value)) for value in (1.5, 2.9)]
-    near, far = judge(experiments.fresh(), longer)
+    near, far = claims.judge(experiments.fresh(), longer)
     assert near.verdict == far.verdict == "no"
     assert (near.longer, far.longer) == (Evidence(1.5), None)

@@ -11,18 +11,6 @@ from brx.curvature.norm_result import NormResult
 from brx.curvature.oscillation import Oscillation, Track
 from brx.errors import UserError
 from brx.paper import measured_evidence
-from brx.paper.measured_evidence import (
-    delay_hurts_where_misaligned,
-    memory_of_strategies,
-    memory_share,
-    misalignment_slows_on_the_spiral,
-    norm_ratio,
-    oscillates_less,
-    parameter_counts,
-    stable_elsewhere,
-    stage_counts,
-    theorem_order,
-)
 from brx.paper.printed import STAGE_COUNTS
 from brx.paper.scales import VARIANTS, Experiments
 from brx.sweep.spec import identity
@@ -49,40 +37,40 @@ def measured(complete, tmp_path):
 
 def test_oscillation_is_judged_over_seeds_and_checkpoints(tmp_path, measured):
     with pytest.raises(UserError, match="no run with losses"):
-        oscillates_less(measured, delayed=True)
+        measured_evidence.oscillates_less(measured, delayed=True)
     for seed in (0, 1, 2):
         for iteration in (500, 1000):
             write_oscillation(tmp_path, "pipedream", seed, iteration, 4e-4 * (1 + seed), -3.0 if seed == 0 else 5.0)
             write_oscillation(tmp_path, "basis-rotation", seed, iteration, 1e-4)
     write_oscillation(tmp_path, "pipedream", 0, 750, 1e-9)  # without a partner
-    judged = oscillates_less(measured, delayed=True)
+    judged = measured_evidence.oscillates_less(measured, delayed=True)
     assert (judged.holds, judged.num_seeds) == (True, 3)
     assert "(3 seeds, 6 checkpoints); at 2 of them PipeDream's dominant eigenvalue is negative" in judged.text
     worse = {"val_loss": 9.0, "optimizer.lr": 3e-3}  # of several rates the best one counts
     write_oscillation(tmp_path, "basis-rotation", 0, 500, 1.0, **worse)
-    assert oscillates_less(measured, delayed=True) == judged
+    assert measured_evidence.oscillates_less(measured, delayed=True) == judged
     with pytest.raises(UserError, match="at P = 1 yet"):
-        oscillates_less(measured, delayed=False)
+        measured_evidence.oscillates_less(measured, delayed=False)
     for method, variance in (("pipedream", 1e-4), ("basis-rotation", 2e-4)):
         write_oscillation(tmp_path, method, 0, 500, variance, stages=1)
-    judged = oscillates_less(measured, delayed=False)
+    judged = measured_evidence.oscillates_less(measured, delayed=False)
     assert (judged.holds, judged.num_seeds) == (False, 1)
     for iteration in (500, 1000):  # one seed far on the other side: the interval holds 1
         write_oscillation(tmp_path, "basis-rotation", 2, iteration, 1e-2)
-    assert not oscillates_less(measured, delayed=True).holds
+    assert not measured_evidence.oscillates_less(measured, delayed=True).holds
 
 
 def test_other_directions_are_those_in_which_both_methods_move_less(tmp_path, measured):
     write_oscillation(tmp_path, "pipedream", 0, 500, 1e-4, stages=1)
     with pytest.raises(UserError, match="not measured under delay"):
-        oscillates_less(measured, delayed=True)
+        measured_evidence.oscillates_less(measured, delayed=True)
     write_oscillation(tmp_path, "nesterov", 0, 500, 1e-7)  # of neither method
     with pytest.raises(UserError, match="not measured with both methods"):
-        stable_elsewhere(measured)
+        measured_evidence.stable_elsewhere(measured)
     write_oscillation(tmp_path, "basis-rotation", 0, 500, 1e-5)
-    assert stable_elsewhere(measured).holds  # along the other, 1e-6
+    assert measured_evidence.stable_elsewhere(measured).holds  # along the other, 1e-6
     write_oscillation(tmp_path, "basis-rotation", 0, 500, 1e-7)
-    assert not stable_elsewhere(measured).holds
+    assert not measured_evidence.stable_elsewhere(measured).holds
 
 
 @pytest.fixture
@@ -107,15 +95,15 @@ def norms(tmp_path):
 @pytest.mark.parametrize("source", ["1st", "2nd"])
 def test_the_theorems_order_holds_where_no_intervals_overlap(source, norms, measured):
     with pytest.raises(UserError, match="norms by strategy have not been measured"):
-        theorem_order(measured, source)
+        measured_evidence.theorem_order(measured, source)
     sizes = {"original": 20.0, "1st-unilateral": 9.0, "1st-bilateral": 3.0, "2nd-unilateral": 5.0, "2nd-bilateral": 2.0}
     results = {space: norms(space, norm) for space, norm in sizes.items()}
-    judged = theorem_order(measured, source)
+    judged = measured_evidence.theorem_order(measured, source)
     assert (judged.holds, judged.num_seeds) == (True, 1)
     in_order = [results[space].normalized for space in ("original", f"{source}-unilateral", f"{source}-bilateral")]
     assert judged.text.endswith(", ".join(f"{norm:.3g}" for norm in in_order))
     norms(f"{source}-bilateral", sizes[f"{source}-bilateral"], spread=0.5)
-    assert not theorem_order(measured, source).holds
+    assert not measured_evidence.theorem_order(measured, source).holds
 
 
 def test_with_three_seeds_the_spread_between_them_decides(norms, measured):
@@ -123,16 +111,16 @@ def test_with_three_seeds_the_spread_between_them_decides(norms, measured):
     for seed in range(3):  # the norms differ more between seeds than between coordinates, and their ratio does not
         for space, norm in sizes.items():
             norms(space, norm * 3**seed, spread=0.5, seed=seed)
-    judged = theorem_order(measured, "2nd")
+    judged = measured_evidence.theorem_order(measured, "2nd")
     assert (judged.holds, judged.num_seeds) == (True, 3)
     norms("2nd-bilateral", 6.0, seed=0)  # above the unilateral one
-    judged = theorem_order(measured, "2nd")
+    judged = measured_evidence.theorem_order(measured, "2nd")
     assert not judged.holds
     assert judged.text.endswith("(2nd-bilateral: not by more than chance)")
-    assert theorem_order(measured, "1st").holds
+    assert measured_evidence.theorem_order(measured, "1st").holds
     for space in sizes:  # which leaves two seeds here: their intervals decide, and are wide
         norms(space, sizes[space], seed=0, num_stages=1)
-    judged = theorem_order(measured, "1st")
+    judged = measured_evidence.theorem_order(measured, "1st")
     assert (judged.holds, judged.num_seeds) == (False, 1)
 
 
@@ -140,7 +128,7 @@ def test_norms_ratio_over_seeds(norms, measured):
     for seed, ratio in enumerate((0.2, 0.4, 0.8)):
         norms("original", 10.0 * 2**seed, seed=seed, method="basis-rotation")
         norms("rotated", 10.0 * 2**seed * ratio, seed=seed, method="basis-rotation")
-    judged = norm_ratio(measured)
+    judged = measured_evidence.norm_ratio(measured)
     assert (judged.value, judged.num_seeds) == (pytest.approx(0.4), 3)
     half = 4.303 * np.log(2) / 3**0.5  # Student's t of two degrees of freedom, 95 %
     assert (judged.low, judged.high) == pytest.approx((0.4 * np.exp(-half), 0.4 * np.exp(half)), rel=1e-3)
@@ -148,7 +136,7 @@ def test_norms_ratio_over_seeds(norms, measured):
     for seed, ratio in enumerate((0.2, 0.4, 0.8)):  # noise that raises the rotated norms alone
         for space, norm, of_half in (("original", 10.0, 10.0), ("rotated", 10.0 * ratio, 12.0 * ratio)):
             norms(space, norm, seed=seed, method="basis-rotation", norm_of_half=of_half)
-    judged = norm_ratio(measured)
+    judged = measured_evidence.norm_ratio(measured)
     limit = 0.4 * (1 - 0.2 / (2**0.5 - 1))
     assert judged.text.endswith(f"0.48 from half the sample, {limit:.3g} extrapolated")
     assert (judged.low, judged.high) == pytest.approx((limit * np.exp(-half), 0.4 * np.exp(half)), rel=1e-3)
@@ -159,9 +147,9 @@ def test_norms_ratio_is_of_one_checkpoint_with_both_coordinates(norms, measured)
     norms("original", 10.0, method="basis-rotation")
     norms("rotated", 5.0, method="basis-rotation", iteration=1000)
     with pytest.raises(UserError):
-        norm_ratio(measured)
+        measured_evidence.norm_ratio(measured)
     norms("rotated", 4.0, method="basis-rotation")
-    judged = norm_ratio(measured)
+    judged = measured_evidence.norm_ratio(measured)
     assert judged.value == pytest.approx(0.4)
     assert judged.low < 0.4 < judged.high
 
@@ -178,11 +166,11 @@ def write(tmp_path, monkeypatch):
 )
 def test_toy_quadratic(aligned, misaligned, holds, write):
     with pytest.raises(UserError, match=r"quadratic\.json is not there yet"):
-        delay_hurts_where_misaligned(None)
+        measured_evidence.delay_hurts_where_misaligned(None)
     cases = [("AdaSGD", True, 9.0), ("AdaSGD", False, 9.0), ("Adam", True, aligned), ("Adam", False, misaligned)]
     rows = [dict(zip(("optimizer", "aligned", "slowdown"), case, strict=True)) for case in cases]
     write("quadratic", slowdowns=rows)
-    judged = delay_hurts_where_misaligned(None)
+    judged = measured_evidence.delay_hurts_where_misaligned(None)
     assert judged.holds == holds
     assert judged.text.endswith("misaligned inf") == (misaligned is None)  # never arrives: infinitely slow
 
@@ -192,31 +180,38 @@ def test_toy_spiral(write):
     rows = ((True, 0.5, 1e-9), (False, 0.9, 0.0), (True, -0.5, 1e-9), (True, 0.1, 0.3), (True, None, None))
     for arrived, spearman, p_value in rows:
         write("spiral", arrived=arrived, spearman=spearman, p_value=p_value)
-        judged = misalignment_slows_on_the_spiral(None)
+        judged = measured_evidence.misalignment_slows_on_the_spiral(None)
         assert judged.holds == (arrived and spearman == 0.5)
         assert ("stops on the way" in judged.text) != arrived
 
 
 @pytest.mark.parametrize("content", ["[]", "{", '{"slowdowns": [{"optimizer": "Adam"}]}', '{"spearman": "x"}'])
 def test_a_damaged_file_of_a_toy_is_one_line(content, write, tmp_path):
-    for name, judge in (("quadratic", delay_hurts_where_misaligned), ("spiral", misalignment_slows_on_the_spiral)):
+    for name, judge in (
+        ("quadratic", measured_evidence.delay_hurts_where_misaligned),
+        ("spiral", measured_evidence.misalignment_slows_on_the_spiral),
+    ):
         (tmp_path / f"{name}.json").write_text(content)
         with pytest.raises(UserError, match=rf"{name}\.json: not readable: .*; brx toy writes it anew$"):
             judge(None)
 
 
 def test_formulas_give_what_is_printed_and_every_number_counts(monkeypatch):
-    assert memory_share(None).value == pytest.approx(4096 / (4 * 14336))
-    assert "1st/bilateral 0.13 and 0.83" in memory_of_strategies(None).text
-    assert parameter_counts(None).text == "paper-95m 95.6 M, paper-1b 1,035.0 M, paper-3b 3,047.0 M"
-    assert [judge(None).holds for judge in (memory_of_strategies, parameter_counts)] == [True, True]
+    assert measured_evidence.memory_share(None).value == pytest.approx(4096 / (4 * 14336))
+    assert "1st/bilateral 0.13 and 0.83" in measured_evidence.memory_of_strategies(None).text
+    assert measured_evidence.parameter_counts(None).text == "paper-95m 95.6 M, paper-1b 1,035.0 M, paper-3b 3,047.0 M"
+    assert [
+        judge(None).holds for judge in (measured_evidence.memory_of_strategies, measured_evidence.parameter_counts)
+    ] == [True, True]
     memory = [*measured_evidence.MEMORY_GIB[:-1], ["0.06", "0.07"]]
     monkeypatch.setattr(measured_evidence, "MEMORY_GIB", memory)
     monkeypatch.setitem(measured_evidence.PARAMETERS, "paper-1b", 1.2e9)
-    assert [judge(None).holds for judge in (memory_of_strategies, parameter_counts)] == [False, False]
-    judged = stage_counts(None)
+    assert [
+        judge(None).holds for judge in (measured_evidence.memory_of_strategies, measured_evidence.parameter_counts)
+    ] == [False, False]
+    judged = measured_evidence.stage_counts(None)
     assert not judged.holds
     assert judged.text.startswith("6 of 7 models as printed; not Llama 3.1 405B")
     # The paper prints >= 512 where its own rule, P >= 2 L, gives 252.
     monkeypatch.setitem(STAGE_COUNTS, "Llama 3.1 405B", [">= 252"] * 4 + ["126"])
-    assert stage_counts(None).holds
+    assert measured_evidence.stage_counts(None).holds

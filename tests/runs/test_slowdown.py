@@ -7,14 +7,7 @@ import pytest
 from scipy.signal import lfilter
 from scipy.stats import ttest_1samp
 
-from brx.runs.slowdown import (
-    PLATEAU,
-    Reached,
-    iteration_ratio,
-    iterations_to_target,
-    last_quarter_loss,
-    passage_error,
-)
+from brx.runs import slowdown
 
 
 def power_law(iterations, stretch=1.0):
@@ -35,7 +28,7 @@ def test_passage_is_that_of_the_least_squares_decreasing_fit(seed):
     fit, target = np.array(monotone_fit(losses)), 2.5
     num_above = int((fit > target).sum())
     assert 0 < num_above < 16
-    assert iterations_to_target(np.arange(1.0, 17.0), losses, target) == num_above + 0.5
+    assert slowdown.iterations_to_target(np.arange(1.0, 17.0), losses, target) == num_above + 0.5
 
 
 LONG = np.arange(1.0, 4001.0)
@@ -60,9 +53,9 @@ STEP[[50, 60, 300]] = [0.0, 1.0, 5.0]  # dips and a spike are no passages
     ],
 )
 def test_passages_of_curves_whose_answer_is_plain(iterations, losses, target, passage):
-    assert iterations_to_target(iterations, losses, target) == passage
+    assert slowdown.iterations_to_target(iterations, losses, target) == passage
     with pytest.raises(ValueError, match="target nan"):
-        iterations_to_target(iterations, losses, math.nan)
+        slowdown.iterations_to_target(iterations, losses, math.nan)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -71,15 +64,15 @@ def test_low_losses_by_chance_at_the_end_are_no_passage(seed):
     losses = 2.0 + 0.3 * np.random.default_rng(seed).standard_normal(2000)
     losses[-1] = 1.0
     assert monotone_fit(losses[-50:])[-1] == 1.0  # the fit does fall that far
-    assert iterations_to_target(iterations, losses, 1.8) is None
-    assert iterations_to_target(iterations, losses, 2.2) is not None
+    assert slowdown.iterations_to_target(iterations, losses, 1.8) is None
+    assert slowdown.iterations_to_target(iterations, losses, 2.2) is not None
 
 
 def test_last_quarter_is_passed_an_eighth_before_the_end():
     losses = np.linspace(4.0, 2.0, 401)[1:]
     # The last 100 of 400 steps of 0.005, in the mean 49.5 steps before the last.
-    assert last_quarter_loss(losses) == pytest.approx(2.0 + 49.5 * 0.005)
-    assert iterations_to_target(np.arange(1.0, 401.0), losses, last_quarter_loss(losses)) == 350.5
+    assert slowdown.last_quarter_loss(losses) == pytest.approx(2.0 + 49.5 * 0.005)
+    assert slowdown.iterations_to_target(np.arange(1.0, 401.0), losses, slowdown.last_quarter_loss(losses)) == 350.5
 
 
 FOUR_AT = {2: 400, 0: 100, 1: 200}  # seeds in any order; slow ones on both sides cancel
@@ -105,12 +98,12 @@ def test_ratio_is_of_pairs_of_seeds_and_a_run_that_never_gets_there_makes_a_lowe
     """Negative iterations are those of a run that never got there."""
     ours, theirs = (
         {
-            seed: Reached(abs(float(at)), at > 0)
+            seed: slowdown.Reached(abs(float(at)), at > 0)
             for seed, at in (side if isinstance(side, dict) else dict(enumerate(side))).items()
         }
         for side in (delayed, reference)
     )
-    estimate = iteration_ratio(ours, theirs)
+    estimate = slowdown.iteration_ratio(ours, theirs)
     if ratio is None:
         assert estimate is None
         return
@@ -139,14 +132,16 @@ def test_no_slowdown_at_a_target_that_noise_decides(curve, is_plateau, correlati
     logs, is_given = [], []
     for _ in range(120):
         slow, fast = (curve(iterations / s) + noise(rng, (3, 4000), correlation, 0.1) for s in (3.0, 1.0))
-        target = max(map(last_quarter_loss, [*slow, *fast]))
-        passed = [[iterations_to_target(iterations, losses, target) for losses in side] for side in (slow, fast)]
+        target = max(map(slowdown.last_quarter_loss, [*slow, *fast]))
+        passed = [
+            [slowdown.iterations_to_target(iterations, losses, target) for losses in side] for side in (slow, fast)
+        ]
         errors = [
-            np.median([passage_error(iterations, *pair) for pair in zip(side, passages, strict=True)])
+            np.median([slowdown.passage_error(iterations, *pair) for pair in zip(side, passages, strict=True)])
             for side, passages in zip((slow, fast), passed, strict=True)
         ]
         logs.append(np.log(passed[0]).mean() - np.log(passed[1]).mean() - math.log(3))
-        is_given.append(max(errors) <= PLATEAU)
+        is_given.append(max(errors) <= slowdown.PLATEAU)
     logs, is_given = np.array(logs), np.array(is_given)
     if is_plateau:
         assert logs.mean() < math.log(0.85)  # what the rule is for
@@ -161,7 +156,7 @@ def test_passage_error_is_the_spread_of_passages_over_noise():
     rng = np.random.default_rng(0)
     iterations = np.arange(1.0, 2001.0)
     losses = 4 - 0.5 * np.log(iterations) + 0.2 * rng.standard_normal((300, 2000))
-    passages = [iterations_to_target(iterations, one, 4 - 0.5 * math.log(700)) for one in losses]
-    errors = [passage_error(iterations, one, at) for one, at in zip(losses, passages, strict=True)]
+    passages = [slowdown.iterations_to_target(iterations, one, 4 - 0.5 * math.log(700)) for one in losses]
+    errors = [slowdown.passage_error(iterations, one, at) for one, at in zip(losses, passages, strict=True)]
     assert np.median(errors) == pytest.approx(np.std(np.log(passages)), rel=0.2)
-    assert passage_error(iterations, np.full(2000, 3.0), 700.5) == math.inf
+    assert slowdown.passage_error(iterations, np.full(2000, 3.0), 700.5) == math.inf

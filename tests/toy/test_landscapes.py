@@ -7,38 +7,17 @@ import pytest
 import torch
 
 from brx.config.loading import PRESETS, load_yaml_as
-from brx.toy.landscapes import (
-    Case,
-    DelayedAdam,
-    QuadraticConfig,
-    SpiralConfig,
-    State,
-    SweepConfig,
-    adam_at,
-    descend,
-    distance_from_floor,
-    floor_points,
-    misalignment,
-    quadratic_hessians,
-    run_quadratic,
-    run_spiral,
-    run_sweep,
-    spiral,
-    spiral_gradient,
-    spiral_hessians,
-    spiral_trajectory,
-    updates_for_interval,
-)
+from brx.toy import landscapes as toy
 
 
 def preset(name, kind, **changes):
     return load_yaml_as(PRESETS / "toy" / f"{name}.yaml", kind).model_copy(update=changes)
 
 
-QUADRATIC = preset("quadratic", QuadraticConfig, other_starts=12)
-SWEEP = preset("sweep", SweepConfig)
+QUADRATIC = preset("quadratic", toy.QuadraticConfig, other_starts=12)
+SWEEP = preset("sweep", toy.SweepConfig)
 # A quarter turn around one aligned angle.
-SHORT = preset("spiral-small-steps", SpiralConfig, start_radius=1.5, end_radius=1.15, measurements=150)
+SHORT = preset("spiral-small-steps", toy.SpiralConfig, start_radius=1.5, end_radius=1.15, measurements=150)
 
 
 def torchs_path(loss, start, delay, updates, lr, betas):
@@ -59,20 +38,20 @@ def test_set_ups_are_the_papers_and_small_steps_differ_where_they_say():
     assert stated == (1.0, 0.0, 0.1, 2, 15.0)
     assert math.hypot(*QUADRATIC.start) == pytest.approx(20, abs=1e-3)
     for name, lr in (("spiral", 0.1), ("spiral-small-steps", SHORT.lr)):
-        config = preset(name, SpiralConfig)
+        config = preset(name, toy.SpiralConfig)
         stated = (config.lr, config.beta1, config.beta2, config.delay, config.interval_degrees)
         assert stated == (lr, 0.0, 0.9, 1, 3.0)
-    small = preset("sweep-small-steps", SweepConfig).model_dump()
+    small = preset("sweep-small-steps", toy.SweepConfig).model_dump()
     assert {key for key, value in SWEEP.model_dump().items() if value != small[key]} == {"lr", "beta2"}
 
 
 @pytest.mark.parametrize(("beta1", "delay"), [(0.0, 0), (0.0, 3), (0.9, 3)])
 def test_descent_on_the_quadratic_is_torchs_adam_with_an_older_gradient(beta1, delay):
     config = SWEEP.model_copy(update={"most_updates": 60})
-    curvatures = quadratic_hessians(config.eigenvalues, [0.0, 30.0])
+    curvatures = toy.quadratic_hessians(config.eigenvalues, [0.0, 30.0])
     starts = np.array([[[14.0, 14.2], [-3.0, 19.0]], [[1.0, -20.0], [18.0, 5.0]]])
-    trace = [State(starts, None, None)]
-    needed = descend(config, curvatures, starts, beta1, delay, trace=trace)
+    trace = [toy.State(starts, None, None)]
+    needed = toy.descend(config, curvatures, starts, beta1, delay, trace=trace)
     path = np.stack([state.point for state in trace])
     for place in np.ndindex(2, 2):
         curvature = torch.from_numpy(curvatures[place[0]])
@@ -88,7 +67,7 @@ def test_descent_on_the_quadratic_is_torchs_adam_with_an_older_gradient(beta1, d
 
 def test_adasgd_by_hand():
     gradients = iter([np.array([1.0, 7.0]), np.array([2.0, -2.0])])
-    adasgd = DelayedAdam(lambda _: next(gradients), 1.0, 0.5, 0.75, [np.zeros(2)], one_size=True)
+    adasgd = toy.DelayedAdam(lambda _: next(gradients), 1.0, 0.5, 0.75, [np.zeros(2)], one_size=True)
     # mean squares 25 and 4: v = 25/4, then 3/4 25/4 + 1/4 4; m = g/2, then g1/4 + g2/2
     first = np.array([1.0, 7.0]) / 5.0
     np.testing.assert_allclose(adasgd.update(), -first, rtol=1e-7)
@@ -97,9 +76,9 @@ def test_adasgd_by_hand():
 
 
 def test_rotation_and_delay_together_cost_adam_but_not_adasgd():
-    quadratic = run_quadratic(QUADRATIC)
+    quadratic = toy.run_quadratic(QUADRATIC)
     for case, run in quadratic.runs.items():  # counts are of the first point at the target
-        (curvature,) = quadratic_hessians(QUADRATIC.eigenvalues, [0.0 if case.aligned else 45.0])
+        (curvature,) = toy.quadratic_hessians(QUADRATIC.eigenvalues, [0.0 if case.aligned else 45.0])
         np.testing.assert_allclose(np.linalg.eigvalsh(curvature), sorted(QUADRATIC.eigenvalues))
         assert (abs(curvature[0, 1]) > 1) != case.aligned
         losses = 0.5 * np.einsum("ti,ij,tj->t", run.path, curvature, run.path)
@@ -107,18 +86,18 @@ def test_rotation_and_delay_together_cost_adam_but_not_adasgd():
         assert (run.updates[0], len(run.updates)) == (len(run.path) - 1, 13)
     updates = {case: run.updates[0] for case, run in quadratic.runs.items()}
     for delay in (0, 2):
-        assert updates[Case("AdaSGD", True, delay)] == updates[Case("AdaSGD", False, delay)]
+        assert updates[toy.Case("AdaSGD", True, delay)] == updates[toy.Case("AdaSGD", False, delay)]
     assert max(quadratic.slowdowns("Adam", True)) <= 1.1
     assert min(quadratic.slowdowns("Adam", False)) > 2
 
 
 def test_a_run_that_never_arrives_has_no_count_and_is_infinitely_slow():
-    numbers = run_quadratic(QUADRATIC.model_copy(update={"most_updates": 3, "other_starts": 1})).numbers()
+    numbers = toy.run_quadratic(QUADRATIC.model_copy(update={"most_updates": 3, "other_starts": 1})).numbers()
     assert [run["updates"] for run in numbers["runs"]] == [None] * 8
     assert [row["median_slowdown_from_other_starts"] for row in numbers["slowdowns"]] == [None] * 4
     assert numbers["slowdowns"][1]["slowdown"] is None
     few = {"starts": 3, "angles_degrees": [0.0, 45.0], "delays": [16], "momenta": [0.0], "most_updates": 25}
-    stuck = run_sweep(SWEEP.model_copy(update=few))
+    stuck = toy.run_sweep(SWEEP.model_copy(update=few))
     assert np.isinf(stuck.slowdowns).all()
     assert stuck.numbers()["sweeps"][0]["slowdowns"] == [None, None]
     assert stuck.correlation(0, 0) is None
@@ -127,7 +106,7 @@ def test_a_run_that_never_arrives_has_no_count_and_is_infinitely_slow():
 def test_misalignment_makes_delay_dear():
     few = {"starts": 20, "angles_degrees": [1.0, 20.0, 45.0], "delays": [2, 4], "most_updates": 200}
     config = SWEEP.model_copy(update=few)
-    result = run_sweep(config)
+    result = toy.run_sweep(config)
     # |H_11| + |H_22| = the trace; |H_12| = (l1 - l2) sin(2 angle) / 2.
     l1, l2 = config.eigenvalues
     expected = [1 + (l1 - l2) * abs(math.sin(2 * math.radians(angle))) / (l1 + l2) for angle in config.angles_degrees]
@@ -139,51 +118,53 @@ def test_misalignment_makes_delay_dear():
 
 def test_derivatives_of_the_spiral_are_those_of_its_value():
     # r = 2, theta = pi / 2
-    value = spiral(torch.tensor([0.0, 2.0], dtype=torch.float64)).item()
+    value = toy.spiral(torch.tensor([0.0, 2.0], dtype=torch.float64)).item()
     assert value == pytest.approx(4 + (20 * math.sin(8 - math.pi / 2) + 1) ** 2)
     points = np.random.default_rng(0).uniform(-5, 5, (20, 2))
     leaves = torch.from_numpy(points).requires_grad_()
-    (expected,) = torch.autograd.grad(sum(spiral(point) for point in leaves), leaves)
-    np.testing.assert_allclose(spiral_gradient(points), expected.numpy(), rtol=1e-10)
+    (expected,) = torch.autograd.grad(sum(toy.spiral(point) for point in leaves), leaves)
+    np.testing.assert_allclose(toy.spiral_gradient(points), expected.numpy(), rtol=1e-10)
     point, step = np.array([[1.3, -2.1]]), 1e-6
-    ahead, behind = (np.stack([spiral_gradient(point + sign * step * e)[0] for e in np.eye(2)]) for sign in (1, -1))
-    np.testing.assert_allclose(spiral_hessians(point)[0].numpy(), (ahead - behind).T / (2 * step), rtol=1e-5)
+    ahead, behind = (np.stack([toy.spiral_gradient(point + sign * step * e)[0] for e in np.eye(2)]) for sign in (1, -1))
+    np.testing.assert_allclose(toy.spiral_hessians(point)[0].numpy(), (ahead - behind).T / (2 * step), rtol=1e-5)
 
 
 def test_misalignment_and_the_floor_in_closed_form():
     matrices = torch.tensor([[[5.0, 0.0], [0.0, 0.0]], [[2.5, 2.5], [2.5, 2.5]], [[3.0, 0.0], [0.0, -1.0]]])
-    np.testing.assert_allclose(misalignment(matrices), [1, 2, 1], rtol=1e-6)  # on the axes, at 45 degrees, on the axes
-    points = floor_points(np.array([1.0, 2.5]))
-    np.testing.assert_allclose([spiral(torch.from_numpy(point)).item() for point in points], [1.0, 6.25])
-    np.testing.assert_allclose(distance_from_floor(points), 0, atol=1e-12)
+    np.testing.assert_allclose(
+        toy.misalignment(matrices), [1, 2, 1], rtol=1e-6
+    )  # on the axes, at 45 degrees, on the axes
+    points = toy.floor_points(np.array([1.0, 2.5]))
+    np.testing.assert_allclose([toy.spiral(torch.from_numpy(point)).item() for point in points], [1.0, 6.25])
+    np.testing.assert_allclose(toy.distance_from_floor(points), 0, atol=1e-12)
     outwards = points * (1 + 1e-6 / np.array([[1.0], [2.5]]))
     # Across a valley with slope dr / (r dtheta) = 1 / (4 r).
     expected = [1e-6 * 4 / math.sqrt(16 + 1 / radius**2) for radius in (1.0, 2.5)]
-    np.testing.assert_allclose(distance_from_floor(outwards), expected, rtol=1e-4)
+    np.testing.assert_allclose(toy.distance_from_floor(outwards), expected, rtol=1e-4)
 
 
 def test_going_on_from_an_iteration_without_delay_retraces_the_trajectory():
-    states = spiral_trajectory(SHORT.model_copy(update={"most_updates": 2000}))
-    adam = adam_at(SHORT, states, np.array([20, 35]), delay=0)
+    states = toy.spiral_trajectory(SHORT.model_copy(update={"most_updates": 2000}))
+    adam = toy.adam_at(SHORT, states, np.array([20, 35]), delay=0)
     for _ in range(25):
         ends = adam.update()
     np.testing.assert_array_equal(ends, states.point[[45, 60]])
     # The interval is counted from where the delay began.
-    (count,) = updates_for_interval(SHORT, adam_at(SHORT, states, np.array([100]), 0))
+    (count,) = toy.updates_for_interval(SHORT, toy.adam_at(SHORT, states, np.array([100]), 0))
     angles = np.degrees(np.unwrap(np.arctan2(*states.point.T[::-1])))
     turned = angles[100] - angles
     assert turned[100 + int(count)] >= 3 > turned[100 + int(count) - 1]
 
 
 def test_slowdown_on_the_spiral_is_least_where_the_hessian_is_diagonal():
-    result = run_spiral(SHORT)
+    result = toy.run_spiral(SHORT)
     assert len(result.special_angles[0]) == 1
     off_axes = (lambda h: h[0, 1], lambda h: h[0, 0] - h[1, 1])
     for angles, zero in zip(result.special_angles, off_axes, strict=True):
         for angle in angles:
             start = math.degrees(math.atan2(*result.path[0][::-1]))
             radius = SHORT.start_radius + math.radians(angle - start) / 4
-            curvature = spiral_hessians(floor_points(np.array([radius])))[0]
+            curvature = toy.spiral_hessians(toy.floor_points(np.array([radius])))[0]
             assert abs(zero(curvature) / curvature.trace()) < 0.01
     assert result.arrived
     assert np.isfinite(result.slowdowns).all()
@@ -195,7 +176,7 @@ def test_slowdown_on_the_spiral_is_least_where_the_hessian_is_diagonal():
 
 
 def test_with_the_printed_step_adam_stops_where_the_valley_is_aligned():
-    result = run_spiral(preset("spiral", SpiralConfig, measurements=4, most_measured=50))
+    result = toy.run_spiral(preset("spiral", toy.SpiralConfig, measurements=4, most_measured=50))
     assert not result.arrived
     assert np.degrees(np.arctan2(*result.path[-1][::-1])) == pytest.approx(result.special_angles[0][0], abs=1)
     not_travelled = result.numbers()["not_travelled_without_delay"]
