@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.fsdp._common_utils import FSDP_FLATTENED
 
 from brx.optim import BasisRotation, param_groups
-from tests.optim.helpers import parameters, random, take_steps, train
+from tests.optim.helpers import random, take_steps, train
 
 
 def kinds(model, **options):
@@ -294,15 +294,6 @@ def test_eps_of_zero_with_tiny_and_zero_gradients(rotate):
         take_steps(optimizer, [parameter], [[scale * random(4, 4, seed=time) for time in range(13)]])
         assert torch.isfinite(parameter).all()
         assert (parameter - 1).abs().max() < 13 * 0.1 * 4
-
-
-def test_maximize_is_the_negative_gradient():
-    up, down = parameters(2, 6, 4), parameters(2, 6, 4)
-    for series, sign in ((up, 1), (down, -1)):
-        groups = [{"params": series[:1]}, {"params": series[1:], "rotate": False}]
-        gradients = [[sign * random(6, 4, seed=time) for time in range(13)]] * 2
-        take_steps(BasisRotation(groups, maximize=sign > 0), series, gradients)
-    assert all(map(torch.equal, up, down))
 
 
 def test_compiled_train_step_leaves_the_optimizer_out():

@@ -425,13 +425,8 @@ def test_trainers_of_others_are_the_naive_simulation(library, train, tmp_path):
         torch.testing.assert_close(net.state_dict()[name], expected, rtol=0, atol=1e-12)
 
 
-def test_print_shows_the_cut_and_the_memory_is_the_formula():
-    net, optimizer, pipeline = start()
-    assert "enter.weight ... blocks.0.0.bias" in str(pipeline)
-    loop(net, optimizer, 1, 2)
-    for stage in pipeline._stages:
-        size = sum(weight.nbytes for weight in stage.newest.values())
-        assert stage.ring_bytes == ((stage.delay.tau + 1) * size if stage.delay.tau else 0)
+def test_print_shows_the_cut_and_what_is_tied():
+    assert "enter.weight ... blocks.0.0.bias" in str(start()[2])
     tied = nn.Sequential(*(nn.Linear(2, 2) for _ in range(4)))
     tied[3].weight = tied[0].weight
     assert str(start(tied)[2]).count("3.weight is 0.weight") == 1
