@@ -100,8 +100,6 @@ def test_a_file_is_written_where_one_is_named(tmp_path):
 
 OWN_COMMANDS = {
     "schedule": ["schedule", "--stages", "4", "--figure"],
-    "hessian-norm": ["hessian-norm", "{runs}", "--measured", "--out"],
-    "oscillation": ["oscillation", "{runs}", "--measured", "--out"],
     "effective-delay": ["effective-delay", "{runs}", "--out"],
 }
 
@@ -134,12 +132,14 @@ def test_norms_by_strategy_stand_beside_the_slowdowns_of_the_scale_as_far_as_the
         FIGURES["strategy-norms"].draw_to(tmp_path / "figure", replace(scale, curvature=tmp_path / "unmeasured"))
 
 
+@pytest.mark.usefixtures("svg_alone")
 def test_what_a_scale_has_measured_is_drawn_into_its_own_folder_and_refused_without(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(SCALES, "paper", replace(SCALES["paper"], curvature=SCALES["laptop"].curvature.resolve()))
     monkeypatch.setitem(SCALES, "laptop", replace(SCALES["laptop"], curvature=tmp_path / "nothing"))
     monkeypatch.chdir(tmp_path)
-    assert main(["plot", "oscillation", "--scale", "paper"]) == 0
-    assert (tmp_path / "figures" / "paper" / "oscillation.png").is_file()
+    for name in ("hessian-norm", "oscillation"):
+        assert main(["plot", name, "--scale", "paper"]) == 0
+        assert (tmp_path / "figures" / "paper" / f"{name}.svg").is_file()
     assert main(["plot", "oscillation"]) == 2
     assert capsys.readouterr().err == f"brx: figure oscillation: {tmp_path / 'nothing'}: no such folder\n"
 
