@@ -152,9 +152,8 @@ class PipelineConfig(Section):
     stages: int = Field(1, ge=1)
     """P, the number of virtual stages."""
     delay: Annotated[DelayName | int | list[int] | DelayLike | DelayCode, BeforeValidator(check_delay)] = "pipeline"
-    """tau_k of stage k (from 0) in micro-batches: `pipeline` (P - 1 - k), a number for all stages, a list with one per
-    stage, `2bw` (PipeDream-2BW: tau_k = accumulation), `{like: 32}` (those of a pipeline of 32 stages, spread over the
-    P stages), or a function of your own, FILE.py:NAME, that says tau of (stage, stages, micro-batch, seed)."""
+    """tau_k of stage k (from 0) in micro-batches: `pipeline` (P - 1 - k), a number, a list of one per stage, `2bw` (M),
+    `{like: 32}` (of 32 stages, spread over P), or your own function, FILE.py:NAME, of (stage, P, micro-batch, seed)."""
     accumulation: int = Field(1, ge=1)
     """M, the micro-batches (of `training.batch_size` examples each) whose mean gradient makes one update."""
     stash: Literal["exact", "none", "predict"] = "exact"

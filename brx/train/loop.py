@@ -299,11 +299,7 @@ def check_budget(config: RunConfig, num_tokens: int) -> None:
 def iteration_profiler(folder: Path, rank: int) -> profiler.profile:
     """Records iterations 8 to 12 of a session into FOLDER/rank-R.json, with the schedule's actions as named ranges."""
     folder.mkdir(parents=True, exist_ok=True)
-    activities = [profiler.ProfilerActivity.CPU]
-    if torch.cuda.is_available():
-        activities.append(profiler.ProfilerActivity.CUDA)
     return profiler.profile(
-        activities=activities,
         # 5 iterations are left out (allocators, kernel choices), 2 warm the profiler up, 5 are recorded.
         schedule=profiler.schedule(wait=5, warmup=2, active=5, repeat=1),
         on_trace_ready=lambda trace: trace.export_chrome_trace(str(folder / f"rank-{rank}.json")),
