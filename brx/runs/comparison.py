@@ -11,17 +11,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from brx.runs import slowdown
 from brx.runs.experiments import at_each_rate, by_experiment
 from brx.runs.frames import DEPTH, RATE, SEED, comparable, first_names, has_pipeline_delays, read_run, same_but_for
-from brx.runs.slowdown import (
-    PLATEAU,
-    IterationRatio,
-    Reached,
-    geometric_mean,
-    iteration_ratio,
-    iterations_to_target,
-    passage_error,
-)
 
 CODE = "optimizer.code_sha256"
 # What rows are made of: pandas takes its time with a hundred columns.
@@ -77,7 +69,7 @@ def compare(
     return Comparison(sets, delay_frame, concat(savings), notes)
 
 
-def _columns(estimate: IterationRatio | None) -> dict[str, float]:
+def _columns(estimate: slowdown.IterationRatio | None) -> dict[str, float]:
     """Its `ratio`, `low` and `high`, NaN where there is none."""
     found = {key: getattr(estimate, key, None) for key in ("ratio", "low", "high")}
     return {key: math.nan if value is None else value for key, value in found.items()}
@@ -92,17 +84,17 @@ def concat(frames: list[pd.DataFrame]) -> pd.DataFrame:
 def passage(run: str, target: float) -> float | None:
     """The iterations that a run (of the index of `load`) needed to a training loss; None if it never got there."""
     read = read_run(Path(run))
-    return iterations_to_target(read.iterations, read.train_loss, target)
+    return slowdown.iterations_to_target(read.iterations, read.train_loss, target)
 
 
-def reached_by_seed(seeds: pd.DataFrame, target: float) -> dict[int, Reached]:
+def reached_by_seed(seeds: pd.DataFrame, target: float) -> dict[int, slowdown.Reached]:
     """When each run of an experiment (rows of `at_best_rates`) passed a loss; those that diverged there did not."""
     last = float(seeds["last_iteration"].iloc[0])
     finished = seeds.loc[seeds["status"] == "finished", SEED]
     passages = {int(seed): passage(str(run), target) for run, seed in finished.items()}
     passages |= dict.fromkeys(seeds["diverged_seeds"].iloc[0])
     return {
-        seed: Reached(last if iteration is None else iteration, iteration is not None)
+        seed: slowdown.Reached(last if iteration is None else iteration, iteration is not None)
         for seed, iteration in sorted(passages.items())
     }
 
@@ -151,8 +143,8 @@ def _slowdown(delayed: pd.DataFrame, references: pd.DataFrame, target: float) ->
     shared_seeds = sorted(reached.keys() & reference_reached.keys())
     iterations, reference_iterations = ([side[seed].iterations for seed in shared_seeds or side] for side in passages)
     errors, steps = zip(*(_passage_quality(seeds, target) for seeds in sides), strict=True)
-    is_plateau = max(errors) > PLATEAU
-    estimate = _columns(None if is_plateau else iteration_ratio(reached, reference_reached))
+    is_plateau = max(errors) > slowdown.PLATEAU
+    estimate = _columns(None if is_plateau else slowdown.iteration_ratio(reached, reference_reached))
     first, reference = delayed.iloc[0], references.iloc[0]
     return {
         "model": first["architecture"],
@@ -162,7 +154,7 @@ def _slowdown(delayed: pd.DataFrame, references: pd.DataFrame, target: float) ->
         "resolution": estimate["ratio"] * sum(steps),
         "is_censored": not all(run.is_reached for run in reached.values()),
         "is_plateau": is_plateau,
-        "is_early": geometric_mean(reference_iterations) < EARLY * reference["last_iteration"],
+        "is_early": slowdown.geometric_mean(reference_iterations) < EARLY * reference["last_iteration"],
         "shared_seeds": shared_seeds,
         "iterations": iterations,
         "lr": first[RATE],
@@ -183,17 +175,17 @@ def _passage_quality(seeds: pd.DataFrame, target: float) -> tuple[float, float]:
     errors, steps = [0.0], [0.0]
     for run in seeds.index[seeds["status"] == "finished"]:
         iterations, losses = read_run(Path(str(run))).iterations, read_run(Path(str(run))).train_loss
-        if (passed := iterations_to_target(iterations, losses, target)) is not None:
-            errors.append(passage_error(iterations, losses, passed))
+        if (passed := slowdown.iterations_to_target(iterations, losses, target)) is not None:
+            errors.append(slowdown.passage_error(iterations, losses, passed))
             after = int(np.clip(np.searchsorted(iterations, passed), 1, len(iterations) - 1))
             steps.append((iterations[after] - iterations[after - 1]) / 2 / passed)
     return float(np.median(errors[1:] or errors)), float(np.median(steps[1:] or steps))
 
 
-def saved_ratio(ours: pd.DataFrame, baseline: pd.DataFrame) -> IterationRatio | None:
+def saved_ratio(ours: pd.DataFrame, baseline: pd.DataFrame) -> slowdown.IterationRatio | None:
     """An experiment's iterations to a baseline's `common_target`, over the baseline's; None if that ends above."""
     target = common_target(baseline)
-    return iteration_ratio(reached_by_seed(ours, target), reached_by_seed(baseline, target))
+    return slowdown.iteration_ratio(reached_by_seed(ours, target), reached_by_seed(baseline, target))
 
 
 def reductions(chosen: pd.DataFrame) -> pd.DataFrame:
@@ -270,7 +262,7 @@ def leaderboard(
             row |= {"lr_at_edge": first["lr_at_edge"], "saved": saved.get(first["experiment"])}
             if delay != reference and reference in by_delay and not math.isnan(target):
                 reached = reached_by_seed(seeds, target)
-                row |= _columns(iteration_ratio(reached, reached_by_seed(by_delay[reference], target)))
+                row |= _columns(slowdown.iteration_ratio(reached, reached_by_seed(by_delay[reference], target)))
                 row["is_censored"] = not all(run.is_reached for run in reached.values())
             rows.append(of_method | row)
     board = pd.DataFrame(rows)

@@ -9,15 +9,7 @@ import pytest
 
 from brx.cli.main import main
 from brx.config.loading import PRESETS
-from brx.curvature.effective_delay import (
-    effective_delay,
-    profile_points,
-    profile_table,
-    rank_correlation,
-    slowdown_points,
-    slowdown_table,
-    uniform_effective_delay,
-)
+from brx.curvature import effective_delay as delays
 from brx.errors import UserError
 from brx.pipeline.delay import StageDelay
 from brx.runs.frames import load
@@ -42,11 +34,11 @@ def result_with(squares, covariance=None):
     ],
 )
 def test_closed_form(squares, stages, taus, squared):
-    delays = taus and [StageDelay(tau, 2) for tau in taus]
-    assert effective_delay(result_with(squares), stages, delays).delay == pytest.approx(math.sqrt(squared))
-    assert uniform_effective_delay(4) == pytest.approx(math.sqrt((9 + 4 + 1) / 4))
+    by_stage = taus and [StageDelay(tau, 2) for tau in taus]
+    assert delays.effective_delay(result_with(squares), stages, by_stage).delay == pytest.approx(math.sqrt(squared))
+    assert delays.uniform_effective_delay(4) == pytest.approx(math.sqrt((9 + 4 + 1) / 4))
     with pytest.raises(UserError, match="--stages 5: must be from 1 to the model's 4 blocks"):
-        effective_delay(result_with([1] * 6), 5)
+        delays.effective_delay(result_with([1] * 6), 5)
 
 
 def test_standard_error_is_that_of_noisy_sums():
@@ -54,9 +46,10 @@ def test_standard_error_is_that_of_noisy_sums():
     squares = np.array([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
     factor = 0.02 * generator.standard_normal((6, 6))
     noisy = [
-        effective_delay(result_with(squares + factor @ generator.standard_normal(6)), 4).delay for _ in range(2000)
+        delays.effective_delay(result_with(squares + factor @ generator.standard_normal(6)), 4).delay
+        for _ in range(2000)
     ]
-    found = effective_delay(result_with(squares, (factor @ factor.T).tolist()), 4)
+    found = delays.effective_delay(result_with(squares, (factor @ factor.T).tolist()), 4)
     assert found.standard_error == pytest.approx(np.std(noisy), rel=0.1)
 
 
@@ -69,11 +62,11 @@ def test_slowdown_is_against_the_run_without_delay(tmp_path, capsys):
     assert main(command) == 2
     assert f"run `brx hessian-norm {fresh}` first" in capsys.readouterr().err
     norm_result(late, "pipedream", 4, 30, "original", 6, 6.0, [0, *SQUARES, 0]).write(late)
-    points = slowdown_points(runs)
+    points = delays.slowdown_points(runs)
     assert list(points["label"]) == ["P = 1", "P = 4"]
     assert list(points["slowdown"]) == [1.0, pytest.approx(4.0, rel=0.02)]
     assert list(points["delay"]) == [0.0, pytest.approx(math.sqrt((9 * 7 + 4 * 3 + 2) / 14))]
-    assert slowdown_points(runs[runs["pipeline.stages"] > 1]).empty  # no run without delay
+    assert delays.slowdown_points(runs[runs["pipeline.stages"] > 1]).empty  # no run without delay
 
     assert main([*command, "--out", str(tmp_path / "figure")]) == 0
     assert "slowdown" in capsys.readouterr().out
@@ -82,8 +75,8 @@ def test_slowdown_is_against_the_run_without_delay(tmp_path, capsys):
     for run, status, expected in ((late, "diverged", ["1", "never"]), (fresh, "interrupted", [])):
         summary = json.loads((run / "summary.json").read_text())
         (run / "summary.json").write_text(json.dumps({**summary, "status": status}))
-        points = slowdown_points(load(tmp_path / "runs"))
-        assert list(slowdown_table(points)["slowdown in iterations"] if len(points) else []) == expected
+        points = delays.slowdown_points(load(tmp_path / "runs"))
+        assert list(delays.slowdown_table(points)["slowdown in iterations"] if len(points) else []) == expected
 
 
 SQUARES = [4.0, 3.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0]
@@ -121,7 +114,7 @@ def folder(tmp_path_factory):
 
 
 def test_points_are_the_profiles_at_their_best_rates_and_correlations_tell_the_predictors_apart(folder):
-    frame = profile_points(load(folder))
+    frame = delays.profile_points(load(folder))
     points = frame.set_index(["method", "profile"])
     assert set(points.index) == {(method, profile) for method in METHODS for profile in PROFILES}
     for (method, profile), point in points.iterrows():
@@ -131,14 +124,14 @@ def test_points_are_the_profiles_at_their_best_rates_and_correlations_tell_the_p
         # 3 / (1 + t / (100 slowness)) reaches every loss after iterations in proportion to the slowness.
         assert point["ratio"] == pytest.approx(factor * slowness, rel=0.01)
     for _, own in frame.groupby("method"):
-        assert rank_correlation(own, "tau") == pytest.approx(1.0)
-    assert rank_correlation(frame, "product") > rank_correlation(frame, "tau")
-    assert np.isnan(rank_correlation(frame[:2], "tau"))
+        assert delays.rank_correlation(own, "tau") == pytest.approx(1.0)
+    assert delays.rank_correlation(frame, "product") > delays.rank_correlation(frame, "tau")
+    assert np.isnan(delays.rank_correlation(frame[:2], "tau"))
 
 
 def test_figure_of_exported_runs_names_those_that_do_not_compare(folder, tmp_path, capsys):
     assert main(["export", str(folder), "--to", str(tmp_path / "kept")]) == 0
-    tables = [profile_table(profile_points(load(where))) for where in (folder, tmp_path / "kept")]
+    tables = [delays.profile_table(delays.profile_points(load(where))) for where in (folder, tmp_path / "kept")]
     assert tables[0].equals(tables[1])
     write_experiment(tmp_path / "other", "compare", {"training.iterations": 2000, "pipeline.stages": 1})
     (other,) = (tmp_path / "other").iterdir()
@@ -157,12 +150,12 @@ def test_what_is_missing_is_one_line(tmp_path, capsys):
     assert "no method has a run without delay and one with" in capsys.readouterr().err
     write_experiment(tmp_path, "compare", {"pipeline.stages": 8, "pipeline.delay": 4}, slowness=2.0)
     with pytest.raises(UserError, match=r"has no norm in original coordinates; run `brx hessian-norm .*` first"):
-        profile_points(load(tmp_path))
+        delays.profile_points(load(tmp_path))
     assert main(["plot", "profiles"]) == 2
     assert "RUN: name at least one run's folder" in capsys.readouterr().err
 
 
 def test_the_sweep_of_profiles_has_one_mean_delay():
     cells = Sweep.load(PRESETS / "sweeps" / "lab" / "profiles.yaml").cells
-    delays = [cell.config.pipeline.delay for cell in cells if cell.config.pipeline.stages > 1]
-    assert {np.mean(delay) for delay in delays} == {4.0}
+    profiles = [cell.config.pipeline.delay for cell in cells if cell.config.pipeline.stages > 1]
+    assert {np.mean(profile) for profile in profiles} == {4.0}
