@@ -12,16 +12,7 @@ import pytest
 
 from brx.config.schema import DataConfig
 from brx.data import prepare, sources
-from brx.data.sources import (
-    PUBLISHED_FINGERPRINT,
-    PUBLISHED_VERSIONS,
-    documents,
-    installed_versions,
-    is_sampled,
-    is_validation,
-    local_files,
-    package_sources,
-)
+from brx.data.sources import PUBLISHED_VERSIONS, documents, is_sampled, is_validation
 from brx.errors import RunError, UserError
 from tests.data.helpers import texts, write_rows
 
@@ -42,7 +33,7 @@ def test_the_published_corpus(tmp_path, capsys):
     pinned = dict(line.split("==") for line in CONSTRAINTS.read_text().split())
     assert {name: pinned[name] for name in PUBLISHED_VERSIONS} == PUBLISHED_VERSIONS
     data = prepare.prepare(DataConfig(directory=str(tmp_path)))
-    assert data.fingerprint == PUBLISHED_FINGERPRINT
+    assert data.fingerprint == sources.PUBLISHED_FINGERPRINT
     assert "published" not in capsys.readouterr().err
     assert data.train.num_tokens > 130_000 * 128
 
@@ -57,7 +48,7 @@ def test_the_sources_are_the_packages_own_files_without_tests_and_each_part_hold
             is_test = re.search(r"(^|/)(tests|test-examples|benchmarks)/", inside)
             if not is_test and inside not in sources.BUILD_FILES:
                 expected.add(path.read_bytes().decode("utf-8", "replace").replace("\r\n", "\n"))
-    found = list(package_sources())
+    found = list(sources.package_sources())
     assert set(found) == expected
     tenth = len(found) // 10
     for start in range(0, 9 * tenth, tenth):
@@ -89,7 +80,7 @@ def test_other_packages_are_said_and_have_a_folder_of_their_own(tmp_path, capsys
 
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(PUBLISHED_VERSIONS, "no_such_package", "1.0")
-    for ask in (installed_versions, lambda: list(package_sources())):
+    for ask in (sources.installed_versions, lambda: list(sources.package_sources())):
         with pytest.raises(UserError, match=r"^data\.source: packages: no_such_package is not installed"):
             ask()
 
@@ -196,7 +187,7 @@ def hub(tmp_path, monkeypatch):
 
 
 def test_a_dataset_on_the_hub(hub):
-    assert local_files("openwebtext") is None
+    assert sources.local_files("openwebtext") is None
     assert read("someone/some-corpus_1.0") == DOCUMENTS
     assert read("openwebtext") == DOCUMENTS
     assert hub.asked == [("someone/some-corpus_1.0", None), ("Skylion007/openwebtext", None)]

@@ -8,15 +8,8 @@ import sys
 import pytest
 import torch
 
-from benchmarks.first_steps import (
-    GRADIENTS,
-    OPTIMIZERS,
-    SHAPES,
-    basis_rotation,
-    floor_over_noise,
-    largest_step_and_drift,
-    weights,
-)
+from benchmarks import first_steps
+from benchmarks.first_steps import GRADIENTS, OPTIMIZERS, SHAPES, largest_step_and_drift
 from brx.optim import BasisRotation
 from brx.optim.basis_rotation import above_noise
 from tests.optim.helpers import STRATEGIES, threads
@@ -73,7 +66,7 @@ def test_no_early_step_is_large(source, geometry, first_refresh):
         return BasisRotation(params, lr=1.0, weight_decay=0.0, **options)
 
     for name, shape in itertools.product(GRADIENTS, ((16, 48), (48, 16))):
-        steps = weights(make, GRADIENTS[name], shape, 50).diff(dim=0).abs().amax(dim=(1, 2))
+        steps = first_steps.weights(make, GRADIENTS[name], shape, 50).diff(dim=0).abs().amax(dim=(1, 2))
         assert steps.max() <= 3, name
 
 
@@ -87,14 +80,14 @@ def test_no_early_step_is_large(source, geometry, first_refresh):
 )
 @pytest.mark.parametrize("source", ["2nd", "1st"])
 def test_perturbations_stay_about_as_small_as_with_adamw(gradients, source, first_refresh, bound):
-    optimizers = (basis_rotation(source=source, first_refresh=first_refresh), OPTIMIZERS["AdamW"])
+    optimizers = (first_steps.basis_rotation(source=source, first_refresh=first_refresh), OPTIMIZERS["AdamW"])
     moved, of_adamw = (largest_step_and_drift(make, GRADIENTS[gradients], SHAPES[0])[1] for make in optimizers)
     assert moved < bound * of_adamw
 
 
 def test_noise_does_not_move_and_what_a_trained_matrix_has_does():
     for shape, rank in (((16, 48), None), ((64, 64), 1), ((128, 512), None), ((128, 512), 1)):
-        assert 5 < floor_over_noise(shape, rank) < 50
+        assert 5 < first_steps.floor_over_noise(shape, rank) < 50
     # Second moments spread as widely as in a trained model: their median is 0.02 of the mean, some are 1e-7 of it.
     spread = (2.8 * torch.randn(512, 2048, generator=torch.Generator().manual_seed(0))).exp()
     assert (above_noise(spread) < 0.9).float().mean() < 1e-4
