@@ -225,7 +225,7 @@ def reductions(chosen: pd.DataFrame) -> pd.DataFrame:
 
 
 def _but_for_delay(chosen: pd.DataFrame) -> pd.Series:
-    return same_but_for(chosen, RATE, SEED, "pipeline.stages", "pipeline.delay", "pipeline.delay.like")
+    return same_but_for(chosen, RATE, SEED, "pipeline.stages", "pipeline.delay")
 
 
 def leaderboard(

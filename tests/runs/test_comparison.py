@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -42,7 +43,8 @@ def slowdowns_in_json(*arguments):
 
 def test_a_delay_profile_is_compared_with_the_run_without_delay(tmp_path):
     write_pipelines(tmp_path, {1: 50.5, 4: 100.5})
-    for name, profile, at in (("a", "[0, 0, 0, 6]", 150.5), ("b", "{like: 9}", 200.5)):
+    function = f"{{function: {Path(__file__).parents[2] / 'examples/delays/internet.py'}:jitter}}"
+    for name, profile, at in (("a", "[0, 0, 0, 6]", 150.5), ("b", "{like: 9}", 200.5), ("c", function, 300.5)):
         write_run(tmp_path, name, "pipeline.stages=4", f"pipeline.delay={profile}", crosses_3_at=at)
     found = compare(best(tmp_path), 3.0)
     assert not found.notes
@@ -50,6 +52,7 @@ def test_a_delay_profile_is_compared_with_the_run_without_delay(tmp_path):
         ("pipedream", 4): pytest.approx(100.5 / 50.5, rel=1e-9),
         ("pipedream, delay 0-0-0-6", 4): pytest.approx(150.5 / 50.5, rel=1e-9),
         ("pipedream", 9): pytest.approx(200.5 / 50.5, rel=1e-9),
+        ("pipedream, delay internet.py:jitter", 4): pytest.approx(300.5 / 50.5, rel=1e-9),
     }
     against_p4 = compare(best(tmp_path), 3.0, reference_stages=4).slowdowns
     assert against_p4["reference_iterations"].map(tuple).unique().tolist() == [(pytest.approx(100.5),)]
