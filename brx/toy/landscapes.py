@@ -388,7 +388,9 @@ def draw_sweep(result: SweepResult, path: Path) -> list[Path]:
         panels = figure.subplots(2, len(momenta), squeeze=False, sharey="row")
         for column, beta1 in enumerate(momenta):
             top, bottom = panels[:, column]
-            top.set_title(f"Adam without momentum, $\\beta_1$ = {beta1:g}" if beta1 == 0 else f"$\\beta_1$ = {beta1:g}")
+            known = [one for row in range(len(delays)) if (one := result.correlation(column, row)) is not None]
+            finding = f"rank correlation with the norm {min(known):.2f} to {max(known):.2f}" if known else ""
+            top.set_title(f"Adam with $\\beta_1$ = {beta1:g}\n{finding}")
             for index, delay in enumerate(delays):
                 look = {"color": sequence_color(index, len(delays)), "marker": "o", "markersize": 3}
                 top.plot(angles, slowdowns[column, index], **look, label=f"$\\tau$ = {delay}")
@@ -398,7 +400,7 @@ def draw_sweep(result: SweepResult, path: Path) -> list[Path]:
             bottom.set(xscale="log", yscale="log", xlabel="$\\tau \\times$ (1,1)-norm / its minimum")
         for axes in panels[:, 0]:
             axes.set_ylabel("slowdown (median over starts)")
-        panels[0, 0].legend(fontsize=6)
+        figure.legend(*top.get_legend_handles_labels(), loc="outside lower center", ncols=len(delays) + 1)
         return save(figure, path, _sweep_caption(result))
 
 
