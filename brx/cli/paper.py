@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal
@@ -180,6 +181,9 @@ def claims(
     if claim is None:
         shown = table.assign(**{"reproduced?": table["reproduced"] + ": " + table["here"]})
         print_table(shown[["claim", "paper", "reproduced?"]] if format == "table" else table, format)
+        counts = Counter(outcome.verdict for outcome in outcomes)
+        totals = ", ".join(f"{counts[verdict]} {verdict}" for verdict in ("yes", "no", "not tried"))
+        print_note(f"{len(outcomes)} claims: {totals}; `brx claims NAME` gives a claim's statement and runs")
         return
     for heading, text in table.iloc[0].items():
         print(f"{heading + ':':12} {text}")

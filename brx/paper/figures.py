@@ -363,7 +363,9 @@ FIGURES = {figure.name: figure for figure in (
     PaperFigure("main", "Figure 5",
                 "Methods against the number of stages for one model; (c-e) slowdown, to the loss that they and the"
                 " strategies of basis rotation all reach, with its 95 % interval where there are seeds enough for one.",
-                [partial(final_losses, methods=MAIN), curves("(b) P = 32", *by_method(MAIN)), None,
+                [partial(final_losses, methods=MAIN),
+                 # Dashed, as P = 32 in (c-e).
+                 curves("(b) P = 32", *(line._replace(style={"linestyle": "--"}) for line in by_method(MAIN))), None,
                  *(partial(slowdown, method=method, letter=f"({letter}) ")
                    for method, letter in zip(MAIN[1:], "cde", strict=True))],
                 across=3, shares_y=1),

@@ -94,7 +94,7 @@ SCALES = {
     "similar": Scale(
         name="similar",
         runs=Path("results/similar"),
-        curvature=Path("results/laptop-curvature"),
+        curvature=Path("results/similar-curvature"),
         models={
             "main": Model("similar"),
             "smaller": Model("similar", sweep="width", stages=24),

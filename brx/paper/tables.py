@@ -130,7 +130,7 @@ def make_tables(wanted: str, scale: str, runs: Path | None, note: Note) -> Itera
         asked = experiments.fresh()
         texts = table.make(asked)
         if texts.empty:
-            raise UserError(f"none of its runs are in {asked.folder}; make them with {asked.what_to_run}")
+            raise UserError(f"its runs are not in {asked.folder}, or not all; make them with {asked.what_to_run}")
         note_missing(f"table {table.name}", asked, note)
         return texts
 

@@ -355,7 +355,7 @@ def _cut(model: nn.Module, num_stages: int) -> Callable[[str], int]:
                     prefixes = [f"{path}.{block}." if path else f"{block}." for block in run]
     if not 1 <= num_stages <= max(1, len(prefixes)):
         raise UserError(
-            f"delayed: stages must be from 1 to {len(prefixes)}, the model's longest run of like blocks, got"
+            f"delayed: stages must be from 1 to {max(1, len(prefixes))}, the model's longest run of like blocks, got"
             f" {num_stages}; or give a mapping from parameter names to stages"
         )
     names = [name for name, _ in model.named_parameters()]

@@ -278,8 +278,8 @@ def time_lines(run: PlannedRun) -> list[str]:
     assert best.memory is not None
     lines.append(
         f"The best synchronous cut of the same {run.examples} examples, {best.schedule} with {best.num_micro_batches}"
-        f" micro-batches, takes {best.time / ours.time:.2f} times as long per iteration{took}. Its devices wait for"
-        f" {best.idle:.0%} of the passes' time (asynchronously {ours.idle:.0%}: for the busiest), which needs"
-        f" {best.memory / 1e9:.1f} GB."
+        f" micro-batches, takes {best.time / ours.time:.2f} times as long per iteration{took}, and"
+        f" {best.memory / 1e9:.1f} GB. Its devices wait for {best.idle:.0%} of the passes' time (asynchronously"
+        f" {ours.idle:.0%}: for the busiest)."
     )
     return lines

@@ -28,8 +28,11 @@ def verdict_text(found: Sequence[Verdict], measurements: Measurements, run: Plan
     lines.append(f"To a training loss of {question.loss:g} nats{', which AdamW reaches, too' if lower else ''}.")
     lines += [f"To {low.question.loss:g} nats, the lowest of any method: {sentence(low)}" for low in lower]
     if examples % count == 0:
-        lines.append(f"{examples} examples per update, {count} micro-batches of {examples // count}.")
-    source = "updates and stages as the model has them" if run else "equal stages, updates as they cost in these runs"
+        split = f"{count} micro-batch{'' if count == 1 else 'es'} of {examples // count}"
+        lines.append(f"{examples} examples per update, {split}.")
+    source = "equal stages, updates as they cost in these runs"
+    if run:
+        source = "updates and stages as the planned model has them; that it slows down as these runs is assumed"
     lines += [f"Measured on {measurements.source} ({measurements.model}); {source}.", "--verbose: tables, assumptions."]
     return "\n  ".join([sentence(verdict), *lines])
 

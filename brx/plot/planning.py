@@ -168,8 +168,11 @@ def _draw_grid(axes: Axes, cells: Grid) -> None:
     decided = [v for v in cells.values() if v is not None and v.advantage is not None and not v.is_upper_bound]
     ties = sum(verdict.is_tie for verdict in decided)
     wins = sum(not verdict.is_tie and (verdict.advantage or 0.0) > 1 for verdict in decided)
+    losses = {verdict.question.loss for verdict in decided}
+    to_loss = f" to {losses.pop():g} nats" if len(losses) == 1 else ""
     axes.set_title(
-        f"asynchronous is faster in {wins} of {len(decided)} pipelines, {ties} tie\n(synchronous / asynchronous time)"
+        f"asynchronous is faster in {wins} of {len(decided)} pipelines, {ties} tie\n"
+        f"(synchronous / asynchronous time{to_loss})"
     )
 
 
