@@ -44,9 +44,7 @@ def test_ctrl_c_during_an_import_that_would_swallow_it_ends_the_process_with_one
     (tmp_path / "greedy.py").write_text(
         "import os, signal\ntry:\n    os.kill(os.getpid(), signal.SIGINT)\nexcept BaseException:\n    pass\n"
     )
-    program = (
-        "import signal; from brx import __main__; signal.signal(signal.SIGINT, __main__._interrupt); import greedy"
-    )
+    program = "import signal; from brx import __main__ as b; signal.signal(signal.SIGINT, b._interrupt); import greedy"
     run = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
     assert (run.returncode, run.stdout, run.stderr) == (130, "", "brx: interrupted\n")
 
@@ -70,15 +68,6 @@ def test_the_shell_completes_commands_presets_methods_and_options(words, expecte
     with pytest.raises(SystemExit):
         main([])
     assert expected in capsys.readouterr().out.split()
-
-
-def test_ctrl_c_is_one_line_and_exit_code_130(monkeypatch, capsys):
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("brx.methods.description.all_methods", interrupted)
-    assert main(["methods"]) == 130
-    assert capsys.readouterr().err == "brx: interrupted\n"
 
 
 def test_demo_in_small_then_train_and_plot(tmp_path, printed, monkeypatch):

@@ -25,22 +25,19 @@ def test_overrides_win_and_nest():
     assert RunConfig.model_validate(parse_yaml(dump_config(config), "here")) == config
     config = apply_overrides({"pipeline": {"stages": 4, "delay": "pipeline"}}, ["pipeline.delay.like=8"], "file")
     assert config.pipeline.delay_text == "like 8"  # a value has become a section
+    assert repr(parse_yaml("[3e-4, 1e6, 12, 1_000, .5, -2.]", "here")) == "[0.0003, 1000000.0, 12, 1000, 0.5, -2.0]"
 
 
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
         ("model.bloks=3", "--set model.bloks=3: model.bloks: unknown key, did you mean 'blocks'?"),
-        ("model.moe.top=3", "model.moe.top: unknown key, did you mean 'top_k'?"),
-        ("optimizer.frequency=3", "optimizer.frequency: unknown key"),
         ("optimizer.method=mine.py", "method must name a class of the file, mine.py:CLASS"),
         ("optimizer.method=basis-rot", "unknown method 'basis-rot', did you mean 'basis-rotation'?"),
         ("optimizer=pipedream", "--set optimizer=pipedream: optimizer: "),
         ("optimizer.lr=-1", "optimizer.lr: input should be greater than 0, got -1"),
         ("optimizer.eps=.inf", "optimizer.eps: input should be a finite number, got inf"),
-        ("training.seed=99999999999999999999", "training.seed: input should be less than"),
         ("training.batch_size=a", "training.batch_size: input should be a valid integer, got 'a'"),
-        ("runtime.compile=1", "runtime.compile: input should be a valid boolean, got 1"),
         ('data.directory="a\\0b"', "data.directory: string should match pattern"),
         ("pipeline.stash=foo", "pipeline.stash: input should be 'exact', 'none' or 'predict', got 'foo'"),
         ("pipeline.stages=3 & pipeline.delay=[1, 0]", "delay must have one entry per stage (3), got 2"),
@@ -97,10 +94,6 @@ def test_wrong_file_is_one_clear_line(text, expected, tmp_path):
     assert expected in message
     assert "\n" not in message
     assert len(message) < 300 + len(str(path))
-
-
-def test_numbers_are_yaml_1_2():
-    assert repr(parse_yaml("[3e-4, 1e6, 12, 1_000, .5, -2.]", "here")) == "[0.0003, 1000000.0, 12, 1000, 0.5, -2.0]"
 
 
 @given(st.text(max_size=30))

@@ -8,12 +8,10 @@ import numpy as np
 import pytest
 
 from brx.cli.main import main
-from brx.config.loading import PRESETS
 from brx.curvature import effective_delay as delays
 from brx.errors import UserError
 from brx.pipeline.delay import StageDelay
 from brx.runs.frames import load
-from brx.sweep.spec import Sweep
 from tests.curvature.helpers import norm_result
 from tests.paper.helpers import write_experiment
 
@@ -153,9 +151,3 @@ def test_what_is_missing_is_one_line(tmp_path, capsys):
         delays.profile_points(load(tmp_path))
     assert main(["plot", "profiles"]) == 2
     assert "RUN: name at least one run's folder" in capsys.readouterr().err
-
-
-def test_the_sweep_of_profiles_has_one_mean_delay():
-    cells = Sweep.load(PRESETS / "sweeps" / "lab" / "profiles.yaml").cells
-    profiles = [cell.config.pipeline.delay for cell in cells if cell.config.pipeline.stages > 1]
-    assert {np.mean(profile) for profile in profiles} == {4.0}

@@ -34,17 +34,6 @@ def test_product_is_the_whole_hessian_times_the_vector(kind):
     torch.testing.assert_close(product, expected, rtol=1e-9, atol=1e-12)
 
 
-def test_gradient_is_a_finite_difference():
-    model, parameters, batch = tiny_model("mixture")
-    vector = random_like(parameters)
-    step = 1e-6
-    at = [{name: value + sign * step * vector[name] for name, value in parameters.items()} for sign in (1, -1)]
-    slope = (hessian.training_loss(model, at[0], batch) - hessian.training_loss(model, at[1], batch)) / (2 * step)
-    assert (flat(hessian.gradient(model, parameters, batch)) @ flat(vector)).item() == pytest.approx(
-        slope.item(), rel=1e-6
-    )
-
-
 def test_a_dense_batch_in_parts_gives_the_same_product(monkeypatch):
     model, parameters, batch = tiny_model("dense")
     vector = random_like(parameters)

@@ -4,11 +4,9 @@ import pytest
 import torch
 
 from brx.methods.table import refresh_intervals, refreshes_per_iteration
-from brx.methods.updater import MethodUpdater
 from brx.optim import BasisRotation
 from brx.optim.matrix_batch import Member
 from brx.pipeline.delay import StageDelay, pipeline_delays
-from tests.pipeline.test_engine import make_config, make_versions
 
 RULES = ["stage-aware", "reversed", "stage-aware-exact", "reversed-exact"]
 
@@ -75,11 +73,3 @@ def test_optimizer_refreshes_as_often_as_told(frequency):
     assert refreshed == [2, *multiples]
     if frequency is not None:
         assert len(multiples) == pytest.approx(188 / frequency, abs=1)
-
-
-def test_method_gives_each_stage_its_interval():
-    overrides = ("optimizer.frequency=10", "optimizer.refresh_schedule=stage-aware")
-    config = make_config("basis-rotation", 8, "exact", 24, *overrides)
-    rotation = MethodUpdater(config, make_versions(config)).optimizers[0]
-    expected = refresh_intervals(pipeline_delays(8), 10, "stage-aware")
-    assert {group["stage"]: group["frequency"] for group in rotation.param_groups} == dict(enumerate(expected))

@@ -25,19 +25,6 @@ def start(net=None, stages=4, delay="pipeline", **settings):
     return net, optimizer, delayed(net, optimizer, stages, delay, **settings)
 
 
-def test_needs_torch_alone():
-    program = """
-import sys, brx
-assert "torch" not in sys.modules
-import torch, torch.utils._pytree
-known = set(sys.modules)
-from brx import delayed
-print(*{name.partition(".")[0] for name in set(sys.modules) - known} - sys.stdlib_module_names)
-"""
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert found.stdout.split() == ["brx"]
-
-
 @pytest.mark.parametrize(
     ("profile", "stash", "forecast", "accumulation"),
     [

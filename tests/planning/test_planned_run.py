@@ -11,7 +11,7 @@ from benchmarks.memory import peak_during
 from brx.config.loading import load_config
 from brx.model.stage import Stage, partition
 from brx.planning.plan import plan_memory, rank_flops, update_flops
-from brx.planning.planned_run import PlannedRun, peak_flops, time_lines
+from brx.planning.planned_run import PlannedRun, time_lines
 from brx.planning.schedules import SYNCHRONOUS, LocalSteps
 from brx.planning.similarity import dimensionless, similarity_table
 from brx.planning.stage_count import ModelShape, block_memory, stage_count
@@ -172,18 +172,6 @@ def test_uneven_cuts_are_named_with_even_ones():
     assert uneven("stages=5", "devices=5") == "The cut is uneven: 4 or 5 blocks per device; 1 device(s) would be even."
 
 
-def test_peak_by_name():
-    peaks = {
-        "NVIDIA A100-SXM4-80GB": 312e12,
-        "NVIDIA H100 80GB HBM3": 989e12,
-        "NVIDIA H100 PCIe": 756e12,
-        "NVIDIA L40": None,
-        "NVIDIA RTX A1000": None,
-    }
-    assert {name: peak_flops(name, "bf16") for name in peaks} == peaks
-    assert peak_flops("a100", "fp32") == 19.5e12
-
-
 def test_stage_counts_by_hand():
     model = ModelShape("tiny", hidden=10, heads=2, params_per_block=1000, blocks=7)
     # 16 1000 + 34 100 3 10 + 5 3 2 100^2
@@ -212,13 +200,11 @@ def test_numbers_of_the_papers_main_run():
 
 
 @pytest.mark.parametrize(("factor", "marked"), [(2.9, []), (3.1, ["lr x width", "lr x weight decay x T"])])
-def test_only_what_is_beyond_a_factor_of_three_is_marked(factor, marked):
+def test_only_what_is_beyond_a_factor_of_three_is_marked_and_the_papers_run_is_the_default(factor, marked, printed):
     ours, like = (load_config("quick", [f"optimizer.lr={lr}"]) for lr in (1e-3 * factor, 1e-3))
     table = similarity_table(ours, like, ("a", "b")).set_index("")
     assert list(table.index[table["> 3 x"] == "<-"]) == marked
 
-
-def test_similarity_is_to_the_papers_run_by_default(printed):
     shown = printed("similarity", "laptop", "--set", "pipeline.delay.like=32", "--format", "json")
     rows = {row[""]: row for row in json.loads(shown)}
     assert [rows["warm-up / tau"][heading] for heading in ("paper-95m", "> 3 x")] == ["96.8", "<-"]

@@ -120,36 +120,16 @@ def noise(rng, shape, correlation, deviation):
 
 
 @pytest.mark.parametrize("correlation", [0.0, 0.9])
-@pytest.mark.parametrize(
-    ("curve", "is_plateau"),
-    [(lambda x: 2 + 2 * np.exp(-x / 100), True), (lambda x: 1.2 + 6 * (x + 20) ** -0.25, False)],
-    ids=["plateau", "falling"],
-)
-def test_no_slowdown_at_a_target_that_noise_decides(curve, is_plateau, correlation):
-    """At a true slowdown of 3, three seeds: on a plateau the estimate is a fifth too low, what is left of it is not."""
-    rng = np.random.default_rng(0)
-    iterations = np.arange(1.0, 4001.0)
-    logs, is_given = [], []
-    for _ in range(120):
-        slow, fast = (curve(iterations / s) + noise(rng, (3, 4000), correlation, 0.1) for s in (3.0, 1.0))
-        target = max(map(slowdown.last_quarter_loss, [*slow, *fast]))
-        passed = [
-            [slowdown.iterations_to_target(iterations, losses, target) for losses in side] for side in (slow, fast)
-        ]
-        errors = [
-            np.median([slowdown.passage_error(iterations, *pair) for pair in zip(side, passages, strict=True)])
-            for side, passages in zip((slow, fast), passed, strict=True)
-        ]
-        logs.append(np.log(passed[0]).mean() - np.log(passed[1]).mean() - math.log(3))
-        is_given.append(max(errors) <= slowdown.PLATEAU)
-    logs, is_given = np.array(logs), np.array(is_given)
-    if is_plateau:
-        assert logs.mean() < math.log(0.85)  # what the rule is for
-        assert is_given.mean() < (0.6 if correlation == 0 else 0.25)
-        assert abs(logs[is_given].mean()) < 0.07
-    else:
-        assert is_given.all()
-        assert abs(logs.mean()) < 0.03
+def test_no_slowdown_at_a_target_that_noise_decides(correlation):
+    """On a plateau; what that would do to slowdowns is in benchmarks/slowdown_study."""
+    rng, iterations, errors = np.random.default_rng(0), np.arange(1.0, 4001.0), []
+    for curve in (2 + 2 * np.exp(-iterations / 100), 1.2 + 6 * (iterations + 20) ** -0.25):
+        runs = curve + noise(rng, (30, 4000), correlation, 0.1)
+        target = max(map(slowdown.last_quarter_loss, runs))
+        passages = [slowdown.iterations_to_target(iterations, losses, target) for losses in runs]
+        errors.append([slowdown.passage_error(iterations, *pair) for pair in zip(runs, passages, strict=True)])
+    plateau, falling = errors
+    assert np.median(plateau) > slowdown.PLATEAU > max(falling)
 
 
 def test_passage_error_is_the_spread_of_passages_over_noise():

@@ -2,7 +2,6 @@
 
 import json
 from collections import defaultdict
-from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -88,14 +87,6 @@ def test_mistakes_are_one_line_that_names_the_file_and_the_key(tmp_path, content
         Sweep.load(write_sweep(tmp_path, **content))
     assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_the_laptops_sweeps_expand_by_their_names(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    files = (PRESETS / "sweeps" / "laptop").glob("*.yaml")
-    cells = {file.stem: Sweep.load(Path(f"laptop/{file.stem}")).cells for file in files}
-    assert all(cells.values())
-    assert len(cells["main"]) == 24
 
 
 def end(cell, seconds=10.0, val_loss=1.0):
@@ -220,11 +211,3 @@ def test_a_sweep_is_the_papers_experiment(name):
             assert (optimizer.beta1, optimizer.beta2) == (0.99 if optimizer.method == "nesterov" else 0.9, 0.999)
         assert config.model.blocks % config.pipeline.stages == 0  # as many blocks in each stage
     assert all(tried == expected[LR] for tried in rates.values())
-
-
-def test_the_runs_whose_curvature_is_measured_are_those_of_main_with_a_checkpoint_midway():
-    cells = {cell.name: cell.config for cell in Sweep.load(FOLDER / "curvature.yaml").cells}
-    of_main = {cell.name: cell.config for cell in Sweep.load(FOLDER / "main.yaml").cells}
-    for name, config in cells.items():
-        assert identity(config) == identity(of_main[name])
-        assert config.training.keep_at == [125_000]

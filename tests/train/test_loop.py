@@ -25,6 +25,7 @@ from brx.methods.trajectory_version import TRAJECTORY_VERSION
 from brx.methods.updater import lr_factor
 from brx.runs import checkpoint
 from brx.runs.metrics import read_metrics
+from brx.train.build import check_head
 from brx.train.loop import train
 from tests.train.helpers import losses, start_brx, steps_of, tiny_config, wait_for_lines
 
@@ -340,6 +341,23 @@ def test_more_than_there_are_data_for_and_a_folder_that_cannot_be_made_are_one_c
         train(tiny_config(tmp_path), tmp_path / "file" / "run")
 
 
+@pytest.mark.parametrize(
+    ("stash", "settings", "needs"),
+    [
+        ("none", ["runtime.precision=bf16"], "runtime.precision: fp32"),
+        ("predict", ["data.tokenizer=gpt2", "training.batch_size=50"], "at most 33,554,432 logits per micro-batch"),
+    ],
+)
+def test_a_head_that_would_not_see_its_overwritten_weights_is_refused(stash, settings, needs, tmp_path):
+    stash, delay = f"pipeline.stash={stash}", "pipeline.delay=3"
+    with pytest.raises(UserError, match=f"with a delay of 3 at the last stage needs {needs}"):
+        train(tiny_config(tmp_path, stash, delay, *settings), tmp_path / "run")
+    assert not (tmp_path / "data").exists()
+    check_head(tiny_config(tmp_path, stash, *settings))  # a pipeline's last stage has no delay
+    check_head(tiny_config(tmp_path, delay, *settings))  # exact
+    check_head(tiny_config(tmp_path, stash, delay))
+
+
 def test_full_disk_is_one_clear_line(tmp_path, monkeypatch):
     # A limit on the size of files stands in for a full disk: config and metrics fit, a checkpoint does not.
     config = tiny_config(tmp_path, "training.checkpoint_every=3")
@@ -353,14 +371,6 @@ def test_full_disk_is_one_clear_line(tmp_path, monkeypatch):
     assert process.returncode == 1
     assert re.fullmatch(r"brx: .*stage-000\.pt: cannot be written: .*", stderr.splitlines()[-1])
     assert names_of_checkpoints(tmp_path / "run") == []
-
-
-def test_delay_compensation_that_corrects_nothing_is_pipedream_in_bf16(tmp_path):
-    overrides = ["runtime.precision=bf16", "training.iterations=12"]
-    train(tiny_config(tmp_path, *overrides), tmp_path / "pipedream")
-    overrides += ["optimizer.method=delay-compensation", "optimizer.compensation=0.0"]
-    train(tiny_config(tmp_path, *overrides), tmp_path / "run")
-    assert losses(tmp_path / "run") == losses(tmp_path / "pipedream")
 
 
 @pytest.mark.parametrize("stash", ["exact", "predict"])
