@@ -36,7 +36,7 @@ from brx.progress import ProgressBar
 FORMAT = 1
 SPLITS = ("train", "validation")
 NOTE = "note.json"
-DOCUMENTS_AHEAD, DOCUMENTS_PER_COMMIT = 64, 1024
+DOCUMENTS_AHEAD, DOCUMENTS_PER_COMMIT = 256, 1024
 # One thread reads the documents for all; more than this many wait for it.
 MAX_DEFAULT_WORKERS = 8
 

@@ -22,8 +22,18 @@ Stages = Sequence[StageVersions]
 class Method:
     """AdamW on delayed gradients; a subclass, built-in or in a user's own file, overrides what it does otherwise.
 
-    examples/methods shows how. A method's own settings are the arguments of its constructor, from
-    `optimizer.arguments`.
+        from brx.methods.method import Group, Method
+
+        class MyMethod(Method):
+            summary = "Lion on the matrices, AdamW on the rest, at a rate lowered by the delay"
+
+            def matrices(self, groups: list[Group]) -> Optimizer:
+                return Lion(groups, lr=self.lr / 10)
+
+            def lr_divisor(self, tau_updates: float, t: int, T: int) -> float:
+                return max(1.0, tau_updates) ** 0.5
+
+    A method's own settings are the arguments of its constructor, from `optimizer.arguments`.
 
     Attributes:
         config: the run's configuration; set before any rule is asked, not yet in the constructor.

@@ -80,17 +80,23 @@ class BasisRotation(Optimizer):
     Args:
         params: tensors, named tensors or groups; of a whole model best `brx.optim.param_groups(model)`. What is no
             matrix in a group to be rotated goes into one of its own that is not, with one warning.
+        lr, weight_decay, maximize: as AdamW's; the decay is decoupled.
+        betas: decay of the momentum; decay of the second moment and the covariances.
         eps: added to the root of the second moment; at least 1e-19 (float64: 1e-154), where squares become zero.
+        source: "2nd": eigenvectors of the averages of G G^T and G^T G; "1st": of M M^T and M^T M (no extra moments).
+        geometry: "bilateral" rotates both sides, "unilateral" only the smaller one (m < n: U, else V).
         frequency: refreshes fall on its multiples; 9.5 for 9 and 10 updates in turn; None for never after the first.
         first_refresh: the update at which a matrix gets its first basis, exactly; AdamW's steps until then. At least 2:
             off the diagonal of a single gradient in its own eigenbasis there is only rounding.
         covariance: whether G G^T enters its average at every "step"; at every "refresh" (algorithm 2 as printed); or
             there for the whole "interval", as beta2^n L + (1 - beta2^n) G G^T after n updates.
+        staggered: spreads the refreshes of a group's parameters over the interval.
         rotation_precision: of the two rotations of a step (`brx.optim.products`); refreshes and states keep theirs.
         rotate: False for AdamW.
         max_dim, max_aspect: a side longer than this, or than this times the other side, is not rotated; None: no limit.
         flatten: take a convolution kernel (out, in, h, w) as one matrix (out, in h w), not as a stack of (h, w).
         split: (parts, dim): take a fused projection as so many matrices along its rows (-2) or columns (-1).
+        rest_lr: learning rate of groups that are not rotated and have none of their own; None: `lr`.
         as_published: compute what the authors' implementation computes, where it is not this (docs/methods.md).
 
     Options may differ by group. `state` and `param_groups` are the truth: what is replaced, cleared or written there
