@@ -193,7 +193,7 @@ class DelayedPipeline:
             raise UserError(f"delayed: stash {self._stash} needs autocast off: it saves a copy of the weights")
         self._micro_batch += 1
         for stage in self._stages:
-            stage.bind(self._number(self._micro_batch))
+            stage.bind_through(self._number(self._micro_batch))
 
     def _number(self, micro_batch: int) -> int:
         """n of the update's micro-batch j; those without a backward pass count, so that j may be more than M."""
@@ -231,7 +231,7 @@ class DelayedPipeline:
         self._backward_of = micro_batch
         for stage in self._stages:
             stage.prepare_backward(self._number(micro_batch))
-            stage.bind(self._number(micro_batch))  # recomputed activations look weights up
+            stage.bind_through(self._number(micro_batch))  # recomputed activations look weights up
         engine = torch.autograd.Variable._execution_engine
         engine.queue_callback(lambda: self._after_backward(micro_batch))
 

@@ -208,11 +208,12 @@ class Engine:
         if micro_batch.auxiliary_loss is not None:  # of this device's mixtures: a scalar beside what the last rank sees
             roots.append(micro_batch.auxiliary_loss)
             gradients.append(None)
-        torch.autograd.backward(roots, gradients)  # through the bound weights to the newest ones, and to `received`
+        torch.autograd.backward(roots, gradients)  # to the bound weights, and to `received`
         if micro_batch.received is not None:
             assert micro_batch.received.grad is not None
             self._neighbours.gradients.send(micro_batch.received.grad)
         for stage in self.stages:
+            stage.collect_gradients(n)  # of old weights, from here on the newest ones' gradients
             self._updater.correct_gradients(stage, n)
             stage.accumulate(n)
         if self.is_last:
@@ -232,8 +233,6 @@ class Engine:
         if takes_norms:
             for stage in self.stages:
                 stage.remember()
-        for stage in self.stages:
-            stage.ring.finish_store()
         stopwatch = Stopwatch(self.stages[0].device)
         self._updater.step(t)
         stopwatch.stop()

@@ -2,7 +2,14 @@
 
 What is swapped: a submodule looks its weights up by attribute, so `bind` replaces the entries in the submodules'
 `_parameters` by the values of a slot of the ring. Optimizers, checkpoints and everybody else keep the parameters that
-the module began with, the *newest* weights; autograd passes the gradients of an old version on to them (`_AtVersion`).
+the module began with, the *newest* weights. The gradient of an old version is applied to them, and gets there so:
+
+- the engine binds the slot's tensors as leaves (`bind`); autograd leaves each gradient in the slot's `.grad`, and
+  `collect_gradients` moves it to the newest weights, before the method looks at it;
+- in anybody's loop (`brx.pipeline.anywhere`) nobody would call that, and DDP or hooks wait for the gradient at the
+  parameters themselves: `bind_through` binds the slot's values, whose gradients autograd passes on to them. That costs
+  some 50 us per stage and micro-batch, a twentieth of a small model's iteration.
+
 Needs torch alone.
 """
 
@@ -96,7 +103,7 @@ class Ring:
         self._on_host = on_host
         self._is_cuda = on_host and device.type == "cuda"  # copies run on a stream of their own
         self.slots = [[self._to_slot(tensor) for tensor in initial] for _ in range(delay.num_slots if delay.tau else 0)]
-        self.buffers: list[list[Tensor]] = [[tensor.clone() for tensor in initial] for _ in range(num_buffers)]
+        self.buffers: list[list[Tensor]] = [[_leaf(tensor) for tensor in initial] for _ in range(num_buffers)]
         self._held: list[int | None] = [None] * num_buffers  # the micro-batch of each buffer
         self._newest_stored = 0
         self._stream = torch.cuda.Stream(device) if self._is_cuda else None  # type: ignore[no-untyped-call]
@@ -167,17 +174,24 @@ class Ring:
 
     def _to_slot(self, tensor: Tensor) -> Tensor:
         if not self._on_host:
-            return tensor.clone()
+            return _leaf(tensor)
         copy = tensor.to("cpu", copy=True)
         return copy.pin_memory() if self._is_cuda else copy
+
+
+def _leaf(tensor: Tensor) -> Tensor:
+    """A copy that the module can compute with, in whose `.grad` autograd leaves the gradient."""
+    return nn.Parameter(tensor.clone())
 
 
 class StageVersions:
     """A stage whose forward and backward passes see the weights that its delay dictates.
 
-    With tau > 0 there is a ring of ceil(tau / M) + 1 slots (see `StageDelay`). After update t, its slot takes version
-    t; with a `forecast`, where version t is expected to be when the update of the micro-batch comes that needs it. So
-    one copy of the stage's weights per iteration (two with `none` and `predict`) is all that delay costs in time.
+    With tau > 0 there is a ring of ceil(tau / M) + 1 slots (see `StageDelay`). The forward pass of micro-batch n
+    computes with version max(0, floor((n - 1 - tau) / M)), and so does the backward pass with `exact`. After update t,
+    its slot takes version t; with a `forecast`, where version t is expected to be when the update of the micro-batch
+    comes that needs it. So one copy of the stage's weights per iteration (two with `none` and `predict`) is all that
+    delay costs in time. With tau = 0 the newest weights are the only version, and nothing is copied.
 
     `module` computes the stage; its parameters are the newest weights except while another version is bound. `newest`
     are these by name; optimizers update them in place.
@@ -232,11 +246,16 @@ class StageVersions:
             self.remember()
 
     def bind(self, micro_batch: int) -> None:
-        """Let the module compute with version `delay.version_used(micro_batch)`; gradients go to the newest weights."""
-        # Without a delay, too: compiled blocks need one graph for all stages.
-        with torch.enable_grad():  # where activations are recomputed, autograd is off
-            self._point_to(_AtVersion.apply(self.forward_weights(micro_batch), *self._newest_list))  # type: ignore[no-untyped-call]
+        """Let the module compute with version `delay.version_used(micro_batch)`."""
+        self._point_to(self.forward_weights(micro_batch))
         self.ring.prefetch(micro_batch + 1)
+
+    def bind_through(self, micro_batch: int) -> None:
+        """As `bind`, but gradients arrive at the newest weights by themselves."""
+        if self.delay.tau:
+            with torch.enable_grad():  # where activations are recomputed, autograd is off
+                self._point_to(_AtVersion.apply(self.forward_weights(micro_batch), *self._newest_list))  # type: ignore[no-untyped-call]
+            self.ring.prefetch(micro_batch + 1)
 
     def bind_newest(self) -> None:
         self._point_to(self._newest_list)
@@ -250,6 +269,14 @@ class StageVersions:
         # Through .data: autograd saved these very tensors and would (rightly) object to what is done here on purpose.
         targets = [weight.data for weight in self.forward_weights(micro_batch)]
         torch._foreach_copy_(targets, self.backward_weights(micro_batch))
+
+    def collect_gradients(self, micro_batch: int) -> None:
+        """Move a micro-batch's gradients to the newest weights, in these weights' dtype."""
+        for newest, weight in zip(self._newest_list, self.forward_weights(micro_batch), strict=True):
+            gradient = weight.grad
+            weight.grad = None
+            newest.grad = gradient.to(newest.dtype) if gradient is not None else None
+        self.ring.finish_store()
 
     def accumulate(self, micro_batch: int) -> None:
         """Add the newest weights' gradients to the update's; with its last micro-batch they become the mean."""
