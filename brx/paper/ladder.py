@@ -232,10 +232,10 @@ def _by_length(rows: pd.DataFrame, quantity: Quantity, what: str) -> str:
     """Basis rotation's number after the shortest training and after the longest."""
     of_ours = rows[(rows["method"] == "basis-rotation") & rows[quantity.column].notna()]
     columns = [quantity.column, *({"is_censored"} & set(of_ours))]
-    ends = of_ours.groupby("iterations_of_training")[columns].mean().iloc[[0, -1]].to_dict("index")
+    ends = of_ours.groupby("iterations_of_training")[columns].mean().iloc[[0, -1]]
     short, long = (
         f"{'> ' if row.get('is_censored') else ''}{row[quantity.column]:{quantity.form}} at {T:,}"
-        for T, row in ends.items()
+        for T, row in ends.iterrows()
     )
     return f"Basis rotation: {what} {short}\niterations, {long}"
 

@@ -38,7 +38,6 @@ def test_overrides_win_and_nest():
         ("optimizer.lr=-1", "optimizer.lr: input should be greater than 0, got -1"),
         ("optimizer.eps=.inf", "optimizer.eps: input should be a finite number, got inf"),
         ("training.batch_size=a", "training.batch_size: input should be a valid integer, got 'a'"),
-        ('data.directory="a\\0b"', "data.directory: string should match pattern"),
         ("pipeline.stash=foo", "pipeline.stash: input should be 'exact', 'none' or 'predict', got 'foo'"),
         ("pipeline.stages=3 & pipeline.delay=[1, 0]", "delay must have one entry per stage (3), got 2"),
         ("pipeline.stages=1 & pipeline.delay={like: 8}", "delay: like: 8 needs at least 2 stages, got 1"),
