@@ -166,8 +166,9 @@ def evidence_text(outcome: Outcome) -> str:
 
 def verdict_text(outcome: Outcome) -> str:
     """The verdict and why, for example `yes, one seed` or `no (within chance)`."""
-    one_seed = ", one seed" if outcome.num_seeds == 1 else ""
-    return outcome.verdict + (f" ({why})" if (why := why_not(outcome)) else one_seed)
+    if why := why_not(outcome):
+        return f"{outcome.verdict} ({why})"
+    return f"{outcome.verdict}{', one seed' if outcome.num_seeds == 1 else ''}"
 
 
 def why_not(outcome: Outcome) -> str:
