@@ -81,8 +81,9 @@ def _runs_of_length(experiments: Experiments, settings: Settings) -> pd.DataFram
     runs = at_rate.find_ends(*LADDER_METHODS, sweep="ladder", settings=settings)
     if runs is None:
         return None
-    if experiments.scale.grows:  # other settings of the optimizer belong to the length
-        return runs.assign(variant=runs["method"])
+    if experiments.scale.grows:  # seed by seed: those that all have; other settings of the optimizer are the length's
+        complete = runs.groupby(SEED)["experiment"].transform("nunique") == runs["experiment"].nunique()
+        return runs[complete].assign(variant=runs["method"]) if complete.any() else None
     quietly = at_rate.fresh()
     others = [quietly.find_ends(name, settings=settings) for name in (*STRATEGY_NAMES[1:], *PRECONDITIONED)]
     return pd.concat([runs, *(pair for pair in others if pair is not None)])
