@@ -201,6 +201,8 @@ def _from_compact(path: Path) -> Curves:
     try:
         with np.load(path) as file:
             arrays = {name: file[name].astype(np.float64) for name in file.files}
+        if "steps" in arrays:  # between iterations: a quarter smaller than their numbers, which earlier exports have
+            arrays["iterations"] = np.cumsum(arrays["steps"])
         for places, values in pairs:  # curves that are functions of the iteration
             if not arrays[places].ndim == arrays[values].ndim == 1 or len(arrays[places]) != len(arrays[values]):
                 raise ValueError(f"{places} and {values} must be two lists of one length")
@@ -248,7 +250,7 @@ def export(folder: Path, target: Path) -> Path:
         with replacing(temporary / COMPACT) as compact:
             np.savez_compressed(
                 compact,
-                iterations=curves.iterations.astype(np.int32),
+                steps=np.diff(curves.iterations, prepend=0).astype(np.int32),
                 train_loss=curves.train_loss.astype(np.float32),
                 second_places=np.array(kept, dtype=np.int32),
                 seconds=curves.seconds[kept].astype(np.float32),

@@ -267,7 +267,7 @@ def test_damaged_files_are_one_line(tmp_path, capsys):
     with np.load(path) as file:
         arrays = dict(file)
     for name, wrong, problem in (
-        ("iterations", arrays["iterations"][::-1], "iterations must rise"),
+        ("steps", -arrays["steps"], "iterations must rise"),
         ("train_loss", arrays["train_loss"][:-1], "iterations and train_loss must be two lists of one length"),
         ("val_loss", arrays["val_loss"][None], "val_iterations and val_loss must be two lists"),
     ):
