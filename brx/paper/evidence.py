@@ -20,7 +20,7 @@ from scipy.special import stdtrit
 from brx.config.loading import Settings, preset_with
 from brx.errors import UserError
 from brx.paper.ladder import PAPER_RELATIVE_DELAY, read_ladder
-from brx.paper.scales import BLOCKS, COMPENSATIONS, DEEPEST, DEPTHS, ENDS, MAIN, Experiments
+from brx.paper.scales import BLOCKS, COMPENSATIONS, DEEPEST, DEPTHS, ENDS, MAIN, PER_BLOCK, Experiments
 from brx.runs.comparison import BASELINES, EARLY, common_target, reached_by_seed, saved_ratio, slowdowns
 from brx.runs.frames import SEED
 from brx.runs.slowdown import CONFIDENCE
@@ -206,7 +206,8 @@ def reversed_is_worse(experiments: Experiments) -> Evidence:
 
 def deeper_ends_lower(experiments: Experiments, method: str, holds: bool) -> Evidence:
     """From the shallowest to the deepest model, one block per stage, the final loss falls; or not `holds`: it rises."""
-    runs = shared_seeds(*(runs_of(experiments, method, count, settings={"model.blocks": count}) for count in BLOCKS))
+    deeper = [(n, {"model.blocks": n}) for n in BLOCKS]
+    runs = shared_seeds(*(runs_of(experiments, method, n, model=PER_BLOCK, settings=blocks) for n, blocks in deeper))
     text = ", ".join(f"{count} blocks: {final_loss(seeds):.3f}" for count, seeds in zip(BLOCKS, runs, strict=True))
     return margin(*((runs[-1], runs[0]) if holds else (runs[0], runs[-1]))).evidence(text)
 

@@ -31,6 +31,7 @@ from brx.paper.scales import (
     ENDS,
     FREQUENCIES,
     MAIN,
+    PER_BLOCK,
     SCALES,
     STRATEGY_NAMES,
     Experiments,
@@ -92,8 +93,8 @@ def ordered(method: str, wanted_by_label: Mapping[str, Mapping[str, Any]]) -> li
 def by_depth(method: str, *, per_block: bool = False) -> list[Line]:
     """A line per number of stages, or per depth of the model with one block per stage."""
     if per_block:
-        wanted = {f"{n} blocks, P = {n}": {"stages": n, "settings": {"model.blocks": n}} for n in BLOCKS}
-        return ordered(method, wanted)
+        deeper = {n: {"stages": n, "model": PER_BLOCK, "settings": {"model.blocks": n}} for n in BLOCKS}
+        return ordered(method, {f"{n} blocks, P = {n}": wanted for n, wanted in deeper.items()})
     return ordered(method, {f"P = {P}": {"stages": P} for P in DEPTHS})
 
 

@@ -37,7 +37,7 @@ LADDER_METHODS = ("basis-rotation", "nesterov", "pipedream-lr")  # trained for s
 DEPTHS = (1, 2, 4, 8, 16, 32)  # numbers of stages P of the main comparison
 DEEPEST = 32
 ENDS = (1, DEEPEST)  # those between which a slowdown is taken
-BLOCKS = (4, 8, 16, 32)  # of the models of the block scaling, one per stage
+PER_BLOCK, BLOCKS = "one block per stage", (4, 8, 16, 32)  # the model of the block scaling, and its depths
 COMPENSATIONS = (0.04, 0.1, 0.5, 1.0)
 FREQUENCIES = (1, 10, 100)
 
@@ -85,6 +85,7 @@ SCALES = {
             "smaller": Model("laptop", sweep="width", stages=24),
             "larger": Model("laptop", {"model.width": 64}, "width", 24),
             "mixture of experts": Model("laptop-moe", sweep="moe"),
+            PER_BLOCK: Model("laptop"),
         },
         ladder={iterations: {} for iterations in (2000, 4000, 8000, 16000, 32000, 64000, 128000)},
         further_seeds={"main": (3, "seeds"), "strategies": (1, "strategies-seeds")},
@@ -100,6 +101,7 @@ SCALES = {
             "smaller": Model("similar", sweep="width", stages=24),
             "larger": Model("similar", {"model.width": 128}, "width", 24),
             "mixture of experts": Model("similar", {"model.moe": {"experts": 8, "top_k": 2, "every": 2}}, "moe"),
+            PER_BLOCK: Model("similar", {"model.width": 32}, "block-scaling"),
         },
         ladder={  # docs/protocol.md, section 9
             8000: _rung(32, 2e-3, warmup=0.2, beta2=0.988, decay=0.02),
@@ -119,6 +121,7 @@ SCALES = {
             "smaller": Model("paper-95m", {"model.blocks": 24}, "width", 24),
             "larger": Model("paper-1b", sweep="1b", stages=24),
             "mixture of experts": Model("paper-moe-100m", sweep="moe"),
+            PER_BLOCK: Model("paper-95m"),
             "3B": Model("paper-3b", sweep="3b"),
         },
     ),
