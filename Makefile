@@ -57,14 +57,18 @@ reproduce-figures: setup  ## draw every figure and table from the results at han
 	$(if $(wildcard results/own-model),$(BIN)/brx plot curves results/own-model/*lr0.0003-s0 --out figures/own-model)
 	$(if $(wildcard results/compare),$(BIN)/brx compare --figure figures/compare --format markdown > results/tables/compare.md)
 
-MIDWAY := $(if $(filter paper,$(SCALE)),runs/paper/*/checkpoints/00125000,runs/laptop-curvature/*/checkpoints/00004000)
-TRACED := $(if $(filter paper,$(SCALE)),$(MIDWAY),runs/laptop-curvature/*/checkpoints/0000[246]000)
+MIDWAY_laptop := runs/laptop-curvature/*/checkpoints/00004000
+TRACED_laptop := runs/laptop-curvature/*/checkpoints/0000[246]000
+MIDWAY_similar := runs/similar-curvature/*/checkpoints/00016000
+TRACED_similar := runs/similar-curvature/*/checkpoints/000[012][468]000
+MIDWAY_paper := runs/paper/*/checkpoints/00125000
+TRACED_paper := $(MIDWAY_paper)
 
-curvature: setup  ## train with checkpoints midway, measure norms and oscillation there (SCALE=laptop or paper; hours)
+curvature: setup  ## train with checkpoints midway, measure norms and oscillation (SCALE=laptop, similar or paper; hours)
 	$(BIN)/brx sweep configs/sweeps/$(SCALE)/curvature.yaml
-	$(BIN)/brx hessian-norm $(MIDWAY)
-	$(BIN)/brx hessian-norm $(MIDWAY) --strategies
-	$(BIN)/brx oscillation $(TRACED)
+	$(BIN)/brx hessian-norm $(MIDWAY_$(SCALE))
+	$(BIN)/brx hessian-norm $(MIDWAY_$(SCALE)) --strategies
+	$(BIN)/brx oscillation $(TRACED_$(SCALE))
 	$(if $(filter paper,$(SCALE)),,$(BIN)/brx export runs/$(SCALE)-curvature --to results/$(SCALE)-curvature)
 
 setup: .venv/ready

@@ -58,7 +58,7 @@ class Scale:
     ladder: Mapping[int, Settings] = field(default_factory=dict)  # by iterations, how else the main model's runs differ
     grows: bool = False  # model and training grow together along the ladder: its law is fitted to each seed
     further_seeds: Mapping[str, tuple[int, str]] = field(default_factory=dict)  # by sweep: the first, and their sweep
-    between_sweep: str = "main"  # makes the main comparison's runs between its ends
+    between: Mapping[str, str] = field(default_factory=dict)  # by sweep of the ends, that of the depths between them
     times: Path | None = None  # the benchmark's table of the time of an iteration, by method
 
     @property
@@ -89,7 +89,7 @@ SCALES = {
         },
         ladder={iterations: {} for iterations in (2000, 4000, 8000, 16000, 32000, 64000, 128000)},
         further_seeds={"main": (3, "seeds"), "strategies": (1, "strategies-seeds")},
-        between_sweep="depths",
+        between={"main": "depths"},
         times=Path("benchmarks/results/small_models.json"),
     ),
     "similar": Scale(
@@ -110,7 +110,7 @@ SCALES = {
             72000: _rung(96, 6.667e-4, warmup=0.0418, beta2=0.998667, decay=0.006667),
         },
         grows=True,
-        between_sweep="depths",
+        between={"main": "depths", "strategies": "depths"},
     ),
     "paper": Scale(
         name="paper",
@@ -217,8 +217,7 @@ class Experiments:
         wanted = preset_with(entry.preset, {**delays, **VARIANTS[method], **settings})
         experiment = experiment_id(wanted, *self._origin)
         seeds = self._by_experiment.get(experiment)
-        is_between = sweep == "main" and stages not in ENDS
-        maker = self.scale.sweep(self.scale.between_sweep if is_between else sweep)
+        maker = self.scale.sweep(sweep if stages in ENDS else self.scale.between.get(sweep, sweep))
         if seeds is None:
             extra = "".join(f", {key} = {value}" for key, value in settings.items())
             why = "every run diverged, of " if experiment in self._diverged else ""
