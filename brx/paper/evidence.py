@@ -402,12 +402,13 @@ def hours_saved(experiments: Experiments) -> Evidence:
 
 def _relative_time(experiments: Experiments, method: str) -> float:
     """An iteration of the scale's main model over AdamW's, from the benchmark's table."""
-    path, blocks = experiments.scale.times, preset_with(experiments.scale.preset, {}).model.blocks
-    if path is None or not path.is_file():
+    path, model = experiments.scale.times, preset_with(experiments.scale.preset, {}).model
+    size = (str(model.width), str(model.blocks), str(model.blocks))  # one block per stage
+    if not path.is_file():
         raise UserError("the time of an iteration has not been measured at this scale yet")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        table = pd.DataFrame(content["rows"], columns=content["columns"]).set_index(["blocks", "stages", "method"])
-        return float(table.loc[(str(blocks), str(blocks), method), "ratio to AdamW"])
+        table = pd.DataFrame(content["rows"], columns=content["columns"])
+        return float(table.set_index(["width", "blocks", "stages", "method"]).loc[(*size, method), "ratio to AdamW"])
     except (KeyError, TypeError, ValueError):
-        raise UserError(f"{path} has no single row of {method} at {blocks} blocks, one per stage") from None
+        raise UserError(f"{path} has no single row of {method} at width, blocks, stages {', '.join(size)}") from None

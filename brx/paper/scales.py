@@ -59,7 +59,7 @@ class Scale:
     grows: bool = False  # model and training grow together along the ladder: its law is fitted to each seed
     further_seeds: Mapping[str, tuple[int, str]] = field(default_factory=dict)  # by sweep: the first, and their sweep
     between: Mapping[str, str] = field(default_factory=dict)  # by sweep of the ends, that of the depths between them
-    times: Path | None = None  # the benchmark's table of the time of an iteration, by method
+    times: Path = Path("benchmarks/results/small_models.json")  # of an iteration, by size and method
 
     @property
     def preset(self) -> str:
@@ -90,7 +90,6 @@ SCALES = {
         ladder={iterations: {} for iterations in (2000, 4000, 8000, 16000, 32000, 64000, 128000)},
         further_seeds={"main": (3, "seeds"), "strategies": (1, "strategies-seeds")},
         between={"main": "depths"},
-        times=Path("benchmarks/results/small_models.json"),
     ),
     "similar": Scale(
         name="similar",
