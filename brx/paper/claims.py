@@ -129,7 +129,7 @@ def _judge(claim: Claim, experiments: Experiments) -> Outcome:
     if evidence.num_seeds is not None:
         counts.append(evidence.num_seeds)
     outcome = Outcome(claim, evidence, "", runs, min(counts, default=None), experiments.makers)
-    if outcome.verdict == "no" and claim.longer is not None:
+    if outcome.verdict == "no" and claim.longer is not None and not experiments.scale.grows:
         with suppress(UserError):
             longer = claim.longer(experiments.fresh())
             return replace(outcome, longer=longer if claim.is_reproduced(longer, None) else None)
@@ -168,7 +168,11 @@ def verdict_text(outcome: Outcome) -> str:
     """The verdict and why, for example `yes, one seed` or `no (within chance)`."""
     if why := why_not(outcome):
         return f"{outcome.verdict} ({why})"
-    return f"{outcome.verdict}{', one seed' if outcome.num_seeds == 1 else ''}"
+    return outcome.verdict + few_seeds(outcome)
+
+
+def few_seeds(outcome: Outcome) -> str:  # too few for an interval
+    return {1: ", one seed", 2: ", two seeds"}.get(outcome.num_seeds or 0, "")
 
 
 def why_not(outcome: Outcome) -> str:
@@ -183,7 +187,7 @@ def why_not(outcome: Outcome) -> str:
         "the other way round": claim.paper is None and ours.value < 0 and not is_within,
         "within chance": is_within,
         "apart by more than chance": longer is None and (ours.low > printed or ours.high < printed),
-        "one seed": outcome.num_seeds == 1,
+        few_seeds(outcome)[2:]: outcome.num_seeds in (1, 2),
         "a bound alone": ours.is_bound,
     }
     extrapolated = f", extrapolated to the paper's length {number_text(longer.value, claim.unit)}" if longer else ""
@@ -274,7 +278,7 @@ def our_text(outcome: Outcome) -> str:
     else:
         text = "holds" if ours.holds else "does not hold"
     text += f"; longer: {number_text(outcome.longer.value, claim.unit)}" if outcome.longer else ""
-    return text + (", one seed" if outcome.num_seeds == 1 else "")
+    return text + few_seeds(outcome)
 
 
 def _draw_ratio(axes: Axes, outcome: Outcome, place: float, color: str) -> None:
@@ -283,7 +287,7 @@ def _draw_ratio(axes: Axes, outcome: Outcome, place: float, color: str) -> None:
         return
     ratio, low, high = (float(np.clip(value, 1 / WIDEST, WIDEST)) for value in ratios)
     marker = ">" if outcome.evidence.is_bound or ratios[0] > WIDEST else "<" if ratios[0] < 1 / WIDEST else "o"
-    face = "white" if outcome.num_seeds == 1 else color
+    face = "white" if few_seeds(outcome) else color
     if not pd.isna(ratios[1]):
         axes.plot([low, high], [place, place], color=color, linewidth=1.5)
     axes.plot(ratio, place, marker, color=color, markerfacecolor=face, markersize=5, clip_on=False)

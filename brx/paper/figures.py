@@ -196,7 +196,7 @@ def rates(experiments: Experiments, axes: Axes, method: str) -> None:
     for line in by_depth(method):
         seeds = experiments.find(**line.wanted)
         if seeds is not None:
-            at_edge += [seeds["lr_at_edge"].iloc[0]] if seeds["num_rates"].iloc[0] > 1 else []
+            at_edge += [seeds["lr_at_edge"].iloc[0]] if seeds["num_rates"].iloc[0] > 2 else []
             scores = tried[tried["experiment"] == seeds["experiment"].iloc[0]]
             losses.draw_rates(axes, scores, line.style["color"], f"{line.label}")
     if axes.lines:
@@ -363,7 +363,7 @@ FIGURES = {figure.name: figure for figure in (
                 across=2, height=3.1, legend=False),
     PaperFigure("main", "Figure 5",
                 "Methods against the number of stages for one model; (c-e) slowdown, to the loss that they and the"
-                " strategies of basis rotation all reach, with its 95 % interval where there are seeds enough for one.",
+                " strategies of basis rotation (those that are run) all reach, and its 95 % interval from 3 seeds on.",
                 [partial(final_losses, methods=MAIN),
                  # Dashed, as P = 32 in (c-e).
                  curves("(b) P = 32", *(line._replace(style={"linestyle": "--"}) for line in by_method(MAIN))), None,
@@ -437,13 +437,13 @@ FIGURES = {figure.name: figure for figure in (
     PaperFigure("ladder", "",
                 "What delay costs by the length of training T, each length to a target of its own: slowdown, and"
                 " iterations that basis rotation saves over the best baseline.",
-                reading="Hollow: one seed; arrow: a lower bound; bars: 95 %; dashed: a power law of slowdown - 1,"
-                " and of the share that is left, by least squares, with its 95 % prediction interval, extrapolated to"
-                " the paper's relative delay; stars: the paper's numbers.",
+                reading="Hollow: one seed; arrow: a lower bound; bars: 95 %; dashed: a power law of slowdown - 1 (of"
+                " slowdown, where the model grows) and of the share that is left, by least squares, with its 95 %"
+                " prediction interval, extrapolated to the paper's relative delay; stars: the paper's numbers.",
                 fill=fill_ladder, across=3),
     PaperFigure("claims", "",
                 "What the paper states beside what our runs say (brx claims).",
                 reading="Points: ours over the paper's number, where there is one, on a grey band within which it"
-                " counts as reproduced; bars: 95 %; hollow: one seed; arrow: a bound, or beyond the axis.",
+                " counts as reproduced; bars: 95 %; hollow: one or two seeds; arrow: a bound, or beyond the axis.",
                 fill=lambda experiments, figure: fill_claims(figure, judge(experiments, CLAIMS)), across=3),
 )}  # fmt: skip

@@ -83,7 +83,8 @@ def _runs_of_length(experiments: Experiments, settings: Settings) -> pd.DataFram
         return None
     if experiments.scale.grows:  # seed by seed: those that all have; other settings of the optimizer are the length's
         complete = runs.groupby(SEED)["experiment"].transform("nunique") == runs["experiment"].nunique()
-        return runs[complete].assign(variant=runs["method"]) if complete.any() else None
+        runs = runs[complete].assign(variant=runs["method"], diverged_seeds=[[]] * complete.sum())
+        return runs if complete.any() else None
     quietly = at_rate.fresh()
     others = [quietly.find_ends(name, settings=settings) for name in (*STRATEGY_NAMES[1:], *PRECONDITIONED)]
     return pd.concat([runs, *(pair for pair in others if pair is not None)])
@@ -213,7 +214,8 @@ def fill_ladder(experiments: Experiments, figure: Figure) -> None:
     slowed = slowed[slowed["method"].isin(LADDER_METHODS)]
     highest = 1.3 * max(_fill(left, slowed, slowdown, SLOWDOWNS, ".2f"))
     if experiments.scale.grows and SCALES["laptop"].runs.is_dir():
-        of_fixed_width = read_ladder(Experiments.load(SCALES["laptop"]))
+        of_fixed_width = read_ladder(laptop := Experiments.load(SCALES["laptop"]))
+        experiments.used |= laptop.used
         for axes, rows, column in ((left, of_fixed_width.slowdowns, "ratio"), (right, of_fixed_width.savings, "share")):
             for method, points in rows[rows["method"].isin(LADDER_METHODS)].groupby("method"):
                 axes.plot(points["relative_delay"], points[column], ".:", color=look_of(method).color, alpha=0.4,

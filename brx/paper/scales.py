@@ -37,6 +37,7 @@ LADDER_METHODS = ("basis-rotation", "nesterov", "pipedream-lr")  # trained for s
 DEPTHS = (1, 2, 4, 8, 16, 32)  # numbers of stages P of the main comparison
 DEEPEST = 32
 ENDS = (1, DEEPEST)  # those between which a slowdown is taken
+RUN_AT = {name: ENDS if name in PRECONDITIONED else DEPTHS for name in VARIANTS if name != "delay-compensation"}
 PER_BLOCK, BLOCKS = "one block per stage", (4, 8, 16, 32)  # the model of the block scaling, and its depths
 COMPENSATIONS = (0.04, 0.1, 0.5, 1.0)
 FREQUENCIES = (1, 10, 100)

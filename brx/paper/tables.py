@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import pandas as pd
 
+from brx.config.loading import preset_with
 from brx.curvature.norm_result import NORM_TITLE, measured_norms, norm_table
 from brx.errors import UserError, did_you_mean
 from brx.files import write_text
@@ -22,7 +23,7 @@ from brx.paper.claims import CLAIMS, claim_table, judge, number_text
 from brx.paper.ladder import ladder_table, rate_texts
 from brx.paper.measured_evidence import llama_overhead
 from brx.paper.printed import DEVICES_GB, LLAMAS, SAVED, SLOWDOWNS
-from brx.paper.scales import BASELINES_AND_STRATEGIES, DEEPEST, DEPTHS, ENDS, MAIN, SCALES, VARIANTS, Experiments
+from brx.paper.scales import BASELINES_AND_STRATEGIES, DEEPEST, ENDS, MAIN, RUN_AT, SCALES, Experiments
 from brx.paper.similarity import load_study, study_table
 from brx.planning.stage_count import stage_count_table
 from brx.runs.comparison import reductions, slowdowns
@@ -36,7 +37,6 @@ baseline the lowest of `pipedream`, `pipedream-lr` and `nesterov`; brackets are 
 slowdown differs between rows that take other seeds (those that all methods of the row have) or another target
 (`teaser-slowdown`). *One seed*: some experiment of the row has only one. *Runs*: trainings that were read;
 measurements at checkpoints are not counted. The rules are in docs/protocol.md, sections 5 and 6."""
-PLAIN = tuple(method for method in VARIANTS if method != "delay-compensation")
 PRECONDITIONED_TABLE = ("pipedream-lr", "nesterov", "muon", "scion", "soap", "basis-rotation")
 Note = Callable[..., None]  # tells the user some lines
 
@@ -61,7 +61,10 @@ Made = TypeVar("Made")
 
 
 def paper_slowdowns(experiments: Experiments, methods: Sequence[str]) -> pd.DataFrame:
-    target, rows = experiments.slowdown_target(), []
+    """Each side at its own best rate; beside it the slowdown where both have the preset's, to a target of its own."""
+    rate = preset_with(experiments.scale.preset, {}).optimizer.lr
+    at_rate = experiments.at_rate(rate)
+    target, target_at_rate, rows = experiments.slowdown_target(), at_rate.slowdown_target(), []
     for method in methods:
         ends = experiments.find_ends(method)
         if target is None or ends is None:
@@ -69,23 +72,25 @@ def paper_slowdowns(experiments: Experiments, methods: Sequence[str]) -> pd.Data
         (slowdown,) = slowdowns(ends, target).to_dict("records")
         row = {"method": method, f"slowdown at P = {DEEPEST}": slowdown_text(slowdown), "seeds": seeds_text(slowdown)}
         row |= rate_texts(slowdown, f"lr at P = {DEEPEST}")
+        if target_at_rate is not None and (ends := at_rate.find_ends(method)) is not None:
+            row[f"both at {rate:g}"] = slowdown_text(slowdowns(ends, target_at_rate).iloc[0])
         rows.append(row | {"the paper's": number_text(SLOWDOWNS[method], "times"), "target loss": f"{target:.3f}"})
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows).fillna("")
 
 
 def final_losses(experiments: Experiments) -> pd.DataFrame:
     """Final training loss of every method at every number of stages: mean, and range over seeds."""
     rows = []
-    for method in PLAIN:
-        found = {f"P = {P}": experiments.find(method, P) for P in DEPTHS}
+    for method, depths in RUN_AT.items():
+        found = {f"P = {P}": experiments.find(method, P) for P in depths}
         if any(seeds is not None for seeds in found.values()):
             texts = {title: "" if seeds is None else final_loss_text(seeds) for title, seeds in found.items()}
             rows.append({"method": method, **texts})
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows).fillna("")
 
 
 def chosen_rates(experiments: Experiments) -> pd.DataFrame:
-    present = experiments.find_all({"method": method, "stages": P} for method in PLAIN for P in DEPTHS)
+    present = experiments.find_all({"method": method, "stages": P} for method, depths in RUN_AT.items() for P in depths)
     return rate_table(experiments.runs, pd.concat(present)).drop(columns="model") if present else pd.DataFrame()
 
 
@@ -105,7 +110,8 @@ def wider_rates(experiments: Experiments) -> pd.DataFrame:
         if table.empty:
             raise UserError(f"{place}: no method has seed 0 both without delay and at the deepest pipeline")
         losses = final_losses(asked)[["method", *ends]]
-        tables.append(losses.merge(table.drop(columns=["seeds", "the paper's"]), on="method").assign(rates=grid))
+        table = table.drop(columns=["seeds", "the paper's", *table.filter(like="both at")])
+        tables.append(losses.merge(table, on="method").assign(rates=grid))
     return pd.concat(tables).rename(columns={end: f"final training loss at {end}" for end in ends})
 
 

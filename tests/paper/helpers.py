@@ -24,7 +24,7 @@ def write_method(folder, method, stages=32, settings=None, **options):
     write_experiment(folder, LAPTOP.preset, settings, **options)
 
 
-def write_experiment(folder, preset, settings, *, seeds=(0,), val_loss=None, slowness=None):
+def write_experiment(folder, preset, settings, *, seeds=(0,), val_loss=None, slowness=None, status="finished"):
     """Runs whose loss falls as 3 / (1 + t / (100 slowness)); slowness: P unless given.
 
     More stages than the model has blocks are made up by their delays, as in the sweeps.
@@ -36,7 +36,7 @@ def write_experiment(folder, preset, settings, *, seeds=(0,), val_loss=None, slo
         last = config.training.last_iteration
         loss = 3.0 / (1.0 + np.arange(1, last + 1) / (100.0 * (slowness or depth(config.pipeline)))) + 0.001 * seed
         val_losses = {last // 2: loss[last // 2], last: loss[-1] if val_loss is None else val_loss}
-        summary = {"status": "finished", "data_fingerprint": "f"}
+        summary = {"status": status, "data_fingerprint": "f"}
         write_compact(folder / identity(config), config, loss, val_losses, 100.0, summary)
 
 

@@ -59,7 +59,7 @@ def test_a_changed_run_changes_its_row(outcomes, tmp_path):
         (Evidence(5.0, 4.0, 6.0), 2.0, 3, "apart by more than chance"),
         (Evidence(5.0, is_bound=True), 2.0, 3, "a bound alone"),
         (Evidence(-0.1, -0.2, 0.1, holds=False), None, 3, "within chance"),
-        (Evidence(-0.1, holds=False), None, 1, "the other way round, one seed"),
+        (Evidence(-0.1, holds=False), None, 2, "the other way round, two seeds"),
         (Evidence(-0.3, -0.4, -0.2, holds=False), None, 3, "the other way round, apart by more than chance"),
     ],
 )

@@ -9,6 +9,7 @@ from brx.errors import UserError
 from brx.paper.scales import BASELINES_AND_STRATEGIES, SCALES, Experiments
 from brx.paper.tables import TABLES
 from brx.runs.formats import format_table
+from brx.runs.frames import load
 from tests.paper.helpers import LAPTOP
 
 
@@ -64,5 +65,8 @@ def test_wider_rates_stand_beside_the_papers_and_never_enter_another_table(exper
     slowdowns = [float(text.split()[0]) for text in table["slowdown at P = 32"]]
     assert slowdowns == pytest.approx([32] * 4 + [1] * 4, rel=0.05)
     assert set(TABLES["slowdown"].make(experiments.fresh())["lr at P = 32"]) == {"0.001*"}
+    mixed = Experiments(LAPTOP, load([experiments.folder, experiments.folder.with_name("laptop-rates")]), None)
+    rows = TABLES["slowdown"].make(mixed).head(3)  # of the baselines
+    assert [float(text.split()[0]) for text in rows["both at 0.001"]] == pytest.approx([32] * 3, rel=0.05)
     with pytest.raises(UserError, match="laptop-rates-rates: no such folder"):
         TABLES["wider-rates"].make(Experiments.load(LAPTOP, experiments.folder.with_name("laptop-rates")))
