@@ -4,7 +4,7 @@ BIN := .venv/bin
 
 .PHONY: demo test test-all test-numerics test-matrix lint bench reproduce reproduce-figures curvature setup
 
-SCALE ?= laptop
+SCALE ?= similar
 RESULTS := $(if $(filter paper,$(SCALE)),runs/paper,results/$(SCALE))
 
 demo: setup  ## train the quick preset with and without delay, draw the curves (minutes)
@@ -40,7 +40,7 @@ bench: setup  ## speed, as ratios measured side by side; tables go to benchmarks
 	$(BIN)/python -m benchmarks.lab
 	$(BIN)/python -m benchmarks.sharded
 
-reproduce: setup  ## run all sweeps of a scale (SCALE=laptop, similar or paper; long, continues where it was left), then draw
+reproduce: setup  ## run all sweeps of a scale (SCALE=similar, laptop or paper; long, continues where it was left), then draw
 	$(BIN)/brx sweep $(wildcard configs/sweeps/$(SCALE)/*.yaml) || test $$? -eq 1  # cells may fail: rates that diverge
 	$(if $(filter paper,$(SCALE)),,$(BIN)/brx export runs/$(SCALE) --to results/$(SCALE))
 	$(MAKE) reproduce-figures SCALE=$(SCALE)
@@ -64,7 +64,7 @@ TRACED_similar := runs/similar-curvature/*/checkpoints/000[012][468]000
 MIDWAY_paper := runs/paper/*/checkpoints/00125000
 TRACED_paper := $(MIDWAY_paper)
 
-curvature: setup  ## train with checkpoints midway, measure norms and oscillation (SCALE=laptop, similar or paper; hours)
+curvature: setup  ## train with checkpoints midway, measure norms and oscillation (SCALE=similar, laptop or paper; hours)
 	$(BIN)/brx sweep configs/sweeps/$(SCALE)/curvature.yaml
 	$(BIN)/brx hessian-norm $(MIDWAY_$(SCALE))
 	$(BIN)/brx hessian-norm $(MIDWAY_$(SCALE)) --strategies

@@ -25,8 +25,8 @@ app = Application()
   brx hessian-norm runs/quick-basis-rotation-p8-s0                     both coordinates, 200 vectors x 160 batches
   brx hessian-norm runs/quick-basis-rotation-p8-s0 --rotated --batches-per-vector 16 --by kind
   brx hessian-norm runs/quick-pipedream-p8-s0 --rotated --basis-batches 100    a basis estimated on the spot
-  brx hessian-norm runs/quick-pipedream-p8-s0 --strategies --runs results/laptop    all strategies, and slowdowns
-  brx hessian-norm results/laptop-curvature --measured --out figures/hessian-norm   what was measured before
+  brx hessian-norm runs/quick-pipedream-p8-s0 --strategies --runs results/similar    all strategies, and slowdowns
+  brx hessian-norm results/similar-curvature --measured --out figures/hessian-norm   what was measured before
 
 The Hessian is that of the mean loss over one sample of batches, which all vectors share. Stopped with Ctrl-C or by a
 crash, the same command continues. The result is kept in RUN/analysis/.
@@ -143,7 +143,7 @@ def effective_delay(
 @app.add("""\
   brx oscillation runs/quick-pipedream-p8-s0 runs/quick-basis-rotation-p8-s0 --out figures/oscillation
   brx oscillation runs/*-p32-*/checkpoints/00016000 --out figures/oscillation    several checkpoints, methods, seeds
-  brx oscillation results/laptop-curvature --measured --out figures/oscillation      what was measured before
+  brx oscillation results/similar-curvature --measured --out figures/oscillation      what was measured before
 """)
 def oscillation(
     checkpoints: RunsOrCheckpoints,

@@ -91,7 +91,7 @@ app = Application(
     epilog="""\
   brx demo                                   what delay costs, and what basis rotation saves, in minutes
   brx train quick --set pipeline.stages=8    train one run
-  brx slowdown results/laptop                compare many
+  brx slowdown results/similar               compare many
   brx train --help                           options and examples of a command
 """,
 )

@@ -55,7 +55,7 @@ Overrides = Annotated[
 
 RunsOrCheckpoints = Annotated[list[Path], argument("RUN|CHECKPOINT", "folders of runs, or of their checkpoints")]
 RunsOrFolders = Annotated[list[Path], argument("RUNS", "runs, or folders that hold runs")]
-ScaleName = Annotated[Literal["laptop", "similar", "paper"], typer.Option(help="which experiments")]
+ScaleName = Annotated[Literal["similar", "laptop", "paper"], typer.Option(help="which experiments")]
 ScaleRuns = Annotated[Path | None, option("DIR", "folder of the runs (default: the scale's)", "--runs")]
 OnlyMeasured = Annotated[
     bool, flag("--measured", "measure nothing: show what is in RUN/analysis (a folder of runs will do)")

@@ -41,7 +41,7 @@ def demo(
   brx plot curves runs/quick-*                          training loss of any runs
   brx plot staleness runs/mine                          what delay did to it (logging.staleness_every), into staleness
   brx plot profiles runs/profiles                       slowdown under delay profiles, beside tau' and the (1,1)-norm
-  brx plot main                                         a figure of the paper, from results/laptop into figures/laptop
+  brx plot main                                         a figure of the paper, from results/similar into figures/similar
   brx plot "Figure 5" --out main.svg                    one file
   brx plot list                                         which figures there are
 """)
@@ -65,7 +65,7 @@ def plot(
             " (default: its name), else the folder (default: figures/SCALE; of figures that need no sweep: figures)"
         ),
     ] = None,
-    scale: ScaleName = "laptop",
+    scale: ScaleName = "similar",
     runs: ScaleRuns = None,
 ) -> None:
     from brx.paper.figures import FIGURES, draw_figures
@@ -123,7 +123,7 @@ def _of_runs(figure: str, folders: list[Path], out: Path | None) -> list[Path]:
 @app.add("""\
   brx tables slowdown                           print one
   brx tables "Table 3" --format latex           for a paper
-  brx tables all --out results/tables/laptop    write all of them as Markdown and CSV
+  brx tables all --out results/tables/similar   write all of them as Markdown and CSV
   brx tables list                               which tables there are
 """)
 def tables(
@@ -131,7 +131,7 @@ def tables(
         str, argument("TABLE", "all, list, or one by name or number ('Table 3')", autocompletion=complete_table)
     ],
     *,
-    scale: ScaleName = "laptop",
+    scale: ScaleName = "similar",
     runs: ScaleRuns = None,
     format: Format = "table",
     out: Annotated[Path | None, option("DIR", "write TABLE.md and TABLE.csv there (latex: TABLE.tex, too)")] = None,
@@ -154,16 +154,16 @@ def tables(
 
 
 @app.add("""\
-  brx claims                                    all of them, from results/laptop
+  brx claims                                    all of them, from results/similar
   brx claims main-reduction                     one, with the runs that it is from
-  brx claims --runs runs/laptop --format csv    from runs under way
+  brx claims --runs runs/similar --format csv   from runs under way
 
 The rules of the verdicts are in docs/protocol.md, sections 5 and 6.
 """)
 def claims(
     claim: Annotated[str | None, argument("CLAIM", "one, by name (default: all)")] = None,
     *,
-    scale: ScaleName = "laptop",
+    scale: ScaleName = "similar",
     runs: ScaleRuns = None,
     format: Format = "table",
 ) -> None:
@@ -192,12 +192,12 @@ def claims(
 
 
 @app.add("""\
-  brx report                                        report.html from the runs in results/laptop
-  brx report --runs runs/laptop --out today.html    from runs under way
+  brx report                                        report.html from the runs in results/similar
+  brx report --runs runs/similar --out today.html   from runs under way
 """)
 def report(
     *,
-    scale: ScaleName = "laptop",
+    scale: ScaleName = "similar",
     runs: ScaleRuns = None,
     figures: Annotated[
         list[Path] | None,

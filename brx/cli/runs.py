@@ -18,10 +18,10 @@ app = Application()
 
 
 @app.add("""\
-  brx slowdown results/laptop                      every method and P found there, relative to P = 1
+  brx slowdown results/similar                     every method and P found there, relative to P = 1
   brx slowdown runs/a runs/b --target 2.5 --format csv
-  brx slowdown results/laptop --rates 3e-4,1e-3    each side at the better one of these learning rates
-  brx slowdown results/laptop --all-targets figures/slowdown-all-targets
+  brx slowdown results/similar --rates 3e-4,1e-3   each side at the better one of these learning rates
+  brx slowdown results/similar --all-targets figures/slowdown-all-targets
 """)
 def slowdown(
     runs: RunsOrFolders,
@@ -104,7 +104,7 @@ def parse_rates(text: str) -> list[float]:
 
 
 @app.add("""\
-  brx export runs/laptop --to results/laptop
+  brx export runs/similar --to results/similar
 """)
 def export(
     runs: RunsOrFolders,

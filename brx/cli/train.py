@@ -87,14 +87,14 @@ def train(
 
 
 @app.add("""\
-  brx sweep configs/sweeps/laptop/main.yaml --dry-run    list the cells and how long they will take
-  brx sweep laptop/main --jobs 2                         the same file, by its name
+  brx sweep configs/sweeps/similar/main.yaml --dry-run   list the cells and how long they will take
+  brx sweep similar/main --jobs 2                        the same file, by its name
   brx sweep configs/sweeps/paper/main.yaml --launcher ray --address auto    on the Ray cluster of this node
 """)
 def sweep(
     sweeps: Annotated[
         list[Path],
-        argument("SWEEP.yaml", "sweep files, or names of those that come with brx (laptop/main), run in this order"),
+        argument("SWEEP.yaml", "sweep files, or names of those that come with brx (similar/main), run in this order"),
     ],
     *,
     out: Annotated[Path | None, option("DIR", "folder of the cells (default: as the file says)")] = None,

@@ -50,7 +50,7 @@ from brx.runs.tables import rate_text, slowdown_text
 from brx.toy.landscapes import run_toy
 
 PANEL_IN, HEIGHT_IN = 2.3, 2.5
-TITLE_CHARACTERS = 37
+TITLE_CHARACTERS = 34  # of a panel a column wide, with ticks of five figures
 ALONE_IN = (COLUMN_WIDTH_IN, 2.9)  # a figure of one panel
 READING = (
     f"Training losses are means over {SMOOTHING:.0%} of the iterations, at the learning rate of the lowest final"

@@ -111,7 +111,7 @@ def _compared(chosen: pd.DataFrame) -> pd.DataFrame:
 
 
 def load_study(scale: Scale) -> pd.DataFrame:
-    if scale.name != "laptop" or not RUNS.is_dir():
+    if scale.name != "similar" or not RUNS.is_dir():
         raise UserError(f"the study of similarity has runs in {RUNS} alone: brx sweep configs/sweeps/similarity/*.yaml")
     return study(load([RUNS]))
 

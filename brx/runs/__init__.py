@@ -1,7 +1,7 @@
 """What a run leaves on disk, and how it is read: folder, metrics, checkpoints, and many runs as pandas frames.
 
 import brx.runs
-runs = brx.runs.load("results/laptop")    # a DataFrame: a row per run
+runs = brx.runs.load("results/similar")   # a DataFrame: a row per run
 brx.runs.curves(runs)                     # a DataFrame: a row per run and iteration
 """
 

@@ -65,5 +65,5 @@ def drawn(complete, tmp_path_factory):
         patch.setattr("matplotlib.figure.Figure.savefig", lambda figure, file, **options: file.write(b"x" * 101))
         from_runs = {name: figure for name, figure in FIGURES.items() if not figure.draw_to}
         patch.setattr("brx.paper.figures.FIGURES", from_runs)
-        assert main(["plot", "all", "--runs", str(complete), "--out", str(folder)]) == 0
+        assert main(["plot", "all", "--scale", "laptop", "--runs", str(complete), "--out", str(folder)]) == 0
     return folder

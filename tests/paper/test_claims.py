@@ -100,12 +100,12 @@ def test_verdict_follows_the_rule():
 def test_command(complete, capsys, monkeypatch):
     few = [claim for claim in claims.CLAIMS if claim.name in ("memory-share", "parameters")]
     monkeypatch.setattr("brx.paper.claims.CLAIMS", few)
-    assert main(["claims", "--runs", str(complete), "--format", "csv"]) == 0
+    assert main(["claims", "--scale", "laptop", "--runs", str(complete), "--format", "csv"]) == 0
     assert capsys.readouterr().out.startswith("claim,statement,where,paper,here,reproduced,rule,runs,command")
-    assert main(["claims", "memory-share", "--runs", str(complete)]) == 0
+    assert main(["claims", "memory-share", "--scale", "laptop", "--runs", str(complete)]) == 0
     out = capsys.readouterr().out
     assert "7.1% (of 4mn as the paper counts, 6.25% with its m = 4n; 14.3% of Adam's two moments)" in out
-    assert main(["claims", "memory", "--runs", str(complete)]) == 2
+    assert main(["claims", "memory", "--scale", "laptop", "--runs", str(complete)]) == 2
     assert "unknown claim 'memory'" in capsys.readouterr().err
 
 

@@ -79,7 +79,7 @@ def test_all_draws_what_there_is_and_names_the_sweep_of_the_rest(tmp_path, capsy
     few = {name: FIGURES[name] for name in ("schedule", "teaser", "weight-prediction", "preconditioned")}
     monkeypatch.setattr("brx.paper.figures.FIGURES", few)
     write_method(tmp_path / "runs", "pipedream")
-    places = ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "figures")]
+    places = ["--scale", "laptop", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "figures")]
     assert main(["plot", "all", *places]) == 0
     out, error = capsys.readouterr()
     assert [line.rpartition("/")[2] for line in out.splitlines()] == ["schedule.png", "teaser.png"]
@@ -107,7 +107,7 @@ OWN_COMMANDS = {
 @pytest.mark.usefixtures("svg_alone")
 @pytest.mark.parametrize("name", OWN_COMMANDS)
 def test_figure_is_that_of_its_own_command(name, tmp_path):
-    arguments = [part.format(runs=SCALES["laptop"].curvature) for part in OWN_COMMANDS[name]]
+    arguments = [part.format(runs=SCALES["similar"].curvature) for part in OWN_COMMANDS[name]]
     (tmp_path / "own").mkdir()
     assert main([*arguments, str(tmp_path / "own" / name)]) == 0
     assert main(["plot", FIGURES[name].place or name, "--out", str(tmp_path / "plot")]) == 0
@@ -134,8 +134,8 @@ def test_norms_by_strategy_stand_beside_the_slowdowns_of_the_scale_as_far_as_the
 
 @pytest.mark.usefixtures("svg_alone")
 def test_what_a_scale_has_measured_is_drawn_into_its_own_folder_and_refused_without(tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(SCALES, "paper", replace(SCALES["paper"], curvature=SCALES["laptop"].curvature.resolve()))
-    monkeypatch.setitem(SCALES, "laptop", replace(SCALES["laptop"], curvature=tmp_path / "nothing"))
+    monkeypatch.setitem(SCALES, "paper", replace(SCALES["paper"], curvature=SCALES["similar"].curvature.resolve()))
+    monkeypatch.setitem(SCALES, "similar", replace(SCALES["similar"], curvature=tmp_path / "nothing"))
     monkeypatch.chdir(tmp_path)
     for name in ("hessian-norm", "oscillation"):
         assert main(["plot", name, "--scale", "paper"]) == 0

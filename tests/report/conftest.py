@@ -37,5 +37,5 @@ def _few_figures_and_tables():
 def page(runs, tmp_path_factory):
     """The report of those runs."""
     path = tmp_path_factory.mktemp("report") / "report.html"
-    assert main(["report", "--runs", str(runs), "--figures", str(runs), "--out", str(path)]) == 0
+    assert main(["report", "--scale", "laptop", "--runs", str(runs), "--figures", str(runs), "--out", str(path)]) == 0
     return path
