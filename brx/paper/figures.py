@@ -200,7 +200,7 @@ def rates(experiments: Experiments, axes: Axes, method: str) -> None:
             scores = tried[tried["experiment"] == seeds["experiment"].iloc[0]]
             losses.draw_rates(axes, scores, line.style["color"], f"{line.label}")
     if axes.lines:
-        title += f"\nbest at the edge of the rates: {sum(at_edge)} of {len(at_edge)}"
+        title += f"\nbest rate at an edge: {sum(at_edge)} of {len(at_edge)}"
         finish_panel(axes, "learning rate", "final validation loss (nats)", title)
     else:
         say_not_run(axes, title)

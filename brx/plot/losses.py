@@ -97,6 +97,6 @@ def draw_rates(axes: Axes, scores: pd.DataFrame, color: Any, label: str) -> None
     style: dict[str, Any] = {"color": color, "marker": "o", "markersize": 4}
     axes.plot(rates[~failed], scores["score"][~failed], fillstyle="none", label=label, **style)
     axes.plot(chosen[RATE], chosen["score"], **style)
-    at_top = np.full(failed.sum(), 0.97)
-    axes.plot(rates[failed], at_top, "x", color=color, transform=axes.get_xaxis_transform())
+    axes.plot(rates[failed], np.full(failed.sum(), 0.97), "x", color=color, transform=axes.get_xaxis_transform())
     axes.set_xscale("log")
+    axes.tick_params(axis="x", which="minor", labelbottom=False)  # of less than a decade, which overlap
