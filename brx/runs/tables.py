@@ -116,7 +116,7 @@ def rate_table(runs: pd.DataFrame, chosen: pd.DataFrame) -> pd.DataFrame:
             "P": str(first[DEPTH]),
             "chosen": f"{first[RATE]:g}",
             "seeds": str(len(seeds)),
-            "at the edge": "yes" if first["lr_at_edge"] else "",
+            "at the edge": "yes" if first["lr_at_edge"] and len(scores) > 2 else "",  # two are no grid
             "final validation loss of each": ", ".join(f"{rate:g}: {score:.3f}" for rate, score in scores),
         }
         for seeds in by_experiment(chosen)
