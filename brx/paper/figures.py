@@ -355,7 +355,7 @@ FIGURES = {figure.name: figure for figure in (
     PaperFigure("effective-delay", "", "The effective delay, and the slowdown.",
                 draw_to=_effective_delays, is_measured=True),
     PaperFigure("similarity", "", "Which dimensionless numbers decide what delay costs.",
-                draw_to=draw_study, is_measured=True),
+                draw_to=lambda path, _: draw_study(path)),
     PaperFigure("teaser", "Figure 2", "Delay slows training down; basis rotation takes most of that back.",
                 [curves("(a) PipeDream", *by_depth("pipedream"), says=change),
                  curves("(b) P = 32", *by_method(("pipedream", "basis-rotation")), WITHOUT_DELAY,

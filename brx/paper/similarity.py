@@ -16,7 +16,7 @@ from matplotlib.ticker import NullLocator, PercentFormatter, StrMethodFormatter
 from brx.config.loading import preset_with
 from brx.errors import UserError
 from brx.paper.printed import SAVED, SLOWDOWNS
-from brx.paper.scales import LADDER_METHODS, Scale
+from brx.paper.scales import LADDER_METHODS
 from brx.plot.style import look_of, new_figure, save
 from brx.runs.comparison import common_target, concat, reductions, slowdowns
 from brx.runs.experiments import at_best_rates
@@ -110,9 +110,9 @@ def _compared(chosen: pd.DataFrame) -> pd.DataFrame:
     )  # fmt: skip
 
 
-def load_study(scale: Scale) -> pd.DataFrame:
-    if scale.name != "similar" or not RUNS.is_dir():
-        raise UserError(f"the study of similarity has runs in {RUNS} alone: brx sweep configs/sweeps/similarity/*.yaml")
+def load_study() -> pd.DataFrame:
+    if not RUNS.is_dir():
+        raise UserError(f"{RUNS}: no such folder, for the study's runs: brx sweep configs/sweeps/similarity/*.yaml")
     return study(load([RUNS]))
 
 
@@ -132,9 +132,9 @@ def study_table(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(table).fillna("-")
 
 
-def draw_study(path: Path, scale: Scale) -> list[Path]:
+def draw_study(path: Path) -> list[Path]:
     """A line per setting: the slowdowns of the three methods, and the iterations saved; dashed: the paper's numbers."""
-    rows = load_study(scale)
+    rows = load_study()
     settings = rows["setting"].unique()
     places = [-place for place in range(len(settings))]
     rows["place"] = rows["setting"].map(dict(zip(settings, places, strict=True))).astype(float)

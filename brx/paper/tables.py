@@ -207,7 +207,7 @@ TABLES = {
         PaperTable("hessian-norm", "", NORM_TITLE,
                    lambda experiments: norm_table(measured_norms([experiments.scale.curvature]))),
         PaperTable("similarity", "", "What delay costs where one number of the laptop preset is another",
-                   lambda experiments: study_table(load_study(experiments.scale))),
+                   lambda _: study_table(load_study())),
         PaperTable("wider-rates", "", "Slowdown with learning rates beyond the paper's grid, seed 0", wider_rates),
         PaperTable("learning-rates", "", "Learning rates, chosen by the final validation loss", chosen_rates),
     )
