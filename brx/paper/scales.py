@@ -18,7 +18,7 @@ from brx.config.loading import Settings, preset_with
 from brx.errors import UserError
 from brx.runs.comparison import common_target
 from brx.runs.experiments import at_best_rates, main_origin, notes, tried_rates
-from brx.runs.frames import RATE, SEED, experiment_id, load, unusual_settings
+from brx.runs.frames import RATE, SEED, experiment_id, load, unusual_settings, without_settings
 
 MAIN = ("pipedream", "pipedream-lr", "nesterov", "basis-rotation")
 PRECONDITIONED = ("soap", "muon", "scion")
@@ -145,8 +145,8 @@ class Experiments:
 
     def __init__(self, scale: Scale, runs: pd.DataFrame, folder: Path) -> None:
         # What the scale's preset sets of every method tells none from another.
-        usual = "".join(f", {text}" for text in unusual_settings(preset_with(scale.preset, {})))
-        runs = runs.assign(variant=runs["variant"].str.replace(usual, "", regex=False)) if usual else runs
+        usual = unusual_settings(preset_with(scale.preset, {}))
+        runs = runs.assign(variant=without_settings(runs["variant"], usual))
         self.scale, self.runs, self.folder = scale, runs, folder
         self.chosen = at_best_rates(runs)  # of each experiment
         self._origin = main_origin(self.chosen)

@@ -6,7 +6,6 @@ cannot be made, or not all of it, is noted; where it is all that was wanted, it 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,12 +22,11 @@ from brx.paper.claims import CLAIMS, claim_table, judge, number_text
 from brx.paper.ladder import ladder_table, rate_texts
 from brx.paper.measured_evidence import llama_overhead
 from brx.paper.printed import DEVICES_GB, LLAMAS, SAVED, SLOWDOWNS
-from brx.paper.scales import BASELINES_AND_STRATEGIES, DEEPEST, ENDS, MAIN, RUN_AT, SCALES, Experiments
+from brx.paper.scales import BASELINES_AND_STRATEGIES, DEEPEST, MAIN, RUN_AT, SCALES, Experiments
 from brx.paper.similarity import load_study, study_table
 from brx.planning.stage_count import stage_count_table
 from brx.runs.comparison import reductions, slowdowns
 from brx.runs.formats import format_table
-from brx.runs.frames import SEED, load
 from brx.runs.tables import experiment_table, final_loss_text, rate_table, reduction_table, seeds_text, slowdown_text
 
 CLAIMS_LEGEND = """\
@@ -92,27 +90,6 @@ def final_losses(experiments: Experiments) -> pd.DataFrame:
 def chosen_rates(experiments: Experiments) -> pd.DataFrame:
     present = experiments.find_all({"method": method, "stages": P} for method, depths in RUN_AT.items() for P in depths)
     return rate_table(experiments.runs, pd.concat(present)).drop(columns="model") if present else pd.DataFrame()
-
-
-def wider_rates(experiments: Experiments) -> pd.DataFrame:
-    """The main comparison's ends once with the paper's rates and once with higher ones, too; seed 0 in both."""
-    folder = experiments.folder
-    # Higher rates lie in FOLDER-rates, and are mixed with the others nowhere else (docs/protocol.md, 3).
-    wider = Path(os.path.normpath(folder / ".." / f"{folder.resolve().name}-rates"))
-    if not wider.is_dir():
-        raise UserError(f"{wider}: no such folder, for rates beyond the paper's (brx sweep laptop/rates)")
-    ends = [f"P = {P}" for P in ENDS]
-    tables = []
-    grids = {"the paper's": (experiments.runs, folder), "wider": (load([folder, wider]), wider)}
-    for grid, (runs, place) in grids.items():
-        asked = Experiments(experiments.scale, runs[runs[SEED] == 0], place)
-        table = paper_slowdowns(asked, MAIN)
-        if table.empty:
-            raise UserError(f"{place}: no method has seed 0 both without delay and at the deepest pipeline")
-        losses = final_losses(asked)[["method", *ends]]
-        table = table.drop(columns=["seeds", "the paper's", *table.filter(like="both at")])
-        tables.append(losses.merge(table, on="method").assign(rates=grid))
-    return pd.concat(tables).rename(columns={end: f"final training loss at {end}" for end in ends})
 
 
 def paper_reductions(experiments: Experiments) -> pd.DataFrame:
@@ -208,7 +185,6 @@ TABLES = {
                    lambda experiments: norm_table(measured_norms([experiments.scale.curvature]))),
         PaperTable("similarity", "", "What delay costs where one number of the laptop preset is another",
                    lambda _: study_table(load_study())),
-        PaperTable("wider-rates", "", "Slowdown with learning rates beyond the paper's grid, seed 0", wider_rates),
         PaperTable("learning-rates", "", "Learning rates, chosen by the final validation loss", chosen_rates),
     )
 }  # fmt: skip

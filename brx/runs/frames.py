@@ -230,10 +230,33 @@ def has_pipeline_delays(runs: pd.DataFrame) -> pd.Series:
 
 
 def comparable(runs: pd.DataFrame, *, any_split: bool = False) -> list[pd.DataFrame]:
-    """Sort runs by what makes losses comparable (`_aspects`); most runs first. `any_split`: in any micro-batches."""
+    """Sort runs by what makes losses comparable (`_aspects`); most runs first. `any_split`: in any micro-batches.
+
+    Settings that all methods of a set share tell none from another, and leave the variants' names.
+    """
     keys = [key for aspect in _aspects(runs, any_split=any_split).values() for key in aspect]
     sets = [alike for _, alike in runs.groupby(keys, dropna=False, sort=False)]
+    sets = [alike.assign(variant=without_settings(alike["variant"], _shared_settings(alike))) for alike in sets]
     return sorted(sets, key=len, reverse=True)
+
+
+def _shared_settings(runs: pd.DataFrame) -> list[str]:
+    """Those of `unusual_settings` that several methods have, and every run whose method has such a setting."""
+    texts = runs["unusual"].str.split(", ")
+    shared = []
+    for text in texts.explode().unique():
+        has_it = np.array([text in of_run for of_run in texts])
+        settings = runs.get(f"optimizer.{text.split(' ')[0]}")
+        if settings is not None and (has_it == settings.notna()).all() and runs.loc[has_it, "method"].nunique() > 1:
+            shared.append(text)
+    return shared
+
+
+def without_settings(variants: pd.Series, unusual: Iterable[str]) -> pd.Series:
+    """Names of variants without some of `unusual_settings`."""
+    for text in unusual:
+        variants = variants.str.replace(f", {text}", "", regex=False)
+    return variants
 
 
 def differences(runs: pd.DataFrame) -> list[str]:

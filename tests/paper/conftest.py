@@ -34,14 +34,11 @@ def experiments_of_the_paper():
 
 @pytest.fixture(scope="session")
 def complete(tmp_path_factory):
-    """Made-up runs of those; slower with more delay, and faster with a rate beyond the paper's."""
+    """Made-up runs of those; slower with more delay."""
     folder = tmp_path_factory.mktemp("results") / "laptop"
     for method, settings in experiments_of_the_paper():
         seeds = (0, 1, 2) if settings in ENDS else (0,)
         write_experiment(folder, LAPTOP.preset, {**settings, **scales.VARIANTS[method]}, seeds=seeds)
-    for method, end in product(scales.MAIN, ENDS):
-        settings = {**end, "optimizer.lr": 3e-3, **scales.VARIANTS[method]}
-        write_experiment(folder.with_name("laptop-rates"), LAPTOP.preset, settings, val_loss=0.0, slowness=2)
     return folder
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import brx.runs
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
-from brx.runs.frames import differences, same_but_for
+from brx.runs.frames import comparable, differences, same_but_for
 from tests.runs.helpers import ITERATIONS, write_run
 
 
@@ -85,3 +85,17 @@ def test_the_snippets_run_and_say_what_they_promise(monkeypatch):
     assert names["question"].shape == (2, 2)
     assert len(names["axes"].lines) == 4
     assert sorted(names["costs"]["method"]) == ["basis-rotation", "pipedream"]
+
+
+def test_settings_that_all_methods_share_leave_the_names_of_variants(tmp_path):
+    for name, *settings in (
+        ("a", "optimizer.method=pipedream", "optimizer.beta2=0.99"),
+        ("b", "optimizer.method=nesterov", "optimizer.beta2=0.99", "optimizer.weight_decay=0.3"),
+        ("c", "optimizer.method=torch.optim:SGD"),  # which has none of them
+    ):
+        write_run(tmp_path, name, *settings)
+    (alike,) = comparable(brx.runs.load(tmp_path / "runs"))
+    assert set(alike["variant"]) == {"pipedream", "nesterov, weight_decay 0.3", "torch.optim:SGD"}
+    write_run(tmp_path, "d", "optimizer.method=pipedream")
+    (alike,) = comparable(brx.runs.load(tmp_path / "runs"))
+    assert {"pipedream, beta2 0.99", "pipedream"} < set(alike["variant"])
