@@ -29,7 +29,7 @@ from brx.runs.time_to_loss import Experiment, Measurements, measure_largest_set
 if TYPE_CHECKING:
     from brx.planning.planned_run import PlannedRun
 
-COMMITTED = Path("results/tables/laptop/time-to-loss.json")  # what the committed runs say (make reproduce-figures)
+COMMITTED = Path("results/tables/similar/time-to-loss.json")  # what the committed runs say (make reproduce-figures)
 COST_REFERENCE = "pipedream"  # AdamW, whose update counts as part of an iteration
 WIDEST_GAP = 4.0  # largest factor of 1 + delay between two measured delays for iterations to be interpolated
 ASSUMED_SPREAD = 0.05  # of the logarithm of iterations between seeds, where no experiment has two seeds to tell it

@@ -88,12 +88,9 @@ def test_the_snippets_run_and_say_what_they_promise(monkeypatch):
 
 
 def test_settings_that_all_methods_share_leave_the_names_of_variants(tmp_path):
-    for name, *settings in (
-        ("a", "optimizer.method=pipedream", "optimizer.beta2=0.99"),
-        ("b", "optimizer.method=nesterov", "optimizer.beta2=0.99", "optimizer.weight_decay=0.3"),
-        ("c", "optimizer.method=torch.optim:SGD"),  # which has none of them
-    ):
-        write_run(tmp_path, name, *settings)
+    write_run(tmp_path, "a", "optimizer.method=pipedream", "optimizer.beta2=0.99")
+    write_run(tmp_path, "b", "optimizer.method=nesterov", "optimizer.beta2=0.99", "optimizer.weight_decay=0.3")
+    write_run(tmp_path, "c", "optimizer.method=torch.optim:SGD")  # which has none of them
     (alike,) = comparable(brx.runs.load(tmp_path / "runs"))
     assert set(alike["variant"]) == {"pipedream", "nesterov, weight_decay 0.3", "torch.optim:SGD"}
     write_run(tmp_path, "d", "optimizer.method=pipedream")
