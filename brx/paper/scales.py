@@ -89,7 +89,7 @@ SCALES = {
             PER_BLOCK: Model("laptop"),
         },
         ladder={iterations: {} for iterations in (2000, 4000, 8000, 16000, 32000, 64000, 128000)},
-        further_seeds={"main": (3, "seeds"), "strategies": (1, "strategies-seeds")},
+        further_seeds={"main": (3, "seeds")},
         between={"main": "depths"},
     ),
     "similar": Scale(
