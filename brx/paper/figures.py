@@ -102,7 +102,8 @@ def lowest(shown: Sequence[losses.Curve], loss: str) -> str:
     """Which curve ends lowest, and by how much."""
     finals = finals_of(shown, loss)
     best, second = sorted(finals, key=finals.__getitem__)[:2]
-    return f"{best} lowest by {finals[second] - finals[best]:.2f} nats"
+    lead = f"{finals[second] - finals[best]:.2f}"
+    return f"{best} and {second} end level" if lead == "0.00" else f"{best} lowest by {lead} nats"
 
 
 def change(shown: Sequence[losses.Curve], loss: str) -> str:
