@@ -252,11 +252,9 @@ def _shared_settings(runs: pd.DataFrame) -> list[str]:
     return shared
 
 
-def without_settings(variants: pd.Series, unusual: Iterable[str]) -> pd.Series:
+def without_settings(variants: pd.Series, unusual: Sequence[str]) -> pd.Series:
     """Names of variants without some of `unusual_settings`."""
-    for text in unusual:
-        variants = variants.str.replace(f", {text}", "", regex=False)
-    return variants
+    return variants.map(lambda variant: ", ".join(part for part in variant.split(", ") if part not in unusual))
 
 
 def differences(runs: pd.DataFrame) -> list[str]:

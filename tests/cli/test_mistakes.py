@@ -82,7 +82,7 @@ MISTAKES = [
     (f"{ASKED} --config quick --bandwidth 8GB", "--bandwidth: needs"),
     (f"{ASKED} --micro-batches 3 --config quick", "--micro-batches 3: training.batch_size 8 is no multiple"),
     (f"{ASKED} --stages 64 --config quick", "--stages 64: the model has only 8"),
-    (f"{ASKED} --cost-from results/tables/laptop/time-to-loss.json", "no table of milliseconds per iteration by"),
+    (f"{ASKED} --cost-from results/tables/similar/time-to-loss.json", "no table of milliseconds per iteration by"),
     (f"{ASKED} --cost-from results/demo/basis-rotation-p1", "has no pipedream (AdamW), which costs are"),
     (f"{ASKED} --cost-from results/demo results/laptop", "runs of one model and batch are needed"),
     (f"{ASKED} --local-steps 8", "--local-steps and --averaging: give both"),
