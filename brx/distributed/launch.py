@@ -131,22 +131,23 @@ def _watch(ranks: list[_Rank], passed_on: list[int]) -> int:
         codes = [rank.code for rank in ranks]
         if passed_on and codes[0] not in (None, 0) and not ranks[0].report.exists():  # stopped while still starting
             codes[0] = 130
-        if any(code not in (None, 0, 130) for code in codes):
-            break
-        if all(code is not None for code in codes):
-            return 130 if 130 in codes else 0
         if codes[0] == 130:
-            # It parts from the others last; stopped before it has met them, it leaves them waiting for it.
+            # It parts from the others last; stopped before it has met them, they wait for it in vain or have lost it.
             stopped_at = stopped_at or time.monotonic()
             if time.monotonic() > stopped_at + GRACE_S:
                 return 130
+        elif any(code not in (None, 0, 130) for code in codes):
+            break
+        if all(code is not None for code in codes):
+            return 130 if 130 in codes else 0
         time.sleep(POLL_S)
     deadline = time.monotonic() + GRACE_S
-    while _cause(ranks) is None and time.monotonic() < deadline and any(rank.code is None for rank in ranks):
+    # After a signal the others may end before rank 0 does, because they have lost it.
+    while time.monotonic() < deadline and any(rank.code is None for rank in ranks) and (passed_on or not _cause(ranks)):
         time.sleep(POLL_S)
-    if (cause := _cause(ranks)) is None and ranks[0].code == 130:
-        return 130  # a second Ctrl-C cut rank 0 off in the middle, and the others have merely lost it
-    raise cause or _blame(ranks)
+    if ranks[0].code == 130:
+        return 130
+    raise _cause(ranks) or _blame(ranks)
 
 
 def _cause(ranks: list[_Rank]) -> UserError | RunError | None:
