@@ -117,8 +117,7 @@ def test_nothing_is_loaded_from_anywhere_and_names_of_runs_are_text(elements, pa
 
 
 def test_further_figures_are_shown_with_their_captions(runs, tmp_path, page):
-    drawn = tmp_path / "drawn"
-    drawn.mkdir()
+    (drawn := tmp_path / "drawn").mkdir()
     (drawn / "valley.svg").write_text('<svg xmlns="http://www.w3.org/2000/svg" width="640.3pt" height="480pt"></svg>')
     (drawn / "valley.txt").write_text("A valley <b>\nfrom one run\n")
     (tmp_path / "run").symlink_to(runs / "pipedream-1")

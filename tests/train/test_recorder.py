@@ -51,8 +51,7 @@ def test_commit_is_that_of_our_own_checkout_and_says_whether_its_code_has_change
 
     git("init", "--quiet")
     git("commit", "--quiet", "--allow-empty", "--message", "somebody else's")
-    code = tmp_path / "brx" / "__init__.py"
-    code.parent.mkdir()
+    (code := tmp_path / "brx" / "__init__.py").parent.mkdir()
     code.write_text("")
     monkeypatch.setattr(brx, "__file__", str(code))
     assert git_commit() is None  # a copy of brx in a checkout that does not know it
