@@ -142,7 +142,7 @@ def _watch(ranks: list[_Rank], passed_on: list[int]) -> int:
             return 130 if 130 in codes else 0
         time.sleep(POLL_S)
     deadline = time.monotonic() + GRACE_S
-    # After a signal the others may end before rank 0 does, because they have lost it.
+    # After a signal the others may end before rank 0 does, cut off before they have met or in the middle: they lost it.
     while time.monotonic() < deadline and any(rank.code is None for rank in ranks) and (passed_on or not _cause(ranks)):
         time.sleep(POLL_S)
     if ranks[0].code == 130:
