@@ -8,8 +8,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from typing import Literal
@@ -30,7 +29,7 @@ from brx.runs.comparison import BASELINES
 from brx.runs.frames import SEED
 
 FACTOR = 2.0  # between our number and the paper's, either way, up to which it is reproduced (docs/protocol.md, 5)
-GROUPS = ("as in the paper", "as in the paper only with longer training", "not as in the paper", "not tried")
+GROUPS = ("as in the paper", "not as in the paper", "not tried")
 LINE_IN = 0.13
 LINE_CHARACTERS = 92  # of a statement, before it goes on below
 WIDEST = 16.0  # ratios are drawn up to this factor either way; those beyond sit at the edge
@@ -57,7 +56,6 @@ class Claim:
     unit: Unit = "plain"
     rule: Rule = "direction"
     command: str = ""  # repeats what no sweep makes; `{curvature}`: the scale's folder of that
-    longer: Question | None = None  # extrapolated from longer training, for a number that is not reproduced without
 
     def is_reproduced(self, ours: Evidence, num_seeds: int | None) -> bool:
         if self.rule == "direction" or self.paper is None:
@@ -68,7 +66,7 @@ class Claim:
             return surely >= self.paper and not is_at_most
         if self.rule == "closed form":
             return number_text(ours.value, self.unit) == number_text(self.paper, self.unit)
-        if ours.is_bound or pd.isna(ours.value):
+        if ours.is_bound or pd.isna(ours.value) or ours.holds is False:
             return False
         if self.unit == "percent":
             return surely > 0 and 1 / FACTOR <= (1 - ours.value) / (1 - self.paper) <= FACTOR
@@ -85,7 +83,6 @@ class Outcome:
     runs: Sequence[str]  # names of those that it is from
     num_seeds: int | None = None  # of the experiment with the fewest; None where it is from no runs
     sweeps: Sequence[str] = ()  # the files that make the runs, those that are not there among them
-    longer: Evidence | None = None  # what longer training says of a claim that is reproduced only then
 
     @property
     def command(self) -> str:
@@ -101,11 +98,8 @@ class Outcome:
 
 def in_groups(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
     """Claims by how they came out, in the order of GROUPS."""
-    groups: dict[str, list[Outcome]] = {name: [] for name in GROUPS}
-    for outcome in outcomes:
-        place = {"yes": 0, "no": 1 if outcome.longer else 2, "not tried": 3}[outcome.verdict]
-        groups[GROUPS[place]].append(outcome)
-    return groups
+    groups = zip(GROUPS, ("yes", "no", "not tried"), strict=True)
+    return {name: [outcome for outcome in outcomes if outcome.verdict == verdict] for name, verdict in groups}
 
 
 def judge(experiments: Experiments, claims: Sequence[Claim]) -> list[Outcome]:
@@ -128,12 +122,7 @@ def _judge(claim: Claim, experiments: Experiments) -> Outcome:
     counts = [seeds[SEED].nunique() for seeds in experiments.used.values()]
     if evidence.num_seeds is not None:
         counts.append(evidence.num_seeds)
-    outcome = Outcome(claim, evidence, "", runs, min(counts, default=None), experiments.makers)
-    if outcome.verdict == "no" and claim.longer is not None and not experiments.scale.grows:
-        with suppress(UserError):
-            longer = claim.longer(experiments.fresh())
-            return replace(outcome, longer=longer if claim.is_reproduced(longer, None) else None)
-    return outcome
+    return Outcome(claim, evidence, "", runs, min(counts, default=None), experiments.makers)
 
 
 def claim_table(outcomes: Sequence[Outcome], scale: Scale) -> pd.DataFrame:
@@ -160,8 +149,8 @@ def evidence_text(outcome: Outcome) -> str:
         return outcome.reason
     if claim.rule == "direction" or claim.paper is None:
         return ours.text
-    holds = ", around the paper's" if ours.low <= claim.paper <= ours.high else ""
-    return f"{measured_text(claim, ours)}{holds}{ours.text and f' ({ours.text})'}"
+    around = ", around the paper's" if not few_seeds(outcome) and ours.low <= claim.paper <= ours.high else ""
+    return f"{measured_text(claim, ours)}{around}{ours.text and f' ({ours.text})'}"
 
 
 def verdict_text(outcome: Outcome) -> str:
@@ -177,21 +166,20 @@ def few_seeds(outcome: Outcome) -> str:  # too few for an interval
 
 def why_not(outcome: Outcome) -> str:
     """Say in a few words why a claim is not reproduced, as far as the evidence tells; empty for nothing."""
-    claim, ours, longer = outcome.claim, outcome.evidence, outcome.longer
+    claim, ours = outcome.claim, outcome.evidence
     if ours is None or outcome.verdict == "yes":
         return ""
-    printed = 0.0 if claim.paper is None else claim.paper  # a direction's margin has a sign alone
+    is_direction = claim.rule == "direction" or claim.paper is None
+    printed = 0.0 if is_direction or claim.paper is None else claim.paper  # a direction's margin has a sign alone
     is_within = ours.low <= printed <= ours.high
     reasons = {
-        "training too short": longer is not None,
-        "the other way round": claim.paper is None and ours.value < 0 and not is_within,
+        "the other way round": is_direction and ours.value < 0 and not is_within,
         "within chance": is_within,
-        "apart by more than chance": longer is None and (ours.low > printed or ours.high < printed),
+        "apart by more than chance": not ours.is_bound and (ours.low > printed or ours.high < printed),
         few_seeds(outcome)[2:]: outcome.num_seeds in (1, 2),
         "a bound alone": ours.is_bound,
     }
-    extrapolated = f", extrapolated to the paper's length {number_text(longer.value, claim.unit)}" if longer else ""
-    return ", ".join(reason for reason, applies in reasons.items() if applies) + extrapolated
+    return ", ".join(reason for reason, applies in reasons.items() if applies)
 
 
 def measured_text(claim: Claim, ours: Evidence) -> str:
@@ -267,7 +255,7 @@ def paper_text(outcome: Outcome) -> str:
 
 
 def our_text(outcome: Outcome) -> str:
-    """Our number with its interval; of a direction, whether it holds; with longer training, that."""
+    """Our number with its interval; of a direction, whether it holds."""
     claim, ours = outcome.claim, outcome.evidence
     if ours is None:
         return ""
@@ -277,7 +265,6 @@ def our_text(outcome: Outcome) -> str:
         text = "as printed" if ours.holds else "not all as printed"
     else:
         text = "holds" if ours.holds else "does not hold"
-    text += f"; longer: {number_text(outcome.longer.value, claim.unit)}" if outcome.longer else ""
     return text + few_seeds(outcome)
 
 
@@ -324,8 +311,7 @@ CLAIMS = (
           partial(ours.lead_grows, method="basis-rotation", others=BASELINES, from_stages=1)),
     *(
         number(f"slowdown-{re.sub('[ /]', '-', method)}", "Figure 8a" if method in STRATEGY_NAMES else "Table 3",
-               f"slowdown of {method}", partial(ours.slowdown_of, method=method), printed, "times",
-               longer=partial(ours.extrapolated_slowdown, method=method))
+               f"slowdown of {method}", partial(ours.slowdown_of, method=method), printed, "times")
         for method, printed in SLOWDOWNS.items()
         if method != "pipedream"
     ),

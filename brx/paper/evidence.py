@@ -19,9 +19,8 @@ from scipy.special import stdtrit
 
 from brx.config.loading import Settings, preset_with
 from brx.errors import UserError
-from brx.paper.ladder import PAPER_RELATIVE_DELAY, read_ladder
 from brx.paper.scales import BLOCKS, COMPENSATIONS, DEEPEST, DEPTHS, ENDS, MAIN, PER_BLOCK, Experiments
-from brx.runs.comparison import BASELINES, EARLY, common_target, reached_by_seed, saved_ratio, slowdowns
+from brx.runs.comparison import BASELINES, EARLY, common_target, saved_ratio, shared_seeds, slowdowns, with_diverged
 from brx.runs.frames import SEED
 from brx.runs.slowdown import CONFIDENCE
 from brx.runs.tables import seeds_text
@@ -73,10 +72,10 @@ class Margin:
             self.least = self.interval[0]
         self.holds = self.least > 0  # by more than chance, as far as the seeds can say
 
-    def evidence(self, text: str, *, holds: bool | None = None, num_seeds: int | None = None) -> Evidence:
+    def evidence(self, text: str, *, holds: bool | None = None) -> Evidence:
         """Make Evidence of a direction, with mean and interval; this margin decides it unless `holds` is given."""
-        ends = self.interval or (math.nan, math.nan)
-        return Evidence(self.mean, *ends, holds=self.holds if holds is None else holds, text=text, num_seeds=num_seeds)
+        ends, holds = self.interval or (math.nan, math.nan), self.holds if holds is None else holds
+        return Evidence(self.mean, *ends, holds=holds, text=text, num_seeds=len(self.by_seed))
 
     def __sub__(self, other: Margin) -> Margin:
         return Margin(self.by_seed - other.by_seed)
@@ -85,28 +84,12 @@ class Margin:
 def runs_of(
     experiments: Experiments, method: str, stages: int | None = None, sweep: str = "", **options: Any
 ) -> pd.DataFrame:
-    """The runs that `Experiments.find` finds; a seed that diverged has infinite losses: it ended above all."""
+    """The runs that `Experiments.find` finds, those that diverged among them (`with_diverged`)."""
     seeds = experiments.find(method, stages, sweep, **options)
     if seeds is None:
-        what, _, why = list(experiments.missing)[-1].partition(": ")
+        what, _, why = list(experiments.missing)[-1].rpartition(": ")
         raise UserError(f"every run of {what} diverged" if "diverged" in why else f"no runs of {what} yet")
-    lost = {"status": "diverged", "train_loss": math.inf, "val_loss": math.inf}
-    rows = [seeds.iloc[[0]].assign(**lost, **{SEED: seed}) for seed in seeds["diverged_seeds"].iloc[0]]
-    return pd.concat([seeds, *rows]) if rows else seeds
-
-
-def shared_seeds(*experiments: pd.DataFrame) -> list[pd.DataFrame]:
-    """The runs of each experiment with a seed that all have: it decides weights and order, so that they make pairs."""
-    shared = set[int].intersection(*(set(runs[SEED]) for runs in experiments))
-    if not shared:
-        raise UserError(f"no seed in common among {', '.join(str(runs.index[0]) for runs in experiments)}")
-    pairs = []
-    for runs in experiments:
-        kept = runs[runs[SEED].isin(shared)]
-        # Other seeds that diverged are forgotten, as others that finished are.
-        lost = [[seed for seed in diverged if seed in shared] for diverged in kept["diverged_seeds"]]
-        pairs.append(kept.assign(diverged_seeds=pd.Series(lost, kept.index, dtype=object)))
-    return pairs
+    return with_diverged(seeds)
 
 
 def _paired(experiments: Experiments, methods: Iterable[str], stages: int | None = None, **options: Any) -> list[Any]:
@@ -137,9 +120,12 @@ def ends_below(name: str, ours: pd.DataFrame, others: Mapping[str, pd.DataFrame]
     return lead.evidence(text)
 
 
-def _lead(experiments: Experiments, method: str, others: Sequence[str], stages: int) -> Margin:
-    ours, *theirs = _paired(experiments, (method, *others), stages)
-    return margin(ours, min(theirs, key=final_loss))
+def _leads(experiments: Experiments, method: str, others: Sequence[str], *depths: int) -> list[Margin]:
+    """How many nats a method ends below the lowest of others at each P, over seeds that all have at all of these."""
+    names = method, *others
+    runs = shared_seeds(*(runs_of(experiments, name, P) for P in depths for name in names))
+    of_depths = (runs[first : first + len(names)] for first in range(0, len(runs), len(names)))
+    return [margin(ours, min(theirs, key=final_loss)) for ours, *theirs in of_depths]
 
 
 def _seeds_of(lead: Margin) -> str:
@@ -152,7 +138,7 @@ def ends_below_at_every_depth(
     """In every pair the first method ends below the other, or the lowest of the others, from a number of stages on."""
     named = [(method, (others,) if isinstance(others, str) else others) for method, others in pairs]
     depths = [P for P in DEPTHS if from_stages <= P]
-    leads = {P: [_lead(experiments, method, others, P) for method, others in named] for P in depths}
+    leads = {P: [lead for method, others in named for lead in _leads(experiments, method, others, P)] for P in depths}
     least = {P: min(of_P, key=lambda lead: lead.mean) for P, of_P in leads.items()}
     text = "nats below: " + ", ".join(f"P = {P}: {lead.mean:.3f}{_seeds_of(lead)}" for P, lead in least.items())
     for P, of_P in leads.items():
@@ -164,10 +150,9 @@ def ends_below_at_every_depth(
 
 def lead_grows(experiments: Experiments, method: str, others: Sequence[str], from_stages: int) -> Evidence:
     """A method ends below the lowest of others at the deepest pipeline, and by more than at a number of stages."""
-    small, large = (_lead(experiments, method, others, P) for P in (from_stages, DEEPEST))
+    small, large = _leads(experiments, method, others, from_stages, DEEPEST)
     difference = large - small
-    first, last = (side.by_seed[difference.by_seed.index].mean() for side in (small, large))
-    text = f"lead {first:.3f} nats at P = {from_stages}, {last:.3f} at P = {DEEPEST}{_seeds_of(difference)}"
+    text = f"lead {small.mean:.3f} nats at P = {from_stages}, {large.mean:.3f} at P = {DEEPEST}{_seeds_of(difference)}"
     if difference.interval:
         text += ", difference [{:+.3f}, {:+.3f}]".format(*difference.interval)
     return difference.evidence(text, holds=difference.holds and large.holds)
@@ -222,36 +207,35 @@ def loses_less_without_stashing(experiments: Experiments) -> Evidence:
     return Evidence(holds=all((rise - ours).holds for rise in theirs), text=text)
 
 
-def _compensated(experiments: Experiments, stages: int) -> tuple[dict[str, pd.DataFrame], str]:
-    """Delay compensation by its strength, and the strength that ends lowest."""
+def _compensated(experiments: Experiments, stages: int) -> tuple[pd.DataFrame, float]:
+    """Delay compensation in the strength that ends lowest on the seeds that all strengths have, and that strength."""
     name = "delay-compensation"
-    by_strength = {
-        f"{strength:g}": runs_of(experiments, name, stages, name, settings={"optimizer.compensation": strength})
-        for strength in COMPENSATIONS
-    }
-    return by_strength, min(by_strength, key=lambda strength: final_loss(by_strength[strength]))
+    settings = [{"optimizer.compensation": strength} for strength in COMPENSATIONS]
+    runs = [runs_of(experiments, name, stages, name, settings=each) for each in settings]
+    losses = [final_loss(seeds) for seeds in shared_seeds(*runs)]
+    best = losses.index(min(losses))
+    return runs[best], COMPENSATIONS[best]
 
 
 def beats_delay_compensation(experiments: Experiments) -> Evidence:
-    leads, holds = [], True
+    leads, texts = [], []
     for P in DELAYS_OF_COMPENSATION:
-        ours = runs_of(experiments, "basis-rotation", P)
-        by_strength, best = _compensated(experiments, P)
-        holds = holds and bool(ends_below("", ours, by_strength).holds)
-        leads.append(f"P = {P}: {margin(ours, by_strength[best]).mean:.3f} (strength {best})")
-    return Evidence(holds=holds, text="nats below the best strength: " + ", ".join(leads))
+        compensated, strength = _compensated(experiments, P)
+        leads.append(margin(runs_of(experiments, "basis-rotation", P), compensated))
+        texts.append(f"P = {P}: {leads[-1].mean:.3f} (strength {strength:g})")
+    return min(leads, key=lambda lead: lead.least).evidence("nats below the best strength: " + ", ".join(texts))
 
 
 def delay_compensation_is_like_pipedream(experiments: Experiments) -> Evidence:
     """The best strength ends nearer to PipeDream than to basis rotation."""
-    lines, holds = [], True
+    nearer, lines = [], []
     for P in DELAYS_OF_COMPENSATION:
-        by_strength, best = _compensated(experiments, P)
-        below_pipedream = margin(by_strength[best], runs_of(experiments, "pipedream", P))
-        above_ours = margin(runs_of(experiments, "basis-rotation", P), by_strength[best])
-        holds = holds and (above_ours - Margin(below_pipedream.by_seed.abs())).holds
+        others = (runs_of(experiments, name, P) for name in ("pipedream", "basis-rotation"))
+        compensated, pipedream, ours = shared_seeds(_compensated(experiments, P)[0], *others)
+        below_pipedream, above_ours = margin(compensated, pipedream), margin(ours, compensated)
+        nearer.append(above_ours - Margin(below_pipedream.by_seed.abs()))
         lines.append(f"P = {P}: {below_pipedream.mean:.3f} below PipeDream, {above_ours.mean:.3f} above basis rotation")
-    return Evidence(holds=holds, text="; ".join(lines) + " nats")
+    return min(nearer, key=lambda margin: margin.least).evidence("; ".join(lines) + " nats")
 
 
 def validation_follows_training(experiments: Experiments) -> Evidence:
@@ -276,23 +260,19 @@ def slowdown_of(experiments: Experiments, method: str) -> Evidence:
     """A method's slowdown to the one target of the scale; PipeDream's to its own: it sets none for the others."""
     ends = pd.concat([runs_of(experiments, method, P) for P in ENDS])
     target = common_target(ends) if method == "pipedream" else _target(experiments)
-    (row,) = slowdowns(ends, target).to_dict("records")
-    if pd.isna(row["ratio"]):
-        why = "the target loss is on a plateau" if row["is_plateau"] else "the runs without delay never reach it"
-        raise UserError(f"target loss {target:.2f}: {why}")
+    row = _slowdown(ends, target)
     text = f"to {target:.3f} nats, seeds: {seeds_text(row)}"
     text += f"; early: without delay in the first {EARLY:.0%} of training" if row["is_early"] else ""
     return Evidence(row["ratio"], row["low"], row["high"], is_bound=row["is_censored"], text=text)
 
 
-def extrapolated_slowdown(experiments: Experiments, method: str) -> Evidence:
-    if "ladder" not in experiments.known:
-        experiments.known["ladder"] = read_ladder(experiments)
-    rows, _, slowdown = experiments.known["ladder"]
-    law = None if rows.empty else slowdown.law(rows[rows["method"] == method])
-    if law is None:
-        raise UserError(f"{method} was not trained for several lengths")
-    return Evidence(*slowdown.predicted(law, PAPER_RELATIVE_DELAY))
+def _slowdown(ends: pd.DataFrame, target: float) -> dict[str, Any]:
+    """One method's row of `slowdowns`, where that gives a ratio."""
+    row: dict[str, Any] = slowdowns(ends, target).iloc[0].to_dict()
+    if pd.isna(row["ratio"]):
+        why = "is on a plateau for" if row["is_plateau"] else "is never reached without delay by"
+        raise UserError(f"target loss {target:.2f}: {why} {row['method']}")
+    return row
 
 
 def _target(experiments: Experiments) -> float:
@@ -320,17 +300,14 @@ def slows_down_less(experiments: Experiments, pairs: Sequence[tuple[str, str]]) 
 def _log_slowdowns(experiments: Experiments, methods: Sequence[str]) -> tuple[pd.DataFrame, set[str], str]:
     """A row per seed that all have, a column per method; the methods of which some are bounds; target and seeds."""
     target = _target(experiments)
-    columns, bounds = {}, set()
-    for method in methods:
-        reference, delayed = (reached_by_seed(runs_of(experiments, method, P), target) for P in ENDS)
-        shared = sorted(reference.keys() & delayed.keys())
-        if not all(reference[seed].is_reached for seed in shared):
-            raise UserError(f"{method} without delay never reaches the target loss")
-        ratios = {seed: delayed[seed].iterations / reference[seed].iterations for seed in shared}
-        columns[method] = np.log(pd.Series(ratios, dtype=float))
-        if not all(delayed[seed].is_reached for seed in shared):
-            bounds.add(method)
-    logs = pd.DataFrame(columns).dropna()
+    runs = shared_seeds(*(runs_of(experiments, method, P) for method in methods for P in ENDS))
+    ends = zip(methods, runs[::2], runs[1::2], strict=True)
+    rows = {method: _slowdown(pd.concat(pair), target) for method, *pair in ends}
+    ratios = {
+        method: pd.Series(np.divide(row["iterations"], row["reference_iterations"]), row["shared_seeds"])
+        for method, row in rows.items()
+    }
+    logs, bounds = np.log(pd.DataFrame(ratios)), {method for method, row in rows.items() if row["is_censored"]}
     return logs, bounds, f"to {target:.3f} nats, seeds: {len(logs)}"
 
 
@@ -341,7 +318,9 @@ def soap_is_close(experiments: Experiments) -> Evidence:
     text = ", ".join(f"{method} {np.exp(distances[method].mean()):.2f}" for method in distances)
     nearer = [Margin(distances[method] - distances["soap"]) for method in ("muon", "scion")]
     closest = min(nearer, key=lambda margin: margin.least)
-    holds = closest.holds and not bounds & {"soap", "basis-rotation"}
+    # What is only known to be slower than a bound may be near, unless the bound is above basis rotation.
+    unsure = {method for method in bounds if (logs[method] < logs["basis-rotation"]).any()}
+    holds = closest.holds and not (unsure | bounds & {"soap", "basis-rotation"})
     return closest.evidence(f"a factor from basis rotation's slowdown: {text}; {basis}", holds=holds)
 
 
@@ -351,7 +330,7 @@ def _saved(ours: pd.DataFrame, other: pd.DataFrame) -> Evidence:
     ratio = saved_ratio(ours, other)
     name, num_seeds = other["variant"].iloc[0], other[SEED].nunique()
     if ratio is None:
-        raise UserError(f"{name} ends above the loss that it has in the mean of its last quarter")
+        raise UserError(f"{name} diverged, or ends above the loss that it has in the mean of its last quarter")
     if ratio.is_lower_bound:
         text = f"over {name}, whose final loss is never reached"
         return Evidence(1 - ratio.ratio, is_bound=True, text=text, num_seeds=num_seeds)

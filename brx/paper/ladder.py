@@ -24,7 +24,8 @@ from brx.errors import UserError
 from brx.paper.printed import SAVED, SLOWDOWNS
 from brx.paper.scales import DEEPEST, ENDS, LADDER_METHODS, PRECONDITIONED, SCALES, STRATEGY_NAMES, Experiments
 from brx.plot.style import draw_points, look_of
-from brx.runs.comparison import common_target, concat, reductions, slowdowns
+from brx.runs.comparison import common_target, concat, reductions, slowdowns, with_diverged
+from brx.runs.experiments import by_experiment
 from brx.runs.frames import DEPTH, RATE, SEED
 from brx.runs.slowdown import CONFIDENCE
 from brx.runs.tables import final_loss_text, rate_text, saved_text, slowdown_text
@@ -82,8 +83,10 @@ def _runs_of_length(experiments: Experiments, settings: Settings) -> pd.DataFram
     if runs is None:
         return None
     if experiments.scale.grows:  # seed by seed: those that all have; other settings of the optimizer are the length's
+        runs = pd.concat([with_diverged(seeds) for seeds in by_experiment(runs)])
         complete = runs.groupby(SEED)["experiment"].transform("nunique") == runs["experiment"].nunique()
-        runs = runs[complete].assign(variant=runs["method"], diverged_seeds=[[]] * complete.sum())
+        runs = runs[complete].assign(variant=runs["method"])
+        runs["diverged_seeds"] = [[s] * (s in lost) for s, lost in zip(runs[SEED], runs["diverged_seeds"], strict=True)]
         return runs if complete.any() else None
     quietly = at_rate.fresh()
     others = [quietly.find_ends(name, settings=settings) for name in (*STRATEGY_NAMES[1:], *PRECONDITIONED)]

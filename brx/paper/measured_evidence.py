@@ -74,7 +74,8 @@ def norm_ratio(experiments: Experiments) -> Evidence:
         text += f"{math.exp(half.mean):.3g} from half the sample, {math.exp(extrapolated.mean):.3g} extrapolated"
     else:
         text += "raised by the noise of the batches, by how much is not known"
-    return Evidence(math.exp(rise.mean), math.exp(low), math.exp(high), text=text, num_seeds=len(rise.by_seed))
+    low, high = math.exp(low), math.exp(high)
+    return Evidence(math.exp(rise.mean), low, high, holds=high < 1, text=text, num_seeds=len(rise.by_seed))
 
 
 def theorem_order(experiments: Experiments, source: str) -> Evidence:
@@ -161,7 +162,7 @@ def oscillates_less(experiments: Experiments, *, delayed: bool) -> Evidence:
     text += f" ({', '.join(f'{count} {what}' + 's' * (count > 1) for what, count in counts.items())})"
     if plateaus := int((both["eigenvalue_of_pipedream"] < 0).sum()):
         text += f"; at {plateaus} of them PipeDream's dominant eigenvalue is negative, as on a plateau"
-    return less.evidence(text, num_seeds=len(less.by_seed))
+    return less.evidence(text)
 
 
 def stable_elsewhere(experiments: Experiments) -> Evidence:

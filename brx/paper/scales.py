@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
@@ -18,7 +17,7 @@ from brx.config.loading import Settings, preset_with
 from brx.errors import UserError
 from brx.runs.comparison import common_target
 from brx.runs.experiments import at_best_rates, main_origin, notes, tried_rates
-from brx.runs.frames import RATE, SEED, experiment_id, load, unusual_settings, without_settings
+from brx.runs.frames import RATE, experiment_id, load, unusual_settings, without_settings
 
 MAIN = ("pipedream", "pipedream-lr", "nesterov", "basis-rotation")
 PRECONDITIONED = ("soap", "muon", "scion")
@@ -58,7 +57,6 @@ class Scale:
     models: Mapping[str, Model]
     ladder: Mapping[int, Settings] = field(default_factory=dict)  # by iterations, how else the main model's runs differ
     grows: bool = False  # model and training grow together along the ladder: its law is fitted to each seed
-    further_seeds: Mapping[str, tuple[int, str]] = field(default_factory=dict)  # by sweep: the first, and their sweep
     between: Mapping[str, str] = field(default_factory=dict)  # by sweep of the ends, that of the depths between them
     times: Path = Path("benchmarks/results/small_models.json")  # of an iteration, by size and method
 
@@ -89,7 +87,6 @@ SCALES = {
             PER_BLOCK: Model("laptop"),
         },
         ladder={iterations: {} for iterations in (2000, 4000, 8000, 16000, 32000, 64000, 128000)},
-        further_seeds={"main": (3, "seeds")},
         between={"main": "depths"},
     ),
     "similar": Scale(
@@ -152,7 +149,6 @@ class Experiments:
         self._origin = main_origin(self.chosen)
         self._by_experiment = dict(iter(self.chosen.groupby("experiment")))
         self._diverged = set(runs.loc[runs["status"] == "diverged", "experiment"]) - set(self._by_experiment)
-        self.known: dict[str, Any] = {}  # is computed once from these runs, and shared by copies
         self.used: dict[str, pd.DataFrame] = {}  # of each experiment that was asked for, by its id
         self.sweeps: list[str] = []  # the files that make these
         # A line for each that is not there or diverged, the last asked for at the end, with the file that makes it.
@@ -189,7 +185,7 @@ class Experiments:
     def at_rate(self, rate: float) -> Experiments:
         """The same runs but for those at other learning rates; what is asked for there counts as asked for here."""
         alone = Experiments(self.scale, self.runs[self.runs[RATE] == rate], self.folder)
-        alone.used, alone.sweeps, alone.missing = self.used, self.sweeps, self.missing
+        alone._origin, alone.used, alone.sweeps, alone.missing = self._origin, self.used, self.sweeps, self.missing
         return alone
 
     def find(
@@ -226,9 +222,7 @@ class Experiments:
             self.missing[line] = maker
             return None
         self.used[experiment] = seeds
-        first, further = self.scale.further_seeds.get(sweep, (math.inf, ""))
-        makers = [maker, self.scale.sweep(further)] if seeds[SEED].max() >= first else [maker]
-        self.sweeps += [each for each in makers if each not in self.sweeps]
+        self.sweeps += [maker] * (maker not in self.sweeps)
         return seeds
 
     def find_all(self, wanted: Iterable[Mapping[str, Any]]) -> list[pd.DataFrame]:

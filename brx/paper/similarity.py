@@ -67,7 +67,7 @@ def study(runs: pd.DataFrame) -> pd.DataFrame:
     unchanged = {key: value_at(preset, key) for changed in SETTINGS.values() for key in changed}
     frames = []
     for setting, changed in SETTINGS.items():
-        alike = runs[runs["status"] == "finished"]
+        alike = runs
         for key, value in {**unchanged, **changed}.items():
             alike = alike[alike[key] == value]
         if setting != CHOSEN_RATES:

@@ -74,6 +74,7 @@ class Option(NamedTuple):  # one way to train
     noise: float  # half the 95 % interval of the logarithm of `num_iterations`
     num_iterations: float  # that it is taken to need: without delay times the slowdown, if that is above 1
     cost: float | None  # of the update beyond AdamW's, as a share of the passes; None: as its products take
+    paired_noise: float = 0.0  # as `noise`, of the slowdown alone: what both sides of one method share cancels
 
     @property
     def time(self) -> float:  # to the loss, in units of the passes of an update
@@ -109,8 +110,7 @@ class Verdict:
         """Half the 95 % interval of the advantage's logarithm, where there is one."""
         best = self.asynchronous[0]
         assert self.rival is not None
-        # Of one method, both sides share the noise of the runs without delay.
-        return math.hypot(best.noise, 0.0 if best.method == self.rival.method else self.rival.noise)
+        return best.paired_noise if best.method == self.rival.method else math.hypot(best.noise, self.rival.noise)
 
     @property
     def is_upper_bound(self) -> bool:  # the best asynchronous option never reached the loss
@@ -190,13 +190,12 @@ def _asynchronous(
         return Option(cut, method, delayed, None, noise, delayed.mean, cost)
     slowdown = iteration_ratio(delayed.by_seed, reference.by_seed)
     assert slowdown is not None
+    num_pairs = len(delayed.by_seed.keys() & reference.by_seed.keys()) or 1
+    paired = NORMAL_QUANTILE * spread * math.sqrt(2 / num_pairs)
     if slowdown.high is not None:
-        noise = math.log(slowdown.high / slowdown.ratio)
-    elif not slowdown.is_lower_bound:
-        num_pairs = len(delayed.by_seed.keys() & reference.by_seed.keys()) or 1
-        noise = NORMAL_QUANTILE * spread * math.sqrt(2 / num_pairs)
+        paired = math.log(slowdown.high / slowdown.ratio)
     # Delay is no gain: what looks like one is noise.
-    return Option(cut, method, delayed, slowdown, noise, reference.mean * max(1.0, slowdown.ratio), cost)
+    return Option(cut, method, delayed, slowdown, noise, reference.mean * max(1.0, slowdown.ratio), cost, paired)
 
 
 def iterations_at(

@@ -28,8 +28,8 @@ _BLACK, _GREY, _ORANGE, _GREEN, _BLUE, _RED = "#000000", "#505050", "#E69F00", "
 _SKY, _PINK, _WINE, _VIOLET, _INDIGO, _BROWN = "#88CCEE", "#CC79A7", "#7A0019", "#9933FF", "#332288", "#994F00"
 _KHAKI = "#BBBB66"
 
-GROUP_COLORS = (_BLUE, _GREEN, _RED, _GREY)
-"""Of claims of the paper: reproduced, with longer training alone, not, not tried."""
+GROUP_COLORS = (_BLUE, _RED, _GREY)
+"""Of claims of the paper: reproduced, not, not tried."""
 
 COLUMN_WIDTH_IN = 3.4
 DPI = 200

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from brx.errors import UserError
 from brx.runs import slowdown
 from brx.runs.experiments import at_each_rate, by_experiment
 from brx.runs.frames import DEPTH, RATE, SEED, comparable, first_names, has_pipeline_delays, read_run, same_but_for
@@ -183,19 +184,47 @@ def _passage_quality(seeds: pd.DataFrame, target: float) -> tuple[float, float]:
     return float(np.median(errors[1:] or errors)), float(np.median(steps[1:] or steps))
 
 
+def with_diverged(seeds: pd.DataFrame) -> pd.DataFrame:
+    """An experiment's runs (of rows of `at_best_rates`) and the seeds that diverged, above all others: at infinity."""
+    lost = {"status": "diverged", "train_loss": math.inf, "val_loss": math.inf}
+    first, diverged = seeds.iloc[[0]], seeds["diverged_seeds"].iloc[0]
+    rows = [first.assign(**lost, **{SEED: seed}).set_axis([f"{first.index[0]}, seed {seed}"]) for seed in diverged]
+    return pd.concat([seeds, *rows]) if rows else seeds
+
+
+def shared_seeds(*experiments: pd.DataFrame) -> list[pd.DataFrame]:
+    """The runs of each experiment with a seed that all have: it decides weights and order, so that they make pairs.
+
+    `experiments` are of `with_diverged`; UserError where they have no seed in common.
+    """
+    shared = set[int].intersection(*(set(runs[SEED]) for runs in experiments))
+    if not shared:
+        raise UserError(f"no seed in common among {', '.join(str(runs.index[0]) for runs in experiments)}")
+    pairs = []
+    for runs in experiments:
+        kept = runs[runs[SEED].isin(shared)]
+        # Other seeds that diverged are forgotten, as others that finished are.
+        lost = [[seed for seed in diverged if seed in shared] for diverged in kept["diverged_seeds"]]
+        pairs.append(kept.assign(diverged_seeds=pd.Series(lost, kept.index, dtype=object)))
+    return pairs
+
+
 def saved_ratio(ours: pd.DataFrame, baseline: pd.DataFrame) -> slowdown.IterationRatio | None:
-    """An experiment's iterations to a baseline's `common_target`, over the baseline's; None if that ends above."""
+    """Iterations to a baseline's `common_target`, over the baseline's; None if that never gets there."""
     target = common_target(baseline)
+    if math.isnan(target):
+        return None
     return slowdown.iteration_ratio(reached_by_seed(ours, target), reached_by_seed(baseline, target))
 
 
 def reductions(chosen: pd.DataFrame) -> pd.DataFrame:
     """How many fewer iterations a method needs to end where the best baseline ends, as the paper's headlines put it.
 
-    A row per experiment (of rows of `at_best_rates`) that is no baseline and has one: settings but the optimizer's
-    equal. A baseline has its usual settings or, where none has, those that most baselines share. `baseline` is that
-    with the lowest final loss, `baseline_final_loss` the loss to reach, and `share` 1 - iterations needed / those of
-    the baseline, with its interval; NaN if the method never gets there.
+    A row per experiment (of rows of `at_best_rates`) that is no baseline and has some: settings but the optimizer's
+    equal, and a seed in common with all. A baseline has its usual settings or, where none has, those that most
+    baselines share. `baseline` is that with the lowest final loss over these seeds, `baseline_final_loss` the loss to
+    reach, and `share` 1 - iterations needed / those of the baseline, with its interval; NaN if the method never gets
+    there.
     """
     rows = []
     for _, alike in chosen[_SHOWN].groupby(same_but_for(chosen, "optimizer", SEED), sort=False):
@@ -204,10 +233,13 @@ def reductions(chosen: pd.DataFrame) -> pd.DataFrame:
             continue
         settings = alike.loc[is_baseline, "unusual"]
         is_baseline &= alike["unusual"] == ("" if "" in settings.values else settings.mode()[0])
-        finals = alike[is_baseline].groupby("experiment", sort=False)["train_loss"].mean()
-        best = alike[alike["experiment"] == finals.idxmin()]
-        for seeds in by_experiment(alike[~is_baseline]):
-            ratio, first = saved_ratio(seeds, best), seeds.iloc[0]
+        baselines = [with_diverged(seeds) for seeds in by_experiment(alike[is_baseline])]
+        for seeds in map(with_diverged, by_experiment(alike[~is_baseline])):
+            if not set(seeds[SEED]).intersection(*(runs[SEED] for runs in baselines)):
+                continue
+            ours, *others = shared_seeds(seeds, *baselines)
+            best = min(others, key=lambda runs: float(runs["train_loss"].mean()))
+            ratio, first = saved_ratio(ours, best), seeds.iloc[0]
             needed = _columns(None if ratio is None or ratio.is_lower_bound else ratio)
             rows.append(
                 {
@@ -262,6 +294,7 @@ def leaderboard(
             first = seeds.iloc[0]
             row = {"delay": delay, "loss": seeds["train_loss"].mean(), "lr": first[RATE]}
             row |= {"lr_at_edge": first["lr_at_edge"], "saved": saved.get(first["experiment"])}
+            row["place"] = math.inf if first["diverged_seeds"] else row["loss"]  # any that diverged: above all others
             if delay != reference and reference in by_delay and not math.isnan(target):
                 reached = reached_by_seed(seeds, target)
                 row |= _columns(slowdown.iteration_ratio(reached, reached_by_seed(by_delay[reference], target)))
@@ -271,5 +304,6 @@ def leaderboard(
     losses = board.pivot(index="rank", columns="delay", values="loss")
     delayed = losses.drop(columns=reference, errors="ignore")
     hardest = delayed.mean().idxmax() if len(delayed.columns) else reference
-    places = losses[hardest].rank(method="first").fillna(len(losses) + 1)
+    at_hardest = board[board["delay"] == hardest].set_index("rank")["place"]
+    places = at_hardest.rank(method="first").reindex(losses.index, fill_value=len(losses) + 1)
     return board.assign(rank=board["rank"].map(places)).sort_values("rank", kind="stable", ignore_index=True)

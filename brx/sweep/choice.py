@@ -13,6 +13,8 @@ from brx.runs.folder import RunFolder, settings_key
 from brx.runs.frames import SEED
 from brx.sweep.spec import Cell, Choice, State, Sweep, cell_name, state_of, value_at
 
+SCORE = "final_val_loss"
+
 
 def choose(cells: Sequence[Cell], rule: Choice) -> pd.DataFrame:
     """Score the values of the chosen key among cells that differ in nothing else but the seed: `score_values`."""
@@ -21,7 +23,7 @@ def choose(cells: Sequence[Cell], rule: Choice) -> pd.DataFrame:
     for cell in cells:
         group = _group(cell, rule)
         seed, value = cell.config.training.seed, _value(cell, rule)
-        rows.append({"group": group, rule.over: value, SEED: seed, "score": score(cell, rule.by)})
+        rows.append({"group": group, rule.over: value, SEED: seed, "score": score(cell)})
         others = {key: value for key, value in cell.varied.items() if key not in (rule.over, SEED)}
         names.setdefault(group, cell_name(others))
     scored = score_values(pd.DataFrame(rows), "group", rule.over)
@@ -74,9 +76,9 @@ def _value(cell: Cell, rule: Choice) -> Any:
     return value_at(cell.config.model_dump(mode="json"), rule.over)
 
 
-def score(cell: Cell, key: str) -> float:  # infinite for a cell that failed
+def score(cell: Cell) -> float:  # infinite for a cell that failed
     summary = RunFolder(cell.folder).read_summary()
-    value = summary.get(key) if summary.get("status") == "finished" else None
+    value = summary.get(SCORE) if summary.get("status") == "finished" else None
     return value if isinstance(value, float) and math.isfinite(value) else math.inf
 
 
@@ -95,7 +97,7 @@ def choice_table(choices: pd.DataFrame, rule: Choice) -> pd.DataFrame:
     columns = {
         "cells": choices["cells"],
         rule.over: choices[rule.over].map("{:g}".format),
-        rule.by: choices["score"].map("{:.4f}".format).where(is_finite, "failed"),
+        SCORE: choices["score"].map("{:.4f}".format).where(is_finite, "failed"),
         "chosen": is_chosen.map({True: "yes", False: ""}),
         "remark": (is_chosen & choices["at_edge"]).map({True: "at the edge: widen the grid", False: ""}),
     }

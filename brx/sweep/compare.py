@@ -39,7 +39,7 @@ def protocol(method: str, settings: Mapping[str, Any], num_seeds: int, out: Path
         "base": PRESET,
         "set": {"optimizer.method": method, **settings},
         "grid": {"delay": list(DELAYS.values()), "optimizer.lr": list(RATES)},
-        "choose": {"over": "optimizer.lr", "by": "final_val_loss", "further": list(FURTHER_RATES)},
+        "choose": {"over": "optimizer.lr", "further": list(FURTHER_RATES)},
     }
     if num_seeds > 1:
         content["repeat"] = {"set": {"training.seed": list(range(1, num_seeds))}}

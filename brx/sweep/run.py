@@ -23,7 +23,7 @@ from brx.files import write_text
 from brx.model.stage import Stage, count_parameters
 from brx.runs.folder import RunFolder
 from brx.runs.formats import format_table
-from brx.sweep.choice import choice_table, choices_and_repetitions, tried_cells
+from brx.sweep.choice import SCORE, choice_table, choices_and_repetitions, tried_cells
 from brx.sweep.launchers import Launcher, LocalLauncher, RayLauncher
 from brx.sweep.spec import FAILURE, Cell, State, Sweep, iterations_done, state_of
 from brx.train.build import assemble, check_method
@@ -92,7 +92,7 @@ def run_and_print(sweep: Sweep, launcher: Launcher, *, retry_failed: bool) -> bo
         failures |= _run_cells(repetitions, launcher, display, retry_failed)
     if (rule := sweep.spec.choose) is not None and choices is not None:
         table, path = choice_table(choices, rule), sweep.out / f"choice-{sweep.path.stem}.csv"
-        print(f"chosen by the lowest {rule.by}", format_table(table, "table"), path, sep="\n")
+        print(f"chosen by the lowest {SCORE}", format_table(table, "table"), path, sep="\n")
         write_text(path, format_table(table, "csv") + "\n")
     for name, reason in failures.items():
         print(f"failed cell {name}: {reason}")

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field
 
@@ -54,9 +54,7 @@ class Choice(Section):
     """Which value of a key is reported, as the paper does with learning rates."""
 
     over: str = "optimizer.lr"
-    """The key whose best value is taken, separately for each combination of the others (seeds aside)."""
-    by: Literal["final_val_loss", "best_val_loss"] = "final_val_loss"
-    """What is lowest for the best value (averaged over seeds)."""
+    """The key of which the value with the lowest final validation loss is taken, for each combination of the others."""
     further: list[int | float] = Field(default_factory=list)
     """Values beyond the grid, tried one after another where the best value is the lowest or highest of those tried."""
 

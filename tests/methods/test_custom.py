@@ -80,8 +80,7 @@ class XPipeUpdate(NaiveUpdate):
 
 
 @pytest.mark.parametrize(
-    ("extra", "taus"),
-    [([], [3, 2, 1, 0]), (["pipeline.delay=[5, 0, 2, 3]", "pipeline.accumulation=2"], [5, 0, 2, 3])],
+    ("extra", "taus"), [([], [3, 2, 1, 0]), (["pipeline.delay=[5, 0, 2, 3]", "pipeline.accumulation=2"], [5, 0, 2, 3])]
 )
 def test_a_prediction_by_the_optimizers_moments_equals_naive_simulation(extra, taus):
     config = make_config(XPIPE, 4, "exact", 24, *extra)

@@ -70,10 +70,7 @@ RUNS = [
     ["data.tokenizer=gpt2", "training.batch_size=16"],
     ["optimizer.method=nesterov"],
     ["optimizer={method: basis-rotation, frequency: 2}", "logging.update_norms=false", "training.batch_size=1"],
-    [
-        "optimizer={method: basis-rotation, frequency: 2, source: 1st, geometry: unilateral}",
-        "runtime.precision=bf16",
-    ],
+    ["optimizer={method: basis-rotation, frequency: 2, source: 1st, geometry: unilateral}", "runtime.precision=bf16"],
     ["optimizer.method=delay-compensation"],
     ["optimizer.method=soap"],
     ["logging.staleness_every=2", "pipeline.delay=7", "training.batch_size=1", "logging.update_norms=false"],

@@ -35,10 +35,7 @@ def test_synchronous_memory_depends_on_nothing_that_is_for_delays():
 
 
 # Mostly activations, or mostly weights.
-@pytest.mark.parametrize(
-    ("name", "precision", "width", "batch"),
-    [("GPipe", "bf16", 128, 2), ("1F1B", "fp32", 64, 8)],
-)
+@pytest.mark.parametrize(("name", "precision", "width", "batch"), [("GPipe", "bf16", 128, 2), ("1F1B", "fp32", 64, 8)])
 def test_synchronous_memory_is_that_of_a_naive_pipeline(name, precision, width, batch):
     settings = [f"model.width={width}", "model.blocks=8", f"runtime.precision={precision}"]
     settings += ["runtime.device=cpu", "logging.update_norms=false"]

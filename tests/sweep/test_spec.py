@@ -130,12 +130,7 @@ def test_where_every_rate_diverges_none_is_chosen_or_repeated(tmp_path):
 
 @pytest.mark.parametrize(
     ("num_gpus", "devices", "jobs", "expected"),
-    [
-        (4, 2, None, ["0,1", "2,3"]),
-        (3, 2, 2, ["0,1", "0,1"]),
-        (1, 1, 2, ["0", "0"]),
-        (0, 2, 2, [None, None]),
-    ],
+    [(4, 2, None, ["0,1", "2,3"]), (3, 2, 2, ["0,1", "0,1"]), (1, 1, 2, ["0", "0"]), (0, 2, 2, [None, None])],
 )
 def test_cells_get_whole_groups_of_gpus_and_all_cores(tmp_path, monkeypatch, num_gpus, devices, jobs, expected):
     environments = []

@@ -29,10 +29,7 @@ from brx.train.build import check_head
 from brx.train.loop import train
 from tests.train.helpers import losses, start_brx, steps_of, tiny_config, wait_for_lines
 
-CUSTOM = {
-    "torch.optim:SGD": "{momentum: 0.9}",
-    "pytorch_optimizer:Lion": "{betas: [0.9, 0.99]}",
-}
+CUSTOM = {"torch.optim:SGD": "{momentum: 0.9}", "pytorch_optimizer:Lion": "{betas: [0.9, 0.99]}"}
 
 
 @pytest.fixture(scope="module")
