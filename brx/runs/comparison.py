@@ -221,10 +221,10 @@ def reductions(chosen: pd.DataFrame) -> pd.DataFrame:
     """How many fewer iterations a method needs to end where the best baseline ends, as the paper's headlines put it.
 
     A row per experiment (of rows of `at_best_rates`) that is no baseline and has some: settings but the optimizer's
-    equal, and a seed in common with all. A baseline has its usual settings or, where none has, those that most
-    baselines share. `baseline` is that with the lowest final loss over these seeds, `baseline_final_loss` the loss to
-    reach, and `share` 1 - iterations needed / those of the baseline, with its interval; NaN if the method never gets
-    there.
+    equal. A baseline has its usual settings or, where none has, those that most baselines share. The seeds are those
+    that it and all baselines have, if there are any. `baseline` is that with the lowest final loss over them,
+    `baseline_final_loss` the loss to reach, and `share` 1 - iterations needed / those of the baseline, with its
+    interval; NaN if the method never gets there.
     """
     rows = []
     for _, alike in chosen[_SHOWN].groupby(same_but_for(chosen, "optimizer", SEED), sort=False):
@@ -235,9 +235,9 @@ def reductions(chosen: pd.DataFrame) -> pd.DataFrame:
         is_baseline &= alike["unusual"] == ("" if "" in settings.values else settings.mode()[0])
         baselines = [with_diverged(seeds) for seeds in by_experiment(alike[is_baseline])]
         for seeds in map(with_diverged, by_experiment(alike[~is_baseline])):
-            if not set(seeds[SEED]).intersection(*(runs[SEED] for runs in baselines)):
-                continue
-            ours, *others = shared_seeds(seeds, *baselines)
+            sides = [seeds, *baselines]
+            have_some_in_common = set(seeds[SEED]).intersection(*(runs[SEED] for runs in baselines))
+            ours, *others = shared_seeds(*sides) if have_some_in_common else sides
             best = min(others, key=lambda runs: float(runs["train_loss"].mean()))
             ratio, first = saved_ratio(ours, best), seeds.iloc[0]
             needed = _columns(None if ratio is None or ratio.is_lower_bound else ratio)
