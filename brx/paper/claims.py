@@ -169,11 +169,11 @@ def why_not(outcome: Outcome) -> str:
     claim, ours = outcome.claim, outcome.evidence
     if ours is None or outcome.verdict == "yes":
         return ""
-    is_direction = claim.rule == "direction" or claim.paper is None
-    printed = 0.0 if is_direction or claim.paper is None else claim.paper  # a direction's margin has a sign alone
+    paper = None if claim.rule == "direction" else claim.paper
+    printed = paper or 0.0  # a direction's margin has a sign alone
     is_within = ours.low <= printed <= ours.high
     reasons = {
-        "the other way round": is_direction and ours.value < 0 and not is_within,
+        "the other way round": paper is None and ours.value < 0 and not is_within,
         "within chance": is_within,
         "apart by more than chance": not ours.is_bound and (ours.low > printed or ours.high < printed),
         few_seeds(outcome)[2:]: outcome.num_seeds in (1, 2),

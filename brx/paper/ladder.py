@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +25,7 @@ from brx.errors import UserError
 from brx.paper.printed import SAVED, SLOWDOWNS
 from brx.paper.scales import DEEPEST, ENDS, LADDER_METHODS, PRECONDITIONED, SCALES, STRATEGY_NAMES, Experiments
 from brx.plot.style import draw_points, look_of
-from brx.runs.comparison import common_target, concat, reductions, slowdowns, with_diverged
+from brx.runs.comparison import common_target, concat, reductions, shared_seeds, slowdowns, with_diverged
 from brx.runs.experiments import by_experiment
 from brx.runs.frames import DEPTH, RATE, SEED
 from brx.runs.slowdown import CONFIDENCE
@@ -61,7 +62,8 @@ def read_ladder(experiments: Experiments) -> Ladder:
         if runs is None:
             continue
         target = common_target(runs[runs["variant"].isin(LADDER_METHODS)])
-        for alike in [of_seed for _, of_seed in runs.groupby(SEED)] if scale.grows else [runs]:
+        of_seeds = (pd.concat(shared_seeds(*by_experiment(of_seed))) for _, of_seed in runs.groupby(SEED))
+        for alike in of_seeds if scale.grows else [runs]:
             finals = {end: final_loss_text(seeds) for end, seeds in alike.groupby(["variant", DEPTH])}
             of_ladder = alike[alike["variant"].isin(LADDER_METHODS)]
             labels = {
@@ -83,11 +85,10 @@ def _runs_of_length(experiments: Experiments, settings: Settings) -> pd.DataFram
     if runs is None:
         return None
     if experiments.scale.grows:  # seed by seed: those that all have; other settings of the optimizer are the length's
-        runs = pd.concat([with_diverged(seeds) for seeds in by_experiment(runs)])
-        complete = runs.groupby(SEED)["experiment"].transform("nunique") == runs["experiment"].nunique()
-        runs = runs[complete].assign(variant=runs["method"])
-        runs["diverged_seeds"] = [[s] * (s in lost) for s, lost in zip(runs[SEED], runs["diverged_seeds"], strict=True)]
-        return runs if complete.any() else None
+        sides = [with_diverged(seeds.assign(variant=seeds["method"])) for seeds in by_experiment(runs)]
+        with suppress(UserError):
+            return pd.concat(shared_seeds(*sides))
+        return None
     quietly = at_rate.fresh()
     others = [quietly.find_ends(name, settings=settings) for name in (*STRATEGY_NAMES[1:], *PRECONDITIONED)]
     return pd.concat([runs, *(pair for pair in others if pair is not None)])

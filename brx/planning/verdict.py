@@ -190,10 +190,11 @@ def _asynchronous(
         return Option(cut, method, delayed, None, noise, delayed.mean, cost)
     slowdown = iteration_ratio(delayed.by_seed, reference.by_seed)
     assert slowdown is not None
-    num_pairs = len(delayed.by_seed.keys() & reference.by_seed.keys()) or 1
-    paired = NORMAL_QUANTILE * spread * math.sqrt(2 / num_pairs)
     if slowdown.high is not None:
         paired = math.log(slowdown.high / slowdown.ratio)
+    else:
+        num_pairs = len(delayed.by_seed.keys() & reference.by_seed.keys()) or 1
+        paired = NORMAL_QUANTILE * spread * math.sqrt(2 / num_pairs)
     # Delay is no gain: what looks like one is noise.
     return Option(cut, method, delayed, slowdown, noise, reference.mean * max(1.0, slowdown.ratio), cost, paired)
 

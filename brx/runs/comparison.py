@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -192,13 +192,16 @@ def with_diverged(seeds: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([seeds, *rows]) if rows else seeds
 
 
+def seeds_in_common(experiments: Sequence[pd.DataFrame]) -> set[int]:
+    return set.intersection(*(set(runs[SEED]) for runs in experiments))
+
+
 def shared_seeds(*experiments: pd.DataFrame) -> list[pd.DataFrame]:
     """The runs of each experiment with a seed that all have: it decides weights and order, so that they make pairs.
 
     `experiments` are of `with_diverged`; UserError where they have no seed in common.
     """
-    shared = set[int].intersection(*(set(runs[SEED]) for runs in experiments))
-    if not shared:
+    if not (shared := seeds_in_common(experiments)):
         raise UserError(f"no seed in common among {', '.join(str(runs.index[0]) for runs in experiments)}")
     pairs = []
     for runs in experiments:
@@ -236,8 +239,7 @@ def reductions(chosen: pd.DataFrame) -> pd.DataFrame:
         baselines = [with_diverged(seeds) for seeds in by_experiment(alike[is_baseline])]
         for seeds in map(with_diverged, by_experiment(alike[~is_baseline])):
             sides = [seeds, *baselines]
-            have_some_in_common = set(seeds[SEED]).intersection(*(runs[SEED] for runs in baselines))
-            ours, *others = shared_seeds(*sides) if have_some_in_common else sides
+            ours, *others = shared_seeds(*sides) if seeds_in_common(sides) else sides
             best = min(others, key=lambda runs: float(runs["train_loss"].mean()))
             ratio, first = saved_ratio(ours, best), seeds.iloc[0]
             needed = _columns(None if ratio is None or ratio.is_lower_bound else ratio)

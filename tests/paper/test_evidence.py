@@ -119,10 +119,7 @@ def by_blocks(*losses):
 
 
 def compensated(best, further=()):
-    """PipeDream ends at 2, basis rotation at 1, delay compensation at `best` or above, the more the stronger.
-
-    `further`: seed 1 of the three, of delay compensation in the best strength alone.
-    """
+    """PipeDream ends at 2, ours at 1, delay compensation at `best` and above; `further`: of seed 1 at the best."""
     runs = []
     for P in (8, 16, 32):
         for n, name in enumerate(("pipedream", "basis-rotation")):
@@ -242,6 +239,12 @@ def test_what_never_gets_there_saves_less_than_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(evidence, "saved_over_baselines", lambda _, model: shares[model])
     assert not evidence.saves_more(None, larger="never", smaller="half").holds
     assert evidence.saves_more(None, larger="half", smaller="less").holds
+
+
+def test_stage_aware_is_compared_with_the_same_seed(tmp_path):
+    write_slowness(tmp_path, "basis-rotation", {0: 2.0, 1: 9.0, 2: 9.0})
+    write_method(tmp_path, "basis-rotation", settings={"optimizer.refresh_schedule": "stage-aware"}, slowness=1.5)
+    assert row(tmp_path, "stage-aware").evidence.value == pytest.approx(0.25, abs=0.01)
 
 
 @pytest.mark.parametrize(("slower", "verdict"), [(1.0, "yes"), (1e3, "no")])

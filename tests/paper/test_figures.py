@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from brx.cli.main import main
 from brx.errors import UserError
-from brx.paper.figures import FIGURES, draw_paper_figure
+from brx.paper.figures import FIGURES, draw_paper_figure, final_losses
 from brx.paper.scales import SCALES, Experiments
 from brx.plot.losses import THICK, THIN, curve_of, draw_training_losses
 from brx.plot.style import new_figure
@@ -183,3 +183,16 @@ def test_spikes_do_not_set_the_range(axes, tmp_path):
     low, high = axes.get_ylim()
     assert low < arrays["train_loss"].min()
     assert np.quantile(arrays["train_loss"], 0.5) < high < 5
+
+
+def test_best_baseline_is_one_line_that_takes_the_lowest_at_each_number_of_stages(axes, tmp_path):
+    for stages, slowness in ((8, {"pipedream": 2, "nesterov": 3}), (32, {"pipedream": 9, "nesterov": 4})):
+        for method, slow in {**slowness, "basis-rotation": 1}.items():
+            write(tmp_path, method, stages, slowness=slow)
+    experiments = Experiments.load(LAPTOP, tmp_path)
+    baselines = ("pipedream", "nesterov")
+    final_losses(experiments, axes, (*baselines, "basis-rotation"), best_of=baselines)
+    (best,) = [line for line in axes.lines if line.get_label() == "best baseline"]
+    runs = experiments.runs[experiments.runs["method"] != "basis-rotation"]
+    assert best.get_ydata().tolist() == runs.groupby("depth")["train_loss"].min().tolist()
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["best baseline", "Basis rotation"]

@@ -93,10 +93,7 @@ def data(n):
 
 
 def naive(taus, num_updates, accumulation=1, tau_at=None, short=()):
-    """Losses and final weights: every version in a list, momentum SGD by hand, one version per parameter.
-
-    The updates `short` take a micro-batch less.
-    """
+    """Losses and final weights: all versions in a list, momentum SGD by hand; the `short` take a micro-batch less."""
     net = make_net()
     names = [name for name, _ in net.named_parameters()]
     stage = {n: int(n.split(".")[1]) if n.startswith("blocks") else 0 if "enter" in n else len(taus) - 1 for n in names}
