@@ -20,7 +20,17 @@ from scipy.special import stdtrit
 from brx.config.loading import Settings, preset_with
 from brx.errors import UserError
 from brx.paper.scales import BLOCKS, COMPENSATIONS, DEEPEST, DEPTHS, ENDS, MAIN, PER_BLOCK, Experiments
-from brx.runs.comparison import BASELINES, EARLY, common_target, saved_ratio, shared_seeds, slowdowns, with_diverged
+from brx.runs.comparison import (
+    BASELINES,
+    EARLY,
+    best_by_seed,
+    common_target,
+    saved_ratio,
+    shared_seeds,
+    slowdowns,
+    variants_text,
+    with_diverged,
+)
 from brx.runs.frames import SEED
 from brx.runs.slowdown import CONFIDENCE
 from brx.runs.tables import seeds_text
@@ -121,11 +131,11 @@ def ends_below(name: str, ours: pd.DataFrame, others: Mapping[str, pd.DataFrame]
 
 
 def _leads(experiments: Experiments, method: str, others: Sequence[str], *depths: int) -> list[Margin]:
-    """How many nats a method ends below the lowest of others at each P, over seeds that all have at all of these."""
+    """How many nats a method ends below the lowest of others, seed by seed, at each P, over the seeds of all there."""
     names = method, *others
     runs = shared_seeds(*(runs_of(experiments, name, P) for P in depths for name in names))
     of_depths = (runs[first : first + len(names)] for first in range(0, len(runs), len(names)))
-    return [margin(ours, min(theirs, key=final_loss)) for ours, *theirs in of_depths]
+    return [margin(ours, best_by_seed(theirs, "val_loss")) for ours, *theirs in of_depths]
 
 
 def _seeds_of(lead: Margin) -> str:
@@ -178,7 +188,7 @@ def few_refreshes_cost_little(experiments: Experiments) -> Evidence:
     usual, *baselines = (runs_of(experiments, name) for name in ("basis-rotation", *BASELINES))
     few = runs_of(experiments, "basis-rotation", sweep="frequency", settings={"optimizer.frequency": 100})
     usual, few, *baselines = shared_seeds(usual, few, *baselines)
-    cost, lead = margin(usual, few), margin(usual, min(baselines, key=final_loss))
+    cost, lead = margin(usual, few), margin(usual, best_by_seed(baselines, "val_loss"))
     text = f"{cost.mean:.3f} of a lead of {lead.mean:.3f} nats over the best baseline"
     return Margin(lead.by_seed / 10 - cost.by_seed).evidence(text)
 
@@ -286,49 +296,54 @@ def slows_down_less(experiments: Experiments, pairs: Sequence[tuple[str, str]]) 
     """In every pair, the first method slows down less than the second, all to the one target, seed by seed."""
     methods = list(dict.fromkeys(method for pair in pairs for method in pair))
     logs, bounds, basis = _log_slowdowns(experiments, methods)
-    text = ", ".join(f"{name} {'> ' if name in bounds else ''}{np.exp(logs[name].mean()):.2f}" for name in methods)
-    margins = {(better, worse): Margin(logs[worse] - logs[better]) for better, worse in pairs}
-    (better, worse), closest = min(margins.items(), key=lambda item: item[1].least)
+    slowed = {name: f"{'> ' if bounds[name].any() else ''}{np.exp(logs[name].mean()):.2f}" for name in methods}
+    text = ", ".join(f"{name} {ratio}" for name, ratio in slowed.items())
+    margins = {(better, worse): logs[worse] - logs[better] for better, worse in pairs}
+    # A bound says which is slower, not by how much: it counts as a seed that diverged does.
+    sure = {pair: Margin(by.mask(bounds[pair[1]] & (by > 0), math.inf)) for pair, by in margins.items()}
+    for (better, worse), lead in sure.items():
+        if math.isinf(lead.mean):
+            text += f"; {worse} over {better} {'in' if lead.holds else 'not in'} every seed"
+    (better, worse), closest = min(sure.items(), key=lambda item: item[1].least)
     if closest.interval:
         low, high = np.exp(closest.interval)
         text += f"; {worse} over {better} [{low:.2f}, {high:.2f}]"
-    # A method that never got there may be slower than its bound, but not faster.
-    holds = closest.holds and not bounds & {better for better, _ in pairs}
+    holds = closest.holds and not any(bounds[better].any() for better, _ in pairs)
     return closest.evidence(f"{text}; {basis}", holds=holds)
 
 
-def _log_slowdowns(experiments: Experiments, methods: Sequence[str]) -> tuple[pd.DataFrame, set[str], str]:
-    """A row per seed that all have, a column per method; the methods of which some are bounds; target and seeds."""
+def _log_slowdowns(experiments: Experiments, methods: Sequence[str]) -> tuple[pd.DataFrame, pd.DataFrame, str]:
+    """A row per seed that all have, a column per method; which of them are bounds; a text of target and seeds."""
     target = _target(experiments)
     runs = shared_seeds(*(runs_of(experiments, method, P) for method in methods for P in ENDS))
     ends = zip(methods, runs[::2], runs[1::2], strict=True)
     rows = {method: _slowdown(pd.concat(pair), target) for method, *pair in ends}
-    ratios = {
-        method: pd.Series(np.divide(row["iterations"], row["reference_iterations"]), row["shared_seeds"])
-        for method, row in rows.items()
-    }
-    logs, bounds = np.log(pd.DataFrame(ratios)), {method for method, row in rows.items() if row["is_censored"]}
+    logs, bounds = pd.DataFrame(), pd.DataFrame()
+    for method, row in rows.items():
+        logs[method] = pd.Series(np.log(np.divide(row["iterations"], row["reference_iterations"])), row["shared_seeds"])
+        bounds[method] = pd.Series(np.equal(row["iterations"], row["last_iteration"]), row["shared_seeds"])
     return logs, bounds, f"to {target:.3f} nats, seeds: {len(logs)}"
 
 
 def soap_is_close(experiments: Experiments) -> Evidence:
     """SOAP's slowdown is nearer to basis rotation's, as a factor, than Muon's and Scion's."""
     logs, bounds, basis = _log_slowdowns(experiments, ("basis-rotation", "soap", "muon", "scion"))
-    distances = logs.drop(columns="basis-rotation").sub(logs["basis-rotation"], axis="index").abs()
-    text = ", ".join(f"{method} {np.exp(distances[method].mean()):.2f}" for method in distances)
+    above = logs.drop(columns="basis-rotation").sub(logs["basis-rotation"], axis="index")
+    text = ", ".join(f"{method} {np.exp(above[method].abs().mean()):.2f}" for method in above)
+    distances = above.abs().mask(bounds[above.columns] & (above > 0), math.inf)
     nearer = [Margin(distances[method] - distances["soap"]) for method in ("muon", "scion")]
     closest = min(nearer, key=lambda margin: margin.least)
     # What is only known to be slower than a bound may be near, unless the bound is above basis rotation.
-    unsure = {method for method in bounds if (logs[method] < logs["basis-rotation"]).any()}
-    holds = closest.holds and not (unsure | bounds & {"soap", "basis-rotation"})
+    is_unsure = (bounds[above.columns] & (above < 0)).any(axis=None)
+    holds = closest.holds and not (is_unsure or bounds[["soap", "basis-rotation"]].any(axis=None))
     return closest.evidence(f"a factor from basis rotation's slowdown: {text}; {basis}", holds=holds)
 
 
-def _saved(ours: pd.DataFrame, other: pd.DataFrame) -> Evidence:
-    """The share of another experiment's iterations that ours saves to its final loss, over the seeds that both have."""
+def _saved(ours: pd.DataFrame, other: pd.DataFrame, times: Mapping[str, float] | None = None) -> Evidence:
+    """The share of another experiment's iterations (or of their `times`) that ours saves to its final loss."""
     ours, other = shared_seeds(ours, other)
-    ratio = saved_ratio(ours, other)
-    name, num_seeds = other["variant"].iloc[0], other[SEED].nunique()
+    ratio = saved_ratio(ours, other, times)
+    name, num_seeds = variants_text(other), other[SEED].nunique()
     if ratio is None:
         raise UserError(f"{name} diverged, or ends above the loss that it has in the mean of its last quarter")
     if ratio.is_lower_bound:
@@ -341,9 +356,9 @@ def _saved(ours: pd.DataFrame, other: pd.DataFrame) -> Evidence:
 def _with_best_baseline(
     experiments: Experiments, method: str, baselines: Sequence[str], model: str = "main"
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """A method's runs, and those of the baseline with the lowest training loss: iterations are saved to that."""
+    """A method's runs, and of each seed the baseline's of the lowest training loss: iterations are saved to that."""
     ours, *others = _paired(experiments, (method, *baselines), model=model)
-    return ours, min(others, key=lambda seeds: final_loss(seeds, "train_loss"))
+    return ours, best_by_seed(others, "train_loss")
 
 
 def saved_over_baselines(
@@ -368,15 +383,13 @@ def saves_more(experiments: Experiments, larger: str, smaller: str) -> Evidence:
 def hours_saved(experiments: Experiments) -> Evidence:
     """The share of time saved: iterations times the measured time of one, as the runs' own clocks shared a machine."""
     ours, baseline = _with_best_baseline(experiments, "basis-rotation", BASELINES)
-    saved = _saved(ours, baseline)
-    best = baseline["method"].iloc[0]
-    our_time, their_time = (_relative_time(experiments, method) for method in ("basis-rotation", best))
-    value, low, high = (1 - (1 - share) * our_time / their_time for share in (saved.value, saved.low, saved.high))
-    interval = "" if np.isnan(low) else f" [{low:.1%}, {high:.1%}]"
-    bound = "< " if saved.is_bound else ""
-    text = f"{bound}{value:.1%}{interval} over {best}; iterations of {our_time:.2f} and {their_time:.2f} x AdamW's"
-    hours = replace(saved, value=value, low=low, high=high, text=text)
-    return replace(hours, holds=not hours.is_bound and hours.decisive(hours.num_seeds) > 0)
+    times = {method: _relative_time(experiments, method) for method in ("basis-rotation", *baseline["method"].unique())}
+    hours = _saved(ours, baseline, times)
+    interval = "" if np.isnan(hours.low) else f" [{hours.low:.1%}, {hours.high:.1%}]"
+    of_each = ", ".join(f"{method} {time:.2f}" for method, time in times.items())
+    text = f"{'< ' if hours.is_bound else ''}{hours.value:.1%}{interval} {hours.text}; time of an iteration: {of_each}"
+    text += " x AdamW's"
+    return replace(hours, text=text, holds=not hours.is_bound and hours.decisive(hours.num_seeds) > 0)
 
 
 def _relative_time(experiments: Experiments, method: str) -> float:

@@ -31,8 +31,8 @@ from brx.runs.tables import experiment_table, final_loss_text, rate_table, reduc
 
 CLAIMS_LEGEND = """\
 Losses are final validation losses in nats, unless a row says otherwise; `basis-rotation` is 2nd/bilateral, the best
-baseline the lowest of `pipedream`, `pipedream-lr` and `nesterov`; brackets are 95 % intervals over seeds. A method's
-slowdown differs between rows that take other seeds (those that all methods of the row have) or another target
+baseline the lowest of `pipedream`, `pipedream-lr` and `nesterov` on each seed (by training loss for iterations and hours
+saved); brackets are 95 % intervals over seeds. A method's slowdown differs between rows that take other seeds (those that all methods of the row have) or another target
 (`teaser-slowdown`). *One seed*: some experiment of the row has only one. *Runs*: trainings that were read;
 measurements at checkpoints are not counted. The rules are in docs/protocol.md, sections 5 and 6."""
 PRECONDITIONED_TABLE = ("pipedream-lr", "nesterov", "muon", "scion", "soap", "basis-rotation")

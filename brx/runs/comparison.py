@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -212,12 +212,34 @@ def shared_seeds(*experiments: pd.DataFrame) -> list[pd.DataFrame]:
     return pairs
 
 
-def saved_ratio(ours: pd.DataFrame, baseline: pd.DataFrame) -> slowdown.IterationRatio | None:
-    """Iterations to a baseline's `common_target`, over the baseline's; None if that never gets there."""
+def best_by_seed(experiments: Sequence[pd.DataFrame], loss: str) -> pd.DataFrame:
+    """Of each seed the run that ends lowest: a seed repeats the paper's comparison, with a best baseline of its own."""
+    best = pd.concat(experiments).sort_values(loss, kind="stable").drop_duplicates(SEED).sort_values(SEED)
+    lost = best.loc[best["status"] == "diverged", SEED].tolist()
+    return best.assign(diverged_seeds=pd.Series([lost] * len(best), best.index, dtype=object))
+
+
+def variants_text(runs: pd.DataFrame) -> str:
+    return " or ".join(runs["variant"].unique())
+
+
+def saved_ratio(
+    ours: pd.DataFrame, baseline: pd.DataFrame, times: Mapping[str, float] | None = None
+) -> slowdown.IterationRatio | None:
+    """Iterations to a baseline's `common_target`, over the baseline's; None if that never gets there.
+
+    With `times` of an iteration, by method, the time that these take.
+    """
     target = common_target(baseline)
     if math.isnan(target):
         return None
-    return slowdown.iteration_ratio(reached_by_seed(ours, target), reached_by_seed(baseline, target))
+    reached = []
+    for runs in (ours, baseline):
+        method = dict(zip(runs[SEED], runs["method"], strict=True))
+        passed = reached_by_seed(runs, target).items()
+        time = {seed: times[method[seed]] if times else 1.0 for seed, _ in passed}
+        reached.append({seed: run._replace(iterations=run.iterations * time[seed]) for seed, run in passed})
+    return slowdown.iteration_ratio(*reached)
 
 
 def reductions(chosen: pd.DataFrame) -> pd.DataFrame:
@@ -225,7 +247,7 @@ def reductions(chosen: pd.DataFrame) -> pd.DataFrame:
 
     A row per experiment (of rows of `at_best_rates`) that is no baseline and has some: settings but the optimizer's
     equal. A baseline has its usual settings or, where none has, those that most baselines share. The seeds are those
-    that it and all baselines have, if there are any. `baseline` is that with the lowest final loss over them,
+    that it and all baselines have, if there are any. `baseline` is the best of each of them (`best_by_seed`),
     `baseline_final_loss` the loss to reach, and `share` 1 - iterations needed / those of the baseline, with its
     interval; NaN if the method never gets there.
     """
@@ -240,7 +262,7 @@ def reductions(chosen: pd.DataFrame) -> pd.DataFrame:
         for seeds in map(with_diverged, by_experiment(alike[~is_baseline])):
             sides = [seeds, *baselines]
             ours, *others = shared_seeds(*sides) if seeds_in_common(sides) else sides
-            best = min(others, key=lambda runs: float(runs["train_loss"].mean()))
+            best = best_by_seed(others, "train_loss")
             ratio, first = saved_ratio(ours, best), seeds.iloc[0]
             needed = _columns(None if ratio is None or ratio.is_lower_bound else ratio)
             rows.append(
@@ -250,7 +272,7 @@ def reductions(chosen: pd.DataFrame) -> pd.DataFrame:
                     "experiment": first["experiment"],
                     "stages": first[DEPTH],
                     "last_iteration": first["last_iteration"],
-                    "baseline": best["variant"].iloc[0],
+                    "baseline": variants_text(best),
                     "baseline_final_loss": common_target(best),
                     "share": 1 - needed["ratio"],
                     "low": 1 - needed["high"],

@@ -214,6 +214,16 @@ def test_a_method_that_never_gets_there_is_not_the_faster_one(tmp_path, monkeypa
         slows_down_less(experiments, [("basis-rotation", "nesterov")])
 
 
+@pytest.mark.parametrize(("slowness", "where"), [((3.0, 1e9, 5.0), "in"), ((1.2, 1e9, 5.0), "not in")])
+def test_a_seed_that_never_gets_there_leaves_it_to_every_seed(slowness, where, tmp_path):
+    write_slowness(tmp_path, "pipedream", dict(enumerate(slowness)))
+    for method, times in (("nesterov", 20.0), ("basis-rotation", 2.0)):
+        write_slowness(tmp_path, method, dict.fromkeys(range(3), times))
+    judged = slows_down_less(Experiments.load(LAPTOP, tmp_path), [("basis-rotation", "pipedream")])
+    assert judged.holds == (where == "in")
+    assert f"pipedream over basis-rotation {where} every seed" in judged.text
+
+
 # In the last two Muon never gets there: its bound is far, or low, so that it may be nearer.
 SOAPS = [(2.2, 6, 1, "yes"), (6, 2.2, 1, "no"), (1e9, 6, 1, "no"), (2.2, 1e9, 1, "yes"), (2.2, 1e9, 19, "no")]
 
