@@ -6,8 +6,6 @@ goes on where it was left.
     python -m benchmarks.as_published [--iterations 1000] [--seeds 2]
 """
 
-from __future__ import annotations
-
 import itertools
 import statistics
 from pathlib import Path

@@ -6,8 +6,6 @@ nothing. Loop, delayed loop and copy take turns in one process, so that ratios h
     python benchmarks/delayed.py [--threads 1] [--rounds 9] [--iterations 2] [--device cpu]
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable
 

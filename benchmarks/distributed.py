@@ -7,8 +7,6 @@ at several micro-batch counts for the same tokens per update.
     python -m benchmarks.distributed [--rounds 5] [--iterations 16]
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

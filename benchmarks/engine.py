@@ -5,8 +5,6 @@ All variants take turns in one process, so that the ratios hold when the machine
     python benchmarks/engine.py [--threads 1] [--rounds 12] [--iterations 10]
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable
 

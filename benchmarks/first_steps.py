@@ -6,8 +6,6 @@ Gradients do not depend on the weights here, so that what grows has grown in the
     python -m benchmarks.first_steps steps     early steps and perturbations (half an hour)
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 import sys

@@ -3,8 +3,6 @@
 python -m benchmarks.gpu_report RUN... --out results/gpu
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd

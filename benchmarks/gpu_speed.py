@@ -6,8 +6,6 @@ fused AdamW, batches copied to the device asynchronously. Each variant has the d
     python -m benchmarks.gpu_speed paper-95m --stages 1 32 [--set KEY=VALUE ...] [--out results/gpu]
 """
 
-from __future__ import annotations
-
 import gc
 import statistics
 from collections.abc import Callable

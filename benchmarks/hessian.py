@@ -6,8 +6,6 @@ other processes disturb less than they do the clock. Memory: the growth of a fre
     python -m benchmarks.hessian [--threads 1] [--rounds 9]
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import subprocess

@@ -12,8 +12,6 @@ Results are kept in benchmarks/results/hostile_inputs.jsonl as they come, so tha
 repeated; inputs that had a problem are then tried again. hostile_inputs.md is the table.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -12,8 +12,6 @@ Results are appended to benchmarks/results/kills.jsonl as they come, so that the
 kills.md is the table.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -9,8 +9,6 @@ Variants take turns in one process, so that the ratios hold when the machine's s
     python -m benchmarks.lab [--threads 1] [--rounds 12] [--iterations 20] [--turns 5] [--blocks 8] [--out FOLDER]
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import subprocess

@@ -6,8 +6,6 @@ allocator, as torch.profiler records each of them (resident memory would count P
     python -m benchmarks.memory paper-95m --stages 1 32 [--set KEY=VALUE ...] [--out results/gpu]
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import tempfile

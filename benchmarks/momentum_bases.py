@@ -8,8 +8,6 @@ Trains the model of `brx compare` at P = 8 with each, three seeds, rate 1e-3; go
     python -m benchmarks.momentum_bases
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -7,8 +7,6 @@ All optimizers take their steps in turn in one process, so that the ratios hold 
 Rows of the table that this call does not measure (of other threads or sizes) stay.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

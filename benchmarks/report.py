@@ -1,7 +1,5 @@
 """What the benchmarks share: options, timing in turns, and tables under benchmarks/results/ with their machine."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

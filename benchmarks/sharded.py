@@ -3,8 +3,6 @@
 python -m benchmarks.sharded [--blocks 8] [--width 384] [--steps 20]
 """
 
-from __future__ import annotations
-
 import statistics
 import tempfile
 import time

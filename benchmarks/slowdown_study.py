@@ -11,8 +11,6 @@ Two tables: the estimate that `brx slowdown` uses, on every cell; and the other 
     python -m benchmarks.slowdown_study [--repeats 2000] [--table estimate]      # about 10 minutes on one core
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -8,8 +8,6 @@ process, so that the ratios hold when the machine's speed drifts.
     python -m benchmarks.small_models [--threads 1] [--rounds 12] [--iterations 20]     (a multiple of 10)
 """
 
-from __future__ import annotations
-
 import statistics
 
 import torch

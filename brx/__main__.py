@@ -1,7 +1,5 @@
 """`brx` and `python -m brx`: the command, in a process that ends cleanly on Ctrl-C from its first moment on."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """Writing files so that a crash leaves the old content or the new one, never half of either."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """What the user sees of long work, on stderr: a live bar on a terminal, plain lines otherwise."""
 
-from __future__ import annotations
-
 import time
 from typing import Self
 

@@ -1,7 +1,5 @@
 """The `brx` command: finds the subcommand, runs it, and turns what goes wrong into one line and an exit code."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from importlib import import_module

@@ -1,7 +1,5 @@
 """The paper's own, from runs: `brx demo`, `plot` (of any runs, too), `tables`, `claims`, `report`, and `brx toy`."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from collections import Counter

@@ -1,7 +1,5 @@
 """Before a run: `brx schedule`, `plan`, `verdict`, `memory`, `stages` and `similarity`."""
 
-from __future__ import annotations
-
 import math
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """Training: `brx train` (one run), `brx sweep` (a grid), `brx compare` (how robust is a method against delay?)."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

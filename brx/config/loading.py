@@ -1,7 +1,5 @@
 """YAML files and `--set` overrides into checked configurations; every mistake becomes one line."""
 
-from __future__ import annotations
-
 import reprlib
 from collections.abc import Mapping, Sequence
 from copy import deepcopy

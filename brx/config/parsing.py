@@ -1,7 +1,5 @@
 """Text into plain values: YAML, and numbers with a unit. Every mistake, and every trap, becomes one line."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from typing import Any

@@ -3,8 +3,6 @@
 Defaults are those of the paper (appendix "Experimental Details") where the paper states one.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from typing import Annotated, Any, Literal, Self, get_args

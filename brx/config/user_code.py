@@ -1,7 +1,5 @@
 """Code of a user's own, `my_method.py:MyMethod` or `package.module:Name`: its file, fingerprint, import and faults."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import importlib.util

@@ -1,7 +1,5 @@
 """A run's checkpoint as the analyses need it, and what they leave beside the run: RUN/analysis/NAME-ITERATION.json."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass

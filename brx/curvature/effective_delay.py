@@ -7,8 +7,6 @@ Adam steps, and its stage form replaces the delay by tau'. In a pipeline both gr
 delay tell them apart. Theorem 3.1 orders the norms: bilateral below unilateral below original.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from itertools import groupby

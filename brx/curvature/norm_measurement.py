@@ -6,8 +6,6 @@ the two halves of the sample: their mean is the whole sample's, and their norms 
 goes on from there. The numbers depend on the settings alone.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import multiprocessing

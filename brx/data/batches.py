@@ -3,8 +3,6 @@
 Shape legend: B examples, S positions.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor

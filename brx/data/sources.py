@@ -4,8 +4,6 @@ The packages are the corpus that needs no network. With the versions in `constra
 system: their wheels differ only in `BUILD_FILES`, which are left out, and in line ends, which are read as newlines.
 """
 
-from __future__ import annotations
-
 import glob
 import hashlib
 import re

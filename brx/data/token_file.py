@@ -3,8 +3,6 @@
 A token file holds little-endian uint16 ids, with a JSON sidecar that says what they are.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 from contextlib import suppress

@@ -4,8 +4,6 @@ torch's own launcher is not used: it ends all ranks at the first failure, before
 sends Ctrl-C to all of them, and leaves them running when it is killed itself.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Several devices, one process each, as torchrun or `brx train --devices R` starts them, and the links between them."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pickle

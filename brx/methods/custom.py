@@ -1,7 +1,5 @@
 """Methods that are not in the table: a user's own `Method`, or any torch optimizer, by file or import path."""
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The methods in words: equation, source, defaults, options, and how often each stage refreshes its basis."""
 
-from __future__ import annotations
-
 import inspect
 import textwrap
 from typing import Any, Literal, get_args, get_origin

@@ -1,7 +1,5 @@
 """Which parameters an optimizer is given: one group per stage, and matrices that come as a stack one by one."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence

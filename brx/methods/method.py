@@ -1,7 +1,5 @@
 """A method: which optimizers train a stage under delay, at what learning rate, on which gradients."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from typing import Any, ClassVar, Self

@@ -4,8 +4,6 @@ What the backward pass sees (`pipeline.stash`) belongs to the pipeline: any meth
 a forecast of its own, which needs `exact`. "Matrices" are those of `brx.model.stage.is_block_matrix`.
 """
 
-from __future__ import annotations
-
 import importlib
 import math
 from collections.abc import Sequence

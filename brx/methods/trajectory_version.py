@@ -16,8 +16,6 @@ say here what changed:
    `pipeline.forecast: average-update` corrects the bias of what was called `momentum`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A method at work on one device's stages: learning rates, gradient rule, optimizer steps, state by stage."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence

@@ -4,8 +4,6 @@ Shape legend: N tokens in a micro-batch (B S), D width, S positions, H heads, V 
 token.
 """
 
-from __future__ import annotations
-
 import math
 from functools import lru_cache
 from typing import Any

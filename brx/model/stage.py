@@ -3,8 +3,6 @@
 Parameter names are those of the whole model ("blocks.5.attention.query.weight") whatever the partition is.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Sequence

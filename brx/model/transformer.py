@@ -9,8 +9,6 @@ Shape legend: B examples, S positions, N = B S tokens, D width, H heads, E head 
 mixture F hidden width, X experts, K experts per token.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Adam in the Hessian's Kronecker eigenbasis (the paper's algorithms 1 and 2)."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Callable, Iterator

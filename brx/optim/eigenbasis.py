@@ -6,8 +6,6 @@ basis of the columns is that of F^T. Bases and products are kept column by colum
 contiguous tensor), as LAPACK and cuSOLVER want them, so that a refresh transposes nothing.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Parameter groups of a whole model for one `BasisRotation`: which parameters are rotated, and which get AdamW."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase

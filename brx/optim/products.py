@@ -1,7 +1,5 @@
 """Products of fp32 matrices in the reduced precisions of a GPU's matrix units, with the same rounding on any device."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal

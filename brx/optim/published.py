@@ -1,7 +1,5 @@
 """An update as the authors take it (github.com/LOG-postech/basis-rotation); docs/methods.md: the differences."""
 
-from __future__ import annotations
-
 import math
 
 import torch

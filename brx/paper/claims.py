@@ -3,8 +3,6 @@
 Nothing is stored: a run that changes changes its row.
 """
 
-from __future__ import annotations
-
 import re
 import textwrap
 from collections.abc import Callable, Sequence

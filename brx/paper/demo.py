@@ -1,7 +1,5 @@
 """The paper's point in a few minutes: two methods, with and without delay."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal

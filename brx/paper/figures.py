@@ -3,8 +3,6 @@
 Figures that need no sweep (timelines, toys, the Hessian) have a function that draws them at the paper's settings.
 """
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

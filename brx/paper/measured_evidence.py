@@ -1,7 +1,5 @@
 """What else says something on the paper's claims: measurements at checkpoints, the toy problems' files, formulas."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Sequence

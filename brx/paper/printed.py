@@ -1,7 +1,5 @@
 """Numbers that the paper prints about its own experiments: ours stand beside them in tables, figures and claims."""
 
-from __future__ import annotations
-
 from brx.planning.stage_count import ModelShape
 
 # By method, as printed in the tables of slowdown; PipeDream's from the introduction. The table of the estimation

@@ -3,8 +3,6 @@
 One factor of the laptop preset is changed at a time; each setting has a target of its own.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from pathlib import Path

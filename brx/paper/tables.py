@@ -4,8 +4,6 @@ What is wanted is a name, a place in the paper (`Figure 5`), or `all`, from a fo
 cannot be made, or not all of it, is noted; where it is all that was wanted, it is a UserError.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -31,10 +29,11 @@ from brx.runs.tables import experiment_table, final_loss_text, rate_table, reduc
 
 CLAIMS_LEGEND = """\
 Losses are final validation losses in nats, unless a row says otherwise; `basis-rotation` is 2nd/bilateral, the best
-baseline the lowest of `pipedream`, `pipedream-lr` and `nesterov` on each seed (by training loss for iterations and hours
-saved); brackets are 95 % intervals over seeds. A method's slowdown differs between rows that take other seeds (those that all methods of the row have) or another target
-(`teaser-slowdown`). *One seed*: some experiment of the row has only one. *Runs*: trainings that were read;
-measurements at checkpoints are not counted. The rules are in docs/protocol.md, sections 5 and 6."""
+baseline the lowest of `pipedream`, `pipedream-lr` and `nesterov` on each seed (where iterations or hours are saved, by
+training loss); brackets are 95 % intervals over seeds. A method's slowdown differs between rows that take other seeds
+(those that all methods of the row have) or another target (`teaser-slowdown`). *One seed*: some experiment of the row
+has only one. *Runs*: trainings that were read; measurements at checkpoints are not counted. The rules are in
+docs/protocol.md, sections 5 and 6."""
 PRECONDITIONED_TABLE = ("pipedream-lr", "nesterov", "muon", "scion", "soap", "basis-rotation")
 Note = Callable[..., None]  # tells the user some lines
 

@@ -7,8 +7,6 @@ the backward pass ends. Gradients arrive at the parameters themselves, so that c
 optimizer find them. After `optimizer.step()`, the new version goes into the rings.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, get_args

@@ -8,8 +8,6 @@ supplies the rest, on one device all of them. The trajectory is the same for eve
 Shape legend: B examples, S positions, D width.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence

@@ -6,8 +6,6 @@ backward pass, or `2I0` and `2W0` where that is split into the gradients of the 
 update 0.
 """
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, NamedTuple

@@ -13,8 +13,6 @@ the module began with, the *newest* weights. The gradient of an old version is a
 Needs torch alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, cast

@@ -1,7 +1,5 @@
 """The devices of a run as one of them sees them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar
 

@@ -1,7 +1,5 @@
 """Memory as tables of texts: of basis rotation for any matrices, of a run's stages and devices."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

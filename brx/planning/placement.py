@@ -1,7 +1,5 @@
 """Which device carries which stages, and whether they fit: a run that cannot is refused before it starts."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence

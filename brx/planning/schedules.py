@@ -4,8 +4,6 @@ Synchronous schedules are simulated action by action; ZB-V and DualPipeV, and th
 Times are in any unit, the same for all arguments; no rank waits at an update for more than its own passes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial

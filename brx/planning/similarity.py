@@ -1,7 +1,5 @@
 """The dimensionless numbers of a training: a small run speaks for a large one where they agree."""
 
-from __future__ import annotations
-
 import math
 
 import pandas as pd

@@ -4,8 +4,6 @@ Assumed there: mixed precision with AdamW, activations recomputed from each bloc
 CPU, no parallelism but the pipeline's, and no memory for embedding and head.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import NamedTuple

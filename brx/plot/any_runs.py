@@ -1,7 +1,5 @@
 """Figures of any runs: loss curves, slowdown against the target, the leaderboard, and what delay does on the way."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

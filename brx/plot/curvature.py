@@ -1,7 +1,5 @@
 """Figures of what was measured of the Hessian: norms by coordinates, effective delays, updates along an eigenvector."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """How losses are drawn: curves of experiments, their final losses, and what learning rates came to."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

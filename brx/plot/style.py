@@ -1,7 +1,5 @@
 """One look for all figures: a method has the same colour, marker and name everywhere."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """One HTML file with everything in it: findings, figures, tables, runs, and the library that draws the runs' curves."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import json

@@ -6,8 +6,6 @@ Stages are files of their own so that a run may resume on another number of devi
 decided before any data are prepared (`check_request`).
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import pickle

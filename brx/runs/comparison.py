@@ -1,7 +1,5 @@
 """Experiments against each other: what delay costs a method, and what a method saves over the best baseline."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

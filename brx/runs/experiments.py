@@ -1,7 +1,5 @@
 """Experiments: runs that differ in nothing but learning rate and seed, and which of the rates is reported."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import numpy as np

@@ -5,8 +5,6 @@ cleaned up after a crash. A sweep that starts a run, and a launcher that starts 
 holding it when its parent is killed. (filelock's own objects would unlock it for the child, too.)
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import functools

@@ -3,8 +3,6 @@
 A table is a frame of texts whose columns are its headings.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Literal
 

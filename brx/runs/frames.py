@@ -1,7 +1,5 @@
 """Runs as the analyses read them: `Run`; `load` gives a frame of a row per run, `curves` their losses in long form."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import os

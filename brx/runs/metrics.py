@@ -4,8 +4,6 @@ metrics.jsonl has one JSON object per line, in order of iteration, flushed as it
 in a hundredth of the space, and staleness.jsonl its measures of staleness.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -7,8 +7,6 @@ docs/slowdown.md says what the result means, and benchmarks/slowdown_study.py ho
 curves whose slowdown is known.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Tables of texts, to be read, from the frames of numbers of `experiments` and `comparison`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

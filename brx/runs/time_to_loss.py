@@ -3,8 +3,6 @@
 Written beside the committed results, so that `brx verdict` need not read two hundred runs.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The choice of a learning rate as the paper makes it: per combination of everything else, the best of the grid."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

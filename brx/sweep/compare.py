@@ -1,7 +1,5 @@
 """The protocol of `brx compare`: the same runs for every method (docs/compare.md says why these)."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path

@@ -5,8 +5,6 @@ must share the cells' folder, the working folder and the prepared data, at the s
 that hold across nodes (NFS 4, Lustre mounted with `flock`).
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import multiprocessing

@@ -4,8 +4,6 @@ The sweep goes over angles and delays on the quadratic, beside the Hessian's (1,
 delay by tau times that norm, and a rotation changes nothing else.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The one place that puts a run together (stages, weight versions, method, delay engine), and tries the method."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

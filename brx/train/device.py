@@ -1,7 +1,5 @@
 """The device, its precision and its determinism, and the signals that ask a process to stop."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext

@@ -1,7 +1,5 @@
 """The training loop: the same for one device and for many, each of which runs it on its own stages."""
 
-from __future__ import annotations
-
 import math
 import sys
 import time

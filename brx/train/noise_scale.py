@@ -1,7 +1,5 @@
 """The gradient noise scale of a configuration, measured by a short training."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterable
 

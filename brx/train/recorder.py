@@ -1,7 +1,5 @@
 """What a run leaves on disk but its checkpoints: metrics and progress, from what the devices report; summary.json."""
 
-from __future__ import annotations
-
 import math
 import platform
 import resource

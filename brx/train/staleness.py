@@ -4,8 +4,6 @@ The paper's argument is that updates stay alike over tau iterations in the rotat
 updates); `logging.staleness_every: N` measures every N iterations whether they do.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Optional copies of the metrics: TensorBoard, Weights & Biases, Trackio."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
