@@ -37,11 +37,6 @@ def hessian_norm(
     checkpoint: Annotated[int | None, option("ITERATION", "which one (default: the newest)")] = None,
     vectors: Annotated[int, option("N", "Cauchy vectors")] = 200,
     batches_per_vector: Annotated[int, option("N", "batches that the Hessian is of (even)", min=2)] = 160,
-    estimator: Annotated[
-        Literal["geometric", "median"],
-        typer.Option(help="geometric: one pass, memory of the model's size; median: the original one"),
-    ] = "geometric",
-    or_geometric: Annotated[bool, flag("--or-geometric", "if the median's samples do not fit on disk")] = False,
     original: Annotated[bool, flag("--original", "only the original coordinates")] = False,
     rotated: Annotated[bool, flag("--rotated", "only the rotated ones (default: both, if there is a basis)")] = False,
     strategies: Annotated[
@@ -82,13 +77,12 @@ def hessian_norm(
         settings = NormSettings(
             vectors=vectors,
             batches_per_vector=batches_per_vector,
-            estimator=estimator,
             precision=precision,
             seed=seed,
             basis_from=None if basis_from is None else str(basis_from),
             basis_batches=basis_batches,
         )
-        results = measure_runs(runs, spaces, settings, iteration=checkpoint, jobs=jobs, or_geometric=or_geometric)
+        results = measure_runs(runs, spaces, settings, iteration=checkpoint, jobs=jobs)
     print_table(strategy_table(results, delays) if strategies else norm_table(results), format, NORM_TITLE)
     _print_details(results, by, with_paths=format == "table" and not measured)
     if out is not None:

@@ -205,10 +205,8 @@ StrategySlowdowns = dict[Space, dict[str, Any]]
 
 def strategy_slowdowns(runs: pd.DataFrame) -> StrategySlowdowns:
     """From rows of `brx.runs.load`: those of the model and length that most of them have."""
-    chosen = at_best_rates(runs, with_diverged=True)
-    chosen = chosen[chosen["variant"].isin(VARIANT_OF_SPACE.values())]
-    for alike in comparable(chosen):
-        compared = with_reference(alike)
+    for alike in comparable(at_best_rates(runs, with_diverged=True)):
+        compared = with_reference(alike[alike["variant"].isin(VARIANT_OF_SPACE.values())])
         ends = compared[compared[DEPTH].isin((1, compared[DEPTH].max()))]
         if ends[DEPTH].nunique() > 1 and (ends["status"] == "finished").any():
             return slowdowns_at_ends(ends, common_target(with_reference(ends)))

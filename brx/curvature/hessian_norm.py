@@ -1,14 +1,11 @@
 """The (1,1)-norm sum |H_ij| of a Hessian, from its products with Cauchy vectors (arXiv:2410.08198).
 
 For z with independent standard Cauchy entries, (H z)_i is Cauchy with scale s_i = sum_j |H_ij|, exactly. Each row's
-scale is estimated from n vectors; the sum over the rows is the norm. Two estimates:
-
-- `geometric`: E|X|^(1/n) = s^(1/n) / cos(pi / 2n) for X of scale s, so the geometric mean of n values of |X|, times
-  cos(pi / 2n)^n, has the mean s. One pass, memory for a few numbers per row.
-- `median`: the median of |X| is s (its bias is about 1.2 / n of it). It needs all n values of every row.
-
-Both have the same relative deviation, (pi / 2) / sqrt(n), in one row. Rows share their vectors and are not independent,
-so the interval of a sum is from how much each vector moves each tensor's sum (the estimator's influence function).
+scale is estimated from n vectors; the sum over the rows is the norm. E|X|^(1/n) = s^(1/n) / cos(pi / 2n) for X of scale
+s, so the geometric mean of n values of |X|, times cos(pi / 2n)^n, has the mean s: in one pass, with memory for a few
+numbers per row, and in one row the relative deviation of a median, (pi / 2) / sqrt(n). Rows share their vectors and are
+not independent, so the interval of a sum is from how much each vector moves each tensor's sum (the estimator's
+influence function).
 """
 
 from __future__ import annotations
@@ -16,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -27,7 +23,6 @@ from brx.curvature.hessian import Vectors
 
 Array = NDArray[np.float64]
 POWERS = (1, 2)  # of s_i that are summed: the norm, and the squares that the effective delay weighs stages by
-MEDIAN_CHUNK_BYTES = 2**26
 
 
 def cauchy_vector(like: Vectors, seed: int, number: int) -> Vectors:
@@ -127,23 +122,3 @@ class GeometricEstimate:
 
     def _by_tensor(self, values: Tensor) -> Tensor:
         return torch.stack([part.sum() for part in torch.split(values, self.num_rows)])
-
-
-def median_sums(samples: Callable[[slice], NDArray[Any]], names: Sequence[str], num_rows: Sequence[int]) -> Sums:
-    """Sums of medians, by tensor; `samples` gives |H z| of all n vectors for a slice of the d rows (n, rows)."""
-    first = samples(slice(0, 1))
-    num_vectors, columns = len(first), max(1, MEDIAN_CHUNK_BYTES // first.nbytes)
-    sums = np.zeros((len(POWERS), len(names)))
-    deviations = np.zeros((len(POWERS), num_vectors, len(names)))
-    start = 0
-    for tensor, rows in enumerate(num_rows):
-        for place in range(start, start + rows, columns):
-            chunk = samples(slice(place, min(place + columns, start + rows)))
-            medians = np.median(chunk, axis=0).astype(np.float64)
-            # Influence of a sample on the median of |Cauchy(s)|: the density there is 1 / (pi s).
-            influence = 0.5 * math.pi * np.sign(chunk - medians)
-            for row, power in enumerate(POWERS):
-                sums[row, tensor] += (medians**power).sum()
-                deviations[row, :, tensor] += power * (influence * medians**power).sum(axis=1)
-        start += rows
-    return Sums(list(names), list(num_rows), sums, deviations)

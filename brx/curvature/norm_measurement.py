@@ -23,13 +23,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from brx.config.schema import BasisRotationConfig
 from brx.curvature import hessian
 from brx.curvature.checkpoints import Checkpoint, check_same_model, find_checkpoint, load_checkpoint, num_trained_on
-from brx.curvature.hessian_norm import GeometricEstimate, Sums, below_resolution, cauchy_vector, median_sums
+from brx.curvature.hessian_norm import GeometricEstimate, Sums, below_resolution, cauchy_vector
 from brx.curvature.norm_result import SPACES, Groups, NormResult, NormSettings, Space, block_of, kind_of, strategy_of
 from brx.errors import RunError, UserError
 from brx.files import replacing
@@ -40,7 +39,6 @@ from brx.train.device import StopSignal
 
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
 SAVE_EVERY_S = 20.0
-USABLE_SHARE = 0.9  # of the free disk space: what the median's samples may take
 
 
 def measure_runs(
@@ -50,13 +48,11 @@ def measure_runs(
     *,
     iteration: int | None = None,
     jobs: int = 1,
-    or_geometric: bool = False,
 ) -> list[NormResult]:
     """One measurement per run (or checkpoint) and space, made now or read again if it has been.
 
     Without `spaces`: of the original coordinates, and of the rotated ones where a run has a basis. Without `iteration`:
-    at each run's newest checkpoint. `or_geometric`: where the median's samples do not fit on the disk. Asked to stop,
-    it saves what is done and raises KeyboardInterrupt.
+    at each run's newest checkpoint. Asked to stop, it saves what is done and raises KeyboardInterrupt.
     """
     if settings.vectors < 3:
         raise UserError(f"--vectors {settings.vectors}: must be at least 3: fewer have no estimate of squares")
@@ -75,7 +71,7 @@ def measure_runs(
                 raise UserError(
                     f"--basis-batches {settings.basis_batches}: {folder} has trained on {most} batches only"
                 )
-    return [_measure(task, jobs, or_geometric) for task in tasks]
+    return [_measure(task, jobs) for task in tasks]
 
 
 @dataclass(frozen=True)
@@ -119,9 +115,8 @@ def fit_bases(
     return hessian.estimate_bases(checkpoint.parameters, gradients, source, geometry)
 
 
-def _measure(task: _Task, jobs: int, or_geometric: bool) -> NormResult:
+def _measure(task: _Task, jobs: int) -> NormResult:
     checkpoint = task.load()
-    task = replace(task, settings=_fit_to_disk(task, checkpoint.num_parameters, or_geometric))
     for known in NormResult.all_of(task.run, task.iteration, f"hessian-norm-{task.space}"):
         if known.settings == task.settings and known.norm_of_half is not None:
             return known
@@ -146,26 +141,10 @@ def _measure(task: _Task, jobs: int, or_geometric: bool) -> NormResult:
     if state.num_vectors < total:
         done = f"stopped after {state.num_vectors} of {total} vectors"
         raise KeyboardInterrupt(f"{label}: {done}; the same command continues")
-    result = _result(task, checkpoint, state.sums(), state.lost)
+    result = _result(task, checkpoint, [estimate.sums(state.names) for estimate in state.estimates], state.lost)
     result.write(task.run)
     shutil.rmtree(task.folder)
     return result
-
-
-def _fit_to_disk(task: _Task, num_parameters: int, or_geometric: bool) -> NormSettings:
-    """Settings whose samples, 2 x d numbers per vector, fit on the disk; else a UserError, if no switch is allowed."""
-    settings = task.settings
-    row_bytes = 2 * num_parameters * DTYPES[settings.precision].itemsize
-    free = shutil.disk_usage(task.run).free * USABLE_SHARE
-    if settings.estimator == "geometric" or task.folder.is_dir() or settings.vectors * row_bytes <= free:
-        return settings
-    if or_geometric:
-        return settings.model_copy(update={"estimator": "geometric"})
-    raise UserError(
-        f"--vectors {settings.vectors}: the median keeps every product, {settings.vectors * row_bytes / 1e9:.3g} GB;"
-        f" {task.run} has room for {free / 1e9:.3g} GB, that is {int(free // row_bytes)} vectors; lower --vectors, use"
-        " --estimator geometric, or allow the switch with --or-geometric"
-    )
 
 
 def vector_product(checkpoint: Checkpoint, settings: NormSettings, number: int) -> Tensor:
@@ -214,11 +193,10 @@ class _State:
     def __init__(self, task: _Task, checkpoint: Checkpoint) -> None:
         num_rows = [parameter.numel() for parameter in checkpoint.parameters.values()]
         self.names = list(checkpoint.parameters)
-        # Of the whole sample and of its halves; for the median too, to show it on the way.
+        # Of the whole sample and of its halves.
         self.estimates = [GeometricEstimate(num_rows, DTYPES[task.settings.precision]) for _ in range(3)]
         self.lost: list[float] = []  # `below_resolution` of each product
-        self._folder, self._keeps_products = task.folder, task.settings.estimator == "median"
-        self._path = self._folder / "state.pt"
+        self._path = task.folder / "state.pt"
         if self._path.exists():
             content = torch.load(self._path, weights_only=True)
             self.lost = content["lost"]
@@ -230,8 +208,6 @@ class _State:
         return len(self.lost)
 
     def add(self, product: Tensor) -> None:  # the next vector's (2, d)
-        if self._keeps_products:
-            np.save(self._folder / f"{self.num_vectors:06d}.npy", product.numpy())
         self.lost.append(below_resolution(product.mean(0)))
         for estimate, part in zip(self.estimates, (product.mean(0), *product), strict=True):
             estimate.add(part)
@@ -239,18 +215,6 @@ class _State:
     def save(self) -> None:
         with replacing(self._path) as file:
             torch.save({"lost": self.lost, "estimates": [vars(estimate) for estimate in self.estimates]}, file)
-
-    def sums(self) -> list[Sums]:  # of the whole sample and of its halves
-        if not self._keeps_products:
-            return [estimate.sums(self.names) for estimate in self.estimates]
-        files = [np.load(path, mmap_mode="r") for path in sorted(self._folder.glob("*.npy"))]  # n of (2, d)
-
-        def samples(weights: list[int], rows: slice) -> NDArray[Any]:
-            parts = np.stack([file[:, rows] for file in files])  # (n, 2, rows)
-            return np.abs(np.average(parts, axis=1, weights=weights))
-
-        num_rows = self.estimates[0].num_rows
-        return [median_sums(partial(samples, weights), self.names, num_rows) for weights in ([1, 1], [2, 0], [0, 2])]
 
 
 def _result(task: _Task, checkpoint: Checkpoint, sums: list[Sums], lost: list[float]) -> NormResult:

@@ -37,7 +37,6 @@ Short = Annotated[float, AfterValidator(lambda value: float(f"{value:.6g}"))]  #
 class NormSettings(BaseModel, frozen=True):
     vectors: int = 200  # n, Cauchy vectors
     batches_per_vector: int = 160  # the sample whose mean loss has the Hessian; all vectors share it
-    estimator: Literal["geometric", "median"] = "geometric"  # see `hessian_norm`
     precision: Literal["fp32", "fp64"] = "fp32"  # of weights and products
     seed: int = 0  # of the vectors
     basis_from: str | None = None  # a run whose newest checkpoint lends its basis; None for the checkpoint's own
@@ -199,8 +198,8 @@ def _coordinates(result: NormResult) -> str:
 def _sample(result: NormResult) -> str:
     settings = result.settings
     own = " each" if result.norm_of_half is None else ""
-    unusual = [value for value in (settings.estimator, settings.precision) if value not in ("geometric", "fp32")]
-    return ", ".join([f"{settings.vectors} x {result.tokens:,} tokens{own}", *unusual])
+    precision = "" if settings.precision == "fp32" else f", {settings.precision}"
+    return f"{settings.vectors} x {result.tokens:,} tokens{own}{precision}"
 
 
 def breakdown_table(result: NormResult, by: Literal["stage", "kind"]) -> pd.DataFrame:

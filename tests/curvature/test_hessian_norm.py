@@ -15,7 +15,7 @@ from brx.cli.main import main
 from brx.curvature import norm_measurement
 from brx.curvature.checkpoints import load_checkpoint, runs_in_place
 from brx.curvature.hessian import from_weights, mean_product, to_weights
-from brx.curvature.hessian_norm import GeometricEstimate, below_resolution, cauchy_vector, median_sums
+from brx.curvature.hessian_norm import GeometricEstimate, below_resolution, cauchy_vector
 from brx.curvature.norm_measurement import fit_bases, measure_runs
 from brx.curvature.norm_result import NormSettings, breakdown_table, results_of
 from brx.errors import RunError, UserError
@@ -23,15 +23,12 @@ from brx.runs.checkpoint import list_checkpoints
 from tests.curvature.helpers import flat, norm_result
 
 
-def estimates(products, sizes):
-    """Both estimators' sums, by tensors of these sizes, from products with Cauchy vectors."""
-    names = [str(index) for index in range(len(sizes))]
-    geometric = GeometricEstimate(sizes, torch.float64)
+def estimate(products, sizes):
+    """The estimator's sums, by tensors of these sizes, from products with Cauchy vectors."""
+    estimated = GeometricEstimate(sizes, torch.float64)
     for product in products:
-        geometric.add(product)
-    samples = torch.stack(products).abs().numpy()
-    median = median_sums(lambda rows: samples[:, rows], names, sizes)
-    return {"geometric": geometric.sums(names), "median": median}
+        estimated.add(product)
+    return estimated.sums([str(index) for index in range(len(sizes))])
 
 
 def random_products(size, num_vectors):
@@ -52,23 +49,22 @@ def total(sums, power=1):
 def test_random_symmetric_matrix():
     matrix, products = random_products(60, 500)
     scales = matrix.abs().sum(dim=1)
-    for sums in estimates(products, [20, 40]).values():
-        for power in (1, 2):
-            found, error = total(sums, power)
-            assert error < 0.2 * found
-            assert abs(found - (scales**power).sum().item()) < 3 * error
-        errors = np.diag(sums.covariance(1)) ** 0.5
-        assert (abs(sums.sums[0] - [scales[:20].sum().item(), scales[20:].sum().item()]) < 3 * errors).all()
+    sums = estimate(products, [20, 40])
+    for power in (1, 2):
+        found, error = total(sums, power)
+        assert error < 0.2 * found
+        assert abs(found - (scales**power).sum().item()) < 3 * error
+    errors = np.diag(sums.covariance(1)) ** 0.5
+    assert (abs(sums.sums[0] - [scales[:20].sum().item(), scales[20:].sum().item()]) < 3 * errors).all()
 
 
 def test_intervals_cover_as_often_as_they_say():
     matrix, products = random_products(12, 60 * 100)
-    covered = {"geometric": 0, "median": 0}
+    covered = 0
     for first in range(0, len(products), 60):
-        for estimator, sums in estimates(products[first : first + 60], [4, 8]).items():
-            found, error = total(sums)
-            covered[estimator] += abs(math.log(found / matrix.abs().sum().item())) < 1.96 * error / found
-    assert all(90 <= count <= 99 for count in covered.values()), covered
+        found, error = total(estimate(products[first : first + 60], [4, 8]))
+        covered += abs(math.log(found / matrix.abs().sum().item())) < 1.96 * error / found
+    assert 90 <= covered <= 99
 
 
 def test_the_mean_of_the_geometric_estimate_is_the_scale_in_few_vectors():
@@ -104,16 +100,6 @@ def test_the_extrapolated_norm_is_that_without_the_batches_noise():
     assert result.model_copy(update={"norm_of_half": 9.0}).norms[2] == 0
 
 
-def test_median_does_not_depend_on_the_chunks(monkeypatch):
-    samples = np.abs(np.random.default_rng(0).standard_cauchy((11, 50)))
-    whole = median_sums(lambda rows: samples[:, rows], ["a", "b"], [20, 30])
-    monkeypatch.setattr("brx.curvature.hessian_norm.MEDIAN_CHUNK_BYTES", 7 * samples.itemsize * len(samples))
-    parts = median_sums(lambda rows: samples[:, rows], ["a", "b"], [20, 30])
-    np.testing.assert_allclose(parts.sums, whole.sums, rtol=1e-12)
-    np.testing.assert_allclose(parts.deviations, whole.deviations, rtol=1e-12)
-    assert whole.sums[0].sum() == pytest.approx(np.median(samples, axis=0).sum())
-
-
 def test_cauchy_vectors_depend_on_seed_and_number_and_not_on_precision():
     like = {"a": torch.zeros(1000, dtype=torch.float64), "b": torch.zeros(5, 4, dtype=torch.float64)}
     one = cauchy_vector(like, 0, 3)
@@ -136,21 +122,17 @@ def measure(run, space, chosen=SETTINGS, **others):
     return measure_runs([run], [space], chosen, **others)[0]
 
 
-def norms_of(products, estimator):
+def norm_of(products):
     """The sum of the rows' scales by a naive estimator, from |H z| (n, d)."""
-    if estimator == "median":
-        return float(np.median(products.numpy(), axis=0).sum())
     seen = (products > 0).sum(dim=0)
     mean_log = torch.where(products > 0, products.log(), 0.0).sum(dim=0) / seen.clamp(min=1)
     corrected = mean_log.exp() * torch.cos(torch.pi / (2 * seen.clamp(min=1))) ** seen * seen / len(products)
     return torch.where(seen > 1, corrected, 0.0).sum().item()
 
 
-@pytest.mark.parametrize(
-    ("space", "estimator", "precision"), [("original", "geometric", "fp64"), ("rotated", "median", "fp32")]
-)
-def test_result_is_the_estimate_over_the_products_of_one_sample_and_of_its_halves(run, space, estimator, precision):
-    result = measure(run, space, settings(estimator=estimator, precision=precision, batches_per_vector=4))
+@pytest.mark.parametrize(("space", "precision"), [("original", "fp64"), ("rotated", "fp32")])
+def test_result_is_the_estimate_over_the_products_of_one_sample_and_of_its_halves(run, space, precision):
+    result = measure(run, space, settings(precision=precision, batches_per_vector=4))
     checkpoint = load_checkpoint(run, dtype=norm_measurement.DTYPES[precision])
     bases = checkpoint.bases if space == "rotated" else {}
 
@@ -163,8 +145,8 @@ def test_result_is_the_estimate_over_the_products_of_one_sample_and_of_its_halve
             rows.append(flat(from_weights(bases, product)).double().abs())
         return torch.stack(rows)
 
-    assert result.norm == pytest.approx(norms_of(products(range(1, 5)), estimator), rel=1e-4)
-    halves = [norms_of(products(numbers), estimator) for numbers in (range(1, 3), range(3, 5))]
+    assert result.norm == pytest.approx(norm_of(products(range(1, 5))), rel=1e-4)
+    halves = [norm_of(products(numbers)) for numbers in (range(1, 3), range(3, 5))]
     assert result.norm_of_half == pytest.approx(sum(halves) / 2, rel=1e-4)
     assert result.tokens == 4 * 2 * 16
     assert result.interval[0] < result.normalized < result.interval[1]
@@ -175,14 +157,14 @@ def test_result_is_the_estimate_over_the_products_of_one_sample_and_of_its_halve
 
 
 @pytest.mark.parametrize(
-    ("estimator", "fault", "code", "told", "again"),
+    ("fault", "code", "told", "again"),
     [
-        ("geometric", signal.SIGINT, 130, "stopped after 4 of 5 vectors; the same command continues", [4]),
-        ("median", RunError("stopped here"), 1, "stopped here", [3, 4]),
+        (signal.SIGINT, 130, "stopped after 4 of 5 vectors; the same command continues", [4]),
+        (RunError("stopped here"), 1, "stopped here", [3, 4]),
     ],
 )
-def test_stopped_and_continued_gives_the_same_numbers(run, monkeypatch, capsys, estimator, fault, code, told, again):
-    expected = measure(run, "original", settings(estimator=estimator))
+def test_stopped_and_continued_gives_the_same_numbers(run, monkeypatch, capsys, fault, code, told, again):
+    expected = measure(run, "original")
     shutil.rmtree(run / "analysis")
     usual, calls = norm_measurement.vector_product, []
 
@@ -197,7 +179,7 @@ def test_stopped_and_continued_gives_the_same_numbers(run, monkeypatch, capsys, 
     monkeypatch.setattr(norm_measurement, "vector_product", product)
     if isinstance(fault, Exception):  # an interrupt saves by itself
         monkeypatch.setattr(norm_measurement, "SAVE_EVERY_S", 0.0)
-    arguments = ["hessian-norm", str(run), "--original", *QUICK, "--estimator", estimator]
+    arguments = ["hessian-norm", str(run), "--original", *QUICK]
     assert main(arguments) == code
     assert told in capsys.readouterr().err
     assert results_of(run) == {}
@@ -260,16 +242,6 @@ def test_checkpoint_of_another_model_or_without_a_basis(run, runs):
         measure(run, "original")
     with pytest.raises(UserError, match="another model"):
         measure(runs["pipedream"], "rotated", settings(basis_from=str(run)))
-
-
-def test_median_that_does_not_fit(run, monkeypatch):
-    chosen = settings(estimator="median")
-    row = load_checkpoint(run).num_parameters * 4 * 2
-    usage = shutil.disk_usage(run)._replace(free=4.5 * row / norm_measurement.USABLE_SHARE)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(UserError, match=r"that is 4 vectors; .* --or-geometric"):
-        measure(run, "original", chosen)
-    assert measure(run, "original", chosen, or_geometric=True).settings.estimator == "geometric"
 
 
 def test_a_folder_of_runs_stands_for_the_runs_in_it(runs, tmp_path):
