@@ -98,7 +98,7 @@ def info(
     """Say what a folder of token files holds, and check it."""
     from brx.data.prepare import PreparedData
 
-    refuse(not folder.is_dir(), f"{folder}: no such folder; token files are made with brx data prepare")
+    refuse(not (folder / "train.bin").is_file(), f"{folder}: no token files, which are made with brx data prepare")
     _print_data(folder, PreparedData.load(folder, always_hash=True))
 
 

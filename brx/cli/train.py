@@ -48,11 +48,11 @@ def train(
     from brx.distributed.launch import end_with_launcher, launch, started_as_one_of_many
 
     source = Path(config)
-    is_run = source.is_dir()
+    is_run = (source / "config.yaml").is_file()
     is_rank = started_as_one_of_many()
     num_ranks = os.environ["WORLD_SIZE"] if is_rank else devices
     settings = overrides if num_ranks is None else [*overrides, f"pipeline.devices={num_ranks}"]
-    run_config = load_config(source / "config.yaml" if is_run else config, settings, is_new=not resume)
+    run_config = load_config(config, settings, is_new=not resume)
     # Wrong settings are told at once; torch takes seconds to load.
     from brx.distributed.processes import DistributedWorld
     from brx.pipeline.world import World
@@ -113,7 +113,8 @@ def sweep(
     check_own_methods(specifications)
     if dry_run:
         for specification in specifications:
-            list_cells(specification, jobs, retry_failed=retry_failed)
+            launching = make_launcher(launcher, specification, jobs, address)
+            list_cells(specification, launching, retry_failed=retry_failed)
         return
     succeeded = [
         run_and_print(specification, make_launcher(launcher, specification, jobs, address), retry_failed=retry_failed)
@@ -177,7 +178,7 @@ def compare(
     comparison.take_committed(sweeps, committed, corpus)
     if dry_run:
         for sweep in sweeps:
-            list_cells(sweep, jobs, retry_failed=retry_failed)
+            list_cells(sweep, make_launcher("local", sweep, jobs, None), retry_failed=retry_failed)
         return
     launches = [(sweep, make_launcher("local", sweep, jobs, None)) for sweep in sweeps]
     succeeded = [run_and_print(sweep, launching, retry_failed=retry_failed) for sweep, launching in launches]

@@ -52,8 +52,9 @@ def load_config(name: str | Path, overrides: Sequence[str] = (), *, is_new: bool
     if not content:  # a default run is a long one: it is asked for with {}, not by an emptied file
         raise UserError(f"{path}: is empty; restore it, or name a preset ({', '.join(preset_names())})")
     # A run that is to begin takes the files of the user's own code as they are now, whatever an old run's were.
-    for section in (content.get("optimizer"), content.get("pipeline", {}).get("delay")) if is_new else ():
-        if isinstance(section, dict):
+    pipeline = content.get("pipeline")
+    for section in (content.get("optimizer"), pipeline.get("delay") if isinstance(pipeline, dict) else None):
+        if is_new and isinstance(section, dict):
             section.pop("code_sha256", None)
     return apply_overrides(content, overrides, str(path))
 

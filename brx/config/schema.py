@@ -130,7 +130,7 @@ DelayName = Literal["pipeline", "2bw"]
 def check_delay(value: Any) -> Any:
     """Refuse what is no delay profile, in one line for all its forms."""
     if isinstance(value, str) and re.fullmatch(USER_CODE, value):
-        return {"function": value}
+        return {"function": value, "code_sha256": code_sha256(value)}
     is_code = isinstance(value, dict) and "function" in value
     if is_code or isinstance(value, DelayCode | DelayLike) or value in get_args(DelayName):
         return value

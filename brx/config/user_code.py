@@ -43,7 +43,7 @@ def code_sha256(name: str) -> str | None:
     try:
         return hashlib.sha256(file.read_bytes()).hexdigest()
     except OSError as error:
-        raise ValueError(f"method: {file} cannot be read: {error.strerror}") from None
+        raise ValueError(f"{file} cannot be read: {error.strerror}") from None
 
 
 def check_unchanged(name: str, sha256: str | None, where: str) -> None:
@@ -51,7 +51,7 @@ def check_unchanged(name: str, sha256: str | None, where: str) -> None:
     try:
         now = code_sha256(name)
     except ValueError as error:
-        raise UserError(f"{where.partition('.')[0]}.{error}") from None
+        raise UserError(f"{where.partition(' ')[0]}: {error}") from None
     if now != sha256:
         raise UserError(f"{where}: its file has changed since this run was set up; give another run a new --out")
 

@@ -216,11 +216,11 @@ def _write_all(
     """Append documents until they or the budget of training tokens run out."""
     written, train = writer.written, writer.written.splits["train"]
     for text, tokens in pairs:
+        if train.num_tokens == config.tokens:  # perhaps before this process began
+            return
         is_held_out = is_validation(text, config.validation_fraction, config.split_seed)
         left = None if is_held_out or config.tokens is None else config.tokens - train.num_tokens
         writer.append("validation" if is_held_out else "train", tokens[:left])
-        if train.num_tokens == config.tokens:
-            return
         if written.documents_read % DOCUMENTS_AHEAD == 0:
             progress.update(train.num_tokens, f"{written.documents_read:,} documents")
         if written.documents_read % DOCUMENTS_PER_COMMIT == 0:

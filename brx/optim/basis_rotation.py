@@ -444,9 +444,10 @@ class BasisRotation(Optimizer):
         for parameter, (state, group) in states.items():
             check_state(state, parameter, group, self._describe(parameter))
         self._share_matrices()
+        first = {id(group): group["first_refresh"] for group in self.param_groups}
         for parameter, (state, group) in states.items():
-            if not other.state[parameter].get("Q") and (step := int(state["step"])) >= group["first_refresh"]:
-                group["first_refresh"] += step
+            if not other.state[parameter].get("Q") and (step := int(state["step"])) >= first[id(group)]:
+                group["first_refresh"] = max(group["first_refresh"], first[id(group)] + step)
             self.state[parameter] = self._as_kept(state, parameter, group)
         self._forget()
 

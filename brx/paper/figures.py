@@ -256,6 +256,8 @@ def draw_paper_figure(figure: PaperFigure, experiments: Experiments, folder: Pat
 def draw_figures(wanted: str, scale: str, runs: Path | None, out: Path | None, note: Note) -> Iterator[Path]:
     """Draw what is wanted (see `brx.paper.tables`); yields the images, by default in figures/SCALE or figures."""
     chosen = entries(wanted, FIGURES, "figure", "curves, staleness, profiles")
+    if runs is not None and all(figure.draw_to is not None for figure in chosen):
+        raise UserError(f"--runs: figure {wanted} is not drawn from a folder of runs")
     experiments = load_noting(scale, runs, note) if any(figure.draw_to is None for figure in chosen) else None
 
     def draw(figure: PaperFigure) -> Path:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from brx.errors import UserError
@@ -131,16 +132,20 @@ def delays_of(
         return [_varying(profile, stage, num_stages, accumulation, seed, name) for stage in range(num_stages)]
     if profile == "pipeline":
         taus = list(range(last, -1, -1))  # tau_k = P - 1 - k
-    elif like is not None:  # each stage as the one at the same place, from 0 at the end, in a pipeline of P' stages
+    elif (
+        isinstance(like, int) and like > 0
+    ):  # each stage as the one at the same place, from 0 at the end, in a pipeline of P' stages
         taus = [round((like - 1) * (last - stage) / max(1, last)) for stage in range(num_stages)]
-    elif profile == "2bw" or isinstance(profile, int):  # 2BW: tau_k = M, the version before the newest throughout
+    elif profile == "2bw" or isinstance(profile, Integral):  # 2BW: tau_k = M, the version before the newest throughout
         taus = [accumulation if profile == "2bw" else profile] * num_stages
     elif isinstance(profile, list | tuple) and len(profile) == num_stages:
         taus = list(profile)
     else:
+        taus = []
+    if not taus or not all(isinstance(tau, Integral) and not isinstance(tau, bool) and tau >= 0 for tau in taus):
         raise ValueError(
-            f"{name} must be pipeline, 2bw, a whole number, a list of {num_stages}, {{'like': P}} or a function, got"
-            f" {profile!r}"
+            f"{name} must be pipeline, 2bw, a whole number from 0, a list of {num_stages}, {{'like': P}} or a function,"
+            f" got {profile!r}"
         )
     return [StageDelay(tau, accumulation) for tau in taus]
 

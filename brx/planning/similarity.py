@@ -53,7 +53,7 @@ def similarity_table(config: RunConfig, like: RunConfig, names: tuple[str, str])
     for name in dict.fromkeys([*ours, *theirs]):
         a, b = ours.get(name), theirs.get(name)
         ratio = a / b if a and b else None
-        is_apart = ratio is not None and not 1 / APART <= ratio <= APART
+        is_apart = not 1 / APART <= ratio <= APART if ratio else None not in (a, b) and a != b
         rows.append([name, _text(a), _text(b), "-" if ratio is None else f"{ratio:.3g}", "<-" if is_apart else ""])
     return pd.DataFrame(rows, columns=["", *names, "ratio", f"> {APART:g} x"])
 

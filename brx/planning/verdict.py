@@ -22,7 +22,7 @@ import pandas as pd
 from brx.config.parsing import parse_bytes
 from brx.errors import UserError, did_you_mean
 from brx.planning.schedules import Cut, EqualStages, LocalSteps, first_that_fits
-from brx.runs.frames import load
+from brx.runs.frames import comparable, load
 from brx.runs.slowdown import IterationRatio, Reached, geometric_mean, iteration_ratio
 from brx.runs.time_to_loss import Experiment, Measurements, measure_largest_set
 
@@ -356,8 +356,8 @@ def _seconds_of_runs(folders: Sequence[Path], where: str) -> pd.Series:  # per i
     if len(different) > 1:
         models = " and ".join(f"{name}, batch {batch} x {count}" for name, batch, count in different.to_numpy())
         raise UserError(f"{where}: runs of one model and batch are needed, these are of {models}")
-    methods = runs["variant"].map(lambda variant: variant.partition(", delay ")[0])
-    return runs["seconds_per_iteration"].groupby(methods).min()
+    names = pd.concat([runs.iloc[:0], *comparable(runs)])["variant"]  # without settings that all methods share
+    return runs["seconds_per_iteration"].groupby(names.map(lambda variant: variant.partition(", delay ")[0])).min()
 
 
 def _seconds_of_table(path: Path) -> pd.Series:

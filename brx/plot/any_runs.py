@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from brx.errors import UserError
 from brx.pipeline.delay import depth, stage_delays
 from brx.plot.style import (
+    METHOD_LOOKS,
     factor_axis,
     finish_panel,
     legend_below,
@@ -77,6 +78,8 @@ def draw_all_targets(
     targets = np.linspace(highest, lowest, NUM_TARGETS)
     ratios = pd.concat([slowdowns(delayed, float(target), reference_stages) for target in targets], ignore_index=True)
     ratios = ratios[ratios["ratio"].notna() & ~ratios["is_censored"]]
+    if ratios.empty:
+        raise UserError(f"--all-targets: no target at which runs at P = {most} have a slowdown that is no bound")
     with new_figure(width=6.6, height=4.6) as figure:
         axes = figure.add_subplot()
         for method, points in ratios.groupby("method", sort=False):
@@ -142,7 +145,7 @@ def draw_staleness(folders: Sequence[Path], path: Path) -> list[Path]:
             for index, (method, label, measures) in enumerate(zip(methods, labels, measured, strict=True)):
                 if name in measures:
                     iterations, numbers = measures[name]
-                    alone = methods.count(method) == 1
+                    alone = methods.count(method) == 1 and method in METHOD_LOOKS
                     color = look_of(method).color if alone else sequence_color(index, len(runs))
                     label = label if labels.count(label) == 1 else f"{label} ({folders[index].name})"
                     axes.plot(iterations, np.nanmean(numbers, axis=1), color=color, label=label)

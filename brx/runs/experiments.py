@@ -13,10 +13,12 @@ from brx.runs.frames import ORIGIN, RATE, SEED
 def tried_rates(runs: pd.DataFrame) -> pd.DataFrame:
     """What every learning rate of `runs` (rows of `load`) came to, by `score_values`: a row per experiment and rate.
 
-    Runs that diverged count as tried, with an infinite loss; those under way or failed otherwise are left out.
+    Runs that diverged count as tried, with an infinite loss; those under way or failed otherwise are left out. The loss
+    is that of validation; of runs recorded without one, that of training.
     """
     ended = _ended(runs)
-    losses = ended["val_loss"].where(ended["status"] == "finished").fillna(np.inf)
+    losses = ended["val_loss"].where(np.isfinite(ended["val_loss"]), ended["train_loss"])
+    losses = losses.where(ended["status"] == "finished").fillna(np.inf)
     return score_values(ended.assign(score=losses), group="experiment", over=RATE)
 
 

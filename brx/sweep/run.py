@@ -48,14 +48,15 @@ def check_own_methods(sweeps: Sequence[Sweep]) -> None:
         check_method(config, device)
 
 
-def list_cells(sweep: Sweep, jobs: int | None, *, retry_failed: bool) -> None:
-    """Print every cell with its state, and about how long the rest will take with so many jobs at a time."""
+def list_cells(sweep: Sweep, launcher: Launcher, *, retry_failed: bool) -> None:
+    """Print every cell with its state, and about how long the rest will take in the launcher's places."""
     cells = tried_cells(sweep)
     _, repetitions = choices_and_repetitions(sweep, cells)
     states = {cell.name: state_of(cell) for cell in cells}
     for name, state in states.items():
         print(f"{state.value:12}{name}")
-    num_jobs = make_launcher("local", sweep, jobs, None).num_jobs
+    num_jobs = launcher.num_jobs
+    launcher.close()
     say = Console(stderr=True, highlight=False).print
     left = remaining_seconds([*cells, *repetitions], num_jobs, say, retry_failed=retry_failed)
     counts = ", ".join(f"{count} {state.value}" for state, count in Counter(states.values()).items())

@@ -235,7 +235,7 @@ def state_of(cell: Cell) -> State:
     """The cell's state; UserError where a default of brx or the trajectory version has changed since it was done."""
     summary = RunFolder(cell.folder).read_summary()
     # A run that finished at an earlier training.stop_after is the same run, cut short: there is more of it to do.
-    if summary.get("status") == "finished" and summary["iteration"] >= cell.config.training.last_iteration:
+    if summary.get("status") == "finished" and summary.get("iteration", 0) >= cell.config.training.last_iteration:
         _check_same_run(cell)
         check_trajectory_version(summary, cell.folder)
         return State.DONE

@@ -117,7 +117,7 @@ class RunRecorder:
         `memory` has each rank's measured and planned peak in bytes, if they could still be asked.
         """
         before = self._folder.read_summary()
-        has_finished_here = before.get("status") == "finished" and before["iteration"] == iteration
+        has_finished_here = before.get("status") == "finished" and before.get("iteration") == iteration
         if status == "finished" and iteration == self._first[0] and has_finished_here:
             return  # this session had nothing to add
         has_trained = training_seconds > self._first[1]

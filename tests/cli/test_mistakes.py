@@ -28,10 +28,13 @@ MISTAKES = [
     ("train quick --set pipeline.stages=9", "must be at most model.blocks (8)"),
     ("train quick --set runtime.device=cuda", "cuda is not available on this machine"),
     ("train quick --set data.source=missing.txt", "missing.txt: no such file"),
+    ("train quick --set pipeline.delay=nothing.py:f", "pipeline.delay: nothing.py cannot be read: No such file"),
+    ("plan empty-section.yaml", "empty-section.yaml: pipeline: input should be a valid dictionary"),
+    ("plot oscillation --runs results/similar", "--runs: figure oscillation is not drawn from a folder of runs"),
     ("sweep laptop/mian --dry-run", "laptop/mian: no such sweep file, did you mean 'laptop/main'?"),
     ("claims main-reductoin", "did you mean 'main-reduction'?"),
     # Token files.
-    ("data info missing", "missing: no such folder; token files are made with brx data prepare"),
+    ("data info missing", "missing: no token files, which are made with brx data prepare"),
     ("data remove empty", "empty: no folder of token files; brx data list names them"),
     # Figures and tables.
     ("plot mian", "FIGURE: unknown figure 'mian', did you mean 'main'? (known: curves,"),
@@ -98,7 +101,9 @@ def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("mistakes")
     write_run(folder, "a")
     shutil.copytree(folder / "runs", folder / "other")
-    (folder / "empty").mkdir()
+    for empty in ("empty", "quick"):  # the second is no run, so that the preset is meant
+        (folder / empty).mkdir()
+    (folder / "empty-section.yaml").write_text("pipeline:\n")
     (folder / "results").symlink_to(Path(__file__).parents[2] / "results")
     return folder
 

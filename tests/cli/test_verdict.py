@@ -44,6 +44,7 @@ def test_costs_come_from_own_runs_or_a_benchmark(printed, tmp_path, monkeypatch)
     assert "basis-rotation 75%" in printed("verdict", *question, "--cost-from", str(table))
     both = [*question, "--cost-from", str(table), "--cost", "basis-rotation=0.5"]
     assert "basis-rotation 50%" in printed("verdict", *both)
+    assert printed("verdict", *question, "--cost-from", "results/similar-curvature").count("% (given)") == 2
     text = printed("verdict", *question, "--cost-from", "results/demo/pipedream-p1")
     assert "pipedream 0% (given)" in text
     assert text.count("(given)") == 1

@@ -52,17 +52,25 @@ def test_few_documents_are_in_memory():
 
 
 @pytest.mark.parametrize("tokens", [1000, 5001])
-def test_the_budget_is_met_exactly(tmp_path, tokens):
-    data = prepare(local_config(tmp_path, DOCUMENTS, tokens=tokens, validation_fraction=0.5))
+def test_the_budget_is_met_exactly(tmp_path, tokens, monkeypatch):
+    config = local_config(tmp_path, DOCUMENTS, tokens=tokens, validation_fraction=0.5)
+    data = prepare(config.model_copy(update={"directory": str(tmp_path / "elsewhere")}))
     train, validation = naive(DOCUMENTS, fraction=0.5)
     assert data.train.tokens.tolist() == train[:tokens]
     assert 0 < data.validation.num_tokens < len(validation)
     assert data.validation.tokens.tolist() == validation[: data.validation.num_tokens]
+    monkeypatch.setattr(preparing, "sha256", None)
+    with pytest.raises(TypeError):
+        prepare(config)
+    monkeypatch.undo()  # started again after its last document it takes no further one
+    again = prepare(config)
+    assert (again.train.sidecar, again.validation.sidecar) == (data.train.sidecar, data.validation.sidecar)
 
 
 def test_found_again_without_work_and_told_when_damaged(tmp_path, monkeypatch, capsys):
     config = local_config(tmp_path, DOCUMENTS)
     elsewhere = config.model_copy(update={"directory": str(tmp_path / "quiet")})
+    capsys.readouterr()  # of the library that has written the corpus
     first = prepare(elsewhere, quiet=True)
     assert capsys.readouterr().err == ""
     assert prepare(config).fingerprint == first.fingerprint

@@ -12,14 +12,7 @@ from brx.methods.table import METHODS, find_method
 from brx.methods.updater import MethodUpdater
 from brx.model.stage import initialize, whole_model
 from tests.methods.test_custom import updater_with_gradients
-from tests.pipeline.test_engine import (
-    VOCABULARY,
-    library_optimizers,
-    make_config,
-    make_versions,
-    micro_batch,
-    run_engine,
-)
+from tests.pipeline.test_engine import library_optimizers, make_config, make_versions, micro_batch, run_engine
 
 MOE = ["model.moe.experts=4", "model.moe.every=2"]
 
@@ -34,7 +27,7 @@ def test_baseline_is_the_librarys_optimizer(method, extra):
     rates = ["optimizer.lr=0.001", *(["optimizer.rest_lr=0.003"] if method == "muon" else [])]
     config = make_config(method, 1, "exact", 24, *rates, *constant, *extra)
     _, versions = run_engine(config, 24)
-    model = whole_model(config.model, VOCABULARY)
+    model = whole_model(config.model, config.data.vocabulary_size)
     initialize(model, config.model.blocks, seed=0)
     optimizers, members = library_optimizers(method, dict(model.named_parameters()), 0.001, rest_lr)
     for t in range(1, 25):

@@ -242,6 +242,10 @@ def test_adamw_is_continued_and_its_bases_come_later():
     torch.testing.assert_close(U.T @ U, torch.eye(5), rtol=0, atol=1e-5)
     rotated = U.T @ L @ U
     torch.testing.assert_close(rotated, rotated.diag().diag(), rtol=0, atol=1e-6 * float(rotated.max()))
+    adamw.state[model[2].weight]["step"] -= 10  # where steps differ, the most count
+    optimizer = BasisRotation(model.named_parameters(), first_refresh=5)
+    optimizer.take_over(adamw)
+    assert {group["first_refresh"] for group in optimizer.param_groups} == {25}
 
 
 def test_soap_is_continued_in_its_bases():

@@ -4,8 +4,6 @@ It shares no code with the engine: the model is called through torch.func.functi
 the backward pass is written out with explicit vector-Jacobian products between stages.
 """
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 

@@ -8,7 +8,7 @@ import torch
 
 from brx.config.loading import load_config
 from brx.errors import UserError
-from brx.pipeline.delay import stage_delays
+from brx.pipeline.delay import delays_of, stage_delays
 from brx.runs.folder import trajectory_of
 from brx.runs.frames import Run
 from brx.train.loop import train
@@ -23,6 +23,12 @@ def constant(folder, tau, most):
     path = folder / "mine.py"
     path.write_text(f"def mine(stage, num_stages, micro_batch, seed):\n    return {tau}\n\n\nmine.most = {most}\n")
     return f"pipeline.delay={path}:mine"
+
+
+@pytest.mark.parametrize("profile", [-1, [-1, 0], [0.5, 0], ["a", 0], [True, 0], [1], {"like": 0}, {"like": 2.5}])
+def test_what_is_no_delay_is_refused(profile):
+    with pytest.raises(ValueError, match="must be pipeline, 2bw, a whole number from 0"):
+        delays_of(profile, 2)
 
 
 @pytest.mark.parametrize(("name", "stash"), [("jitter", "exact"), ("straggler", "none"), ("churn", "exact")])

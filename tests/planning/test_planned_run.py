@@ -201,6 +201,8 @@ def test_only_what_is_beyond_a_factor_of_three_is_marked_and_the_papers_run_is_t
     ours, like = (load_config("quick", [f"optimizer.lr={lr}"]) for lr in (1e-3 * factor, 1e-3))
     table = similarity_table(ours, like, ("a", "b")).set_index("")
     assert list(table.index[table["> 3 x"] == "<-"]) == marked
+    table = similarity_table(load_config("quick", ["optimizer.weight_decay=0"]), like, ("a", "b")).set_index("")
+    assert list(table.index[table["> 3 x"] == "<-"]) == ["lr x weight decay x T"]
 
     shown = printed("similarity", "laptop", "--set", "pipeline.delay.like=32", "--format", "json")
     rows = {row[""]: row for row in json.loads(shown)}

@@ -157,6 +157,12 @@ def test_rates_are_compared_over_the_seeds_they_share_and_none_is_chosen_under_w
     assert best(tmp_path).empty
 
 
+def test_rates_of_runs_without_validation_are_compared_by_training_loss(tmp_path):
+    for at in (80, 40):
+        write_run(tmp_path, f"at {at}", f"optimizer.lr={1 / at}", val_loss=float("inf"), crosses_3_at=at)
+    assert best(tmp_path)["optimizer.lr"].tolist() == [1 / 40]
+
+
 def test_reduction_is_against_the_best_baseline_that_differs_in_nothing_but_the_optimizer(tmp_path):
     for method, at in (("pipedream", 300), ("nesterov", 200), ("basis-rotation", 100)):
         write_run(tmp_path, method, f"optimizer.method={method}", crosses_3_at=at)
