@@ -6,6 +6,7 @@ sends Ctrl-C to all of them, and leaves them running when it is killed itself.
 
 import contextlib
 import json
+import math
 import os
 import random
 import signal
@@ -123,29 +124,28 @@ def end_with_launcher() -> None:
 
 
 def _watch(ranks: list[_Rank], passed_on: list[int]) -> int:
-    """Wait for the end of all, or of one that fails; `passed_on` are the signals that rank 0 was sent, so far."""
-    stopped_at = None
+    """Wait for the end of all, or of those that end in time after a failure or a stop of rank 0.
+
+    `passed_on` are the signals that rank 0 was sent, so far.
+    """
+    deadline = math.inf
     while True:
         codes = [rank.code for rank in ranks]
-        if passed_on and codes[0] not in (None, 0) and not ranks[0].report.exists():  # stopped while still starting
-            codes[0] = 130
-        if codes[0] == 130:
-            # It parts from the others last; stopped before it has met them, they wait for it in vain or have lost it.
-            stopped_at = stopped_at or time.monotonic()
-            if time.monotonic() > stopped_at + GRACE_S:
-                return 130
-        elif any(code not in (None, 0, 130) for code in codes):
+        # Stopped while still starting, rank 0 says nothing; the others wait for it in vain or have lost it.
+        was_stopped = codes[0] == 130 or (passed_on and codes[0] not in (None, 0) and not ranks[0].report.exists())
+        has_failed = any(rank.has_failed for rank in ranks)
+        if was_stopped or has_failed:
+            deadline = min(deadline, time.monotonic() + GRACE_S)
+        # After a signal the others may end before rank 0 does: theirs is not the cause.
+        is_told = has_failed and not passed_on and not was_stopped and _cause(ranks)
+        if is_told or time.monotonic() > deadline or None not in codes:
             break
-        if all(code is not None for code in codes):
-            return 130 if 130 in codes else 0
         time.sleep(POLL_S)
-    deadline = time.monotonic() + GRACE_S
-    # After a signal the others may end before rank 0 does, cut off before they have met or in the middle: they lost it.
-    while time.monotonic() < deadline and any(rank.code is None for rank in ranks) and (passed_on or not _cause(ranks)):
-        time.sleep(POLL_S)
-    if ranks[0].code == 130:
+    if was_stopped:
         return 130
-    raise _cause(ranks) or _blame(ranks)
+    if has_failed:
+        raise _cause(ranks) or _blame(ranks)
+    return 130 if 130 in codes else 0
 
 
 def _cause(ranks: list[_Rank]) -> UserError | RunError | None:
