@@ -132,9 +132,7 @@ def delays_of(
         return [_varying(profile, stage, num_stages, accumulation, seed, name) for stage in range(num_stages)]
     if profile == "pipeline":
         taus = list(range(last, -1, -1))  # tau_k = P - 1 - k
-    elif (
-        isinstance(like, int) and like > 0
-    ):  # each stage as the one at the same place, from 0 at the end, in a pipeline of P' stages
+    elif isinstance(like, int) and like > 0:  # each stage as that at the same place in a pipeline of P' stages
         taus = [round((like - 1) * (last - stage) / max(1, last)) for stage in range(num_stages)]
     elif profile == "2bw" or isinstance(profile, Integral):  # 2BW: tau_k = M, the version before the newest throughout
         taus = [accumulation if profile == "2bw" else profile] * num_stages
