@@ -96,9 +96,10 @@ def info(
     folder: Annotated[Path, argument("DIR", "folder of token files")],
 ) -> None:
     """Say what a folder of token files holds, and check it."""
-    from brx.data.prepare import PreparedData
+    from brx.data.prepare import SPLITS, PreparedData
 
-    refuse(not (folder / "train.bin").is_file(), f"{folder}: no token files, which are made with brx data prepare")
+    has_any = any((folder / f"{split}.bin").is_file() for split in SPLITS)
+    refuse(not has_any, f"{folder}: no token files, which are made with brx data prepare")
     _print_data(folder, PreparedData.load(folder, always_hash=True))
 
 

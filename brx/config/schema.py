@@ -337,7 +337,7 @@ class CustomConfig(Section):
             refuse(key in self.arguments, f"arguments must not hold {key}: {does}")
         # The settings of an old run have a fingerprint: they can be read when its file is long gone or another.
         if self.code_sha256 is None:
-            object.__setattr__(self, "code_sha256", code_sha256(self.method))
+            object.__setattr__(self, "code_sha256", code_sha256(self.method, "method: "))
         return self
 
 

@@ -35,15 +35,15 @@ def name_without_folder(name: str) -> str:
     return Path(name).name  # `my_method.py:MyMethod` of `folder/my_method.py:MyMethod`; other names as they are
 
 
-def code_sha256(name: str) -> str | None:
-    """The SHA-256 of `code_file`, None for an installed package; ValueError where it cannot be read."""
+def code_sha256(name: str, key: str = "") -> str | None:
+    """The SHA-256 of `code_file`, None for an installed package; ValueError where it cannot be read, naming the key."""
     file = code_file(name)
     if file is None:
         return None
     try:
         return hashlib.sha256(file.read_bytes()).hexdigest()
     except OSError as error:
-        raise ValueError(f"{file} cannot be read: {error.strerror}") from None
+        raise ValueError(f"{key}{file} cannot be read: {error.strerror}") from None
 
 
 def check_unchanged(name: str, sha256: str | None, where: str) -> None:

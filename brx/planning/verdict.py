@@ -356,8 +356,9 @@ def _seconds_of_runs(folders: Sequence[Path], where: str) -> pd.Series:  # per i
     if len(different) > 1:
         models = " and ".join(f"{name}, batch {batch} x {count}" for name, batch, count in different.to_numpy())
         raise UserError(f"{where}: runs of one model and batch are needed, these are of {models}")
-    names = pd.concat([runs.iloc[:0], *comparable(runs)])["variant"]  # without settings that all methods share
-    return runs["seconds_per_iteration"].groupby(names.map(lambda variant: variant.partition(", delay ")[0])).min()
+    variants = (item for alike in comparable(runs) for item in alike["variant"].items())  # less what all of them share
+    methods = {run: variant.partition(", delay ")[0] for run, variant in variants}
+    return runs["seconds_per_iteration"].groupby(methods).min()
 
 
 def _seconds_of_table(path: Path) -> pd.Series:

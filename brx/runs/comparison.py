@@ -233,10 +233,11 @@ def saved_ratio(
         return None
     reached = []
     for runs in (ours, baseline):
-        method = dict(zip(runs[SEED], runs["method"], strict=True))
-        passed = reached_by_seed(runs, target).items()
-        time = {seed: times[method[seed]] if times else 1.0 for seed, _ in passed}
-        reached.append({seed: run._replace(iterations=run.iterations * time[seed]) for seed, run in passed})
+        passed = reached_by_seed(runs, target)
+        if times:
+            time = runs.set_index(SEED)["method"].map(times)
+            passed = {seed: run._replace(iterations=run.iterations * time[seed]) for seed, run in passed.items()}
+        reached.append(passed)
     return slowdown.iteration_ratio(*reached)
 
 

@@ -236,7 +236,7 @@ def test_a_package_or_a_file_that_cannot_be_had_is_one_line(tmp_path, monkeypatc
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(UserError, match=r"broken_for_brx\.mine cannot be imported: name 'nothing_of_this_name' is not"):
         check_method(make_config("broken_for_brx.mine:Mine", 2, "exact"), CPU)
-    with pytest.raises(UserError, match=r"optimizer: .*none\.py cannot be read: No such file"):
+    with pytest.raises(UserError, match=r"optimizer: method: .*none\.py cannot be read: No such file"):
         make_config(f"{tmp_path}/none.py:Mine", 2, "exact")
 
 
