@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from brx.plot.style import draw_points, finish_panel, look_of, thin
-from brx.runs.frames import DEPTH, RATE, side_by_side, smoothed_loss, validation_loss
+from brx.runs.frames import DEPTH, RATE, SEED, side_by_side, smoothed_loss, validation_loss
 
 THIN, THICK = 0.8, 1.5  # widths of curves of one seed, and of several
 
@@ -74,10 +74,10 @@ def _limit_losses(axes: Axes, curves: Sequence[Curve]) -> None:
 
 
 def draw_final_losses(axes: Axes, runs: pd.DataFrame, best_of: Sequence[str]) -> None:
-    """A line per method against P; bars: range over seeds. Of `best_of`, the best at each P alone, as one line."""
+    """A line per method against P; bars: range over seeds. Of `best_of`, each seed's best at a P, as one line."""
     is_rival = runs["method"].isin(best_of)
     if is_rival.any():
-        best = runs[is_rival].groupby(["method", DEPTH])["train_loss"].mean().groupby(DEPTH).min()
+        best = runs[is_rival].groupby([DEPTH, SEED])["train_loss"].min().groupby(DEPTH).mean()
         axes.plot(best.index, best, color="black", linestyle="--", marker="o", markersize=3, label="best baseline")
     for method, of_method in runs[~is_rival].groupby("method", sort=False):
         look = look_of(method)
