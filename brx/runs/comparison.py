@@ -1,7 +1,7 @@
 """Experiments against each other: what delay costs a method, and what a method saves over the best baseline."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -285,17 +285,15 @@ def _but_for_delay(chosen: pd.DataFrame) -> pd.Series:
     return same_but_for(chosen, RATE, SEED, "pipeline.stages", "pipeline.delay")
 
 
-def leaderboard(
-    chosen: pd.DataFrame, delay_of: Callable[[pd.Series], str], reference: str, target_method: str
-) -> pd.DataFrame:
+def leaderboard(chosen: pd.DataFrame, delays: Sequence[str], target_method: str) -> pd.DataFrame:
     """A row per method and delay, the method that is best under the longest delay first (rank 1).
 
-    `chosen` are rows of `at_best_rates` that compare, `delay_of` names a run's delay, `reference` is the name of none.
-    Columns: `num_seeds` (the fewest of a delay), `milliseconds` per iteration of the fastest run, `loss` (final, mean
-    over seeds), `target` in nats, which `target_method` reaches under every delay; `ratio`, `low`, `high`,
-    `is_censored` (the slowdown, but for the reference itself); and `saved`, the row of `reductions` or None.
+    `chosen` are rows of `at_best_rates` that compare, their `delay` one of `delays`: the first is none, the last the
+    longest. Columns: `num_seeds` (the fewest of a delay), `milliseconds` per iteration of the fastest run, `loss`
+    (final, mean over seeds), `target` in nats, which `target_method` reaches under every delay; those of the slowdown
+    (`slowdowns`), but for the reference itself; and `saved`, the row of `reductions` or None.
     """
-    chosen = chosen.assign(delay=[delay_of(run) for _, run in chosen.iterrows()], label=chosen["variant"])
+    chosen = chosen.assign(label=chosen["variant"])
     if CODE in chosen:  # a user's file made several of one name: they are told apart by its SHA-256
         is_ambiguous = chosen.groupby("variant")[CODE].transform("nunique") > 1
         chosen["label"] += (" (" + chosen[CODE].str[:6] + ")").where(is_ambiguous, "")
@@ -304,7 +302,7 @@ def leaderboard(
     reduced = [row for _, alike in chosen.groupby("delay") for row in reductions(alike).to_dict("records")]
     saved = {row["experiment"]: row for row in reduced}
     rows: list[dict[str, Any]] = []
-    for rank, alike in chosen.groupby(same_but_for(chosen, RATE, SEED, "pipeline"), sort=False):
+    for rank, (_, alike) in enumerate(chosen.groupby(_but_for_delay(chosen), sort=False)):
         by_delay = {seeds["delay"].iloc[0]: seeds for seeds in by_experiment(alike)}
         of_method = {
             "method": alike["label"].iloc[0],
@@ -318,15 +316,11 @@ def leaderboard(
             row = {"delay": delay, "loss": seeds["train_loss"].mean(), "lr": first[RATE]}
             row |= {"lr_at_edge": first["lr_at_edge"], "saved": saved.get(first["experiment"])}
             row["place"] = math.inf if first["diverged_seeds"] else row["loss"]  # any that diverged: above all others
-            if delay != reference and reference in by_delay and not math.isnan(target):
-                reached = reached_by_seed(seeds, target)
-                row |= _columns(slowdown.iteration_ratio(reached, reached_by_seed(by_delay[reference], target)))
-                row["is_censored"] = not all(run.is_reached for run in reached.values())
-            rows.append(of_method | row)
+            if delay != delays[0] and delays[0] in by_delay and not math.isnan(target):
+                row = _slowdown(seeds, by_delay[delays[0]], target) | row
+            rows.append(row | of_method)
     board = pd.DataFrame(rows)
-    losses = board.pivot(index="rank", columns="delay", values="loss")
-    delayed = losses.drop(columns=reference, errors="ignore")
-    hardest = delayed.mean().idxmax() if len(delayed.columns) else reference
-    at_hardest = board[board["delay"] == hardest].set_index("rank")["place"]
-    places = at_hardest.rank(method="first").reindex(losses.index, fill_value=len(losses) + 1)
+    longest = max(board["delay"], key=list(delays).index)
+    at_longest = board[board["delay"] == longest].set_index("rank")["place"].reindex(board["rank"].unique())
+    places = at_longest.rank(method="first", na_option="bottom")
     return board.assign(rank=board["rank"].map(places)).sort_values("rank", kind="stable", ignore_index=True)

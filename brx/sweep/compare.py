@@ -14,7 +14,7 @@ from brx.methods.trajectory_version import TRAJECTORY_VERSION
 from brx.runs.comparison import leaderboard
 from brx.runs.experiments import at_best_rates
 from brx.runs.folder import RunFolder
-from brx.runs.frames import DEPTH, SEED, comparable, left_out, load
+from brx.runs.frames import DEPTH, SEED, comparable, has_pipeline_delays, left_out, load
 from brx.sweep.choice import tried_cells
 from brx.sweep.spec import Sweep, SweepSpec
 
@@ -82,8 +82,10 @@ def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
     return settings
 
 
-def delay_of(run: pd.Series) -> str:
-    return "none" if run[DEPTH] == 1 else f"{run[DEPTH]} stages"
+def with_delays(runs: pd.DataFrame) -> pd.DataFrame:
+    """Those under one of `DELAYS`, with its name as `delay`."""
+    names = runs[DEPTH].map(lambda stages: "none" if stages == 1 else f"{stages} stages")
+    return runs.assign(delay=names)[names.isin(DELAYS) & has_pipeline_delays(runs)]
 
 
 class Board(NamedTuple):  # a leaderboard (`brx.runs.comparison`)
@@ -99,9 +101,9 @@ def read_board(folders: Sequence[Path], asked: Collection[str] = ()) -> Board:
         raise UserError(f"METHOD: needed, since no run is in {' or '.join(map(str, folders))}")
     runs = load(there)
     runs = runs[~runs["name"].duplicated()]  # a kept run that was copied
-    chosen = at_best_rates(runs)
+    chosen = with_delays(at_best_rates(runs))
     if chosen.empty:
-        raise UserError(f"{', '.join(map(str, there))}: no run is finished")
+        raise UserError(f"{', '.join(map(str, there))}: no run is finished under delays of {', '.join(DELAYS)}")
     sets = comparable(chosen)
     sets.sort(key=lambda alike: (alike["optimizer.method"].isin(asked).sum(), len(alike)), reverse=True)
     shown, *others = sets
@@ -111,7 +113,7 @@ def read_board(folders: Sequence[Path], asked: Collection[str] = ()) -> Board:
         notes.append(f"left out, since they differ from the rest in {aspects}: {len(alike)} runs of {variants}")
     seeds = ", ".join(map(str, sorted(shown[SEED].unique())))
     source = f"{len(shown)} runs at the best rates in {' and '.join(map(str, there))}, seeds {seeds}"
-    return Board(leaderboard(shown, delay_of, "none", TARGET_METHOD), source, notes)
+    return Board(leaderboard(shown, list(DELAYS), TARGET_METHOD), source, notes)
 
 
 def board_legend(board: Board) -> list[str]:

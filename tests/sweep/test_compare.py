@@ -16,7 +16,7 @@ from brx.report.page import page_tables
 from brx.runs.experiments import at_best_rates
 from brx.runs.folder import RunFolder
 from brx.runs.frames import load
-from brx.sweep.compare import DELAYS, RATES, delay_of, parse_settings, protocol, read_board, take_committed
+from brx.sweep.compare import DELAYS, RATES, parse_settings, protocol, read_board, take_committed, with_delays
 from brx.sweep.spec import State, state_of
 from tests.paper.helpers import write_experiment
 from tests.train.helpers import tiny_config
@@ -92,7 +92,7 @@ def test_kept_runs_count_as_done_unless_their_numbers_are_another_versions_or_co
 def test_board_has_losses_slowdowns_and_savings(tmp_path):
     write_runs(tmp_path, "pipedream", (1e-3, 3e-3, 1e-2), seeds=(0, 1))
     write_runs(tmp_path, "basis-rotation", (1e-3,))
-    assert sorted(delay_of(run) for _, run in at_best_rates(load(tmp_path)).iterrows()) == sorted([*DELAYS] * 3)
+    assert sorted(with_delays(at_best_rates(load(tmp_path)))["delay"]) == sorted([*DELAYS] * 3)
     board = board_of(tmp_path)
     # write_experiment's losses are 3 / (1 + t / (100 P)), whatever the method: P times the iterations under delay.
     assert board["pipedream", "8 stages"]["ratio"] == pytest.approx(8, rel=0.01)
@@ -112,6 +112,19 @@ def test_variants_have_rows_and_savings_of_their_own_and_move_nobody_elses(kept,
     for row in before:
         assert all(str(after[row][key]) == str(before[row][key]) for key in ("target", "ratio", "saved"))
     assert after["muon, momentum 0.5", "8 stages"]["saved"]["share"] == pytest.approx(0.75, abs=0.05)
+
+
+def test_methods_without_the_longest_delay_come_last_and_stash_modes_have_rows_of_their_own(tmp_path):
+    write_runs(tmp_path, "pipedream", settings={"pipeline.stash": "none"})
+    for method in ("pipedream", "muon", "soap"):
+        write_runs(tmp_path, method)
+    for run in tmp_path.iterdir():
+        config = load_config(run / "config.yaml")
+        if config.optimizer.method != "pipedream" and config.pipeline.delay != "pipeline":
+            shutil.rmtree(run)
+    rows = read_board([tmp_path]).rows
+    assert sorted(methods_of(tmp_path)[:2]) == ["pipedream", "pipedream, no stashing"]
+    assert rows.groupby("rank")["method"].nunique().tolist() == [1, 1, 1, 1]
 
 
 def test_two_contents_of_one_file_are_told_apart(tmp_path):
@@ -140,7 +153,7 @@ def test_without_a_method_it_shows_what_is_there_as_the_report_does(kept, tmp_pa
     muon, pipedream = (next(line for line in table.splitlines() if name in line) for name in ("muon", "pipedream"))
     assert "| 0.0% |" in muon  # write_experiment's losses are the same for all methods: it saves nothing
     assert "|  |" in pipedream  # a baseline is not compared with itself
-    assert "| 7.97 | 31.86 |" in pipedream
+    assert "| 7.97 (early) | 31.86 (early) |" in pipedream
     monkeypatch.setattr("brx.report.page.KEPT_COMPARISON", kept)
     tables = page_tables(Experiments.load(SCALES["laptop"], kept))
     (board,) = [table.texts for table in tables if table.name == "leaderboard"]
