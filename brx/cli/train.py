@@ -174,7 +174,7 @@ def compare(
         sweeps.insert(0, comparison.protocol(comparison.TARGET_METHOD, {}, seeds, out))
     check_own_methods(sweeps)
     # Prepared first: committed runs of another corpus do not count.
-    corpus = prepare(sweeps[0].cells[0].config.data).fingerprint if sweeps and not dry_run else None
+    corpus = prepare(sweeps[0].cells[0].config.data).fingerprint if sweeps else None
     comparison.take_committed(sweeps, committed, corpus)
     if dry_run:
         for sweep in sweeps:

@@ -9,6 +9,7 @@ import yaml
 
 from brx.cli.main import main
 from brx.config.loading import dump_config, load_config
+from brx.data.prepare import prepare
 from brx.files import write_json
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
 from brx.paper.scales import SCALES, Experiments
@@ -168,6 +169,8 @@ def test_dry_run_lists_what_the_best_rates_ask_for_and_rates_of_the_rest_as_vari
     rates = ["--rest-lr", "1e-3", "--rest-lr", "3e-4"]
     assert listed("muon", *rates).count("9 cells") == 4  # pipedream, muon, and muon twice more
     write_runs(tmp_path / "kept", "pipedream", RATES, best=3e-3)
+    assert "9 cells" in listed("pipedream")  # the committed runs are of another corpus
+    note_in_summaries(tmp_path / "kept", data_fingerprint=prepare(load_config("compare").data).fingerprint)
     assert "12 cells" in listed("pipedream")
 
 
