@@ -271,13 +271,13 @@ def verdict(
         asked = load_config(config, overrides)
         model = parse_devices(asked, device_memory, throughput, bandwidth)
     run = None if model is None else model.split(stages, micro_batches)
-    local = verdicts.parse_local_steps(local_steps, averaging, local_slowdown, stages, run)
     losses = verdicts.losses_to_ask(measurements, (stages - 1) / micro_batches) if loss is None else [loss]
 
     def ask(num_stages: int, num_micro_batches: int, to_loss: float = losses[0]) -> verdicts.Question:
         equal = EqualStages(num_stages, num_micro_batches, measurements.examples)
-        devices = equal if model is None else model.split(num_stages, num_micro_batches)
-        return verdicts.Question(to_loss, num_stages, num_micro_batches, devices, costs, local)
+        planned = None if model is None else model.split(num_stages, num_micro_batches)
+        local = verdicts.parse_local_steps(local_steps, averaging, local_slowdown, num_stages, planned)
+        return verdicts.Question(to_loss, num_stages, num_micro_batches, planned or equal, costs, local)
 
     found = [verdicts.answer(measurements, ask(stages, micro_batches, one)) for one in losses]
     print(verdict_text(found, measurements, run))

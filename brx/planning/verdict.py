@@ -117,6 +117,10 @@ class Verdict:
         return bool(self.asynchronous) and self.asynchronous[0].iterations.is_lower_bound
 
     @property
+    def is_open(self) -> bool:  # had it trained on, it could have won
+        return self.is_upper_bound and self.advantage is not None and self.advantage > 1.0
+
+    @property
     def is_tie(self) -> bool:  # the noise between seeds could turn the answer round
         return self.advantage is not None and not self.is_upper_bound and abs(math.log(self.advantage)) <= self.noise
 

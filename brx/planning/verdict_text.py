@@ -40,6 +40,8 @@ def verdict_text(found: Sequence[Verdict], measurements: Measurements, run: Plan
 def _reasons(verdict: Verdict) -> list[str]:
     delay = f"delays up to {verdict.question.delay:.3g} updates"
     if not verdict.asynchronous:
+        if verdict.too_large:
+            return []
         return [f"No slowdown at {delay}: {len(verdict.unmeasured)} methods were measured at other delays only."]
     best, rival = verdict.asynchronous[0], verdict.rival
     even, measured = verdict.break_even(best), f"{slowdown_text(best)}, at {delay}."
@@ -94,7 +96,7 @@ def sentence(verdict: Verdict) -> str:
     best, rival, advantage = verdict.asynchronous[0], verdict.rival, verdict.advantage
     assert advantage is not None
     assert rival is not None
-    if verdict.is_upper_bound and advantage > 1.0:
+    if verdict.is_open:
         return "No verdict: no asynchronous method reached the loss; ask for a higher --loss."
     is_faster = advantage > 1.0
     ratio = advantage if is_faster or verdict.is_tie else 1 / advantage

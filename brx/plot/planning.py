@@ -134,10 +134,12 @@ def draw_verdict(cells: Grid, path: Path, measurements: Measurements, run: Plann
         left, right = panels.subplots(1, 2)
         _draw_grid(left, cells)
         _draw_break_even(right, [verdict for verdict in verdicts if verdict.question.num_stages == deepest])
+        rivals = " (or replicas)" if verdicts[0].question.local else ""
         caption = (
-            f"Time to a training loss of {verdicts[0].question.loss:g} nats: the best synchronous cut and method over"
-            " the best asynchronous method, whose iterations were measured at (or between) the same delays in updates,"
-            " (P - 1) / M. <: the asynchronous run had not reached the loss; tie: within the noise between seeds."
+            f"Time to a training loss of {verdicts[0].question.loss:g} nats: the best synchronous cut{rivals} and"
+            " method over the best asynchronous method, whose iterations were measured at (or between) the same delays"
+            " in updates, (P - 1) / M. <: the asynchronous run had not reached the loss; tie: within the noise between"
+            " seeds."
         )
         notes = [f"Model of the runs: {measurements.model}.", units_line(run)]
         if len(verdicts) < len(cells):
@@ -157,7 +159,7 @@ def _draw_grid(axes: Axes, cells: Grid) -> None:
         row, column = stages.index(num_stages), micro_batches.index(num_micro_batches)
         text = _cell(verdict)
         axes.text(column, row, text, ha="center", va="center", fontsize=5 if "\n" in text else 6)
-        if verdict.advantage is not None:
+        if verdict.advantage is not None and not verdict.is_open:
             ratios[row, column] = 0.0 if verdict.is_tie else math.log2(verdict.advantage)
     norm = TwoSlopeNorm(0.0, -STRONGEST, STRONGEST)
     axes.imshow(ratios, cmap="RdBu", norm=norm, origin="lower", aspect="auto", alpha=0.75)
@@ -165,7 +167,7 @@ def _draw_grid(axes: Axes, cells: Grid) -> None:
     axes.set_yticks(range(len(stages)), [str(count) for count in stages])
     axes.grid(False)
     axes.set(xlabel="micro-batches per update M", ylabel="stages P")
-    decided = [v for v in cells.values() if v is not None and v.advantage is not None and not v.is_upper_bound]
+    decided = [v for v in cells.values() if v is not None and v.advantage is not None and not v.is_open]
     ties = sum(verdict.is_tie for verdict in decided)
     wins = sum(not verdict.is_tie and (verdict.advantage or 0.0) > 1 for verdict in decided)
     losses = {verdict.question.loss for verdict in decided}
