@@ -63,7 +63,8 @@ def chosen_cells(cells: Sequence[Cell], scored: pd.DataFrame, rule: Choice) -> l
     """The cells with the best value of their group, from `choose`; none of a group of which all cells have failed."""
     best = scored[scored["is_best"]].set_index("group")[rule.over]
     hopeful = {_group(cell, rule) for cell in cells if state_of(cell) is not State.FAILED}
-    return [cell for cell in cells if (group := _group(cell, rule)) in hopeful and best[group] == _value(cell, rule)]
+    best = best[best.index.isin(hopeful)]
+    return [cell for cell in cells if best.get(_group(cell, rule)) == _value(cell, rule)]
 
 
 def _group(cell: Cell, rule: Choice) -> str:
@@ -74,8 +75,11 @@ def _value(cell: Cell, rule: Choice) -> Any:
     return value_at(cell.config.model_dump(mode="json"), rule.over)
 
 
-def score(cell: Cell) -> float:  # infinite for a cell that failed
+def score(cell: Cell) -> float:
+    """Infinite where it diverged or is still to run; NaN, which decides nothing, where it failed otherwise."""
     summary = RunFolder(cell.folder).read_summary()
+    if summary.get("status") != "diverged" and state_of(cell) is State.FAILED:
+        return math.nan
     value = summary.get(SCORE) if summary.get("status") == "finished" else None
     return value if isinstance(value, float) and math.isfinite(value) else math.inf
 

@@ -145,12 +145,14 @@ class Sweep:
         repeat = self.spec.repeat
         if repeat is None:
             return []
-        return self.varied_further(
+        repeated = self.varied_further(
             (cell, dict(zip(repeat.set, values, strict=True)))
             for cell in chosen
             if matches(cell.config, repeat.where)
             for values in itertools.product(*repeat.set.values())
         )
+        tried = {cell.folder for cell in chosen}  # the grid may have some of the seeds
+        return list({cell.folder: cell for cell in repeated if cell.folder not in tried}.values())
 
 
 def matches(config: RunConfig, condition: Mapping[str, Any]) -> bool:

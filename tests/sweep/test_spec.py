@@ -90,9 +90,10 @@ def test_mistakes_are_one_line_that_names_the_file_and_the_key(tmp_path, content
 
 
 def end(cell, seconds=10.0, val_loss=1.0):
-    """As if the cell had been run; without a loss it has failed."""
+    """As if the cell had been run; without a loss it has diverged."""
     prepare_folder(cell)
     if val_loss is None:
+        (cell.folder / "summary.json").write_text('{"status": "diverged"}')
         (cell.folder / FAILURE).write_text("the loss diverged")
         return
     iterations = cell.config.training.last_iteration
@@ -116,6 +117,18 @@ def test_the_time_is_of_what_is_left_with_the_repetitions_that_the_choice_asks_f
     end(sweep.cells[2], val_loss=None)  # what has failed counts only if it runs again
     assert remaining_seconds(cells, 2, pytest.fail) == pytest.approx(50.0)
     assert remaining_seconds(cells, 2, pytest.fail, retry_failed=True) == pytest.approx(75.0)
+
+
+def test_a_cell_that_was_killed_decides_nothing_and_seeds_of_the_grid_are_not_repeated(tmp_path):
+    grid = {"training.seed": [0, 1], "optimizer.lr": [1e-3, 3e-3]}
+    repeat = {"set": {"training.seed": [1, 2]}}
+    sweep = Sweep.load(write_sweep(tmp_path, grid=grid, choose={"over": "optimizer.lr"}, repeat=repeat))
+    for cell, val_loss in zip(sweep.cells, (None, 2.0, 1.0, 1.5), strict=True):
+        end(cell, val_loss=val_loss)
+    (sweep.cells[0].folder / "summary.json").unlink()
+    choices, repetitions = choices_and_repetitions(sweep, sweep.cells)
+    assert choices.loc[choices["is_best"], "optimizer.lr"].tolist() == [1e-3]
+    assert [cell.config.training.seed for cell in repetitions] == [2]
 
 
 def test_where_every_rate_diverges_none_is_chosen_or_repeated(tmp_path):
