@@ -57,7 +57,12 @@ def replace_folder(new: Path, path: Path) -> None:
     old = new.with_name(new.name + ".old")
     if path.exists():
         path.rename(old)
-    new.rename(path)
+    try:
+        new.rename(path)
+    except OSError:
+        if old.exists():
+            old.rename(path)
+        raise
     shutil.rmtree(old, ignore_errors=True)
     sync_folder(path.parent)
 

@@ -286,8 +286,8 @@ def verdict(
         settings = verdicts.by_method(measurements)[fastest[0]][0].settings if fastest else {}
         devices = {"--device-memory": device_memory, "--throughput": throughput, "--bandwidth": bandwidth}
         given = [word for name, value in devices.items() if value for word in (name, value)]
-        to_check = ["brx", "plan", config, "--set", *overrides, *run.overrides(asked, settings), *given]
-        print("  To check:", shlex.join(to_check))
+        changed = [*overrides, *run.overrides(asked, settings)]
+        print("  To check:", shlex.join(["brx", "plan", config, *(["--set", *changed] if changed else []), *given]))
     if verbose:
         print(long_text(found[0], run), *notes, sep="\n")
     if save is not None:

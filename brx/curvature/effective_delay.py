@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from brx.config.loading import load_config
-from brx.config.schema import DelayCode
+from brx.config.schema import DelayCode, PipelineConfig
 from brx.curvature.norm_result import STRATEGY_SPACES, NormResult, Space, norm_table, results_of, stage_of_block
 from brx.errors import UserError
 from brx.pipeline.delay import StageDelay, pipeline_delays, stage_delays
@@ -59,6 +59,11 @@ def uniform_effective_delay(num_stages: int) -> float:
     return math.sqrt(sum(delay.tau**2 for delay in pipeline_delays(num_stages)) / num_stages)
 
 
+def _pipeline_of(run: Path) -> tuple[PipelineConfig, list[StageDelay]]:
+    config = load_config(run / "config.yaml")
+    return config.pipeline, stage_delays(config.pipeline, config.training.seed)
+
+
 def _space_of(method: str) -> Space:  # in which a method takes its steps
     return "rotated" if method.startswith("basis-rotation") else "original"
 
@@ -89,8 +94,8 @@ def slowdown_points(runs: pd.DataFrame) -> pd.DataFrame:
         bases = {seed: reached[run] for run, seed in fresh[SEED][::-1].items()}
         for run in alike.index[alike["status"].isin(ENDED)]:
             base = bases.get(alike.at[run, SEED], reached[fresh.index[0]])
-            pipeline = load_config(Path(run) / "config.yaml").pipeline
-            delay = effective_delay(results[run] or measured[-1], pipeline.stages, stage_delays(pipeline))
+            pipeline, delays = _pipeline_of(Path(run))
+            delay = effective_delay(results[run] or measured[-1], pipeline.stages, delays)
             # A pipeline is named by its stages, other delays by their profile.
             label = f"P = {pipeline.stages}" if pipeline.delay == "pipeline" else f"delay {pipeline.delay_text}"
             row = {"run": run, "method": method, "label": label, "delay": delay.delay, "target": target}
@@ -138,8 +143,7 @@ def profile_points(runs: pd.DataFrame) -> pd.DataFrame:
     points = []
     for seeds in by_experiment(delayed):
         first = seeds.iloc[0]
-        pipeline = load_config(Path(str(first.name)) / "config.yaml").pipeline
-        delays = stage_delays(pipeline)
+        pipeline, delays = _pipeline_of(Path(str(first.name)))
         norm = _undelayed_norm(first["method"], compared, runs)
         tau = effective_delay(norm, pipeline.stages, delays)
         of_code = isinstance(pipeline.delay, DelayCode)

@@ -116,10 +116,10 @@ def fit_bases(
 
 
 def _measure(task: _Task, jobs: int) -> NormResult:
-    checkpoint = task.load()
     for known in NormResult.all_of(task.run, task.iteration, f"hessian-norm-{task.space}"):
         if known.settings == task.settings and known.norm_of_half is not None:
             return known
+    checkpoint = task.load()
     task.folder.mkdir(parents=True, exist_ok=True)
     state, total = _State(task, checkpoint), task.settings.vectors
     label = f"{task.run.name} {task.iteration} {task.space}"

@@ -434,7 +434,7 @@ FIGURES = {figure.name: figure for figure in (
     PaperFigure("learning-rates", "",
                 "Final validation loss against the learning rate, by method and number of stages.",
                 [partial(rates, method=method) for method in MAIN], across=4, height=2.7,
-                reading="Filled: the chosen one; crosses: diverged or failed."),
+                reading="Filled: the chosen one; crosses: diverged."),
     PaperFigure("ladder", "",
                 "What delay costs by the length of training T, each length to a target of its own: slowdown, and"
                 " iterations that basis rotation saves over the best baseline.",

@@ -220,7 +220,8 @@ def fill_ladder(experiments: Experiments, figure: Figure) -> None:
     if experiments.scale.grows and SCALES["laptop"].runs.is_dir():
         of_fixed_width = read_ladder(laptop := Experiments.load(SCALES["laptop"]))
         experiments.used |= laptop.used
-        for axes, rows, column in ((left, of_fixed_width.slowdowns, "ratio"), (right, of_fixed_width.savings, "share")):
+        fixed_width = (left, of_fixed_width.slowdowns, "ratio"), (right, of_fixed_width.savings, "share")
+        for axes, rows, column in (part for part in fixed_width if len(part[1])):
             for method, points in rows[rows["method"].isin(LADDER_METHODS)].groupby("method"):
                 axes.plot(points["relative_delay"], points[column], ".:", color=look_of(method).color, alpha=0.4,
                           label="dotted: fixed width" if method == "basis-rotation" else "")  # fmt: skip
@@ -238,6 +239,8 @@ def fill_ladder(experiments: Experiments, figure: Figure) -> None:
 def _by_length(rows: pd.DataFrame, quantity: Quantity, what: str) -> str:
     """Basis rotation's number after the shortest training and after the longest."""
     of_ours = rows[(rows["method"] == "basis-rotation") & rows[quantity.column].notna()]
+    if of_ours.empty:
+        return ""
     columns = [quantity.column, *({"is_censored"} & set(of_ours))]
     ends = of_ours.groupby("iterations_of_training")[columns].mean().iloc[[0, -1]]
     short, long = (

@@ -73,9 +73,12 @@ def study(runs: pd.DataFrame) -> pd.DataFrame:
         elif not (alike[RATE] != COMMON_RATE).any():
             continue
         chosen = at_best_rates(alike) if len(alike) else alike
-        chosen = chosen[chosen.groupby("method")[DEPTH].transform("nunique") == 2]
+        of_method = chosen.groupby("method")[DEPTH]
+        chosen = chosen[(of_method.transform("nunique") == 2) & (of_method.transform("min") == 1)]
         if len(chosen):
             frames.append(_compared(chosen).assign(setting=setting))
+    if not frames:
+        raise UserError(f"{RUNS}: no method has runs at P = 1 and at another P, at the settings of the study")
     rows = concat(frames)
     usual = {row["method"]: row for row in rows.to_dict("records") if row["setting"] == PRESET}
     return rows.assign(is_changed=[_is_changed(row, usual.get(row["method"])) for row in rows.to_dict("records")])

@@ -24,7 +24,7 @@ def dimensionless(config: RunConfig) -> dict[str, float | None]:
     # Scion has no second moment; an optimizer of the user's own does not say what it has.
     memory = 1 / (1 - getattr(optimizer, "beta2", math.nan))
     decay = getattr(optimizer, "weight_decay", math.nan)
-    tau = max(delay.tau_updates for delay in stage_delays(config.pipeline)) or math.nan
+    tau = max(delay.tau_updates for delay in stage_delays(config.pipeline, training.seed)) or math.nan
     numbers = {
         "P, stages of the pipeline with these delays": depth(config.pipeline),
         "P / blocks": depth(config.pipeline) / model.blocks,

@@ -32,7 +32,7 @@ NUM_TARGETS = 40
 def draw_curves(runs: pd.DataFrame, path: Path, *, target: float | None = None) -> list[Path]:
     """Smoothed training loss of rows of `brx.runs.load`, dashed with delay; UserError where a run has no loss yet."""
     if len(empty := runs.index[runs["train_loss"].isna()]):
-        raise UserError(f"{empty[0]}: failed before its first loss was written; there is nothing to draw")
+        raise UserError(f"{empty[0]}: ended before its first loss was written; there is nothing to draw")
     by_run = dict(iter(curves(runs).groupby("run", sort=False)))
     labels = {path: _label(run) for path, run in runs.iterrows()}
     with new_figure(width=5.0, height=3.6) as figure:

@@ -90,7 +90,7 @@ def draw_final_losses(axes: Axes, runs: pd.DataFrame, best_of: Sequence[str]) ->
 
 
 def draw_rates(axes: Axes, scores: pd.DataFrame, color: Any, label: str) -> None:
-    """Final validation loss by rate (`tried_rates`); the chosen one is filled, crosses at the top failed."""
+    """Final validation loss by rate (`tried_rates`); the chosen one is filled, crosses at the top diverged."""
     rates, failed, chosen = scores[RATE], np.isinf(scores["score"]), scores[scores["is_best"]]
     style: dict[str, Any] = {"color": color, "marker": "o", "markersize": 4}
     axes.plot(rates[~failed], scores["score"][~failed], fillstyle="none", label=label, **style)

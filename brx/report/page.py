@@ -6,6 +6,7 @@ import json
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -87,8 +88,10 @@ def write_report(experiments: Experiments, figure_folders: list[Path], path: Pat
     drawings, undrawn = paper_drawings(experiments, figure_folders)
     # What other commands left there: each SVG with its caption in a .txt beside it.
     from_runs = {name for name, figure in FIGURES.items() if figure.draw_to is None}
-    images = [path for folder in figure_folders for path in sorted(folder.glob("*.svg")) if path.stem not in from_runs]
-    drawings += [_read_drawing(path) for path in images if path.with_suffix(".txt").is_file()]
+    # Of two of one name, that in the first folder.
+    images = {path.stem: path for folder in reversed(figure_folders) for path in sorted(folder.glob("*.svg"))}
+    others = [path for name, path in images.items() if name not in from_runs and path.with_suffix(".txt").is_file()]
+    drawings += map(_read_drawing, others)
     entries, facets = run_entries(runs, experiments.chosen), facets_of(runs)
     later: dict[str, Any] = {
         "facets": {facet.name: dict(facet.colors) for facet in facets},
@@ -172,7 +175,7 @@ def page_tables(experiments: Experiments, claims: pd.DataFrame | None = None) ->
     tables.append(PageTable("all-slowdowns", title, slowdown_table(compare(chosen).slowdowns)))
     rates = rate_table(experiments.runs, chosen.sort_values(["architecture", "variant", DEPTH], kind="stable"))
     tables.append(PageTable("all-learning-rates", "Learning rates of every experiment", rates))
-    if KEPT_COMPARISON.is_dir():
+    with suppress(UserError):  # there are no finished runs
         board = read_board([KEPT_COMPARISON])
         title = f"How robust methods are against delay (brx compare): {board.runs}"
         tables.append(PageTable("leaderboard", title, leaderboard_table(board.rows, list(DELAYS))))

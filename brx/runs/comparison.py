@@ -128,8 +128,8 @@ def slowdowns(chosen: pd.DataFrame, target: float, reference_stages: int = 1) ->
     rows = []
     shown = chosen[_SHOWN].assign(is_reference=is_reference(chosen, reference_stages))
     for _, alike in shown.groupby(_but_for_delay(chosen), sort=False):
-        references = alike[alike["is_reference"]]
-        if references.empty:
+        references = next(by_experiment(alike[alike["is_reference"]]), None)  # `{like: 8}` may stand beside 8 stages
+        if references is None:
             continue
         for delayed in by_experiment(alike[~alike["is_reference"]]):
             rows.append(_slowdown(delayed, references, target))
@@ -248,7 +248,7 @@ def reductions(chosen: pd.DataFrame) -> pd.DataFrame:
     equal. A baseline has its usual settings or, where none has, those that most baselines share. The seeds are those
     that it and all baselines have, if there are any. `baseline` is the best of each of them (`best_by_seed`),
     `baseline_final_loss` the loss to reach, and `share` 1 - iterations needed / those of the baseline, with its
-    interval; NaN if the method never gets there.
+    interval; NaN if it is `missing`: why.
     """
     rows = []
     for _, alike in chosen[_SHOWN].groupby(same_but_for(chosen, "optimizer", SEED), sort=False):
@@ -274,6 +274,7 @@ def reductions(chosen: pd.DataFrame) -> pd.DataFrame:
                     "baseline": variants_text(best),
                     "baseline_final_loss": common_target(best),
                     "share": 1 - needed["ratio"],
+                    "missing": "the best baseline diverged" if ratio is None else "never gets there",
                     "low": 1 - needed["high"],
                     "high": 1 - needed["low"],
                 }

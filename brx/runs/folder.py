@@ -107,7 +107,8 @@ def find_runs(folders: Iterable[str | os.PathLike[str]]) -> list[Path]:
     for folder in (paths := list(map(Path, folders))):
         if not folder.is_dir():
             raise UserError(f"{folder}: no such folder")
-        candidates = [folder] if (folder / "config.yaml").is_file() else sorted(folder.iterdir())
+        below = (path for path in sorted(folder.iterdir()) if not path.name.startswith("."))  # of an export under way
+        candidates = [folder] if (folder / "config.yaml").is_file() else below
         runs += [path for path in candidates if _is_run(path)]
     if not runs:
         raise UserError(f"{', '.join(map(str, paths))}: no run with losses there")

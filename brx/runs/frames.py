@@ -147,7 +147,7 @@ class Run:
 
 
 def load(folders: Folders) -> pd.DataFrame:
-    """All runs of some folders (runs, or folders that hold some) that have losses or failed, a row per run.
+    """All runs of some folders (runs, or folders that hold some) that have losses or diverged, a row per run.
 
     The index `run` is the path of its folder. Columns are all settings and all of summary.json by their dotted keys
     (`pipeline.stages`, `optimizer.method`, `versions.torch`; NaN where a run has no such key), and:

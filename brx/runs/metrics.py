@@ -10,6 +10,7 @@ import os
 import shutil
 import sys
 import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -210,7 +211,7 @@ def _from_compact(path: Path) -> Curves:
         indices = np.arange(len(arrays["iterations"]), dtype=np.float64)
         seconds = np.interp(indices, arrays["second_places"], arrays["seconds"]) if len(indices) else indices
         return Curves(arrays["iterations"], arrays["train_loss"], seconds, arrays["val_iterations"], arrays["val_loss"])
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile, zlib.error) as error:
         raise UserError(f"{path}: not readable: {error}") from None
 
 

@@ -136,7 +136,7 @@ def rate_text(rate: float, *, at_edge: bool) -> str:
 
 def saved_text(reduction: Mapping[str, Any]) -> str:
     if pd.isna(reduction["share"]):
-        return "never gets there"
+        return str(reduction["missing"])
     interval = "" if pd.isna(reduction["low"]) else f" [{reduction['low']:.1%}, {reduction['high']:.1%}]"
     return f"{reduction['share']:.1%}{interval}"
 

@@ -65,7 +65,9 @@ def take_committed(sweeps: Sequence[Sweep], committed: Path, data_fingerprint: s
                 source = kept.get(cell.folder.name.rpartition("--")[2])
                 if source is not None and not cell.folder.exists():
                     cell.folder.parent.mkdir(parents=True, exist_ok=True)
-                    shutil.copytree(source, cell.folder)
+                    partial = cell.folder.with_name(f".{cell.folder.name}.tmp")
+                    shutil.rmtree(partial, ignore_errors=True)
+                    shutil.copytree(source, partial).rename(cell.folder)
                     copied.add(cell.folder)
     return len(copied)
 

@@ -184,6 +184,7 @@ class RayLauncher:
                 # The node was lost too often, or the task itself failed, which Ray wraps together with its traceback.
                 cause = getattr(error, "cause", None) or error
                 state, reason = State.FAILED, f"Ray: {str(cause).strip().splitlines()[0]}"
+                cell.folder.mkdir(parents=True, exist_ok=True)
                 write_text(cell.folder / FAILURE, reason + "\n")
             # A network file system may show the summary some seconds after the node that wrote it has told us.
             if state is State.DONE and RunFolder(cell.folder).read_summary().get("status") != "finished":

@@ -144,7 +144,7 @@ def test_learning_rate_is_the_one_with_the_lowest_validation_loss(tmp_path):
         (run.path / "metrics.jsonl").unlink(missing_ok=True)
     assert main(["export", str(tmp_path / "runs"), "--to", str(tmp_path / "compact")]) == 0
     assert tried_rates(load(tmp_path / "compact"))["score"].tolist() == list(scores.values())
-    with pytest.raises(UserError, match="failed before its first loss"):
+    with pytest.raises(UserError, match="ended before its first loss"):
         draw_curves(load(tmp_path / "runs"), tmp_path / "figure")
 
 
