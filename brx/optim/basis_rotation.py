@@ -532,6 +532,9 @@ class BasisRotation(Optimizer):
             kept[name] = torch.as_tensor(value).detach().to(parameter.device, state_dtype(name, parameter), copy=True)
         return kept
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_rest_lr": self._rest_lr}
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._forget()
@@ -624,4 +627,6 @@ def _problem(parameter: Tensor, group: Group) -> str | None:
         return "BasisRotation takes real floating-point parameters"
     if group["rotate"] and group["split"] and parameter.shape[group["split"][1]] % group["split"][0]:
         return f"split={group['split']} does not divide it into equal matrices"
+    if group["rotate"] and group["split"] and group["flatten"] and parameter.ndim > 2:
+        return "split and flatten: give one of the two"
     return None

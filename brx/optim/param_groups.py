@@ -68,6 +68,8 @@ def param_groups(
             kind = "head"
         else:
             kind, why = ("kernels", "kernel") if _is_convolution(module) else ("matrices", "matrix")
+        if name in parts and kind != "matrices":
+            raise ValueError(f"split: {name} is no matrix to rotate ({why})")
         split_into = parts.get(name) or _known_parts(name, parameter, module) if kind == "matrices" else None
         options: dict[str, Any] = {"rotate": kind in ("matrices", "kernels"), "flatten": kind == "kernels"}
         options |= {"split": split_into} if split_into else {}
@@ -104,7 +106,8 @@ def _heads(model: nn.Module, modules: dict[str, nn.Module], named: Mapping[str, 
     heads, ends = {}, {}
     for name in matrices:
         *above, last = name.split(".")[:-1] or [""]
-        if last in HEAD_NAMES or (last == "fc" and not above):
+        is_inside = any(part.isdigit() for part in above)  # a block's own `fc_out`, as in GPT-J
+        if (last in HEAD_NAMES and not is_inside) or (last == "fc" and not above):
             heads[name] = f"head: called {last}"
         inside = [place for place, part in enumerate(above) if part in HEAD_NAMES]
         if inside and not any(part.isdigit() for part in above[: inside[0]]):  # not a block's own `output`

@@ -174,6 +174,8 @@ def state_from(other: Optimizer, parameter: Tensor, group: Group, description: s
     own, shapes = other.state[parameter], state_shapes(parameter, group)
     if "exp_avg" not in own or "exp_avg_sq" not in own:
         raise ValueError(f"{description}: its state has {', '.join(own)}, but exp_avg and exp_avg_sq are needed")
+    if any(name.endswith("_basis") for name in own):
+        raise ValueError(f"{description}: is a BasisRotation's already; use load_state_dict")
     bases = {side: q for side, q in zip(("left", "right"), own.get("Q") or (), strict=False) if len(q)}
     wanted = [name.removesuffix("_basis") for name in shapes if name.endswith("_basis")]
     if bases and (sorted(bases) != wanted or "step" in own or parameter.ndim != 2 or group["split"]):

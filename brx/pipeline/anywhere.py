@@ -9,7 +9,7 @@ optimizer find them. After `optimizer.step()`, the new version goes into the rin
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NoReturn, get_args
 from weakref import WeakSet
 
 import torch
@@ -23,6 +23,7 @@ from brx.pipeline.versions import FORECAST_RULES, Forecast, StageVersions, Stash
 
 Stages = int | Mapping[str, int] | Callable[[str], int]
 
+LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 _DELAYED: WeakSet[nn.Module] = WeakSet()  # the models whose passes hooks bind already
 
 
@@ -67,6 +68,8 @@ class DelayedPipeline:
         optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
         self.model, self.by_stage, self.updates = model, assign(model, optimizers, stages), 0
         known = {"stash": get_args(StashMode), "forecast": (None, *FORECAST_RULES), "rings": ("device", "host")}
+        if accumulation is not None and (type(accumulation) is not int or accumulation < 1):
+            raise UserError(f"delayed: accumulation must be a whole number from 1, got {accumulation!r}")
         for name, value in (("stash", stash), ("forecast", forecast), ("rings", rings)):
             if value not in known[name]:
                 raise UserError(f"delayed: {name} must be one of {', '.join(map(str, known[name]))}, got {value!r}")
@@ -134,16 +137,24 @@ class DelayedPipeline:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was taken; after the model's own weights have been loaded."""
-        if self._accumulation not in (None, state["accumulation"]):
+        if missing := {"updates", "accumulation", "stages"} - state.keys():
+            raise ValueError(f"no state of a delayed pipeline: {', '.join(sorted(missing))} missing")
+        if state["stages"] and self._accumulation not in (None, state["accumulation"]):
             raise ValueError(f"the state is of accumulation {state['accumulation']}, not {self._accumulation}")
-        self._accumulation, self.updates = state["accumulation"], state["updates"]
+        num_stages = sum(bool(names) for names in self.by_stage)
+        if state["stages"] and len(state["stages"]) != num_stages:
+            raise ValueError(f"the state is of {len(state['stages'])} stages, not {num_stages}")
+        self._accumulation, self.updates = state["accumulation"] or self._accumulation, state["updates"]
+        self._stepped.clear()
+        self._forget_micro_batches()
         if state["stages"]:
             self._stages = self._stages or self._make_stages()
-            if len(state["stages"]) != len(self._stages):
-                raise ValueError(f"the state is of {len(state['stages'])} stages, not {len(self._stages)}")
             for stage, saved in zip(self._stages, state["stages"], strict=True):
                 weights = {name: weight.data for name, weight in stage.newest.items()}
                 stage.load_state_dict({**saved, "weights": weights})
+
+    def __deepcopy__(self, memo: object) -> NoReturn:
+        raise UserError("delayed: copy model and optimizer, call delayed on the copies, and load state_dict() there")
 
     def __str__(self) -> str:
         lines = ["stage  tau  updates  parameters  ring"]
@@ -175,7 +186,7 @@ class DelayedPipeline:
         ]  # fmt: skip
 
     def _before_forward(self, module: nn.Module, args: Any) -> None:
-        if not (module.training and torch.is_grad_enabled()):
+        if not (module is self.model and module.training and torch.is_grad_enabled()):  # a copy has the hooks, too
             return
         if self._stepped:  # another optimizer has skipped its step
             self._complete_update()
@@ -201,7 +212,7 @@ class DelayedPipeline:
     def _after_forward(self, module: nn.Module, args: Any, output: Any) -> None:
         for stage in self._stages:
             stage.bind_newest()
-        if not (module.training and torch.is_grad_enabled()) or output is None:
+        if not (module is self.model and module.training and torch.is_grad_enabled()) or output is None:
             return
         leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
         if not leaves:  # a data class of the user's own
@@ -231,7 +242,7 @@ class DelayedPipeline:
             stage.prepare_backward(self._number(micro_batch))
             stage.bind_through(self._number(micro_batch))  # recomputed activations look weights up
         engine = torch.autograd.Variable._execution_engine
-        engine.queue_callback(lambda: self._after_backward(micro_batch))
+        engine.queue_callback(_AtEnd(partial(self._after_backward, micro_batch)))
 
     def _after_backward(self, micro_batch: int) -> None:
         if self._backward_of == micro_batch:
@@ -297,6 +308,19 @@ class DelayedPipeline:
                     raise UserError(f"delayed: the model went from {was} to {now}; convert or move it before the call")
 
 
+class _AtEnd:
+    """Called once at the end of a backward pass; where one fails, when autograd lets go of it."""
+
+    def __init__(self, action: Callable[[], None]) -> None:
+        self._actions = [action]
+
+    def __call__(self) -> None:
+        while self._actions:
+            self._actions.pop()()
+
+    __del__ = __call__
+
+
 def assign(model: nn.Module, optimizers: Sequence[Optimizer], stages: Stages) -> list[list[str]]:
     """The names of the parameters of each stage, of those that an optimizer trains; UserError for what has none."""
     named = dict(model.named_parameters())
@@ -314,7 +338,8 @@ def assign(model: nn.Module, optimizers: Sequence[Optimizer], stages: Stages) ->
         )
     stage_of: Callable[[str], Any]
     if isinstance(stages, Mapping):
-        unknown = [key for key in stages if not any(f"{name}.".startswith(f"{key}.") for name in named)]
+        every = [name for name, _ in model.named_parameters(remove_duplicate=False)]  # a tied head, too
+        unknown = [key for key in stages if not any(f"{name}.".startswith(f"{key}.") for name in every)]
         if unknown:
             raise UserError(f"delayed: stages: no parameter's name is or begins with {', '.join(unknown)}")
         stage_of = partial(_by_beginning, stages)
@@ -340,17 +365,26 @@ def _by_beginning(stages: Mapping[str, int], name: str) -> int | None:
 
 def _cut(model: nn.Module, num_stages: int) -> Callable[[str], int]:
     """The stage by name, when the longest run of like blocks is cut evenly."""
-    prefixes: list[str] = []  # of the parameters of each block
+    runs: list[list[str]] = [[]]  # the longest of each list: what the names of each block's parameters begin with
     for path, container in model.named_modules():
-        if isinstance(container, nn.ModuleList | nn.Sequential | nn.ModuleDict):
+        outer = (block for run in runs if len(run) >= max(2, num_stages) for block in run)
+        if isinstance(container, LISTS) and not f"{path}.".startswith(tuple(outer)):  # heads or experts of a block
             run: list[str] = []
-            kind: type[nn.Module] | None = None
+            longest, kind = run, None
             for name, child in container.named_children():
                 if next(child.parameters(), None) is None:  # an activation between two blocks
                     continue
-                run, kind = [*run, name] if type(child) is kind else [name], type(child)
-                if len(run) > len(prefixes):
-                    prefixes = [f"{path}.{block}." if path else f"{block}." for block in run]
+                prefix = f"{path}.{name}." if path else f"{name}."
+                run, kind = [*run, prefix] if _kind(child) == kind else [prefix], _kind(child)
+                longest = max(longest, run, key=len)
+            runs.append(longest)
+    prefixes = max(runs, key=len)
+    equal = [run[0] for run in runs if len(run) == len(prefixes) > 1 < num_stages]
+    if len(equal) > 1:
+        raise UserError(
+            f"delayed: stages: {len(equal)} runs of {len(prefixes)} like blocks, from {' and '.join(equal[:2])} on;"
+            " give a mapping from parameter names to stages"
+        )
     if not 1 <= num_stages <= max(1, len(prefixes)):
         raise UserError(
             f"delayed: stages must be from 1 to {max(1, len(prefixes))}, the model's longest run of like blocks, got"
@@ -368,6 +402,11 @@ def _cut(model: nn.Module, num_stages: int) -> Callable[[str], int]:
         return next(k for k, bound in enumerate(bounds) if block < bound)
 
     return stage_of
+
+
+def _kind(block: nn.Module) -> object:
+    """What like blocks have in common: their class, and what is in one that is a mere list."""
+    return [type(module) for module in block.modules()] if isinstance(block, LISTS) else type(block)
 
 
 def _innermost(optimizer: Any) -> Optimizer:

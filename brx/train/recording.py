@@ -93,17 +93,20 @@ class Recording:
         self._write_summary("unfinished")
         return self
 
-    def log(self, t: int, loss: float | torch.Tensor, **numbers: float) -> None:
+    def log(self, t: int, loss: float | torch.Tensor, **numbers: float | torch.Tensor) -> None:
         """Write the training loss of update t in nats, mean over its micro-batches, and any other numbers (`lr`)."""
         if self._metrics is None:
             self._open(t)
         if t != self._t + 1:
             raise UserError(f"record: {self._folder.path}: iteration {t} after iteration {self._t}: log every update")
-        value = float(loss.detach()) if isinstance(loss, torch.Tensor) else float(loss)
+        value = _number(loss)
+        if taken := numbers.keys() & {"iteration", "train_loss", "seconds", "val_loss"}:
+            raise UserError(f"record: log: {', '.join(sorted(taken))} is written anyway; give the number another name")
         if not math.isfinite(value):
             raise DivergedError(f"iteration {t}: the loss is {value}")
         self._t = t
-        self._write({"iteration": t, "train_loss": exact(value), "seconds": self._seconds_so_far(4), **numbers})
+        others = {name: _number(number) for name, number in numbers.items()}
+        self._write({"iteration": t, "train_loss": exact(value), "seconds": self._seconds_so_far(4), **others})
 
     def validate(self, t: int, loss: float | torch.Tensor) -> None:
         """Write a validation loss in nats, taken after update t."""
@@ -153,6 +156,10 @@ class Recording:
 
 
 record = Recording
+
+
+def _number(value: float | torch.Tensor) -> float:
+    return float(value.detach() if isinstance(value, torch.Tensor) else value)
 
 
 def _task(pipeline: DelayedPipeline | None) -> str:
