@@ -54,6 +54,7 @@ LAYERS = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Sequential(nn.Linear(5, 4)
         (nn.Sequential(nn.Linear(6, 5)), {}, {"0": "matrices"}),
         (nn.Sequential(nn.Conv2d(3, 4, 3), nn.Linear(4, 4)), {"keep": ["1.*"]}, {"0": "kernels", "1": "kept"}),
         (nn.ModuleDict({"body": nn.Linear(4, 4), "head": nn.Linear(4, 2)}), {}, {"body": "matrices", "head": "head"}),
+        (nn.Sequential(nn.ModuleDict({"fc_out": nn.Linear(4, 4)}), nn.ReLU()), {}, {"0.fc_out": "matrices"}),  # GPT-J
         (nn.ModuleDict({"head": nn.Linear(4, 2)}), {"rotate": ["head.weight"]}, {"head": "matrices"}),
     ],
 )

@@ -186,6 +186,11 @@ def test_stages_by_name_by_function_or_of_a_sequential():
     layers = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(3, 3), nn.ReLU())))
     by_stage = start(layers, 3)[2].by_stage
     assert by_stage == [[f"{i}.{kind}" for i in (a, a + 2) for kind in ("weight", "bias")] for a in (0, 4, 8)]
+    heads = {"heads": nn.ModuleList(nn.Linear(3, 3) for _ in range(4))}  # more of them than blocks
+    blocks = nn.Sequential(*(nn.ModuleDict(copy.deepcopy(heads)) for _ in range(3)))
+    assert [names[0] for names in start(blocks, 3)[2].by_stage] == [f"{k}.heads.0.weight" for k in range(3)]
+    with pytest.raises(UserError, match="2 runs of 3 like blocks"):
+        start(nn.ModuleDict({"encoder": blocks, "decoder": copy.deepcopy(blocks)}), 3)
 
 
 def test_the_newest_weights_are_seen_between_the_passes_and_in_evaluation():
@@ -202,6 +207,11 @@ def test_the_newest_weights_are_seen_between_the_passes_and_in_evaluation():
     loss = net(data(0))
     assert loss.item() != expected
     assert all(isinstance(weight, nn.Parameter) for weight in net.parameters())
+    hook = net.enter.weight.register_hook(lambda gradient: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        loss.backward(retain_graph=True)
+    assert all(isinstance(weight, nn.Parameter) for weight in net.parameters())
+    hook.remove()
     loss.backward()
     assert all(weight.grad is not None and isinstance(weight, nn.Parameter) for weight in net.parameters())
 
@@ -454,6 +464,7 @@ def test_misuse_on_the_way_is_one_clear_error(change, message):
         (5, {}, "stages must be from 1 to 4"),
         ({"blocks": 0}, {}, "enter.weight and 2 more are assigned to no stage"),
         (4, {"delay": "pipelines"}, "must be pipeline, 2bw"),
+        (4, {"accumulation": 1.5}, "accumulation must be a whole number from 1, got 1.5"),
         (4, {"stash": "exakt"}, "stash must be one of exact, none, predict"),
         (4, {"stash": "none", "forecast": "last-update"}, "forecast needs stash exact"),
     ],
