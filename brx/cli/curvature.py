@@ -126,10 +126,10 @@ def effective_delay(
     print_note(*differences(loaded))
     counts = stages or delays.usual_stages(measured)
     curves = [(result, [delays.effective_delay(result, count) for count in counts]) for result in measured]
-    points = delays.slowdown_points(loaded)
+    points = delays.measured_points(loaded, measured)
     print_table(delays.delay_table(curves))
     if len(points):
-        print_table(delays.slowdown_table(points))
+        print_table(delays.profile_table(points))
     if out is not None:
         print(*draw_effective_delay(curves, points, out), sep="\n")
 

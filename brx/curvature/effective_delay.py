@@ -17,14 +17,13 @@ import numpy as np
 import pandas as pd
 
 from brx.config.loading import load_config
-from brx.config.schema import DelayCode, PipelineConfig
+from brx.config.schema import DelayCode
 from brx.curvature.norm_result import STRATEGY_SPACES, NormResult, Space, norm_table, results_of, stage_of_block
 from brx.errors import UserError
 from brx.pipeline.delay import StageDelay, pipeline_delays, stage_delays
-from brx.runs.comparison import common_target, passage, slowdowns, with_reference
+from brx.runs.comparison import common_target, slowdowns, with_reference
 from brx.runs.experiments import at_best_rates, by_experiment
-from brx.runs.folder import ENDED
-from brx.runs.frames import DEPTH, RATE, SEED, comparable
+from brx.runs.frames import DEPTH, comparable
 from brx.runs.tables import slowdown_text
 
 
@@ -59,48 +58,8 @@ def uniform_effective_delay(num_stages: int) -> float:
     return math.sqrt(sum(delay.tau**2 for delay in pipeline_delays(num_stages)) / num_stages)
 
 
-def _pipeline_of(run: Path) -> tuple[PipelineConfig, list[StageDelay]]:
-    config = load_config(run / "config.yaml")
-    return config.pipeline, stage_delays(config.pipeline, config.training.seed)
-
-
 def _space_of(method: str) -> Space:  # in which a method takes its steps
     return "rotated" if method.startswith("basis-rotation") else "original"
-
-
-def slowdown_points(runs: pd.DataFrame) -> pd.DataFrame:
-    """The runs (rows of `brx.runs.load`) that have finished or diverged, by method and stages, at their best rates.
-
-    Each with its effective delay and its slowdown in iterations to the training loss that all finished runs of the
-    method reach, over the run without delay (of its seed, if there is one); NaN for a run that never gets there. A
-    method needs a finished run without delay and a measurement: tau' is from the run's own, else from another one.
-    """
-    points: list[dict[str, Any]] = []
-    if len(runs) < 2:  # nothing to compare with
-        return pd.DataFrame()
-    best = at_best_rates(runs, with_diverged=True).drop_duplicates("experiment").set_index("experiment")[RATE]
-    runs = runs[runs[RATE] == runs["experiment"].map(best)]
-    for method in runs["method"].unique():
-        alike = runs[runs["method"] == method].sort_values(DEPTH, kind="stable")
-        space = _space_of(method)
-        results = {run: results_of(Path(run)).get(space) for run in alike.index}
-        measured = [result for result in results.values() if result is not None]
-        finished = alike[alike["status"] == "finished"]
-        fresh = finished[finished["largest_delay"] == 0]
-        if fresh.empty or not measured:
-            continue
-        target = common_target(finished)
-        reached = {run: passage(run, target) or math.nan for run in finished.index}
-        bases = {seed: reached[run] for run, seed in fresh[SEED][::-1].items()}
-        for run in alike.index[alike["status"].isin(ENDED)]:
-            base = bases.get(alike.at[run, SEED], reached[fresh.index[0]])
-            pipeline, delays = _pipeline_of(Path(run))
-            delay = effective_delay(results[run] or measured[-1], pipeline.stages, delays)
-            # A pipeline is named by its stages, other delays by their profile.
-            label = f"P = {pipeline.stages}" if pipeline.delay == "pipeline" else f"delay {pipeline.delay_text}"
-            row = {"run": run, "method": method, "label": label, "delay": delay.delay, "target": target}
-            points.append(row | {"slowdown": reached.get(run, math.nan) / base})
-    return pd.DataFrame(points)
 
 
 def delay_table(curves: Sequence[tuple[NormResult, Sequence[EffectiveDelay]]]) -> pd.DataFrame:
@@ -114,24 +73,20 @@ def delay_table(curves: Sequence[tuple[NormResult, Sequence[EffectiveDelay]]]) -
     return pd.DataFrame([*rows, {"tau'": "equal stages"} | equal])
 
 
-def slowdown_table(points: pd.DataFrame) -> pd.DataFrame:
-    return pd.DataFrame(
-        {
-            "run": points["run"].map(lambda run: Path(run).name),
-            "method": points["method"],
-            "delays": points["label"],
-            "tau'": points["delay"].map("{:.3g}".format),
-            "slowdown in iterations": points["slowdown"].map("{:.3g}".format).replace("nan", "never"),
-        }
-    )
+def measured_points(runs: pd.DataFrame, measured: Sequence[NormResult]) -> pd.DataFrame:
+    """`profile_points` of the methods that were measured; empty where none has runs without delay and with."""
+    try:
+        return profile_points(runs[runs["method"].isin([result.method for result in measured])])
+    except UserError:
+        return pd.DataFrame()
 
 
 def profile_points(runs: pd.DataFrame) -> pd.DataFrame:
     """What each delay profile of `runs` (rows of `brx.runs.load`) costs each method, beside what the theory predicts.
 
     Rows of `brx.runs.comparison.slowdowns`, at the best rates and to one loss for all, with the profile (`8 x 4, 0 x
-    4`: delays by stage), and of the method's run without delay tau', the norm per parameter in the coordinates of the
-    method's steps, and their product. UserError where that run is missing, or its norms.
+    4`: delays by stage), and of the method's run without delay (another one, if that was not measured) tau', the norm
+    per parameter in the coordinates of the method's steps, and their product. UserError where such runs or norms lack.
     """
     chosen = at_best_rates(runs, with_diverged=True)
     compared = with_reference(comparable(chosen)[0]) if len(chosen) else chosen
@@ -143,8 +98,9 @@ def profile_points(runs: pd.DataFrame) -> pd.DataFrame:
     points = []
     for seeds in by_experiment(delayed):
         first = seeds.iloc[0]
-        pipeline, delays = _pipeline_of(Path(str(first.name)))
-        norm = _undelayed_norm(first["method"], compared, runs)
+        config = load_config(Path(str(first.name)) / "config.yaml")
+        pipeline, delays = config.pipeline, stage_delays(config.pipeline, config.training.seed)
+        norm = _norm_of(first["method"], compared, runs)
         tau = effective_delay(norm, pipeline.stages, delays)
         of_code = isinstance(pipeline.delay, DelayCode)
         profile = pipeline.delay_text if of_code else profile_text([one.tau for one in delays])
@@ -181,11 +137,11 @@ def profile_table(points: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def _undelayed_norm(method: str, compared: pd.DataFrame, runs: pd.DataFrame) -> NormResult:
-    """The measurement of a method's run without delay: at its best rate, else at another."""
-    space = _space_of(method)
-    undelayed = [frame[(frame["method"] == method) & (frame["largest_delay"] == 0)] for frame in (compared, runs)]
-    for run in (*undelayed[0].index, *undelayed[1].index):
+def _norm_of(method: str, compared: pd.DataFrame, runs: pd.DataFrame) -> NormResult:
+    """The measurement of a method's run without delay: at its best rate, else at another; else of any of its runs."""
+    space, own = _space_of(method), runs[runs["method"] == method]
+    undelayed = [frame[(frame["method"] == method) & (frame["largest_delay"] == 0)] for frame in (compared, own)]
+    for run in (*undelayed[0].index, *undelayed[1].index, *own.index):
         found = results_of(Path(run)).get(space)
         if found is not None:
             return found

@@ -1,6 +1,5 @@
 """Figures of what was measured of the Hessian: norms by coordinates, effective delays, updates along an eigenvector."""
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -147,19 +146,17 @@ def draw_effective_delay(
         left, *right = figure.subplots(1, columns, squeeze=False)[0]
         _draw_delays(left, curves)
         if right:
-            _draw_slowdown_by_delay(right[0], points)
+            _draw_profile_points(right[0], points, "tau")
+            _name_profiles(right[0], points)
+            right[0].set(xlabel="effective delay $\\tau'$", ylabel="slowdown in iterations")
+            legend_below(right[0])
         of_runs = [
             f"{_label(result)} coordinates: "
             + ", ".join(f"P = {point.num_stages}: {point.delay:.3g} +- {point.standard_error:.2g}" for point in delays)
             for result, delays in curves
         ]
-        slowdowns = [
-            f"{point['run']}: tau' {point['delay']:.3g}, slowdown to loss {point['target']:.3f}: "
-            + ("never reached" if math.isnan(point["slowdown"]) else f"{point['slowdown']:.3g}")
-            for point in points.to_dict("records")
-        ]
-        caption = "Effective delay as a share of the largest, and slowdowns against it. Bars: standard error."
-        details = {"effective delays": of_runs, "slowdowns": slowdowns}
+        caption = "Effective delay as a share of the largest (bars: standard error), and slowdowns against it."
+        details = {"effective delays": of_runs, "slowdowns": profile_table(points).to_dict("records")}
         return save(figure, path, caption, command="brx plot effective-delay", details=details)
 
 
@@ -198,26 +195,8 @@ def _label(result: NormResult) -> str:
     return f"{look_of(result.method).label} (run at P = {result.num_stages}), {result.space}"
 
 
-def _draw_slowdown_by_delay(axes: Axes, points: pd.DataFrame) -> None:
-    for method, reached in points.dropna().groupby("method", sort=False):
-        label, color, marker = look_of(method)
-        means = reached.groupby("label")[["delay", "slowdown"]].mean().sort_values("delay")  # over seeds
-        axes.plot(means["delay"], means["slowdown"], color=color, linestyle=line_style(is_delayed=True))
-        axes.scatter(reached["delay"], reached["slowdown"], s=16, color=color, marker=marker, label=label)
-    # One label per delay profile, above its highest point: the methods' tau' are close to each other.
-    ordered = points.fillna({"slowdown": 0.0}).sort_values("slowdown", kind="stable")
-    labelled = {point["label"]: (point["delay"], point["slowdown"]) for point in ordered.to_dict("records")}
-    for label, position in labelled.items():
-        axes.annotate(label, position, textcoords="offset points", xytext=(0, 6), ha="center", fontsize=6)
-    axes.margins(x=0.08, y=0.12)
-    axes.axhline(1.0, color="black", linewidth=0.5)
-    axes.set(xlabel="effective delay $\\tau'$ of the run", ylabel="slowdown in iterations")
-    legend_below(axes)
-
-
 def draw_profiles(points: pd.DataFrame, path: Path) -> list[Path]:
     """A panel per predictor; colours are methods, markers are profiles, bars are 95 % intervals."""
-    markers = dict(zip(points["profile"].unique(), MARKERS * len(points), strict=False))
     methods = dict(iter(points.groupby("method", sort=False)))
     groups = {look_of(method).label: of_method for method, of_method in methods.items()}
     groups |= {"all": points} if len(methods) > 1 else {}
@@ -225,24 +204,34 @@ def draw_profiles(points: pd.DataFrame, path: Path) -> list[Path]:
         panels = figure.subplots(1, 2, sharey=True)
         lines = []
         for axes, (predictor, title) in zip(panels, PREDICTORS.items(), strict=True):
-            _draw_profile_points(axes, points, predictor, markers)
+            _draw_profile_points(axes, points, predictor)
             axes.set_xlabel(title.replace("tau'", "$\\tau'$"))
             known = {name: rank_correlation(members, predictor) for name, members in groups.items()}
             correlations = ", ".join(f"{name} {correlation:.2f}" for name, correlation in known.items())
             axes.set_title(f"Spearman: {correlations}", fontsize=6)
             lines.append(f"Spearman correlation with {title}: {correlations}.")
         panels[0].set_ylabel("slowdown in iterations")
-        for profile, marker in markers.items():
-            panels[1].plot([], [], color="black", marker=marker, markersize=4, linestyle="none", label=profile)
-        for method in methods:
-            panels[1].plot([], [], color=look_of(method).color, label=look_of(method).label)
+        _name_profiles(panels[1], points)
         figure.legend(loc="outside right center", fontsize=6, title="delays by stage", title_fontsize=6)
         details = {"correlations": lines, "profiles": profile_table(points).to_dict("records")}
         caption = f"Slowdown under delay profiles. {BARS[:-1]}, arrows: lower bounds."
         return save(figure, path, caption, command="brx plot profiles RUNS", details=details)
 
 
-def _draw_profile_points(axes: Axes, points: pd.DataFrame, predictor: str, markers: dict[str, str]) -> None:
+def _markers_of(points: pd.DataFrame) -> dict[str, str]:
+    return dict(zip(points["profile"].unique(), MARKERS * len(points), strict=False))
+
+
+def _name_profiles(axes: Axes, points: pd.DataFrame) -> None:
+    """What a legend will say of markers and colours."""
+    for profile, marker in _markers_of(points).items():
+        axes.plot([], [], color="black", marker=marker, markersize=4, linestyle="none", label=profile)
+    for method in points["method"].unique():
+        axes.plot([], [], color=look_of(method).color, label=look_of(method).label)
+
+
+def _draw_profile_points(axes: Axes, points: pd.DataFrame, predictor: str) -> None:
+    markers = _markers_of(points)
     for point in points[points["ratio"] > 0].to_dict("records"):  # else its reference never reaches the loss
         ratio, low, high, is_bound = (point[key] for key in ("ratio", "low", "high", "is_censored"))
         # A bound has no interval: the length of its arrow says nothing.
