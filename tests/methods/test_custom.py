@@ -152,7 +152,7 @@ def test_an_edited_file_is_another_run(tmp_path, monkeypatch, capsys):
     assert main(["config", "show", str(tmp_path / "run")]) == 0
 
 
-TWO_GROUPS = """import torch
+GROUPS_AND_MOMENTUM = """import torch
 
 class Mine(Method):
     def rest(self, groups):
@@ -161,10 +161,7 @@ class Mine(Method):
             for part, options in ((slice(0, None, 2), {}), (slice(1, None, 2), {"lr": 1e-5, "weight_decay": 0.5})):
                 halves.append({**group, **options, "params": group["params"][part]})
         return self.adamw(halves)
-"""
-MOMENTUM = """import torch
 
-class Mine(Method):
     def correct_gradients(self, gradients, newest, used, state):
         for gradient, kept in zip(gradients, state, strict=True):
             kept["count"] = kept.get("count", 0) + 1
@@ -173,7 +170,7 @@ class Mine(Method):
 """
 
 
-@pytest.mark.parametrize("method", [LION, XPIPE, OWN_AVERAGE, TWO_GROUPS, MOMENTUM])
+@pytest.mark.parametrize("method", [LION, XPIPE, OWN_AVERAGE, GROUPS_AND_MOMENTUM])
 def test_a_method_with_groups_rules_and_memory_of_its_own_resumes_exactly(method, tmp_path):
     name = method if ":" in method.splitlines()[0] else write(tmp_path, method)
     settings = (f"optimizer.method={name}", "training.iterations=14")

@@ -109,9 +109,8 @@ def test_the_address_restores_a_selection_and_all_runs_can_be_shown_and_sorted(o
     assert (restored["runs"], restored["curves"]) == (["pipedream-1", EVIL_NAME], 2)
     assert (everything["count"], everything["curves"]) == (["7 of 7 runs"], 7)
     assert set(everything["runs"][:2]) == {"pipedream-1", "basis-rotation-1"}
-    assert everything["runs"][2:] == [
-        "basis-rotation-32", EVIL_NAME, "pipedream-32", "pipedream-32-worse", "pipedream-32-diverged",
-    ]  # fmt: skip
+    rest = ["basis-rotation-32", EVIL_NAME, "pipedream-32", "pipedream-32-worse", "pipedream-32-diverged"]
+    assert everything["runs"][2:] == rest
 
 
 def test_opens_with_the_deepest_pipeline_at_the_chosen_rates_and_a_ticked_box_filters(opened):
@@ -120,12 +119,8 @@ def test_opens_with_the_deepest_pipeline_at_the_chosen_rates_and_a_ticked_box_fi
         document.querySelector("tr:not([hidden]) .name").click();
     """
     first, filtered, elements = opened(act=act)
-    assert first == {
-        "runs": ["pipedream-32", "basis-rotation-32"],
-        "count": ["2 of 7 runs"],
-        "curves": 2,
-        "legend": ["pipedream", "basis-rotation"],
-    }
+    assert (first["runs"], first["count"]) == (["pipedream-32", "basis-rotation-32"], ["2 of 7 runs"])
+    assert (first["curves"], first["legend"]) == (2, ["pipedream", "basis-rotation"])
     assert filtered["runs"] == ["pipedream-32"]
     ((pressed, name),) = elements.named("button", aria_pressed="true")
     assert (name, pressed["title"]) == ("pipedream-32", "pipedream-32")

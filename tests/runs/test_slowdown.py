@@ -121,7 +121,6 @@ def noise(rng, shape, correlation, deviation):
 
 @pytest.mark.parametrize("correlation", [0.0, 0.9])
 def test_no_slowdown_at_a_target_that_noise_decides(correlation):
-    """On a plateau; elsewhere it is small."""
     rng, iterations, errors = np.random.default_rng(0), np.arange(1.0, 4001.0), []
     for curve in (2 + 2 * np.exp(-iterations / 100), 1.2 + 6 * (iterations + 20) ** -0.25):
         runs = curve + noise(rng, (30, 4000), correlation, 0.1)

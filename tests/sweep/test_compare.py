@@ -25,9 +25,9 @@ from tests.train.helpers import tiny_config
 STALENESS = f"{Path(__file__).parents[2]}/examples/methods/staleness_aware_rate.py:StalenessAware"
 
 
-def write_runs(folder, method, rates=(1e-3,), seeds=(0,), best=1e-3, settings=(), slowness=None):
+def write_runs(folder, method, rates=(1e-3,), seeds=(0,), best=1e-3, settings=(), slowness=None, num_delays=3):
     """Runs of a method, as if the rate `best` led to the lowest loss; `slowness` under delay."""
-    for delay in DELAYS.values():
+    for delay in [*DELAYS.values()][:num_delays]:
         for rate in rates:
             all_settings = {**delay, "optimizer.method": method, "optimizer.lr": rate, **dict(settings)}
             slower = slowness if delay["pipeline.stages"] > 1 else None
@@ -117,15 +117,10 @@ def test_variants_have_rows_and_savings_of_their_own_and_move_nobody_elses(kept,
 
 def test_methods_without_the_longest_delay_come_last_and_stash_modes_have_rows_of_their_own(tmp_path):
     write_runs(tmp_path, "pipedream", settings={"pipeline.stash": "none"})
-    for method in ("pipedream", "muon", "soap"):
-        write_runs(tmp_path, method)
-    for run in tmp_path.iterdir():
-        config = load_config(run / "config.yaml")
-        if config.optimizer.method != "pipedream" and config.pipeline.delay != "pipeline":
-            shutil.rmtree(run)
-    rows = read_board([tmp_path]).rows
+    for method, num_delays in (("pipedream", 3), ("muon", 2), ("soap", 2)):
+        write_runs(tmp_path, method, num_delays=num_delays)
     assert sorted(methods_of(tmp_path)[:2]) == ["pipedream", "pipedream, no stashing"]
-    assert rows.groupby("rank")["method"].nunique().tolist() == [1, 1, 1, 1]
+    assert read_board([tmp_path]).rows.groupby("rank")["method"].nunique().tolist() == [1, 1, 1, 1]
 
 
 def test_two_contents_of_one_file_are_told_apart(tmp_path):
