@@ -25,7 +25,7 @@ AWKWARD = [
     "I'll say we've DON'T 's 'S it''s rock'n'roll 'd SHOUTING CamelCaseWords snake_case_words",
     "naïve café e\u0301 Ångström ß \u017f 中文分词 日本語テキスト 한국어 עברית العربية हिन्दी",
     "\U0001f469\u200d\U0001f469\u200d\U0001f467 \U0001f1eb\U0001f1f7 \U0001f44d\U0001f3fd\U0001f600",
-    "a\x00b\x01\x02\x1b[0m\x7f\x80\x9f\U0010ffff\uffff\ufffd nbsp\u00a0em\u2003zero\u200bwidth\ufeffbom\u2028line\u2029par",
+    "a\x00b\x01\x02\x1b[0m\x7f\x80\x9f\U0010ffff\uffff\ufffd \u00a0em\u2003zero\u200bwidth\ufeffbom\u2028\u2029par",
     "1 12 123 1234567890 ½ ² ٣ Ⅷ x = {'a': [1, 2.5e-3], **kw}  # ≥ ← ∀",
     "!?!?... --- ___ ((([[[{{{ <|endoftext|> <|startoftext|>" + "a" * 65,
 ]
