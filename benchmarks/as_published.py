@@ -30,7 +30,7 @@ def main() -> None:
             settings = {"source": source, "geometry": geometry, "as_published": str(is_theirs).lower()}
             keys = ["method=basis-rotation", "lr=1e-3", *(f"{key}={value}" for key, value in settings.items())]
             common = [f"training.iterations={options.iterations}", f"training.seed={seed}", "pipeline.stages=8"]
-            folder = RUNS / f"{source}-{geometry}-{'theirs' if is_theirs else 'ours'}-s{seed}"
+            folder = RUNS / f"{source}-{geometry}-{'theirs' if is_theirs else 'ours'}-t{options.iterations}-s{seed}"
             losses.append(final_loss(folder, [*common, *(f"optimizer.{key}" for key in keys)]))
         table.add(
             f"{source} {geometry}",

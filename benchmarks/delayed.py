@@ -3,7 +3,7 @@
 A copy of the delayed stages' weights per update is the price of keeping versions; beside it the hooks should cost
 nothing. Loop, delayed loop and copy take turns in one process, so that ratios hold when the machine's speed drifts.
 
-    python benchmarks/delayed.py [--threads 1] [--rounds 9] [--iterations 2] [--device cpu]
+    python -m benchmarks.delayed [--threads 1] [--rounds 9] [--iterations 2] [--device cpu]
 """
 
 import statistics

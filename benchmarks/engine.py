@@ -2,7 +2,7 @@
 
 All variants take turns in one process, so that the ratios hold when the machine's speed drifts.
 
-    python benchmarks/engine.py [--threads 1] [--rounds 12] [--iterations 10]
+    python -m benchmarks.engine [--threads 1] [--rounds 12] [--iterations 10]
 """
 
 import statistics

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from benchmarks.as_published import final_loss
 from benchmarks.report import Table
-from brx.optim import eigenbasis
+from brx.optim import basis_rotation
 from brx.optim.basis_rotation import BasisRotation
 from brx.optim.matrix_batch import MatrixBatch
 
@@ -44,11 +44,11 @@ def product_of_other_side(factor: Tensor, basis: Tensor, other: Tensor) -> Tenso
 def refreshed_from_the_other_side() -> Iterator[None]:
     """Within it, source `1st` refreshes each basis from the other side's."""
     usual: Callable[[BasisRotation, MatrixBatch, Tensor, bool], None] = BasisRotation._estimate_eigenbasis
-    usual_product = eigenbasis.factor_product
+    usual_product = basis_rotation.factor_product
 
     def estimate(self: BasisRotation, batch: MatrixBatch, gradient: Tensor, exact: bool) -> None:
         sides = iter(batch.sides)
-        eigenbasis.factor_product = lambda factor, basis: product_of_other_side(
+        basis_rotation.factor_product = lambda factor, basis: product_of_other_side(
             factor, basis, batch.matrices(f"{OTHER[next(sides)]}_basis")
         )
         usual(self, batch, gradient, exact)
@@ -58,7 +58,7 @@ def refreshed_from_the_other_side() -> Iterator[None]:
         yield
     finally:
         BasisRotation._estimate_eigenbasis = usual  # type: ignore[method-assign]
-        eigenbasis.factor_product = usual_product
+        basis_rotation.factor_product = usual_product
 
 
 def train_all(name: str) -> list[float]:

@@ -59,7 +59,7 @@ def replace_folder(new: Path, path: Path) -> None:
         path.rename(old)
     try:
         new.rename(path)
-    except OSError:
+    except BaseException:
         if old.exists():
             old.rename(path)
         raise

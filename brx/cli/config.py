@@ -79,7 +79,7 @@ def prepare(
     tokens: Annotated[int | None, option("N", "stop after this many training tokens")] = None,
     directory: Annotated[str | None, option("DIR", "folder for prepared token files")] = None,
     overrides: Overrides,
-    workers: Annotated[int | None, option("N", "threads that tokenize (default: one per core)", min=0)] = None,
+    workers: Annotated[int | None, option("N", "threads that tokenize (default: up to 8; bytes: one)", min=0)] = None,
 ) -> None:
     """Make the token files, if they are not there yet."""
     from brx.config import load_config

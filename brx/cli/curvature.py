@@ -161,6 +161,7 @@ def oscillation(
     from brx.runs.checkpoint import run_and_iteration
 
     refuse_two_checkpoints(checkpoints, checkpoint)
+    refuse(not tolerance > 0, f"--tolerance {tolerance}: must be above 0")
     if measured:
         results = oscillations_in(checkpoints, checkpoint)
     else:

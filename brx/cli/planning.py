@@ -261,6 +261,7 @@ def verdict(
         config is None and (overrides or device_memory or bandwidth or throughput),
         "--set, --device-memory, --bandwidth and --throughput: need a --config, whose sizes they are about",
     )
+    refuse(local_slowdown != 1.0 and local_steps is None, "--local-slowdown: is of replicas; give --local-steps, too")
     measurements, notes = verdicts.read_measurements(runs or [])
     costs = verdicts.read_costs(cost_from or []) | verdicts.parse_costs(cost or [], measurements)
     model = None

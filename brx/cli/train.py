@@ -71,7 +71,7 @@ def train(
         # Refuses more devices than there are.
         choose_device(run_config.runtime.device, run_config.pipeline.devices - 1)
         flags = [name for name, given in (("--resume", resume), ("--profile", profile)) if given]
-        arguments = ["train", config, "--out", str(folder), *flags, "--set", *settings]
+        arguments = ["train", config, "--out", str(folder), *flags, *(["--set", *settings] if settings else [])]
         with hold(folder) as lock:
             check_request(RunFolder(folder), run_config, resume=resume)
             code = launch(arguments, run_config.pipeline.devices, descriptors=[lock], environment=hand_down(lock))

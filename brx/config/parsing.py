@@ -1,5 +1,6 @@
 """Text into plain values: YAML, and numbers with a unit. Every mistake, and every trap, becomes one line."""
 
+import math
 import re
 from collections import Counter
 from typing import Any
@@ -99,6 +100,6 @@ def parse_flops(text: str, where: str) -> float:
 def _parse_number(text: str, where: str, units: str, example: str) -> float:
     match = re.fullmatch(rf"(\d+\.?\d*(?:e\d+)?)\s*([kmgtp]?|[kmgt]i)({units})?", text.strip().lower())
     value = float(match[1]) * UNITS[match[2]] if match else 0.0
-    if match is None or value <= 0 or not (match[2] or match[3]):
+    if match is None or not 0 < value < math.inf or not (match[2] or match[3]):
         raise UserError(f"{where} {text}: must be a number above 0 with a unit, for example {example}")
     return value

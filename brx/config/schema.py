@@ -58,7 +58,7 @@ class ModelConfig(Section):
 
     blocks: int = Field(32, ge=1, le=10_000)
     """Number of Transformer blocks."""
-    width: int = Field(384, ge=1)
+    width: int = Field(384, ge=1, le=1_000_000)
     """Embedding dimension d."""
     heads: int = Field(6, ge=1)
     """Number of attention heads; divides `width`."""
@@ -70,6 +70,8 @@ class ModelConfig(Section):
     @model_validator(mode="after")
     def _heads_divide_width(self) -> Self:
         refuse(self.width % self.heads, f"heads must divide width ({self.width}), got {self.heads}")
+        every = self.moe.every if self.moe else 1
+        refuse(every > self.blocks, f"moe.every must be at most blocks ({self.blocks}), got {every}")
         return self
 
 
@@ -80,7 +82,7 @@ class DataConfig(Section):
     """`packages` (sources of pinned ones), a path or glob (.txt, .jsonl, .parquet, folder), or a Hugging Face name."""
     tokenizer: Literal["bytes", "gpt2"] = "bytes"
     """`bytes` (vocabulary 256) or `gpt2` (byte-pair encoding, vocabulary 50257)."""
-    tokens: int | None = Field(None, ge=1)
+    tokens: int | None = Field(None, ge=1, le=10**15)
     """Stop preparing after this many training tokens; null takes all there are (needs a finite source)."""
     validation_fraction: float = Field(0.1, gt=0, lt=1)
     """Share of the documents held out, chosen by a seeded hash of the document."""
@@ -268,6 +270,13 @@ class BasisRotationConfig(MatrixOptimizerSection):
     as_published: bool = False
     """Compute what the authors' implementation does where that differs from the paper's text (docs/methods.md)."""
 
+    @model_validator(mode="after")
+    def _as_published_decides(self) -> Self:
+        asked = self.covariance, self.rotation_precision, self.first_refresh
+        is_other = self.as_published and asked != ("step", "highest", 2)
+        refuse(is_other, "as_published has its own covariance, rotation_precision and first_refresh: leave them out")
+        return self
+
 
 class DelayCompensationConfig(OptimizerSection):
     """AdamW on gradients corrected to first order for the weights' change (arXiv:1609.08326)."""
@@ -364,7 +373,7 @@ OptimizerConfig = Annotated[
 class TrainingConfig(Section):
     """The budget, the schedule, and what is written on the way."""
 
-    iterations: int = Field(250_000, ge=1)
+    iterations: int = Field(250_000, ge=1, le=10**12)
     """T, the length of the learning-rate schedule in iterations (one update each)."""
     stop_after: int | None = Field(None, ge=1)
     """Stop after this iteration of the schedule; null runs it to its end."""

@@ -7,7 +7,7 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Callable
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -78,6 +78,19 @@ def fault(error: BaseException, name: str) -> str:
     own = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).resolve() == file.resolve()]
     location = f"{file}:{own[-1].lineno}" if own else file  # raised elsewhere, by what it has returned
     return f"{location}: {type(error).__name__}: {said}"
+
+
+def in_one_line(function: Callable[..., Any], name: str) -> Any:
+    """The delay function `name`; what it raises becomes a UserError with file and line."""
+
+    @wraps(function)
+    def told(*arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except Exception as error:
+            raise UserError(f"pipeline.delay {name}: {fault(error, name)}") from error
+
+    return told
 
 
 def import_code(module_name: str, where: str) -> ModuleType:

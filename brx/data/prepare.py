@@ -101,7 +101,8 @@ def token_folders(directory: Path) -> list[Path]:
 def remove(folder: Path) -> None:
     """Remove a folder of token files, complete or not; UserError where it is none."""
     known = {NOTE, *(f"{split}.{kind}" for split in SPLITS for kind in ("bin", "json", "verified"))}
-    if folder not in token_folders(folder.parent) or {path.name for path in folder.iterdir()} - known:
+    strangers = {path.name for path in folder.glob("*") if path.suffix != ".tmp"} - known
+    if strangers or folder not in token_folders(folder.parent):
         raise UserError(f"{folder}: no folder of token files; brx data list names them")
     complete = folder.with_name(folder.name.removeprefix(".").removesuffix(".partial"))
     with _exclusive(complete):

@@ -96,7 +96,7 @@ def other_packages(config: DataConfig, fingerprint: str) -> str:
     versions = installed_versions()
     differing = {name: wanted for name, wanted in PUBLISHED_VERSIONS.items() if versions[name] != wanted}
     others = [f"{name} {versions[name]} instead of {wanted}" for name, wanted in differing.items()]
-    decides = {"tokenizer", "tokens", "validation_fraction", "split_seed"}
+    decides = {"tokenizer", "tokens", "validation_fraction", "split_seed", "sample_fraction", "sample_seed"}
     is_default = config.model_dump(include=decides) == DataConfig(source="packages").model_dump(include=decides)
     if not others and is_default and fingerprint != PUBLISHED_FINGERPRINT:
         return "files of the installed packages were changed"

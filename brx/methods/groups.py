@@ -71,8 +71,8 @@ def lend_gradients(optimizer: Optimizer, members: StackMembers) -> Optimizer:
 def check_each_parameter_once(optimizers: Sequence[Optimizer], stages: Sequence[StageVersions]) -> None:
     """ValueError unless every parameter is in exactly one of the groups that `stage_groups` made, whole and no copy."""
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    if not all({"stage", "delay", "param_names"} <= set(group) for group in groups):
-        raise ValueError("an optimizer's parameter groups are not those that brx gave; hand on all of their keys")
+    if not all({"stage", "delay", "param_names", "lr"} <= set(group) for group in groups):
+        raise ValueError("an optimizer's parameter groups are not those that brx gave, with an lr; hand on all keys")
     given = [pair for group in groups for pair in zip(group["param_names"], group["params"], strict=True)]
     names = [name for name, _ in given]
     newest = {name: parameter for stage in stages for name, parameter in stage.newest.items()}

@@ -22,7 +22,7 @@ from brx.methods.method import Method, Stages, adam_options
 from brx.model.stage import is_block_matrix
 from brx.optim.basis_rotation import BasisRotation
 from brx.optim.parameter_state import Group
-from brx.pipeline.delay import StageDelay, stage_delays
+from brx.pipeline.delay import StageDelay, VaryingDelay, stage_delays
 from brx.pipeline.versions import ParameterStates
 
 MATRICES = "weight matrices of attention and MLP (each expert's by itself)"
@@ -99,7 +99,7 @@ class BasisRotationMethod(Method):
 
     def matrices(self, groups: list[Group]) -> Optimizer:
         settings: schema.BasisRotationConfig = self.settings
-        delays = stage_delays(self.config.pipeline)
+        delays = stage_delays(self.config.pipeline, self.config.training.seed)
         intervals = refresh_intervals(delays, settings.frequency, settings.refresh_schedule)
         names = ("source", "geometry", "first_refresh", "covariance", "staggered", "rotation_precision", "as_published")
         return BasisRotation(
@@ -225,7 +225,8 @@ def refresh_intervals(
     refreshes of `uniform`; 9.5 means 9 and 10 in turn.
     """
     num_stages = len(delays)
-    shares = _shares([delay.tau for delay in delays])
+    # Of a delay function the mean; the largest may be rare.
+    shares = _shares([delay.tau_updates if isinstance(delay, VaryingDelay) else delay.tau for delay in delays])
     if schedule == "uniform" or shares is None:
         return [frequency] * num_stages
     if schedule.startswith("reversed"):
@@ -244,7 +245,7 @@ def refreshes_per_iteration(intervals: list[float | None]) -> float:
     return sum(1 / interval for interval in intervals if interval is not None)
 
 
-def _shares(taus: list[int]) -> list[float] | None:
+def _shares(taus: list[float]) -> list[float] | None:
     """How many times as often as under `uniform` each stage is refreshed; None where no rule tells them apart.
 
     The paper's rule is for a pipeline's delays, P - 1 to 0; for others tau_k / mean(tau) is about what it comes to.

@@ -252,8 +252,11 @@ class BasisRotation(Optimizer):
         precision = batch.options["rotation_precision"]
         rotated_update = self._rotated_adam(batch, rotate(batch, gradient, precision))  # from U^T G V
         largest = largest_adam_step(batch.members[0].num_updates + 1, batch.options["betas"])
-        limit = batch.options["lr"] * LARGEST_STEP * largest
-        batch.update_weights(rotate(batch, rotated_update, precision, back=True).clamp_(-limit, limit))
+        update = rotate(batch, rotated_update, precision, back=True)
+        if largest < math.inf:
+            limit = batch.options["lr"] * LARGEST_STEP * largest
+            update.clamp_(-limit, limit)
+        batch.update_weights(update)
 
     def _accumulate_covariances(self, batch: MatrixBatch, gradient: Tensor, num: int) -> None:
         """L <- beta2^num L + (1 - beta2^num) G G^T and R likewise, for a gradient that stands for `num`."""

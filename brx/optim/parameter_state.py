@@ -49,6 +49,8 @@ def check_options(group: Group) -> None:
             raise ValueError(f"Invalid {name}={group[name]!r}: must be {wanted}")
     if group["as_published"] and group["covariance"] != "step":
         raise ValueError(f"Invalid covariance={group['covariance']!r}: as_published has every gradient's (step)")
+    if group["as_published"] and (group["rotation_precision"], group["first_refresh"]) != ("highest", 2):
+        raise ValueError("as_published has a rotation_precision and a first_refresh of its own: leave them out")
 
 
 def _is_number(value: Any, smallest: float, limit: float = math.inf) -> bool:

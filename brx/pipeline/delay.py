@@ -132,7 +132,7 @@ def delays_of(
         return [_varying(profile, stage, num_stages, accumulation, seed, name) for stage in range(num_stages)]
     if profile == "pipeline":
         taus = list(range(last, -1, -1))  # tau_k = P - 1 - k
-    elif isinstance(like, int) and like > 0:  # each stage as that at the same place in a pipeline of P' stages
+    elif isinstance(like, int) and like > 0 and (last or like == 1):  # as at the same place in a pipeline of P' stages
         taus = [round((like - 1) * (last - stage) / max(1, last)) for stage in range(num_stages)]
     elif profile == "2bw" or isinstance(profile, Integral):  # 2BW: tau_k = M, the version before the newest throughout
         taus = [accumulation if profile == "2bw" else profile] * num_stages
@@ -176,10 +176,13 @@ def stage_delays(pipeline: PipelineConfig, seed: int = 0) -> list[StageDelay]:
     profile: Any = pipeline.delay
     name = getattr(profile, "function", None)
     if name is not None:
-        from brx.config.user_code import check_unchanged, load_attribute  # which only a run's configuration needs
+        # Only a run's configuration needs it.
+        from brx.config.user_code import check_unchanged, in_one_line, load_attribute
 
         check_unchanged(name, profile.code_sha256, f"pipeline.delay {name}")
-        profile = load_attribute(name, f"pipeline.delay {name}", "function", callable)
+        profile = in_one_line(load_attribute(name, f"pipeline.delay {name}", "function", callable), name)
+        if callable(most := getattr(profile, "most", None)):
+            profile.most = in_one_line(most, name)
     return delays_of(profile, pipeline.stages, pipeline.accumulation, seed=seed, name=f"pipeline.delay {name or ''}")
 
 

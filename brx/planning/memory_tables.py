@@ -56,7 +56,7 @@ def matrices_of(config: RunConfig) -> Counter[tuple[int, int]]:
 
 
 def parse_matrix(text: str) -> tuple[int, int]:  # rows, columns
-    match = re.fullmatch(r"0*([1-9]\d*)x0*([1-9]\d*)", text.lower())
+    match = re.fullmatch(r"0*([1-9]\d{0,8})x0*([1-9]\d{0,8})", text.lower())
     if match is None:
         raise UserError(f"--matrix {text}: write rows x columns, for example 4096x14336")
     return int(match[1]), int(match[2])

@@ -101,6 +101,14 @@ def parse_summary(text: str) -> dict[str, Any]:
     return content
 
 
+def status_of(summary: Mapping[str, Any], config: RunConfig) -> str:
+    """What a run's summary says; unfinished while there is none of the whole run."""
+    # A run that stopped early (`training.stop_after`) and was taken up again keeps its old summary for a while.
+    last = config.training.last_iteration
+    is_old = summary.get("status") == "finished" and summary.get("last_iteration", last) < last
+    return "unfinished" if is_old else str(summary.get("status", "unfinished"))
+
+
 def find_runs(folders: Iterable[str | os.PathLike[str]]) -> list[Path]:
     """The run folders among `folders` and directly below them, that have losses or diverged; UserError for none."""
     runs: list[Path] = []

@@ -18,7 +18,7 @@ from brx.config.user_code import name_without_folder
 from brx.errors import UserError
 from brx.methods.trajectory_version import recorded_version
 from brx.pipeline.delay import depth, stage_delays
-from brx.runs.folder import decides_trajectory, find_runs, parse_summary, settings_key
+from brx.runs.folder import decides_trajectory, find_runs, parse_summary, settings_key, status_of
 from brx.runs.metrics import read_curves
 from brx.runs.slowdown import Series, last_quarter_loss
 
@@ -112,11 +112,7 @@ class Run:
 
     @property
     def status(self) -> str:
-        """What the summary says; unfinished while there is none of the whole run."""
-        # A run that stopped early (`training.stop_after`) and was taken up again keeps its old summary for a while.
-        last = self.config.training.last_iteration
-        is_old = self.summary.get("status") == "finished" and self.summary.get("last_iteration", last) < last
-        return "unfinished" if is_old else str(self.summary.get("status", "unfinished"))
+        return status_of(self.summary, self.config)
 
     @cached_property
     def smoothed(self) -> Series:

@@ -18,9 +18,10 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from brx.config.loading import load_config
 from brx.errors import RunError, UserError
 from brx.files import replace_folder, replacing, sync_folder, write_text
-from brx.runs.folder import ENDED, RunFolder, find_runs, telling
+from brx.runs.folder import ENDED, RunFolder, find_runs, status_of, telling
 
 Record = dict[str, Any]
 """`iteration`, then either a training step (`train_loss` in nats, `lr`, `grad_norm`, `tokens`, `seconds`) or a
@@ -219,7 +220,7 @@ def export_runs(folders: Sequence[Path], target: Path, *, unfinished: bool = Fal
     """Export runs that have ended, each to a folder of its name below `target`; how many were, and how many not."""
     paths = find_runs(folders)
     # Those that diverged are among them: they count where learning rates are chosen and slowdowns bounded.
-    chosen = [path for path in paths if unfinished or RunFolder(path).read_summary().get("status") in ENDED]
+    chosen = [path for path in paths if unfinished or _status(path) in ENDED]
     sources: dict[str, Path] = {}
     for path in chosen:
         place = path.resolve()
@@ -230,6 +231,10 @@ def export_runs(folders: Sequence[Path], target: Path, *, unfinished: bool = Fal
     for name, path in sources.items():
         export(path, target / name)
     return len(chosen), len(paths) - len(chosen)
+
+
+def _status(folder: Path) -> str:
+    return status_of(RunFolder(folder).read_summary(), load_config(folder / "config.yaml"))
 
 
 def export(folder: Path, target: Path) -> Path:

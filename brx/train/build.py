@@ -174,7 +174,7 @@ def check_method(config: RunConfig, device: torch.device) -> None:
     try:
         assembly = assemble(trial, micro_batch, device=trial_device)
         for step in assembly.engine.run(1, lambda: UPDATES if is_own else 0):
-            for delay in stage_delays(config.pipeline):
+            for delay in stage_delays(config.pipeline, config.training.seed):
                 assembly.updater.lr_divisor(delay.tau_updates, step.iteration)
     except RunError as error:
         if error.__cause__ is not None:  # otherwise the small model diverged, which says nothing of the run's own

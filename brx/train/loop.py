@@ -224,6 +224,8 @@ class Trainer:
         losses = self.world.gather(self.assembly.engine.evaluate(on_device))
         if self._recorder is not None:
             assert losses[-1] is not None  # the last device has the head
+            if not math.isfinite(losses[-1]):  # of the last update no loss is computed
+                raise DivergedError(f"iteration {self.iteration}: the validation loss is {losses[-1]}")
             self._recorder.record_validation(self.iteration, losses[-1])
 
     def _save(self) -> None:

@@ -17,6 +17,8 @@ SAMPLES = 100  # batches of the estimate; its relative error is about sqrt(2 / S
 def gradient_noise_scale(config: RunConfig, iterations: int) -> float:
     """B_simple = tr(Sigma) / |G|^2 in tokens (arXiv:1812.06162), after some iterations without delay on the CPU."""
     undelayed = config.pipeline.model_copy(update={"stages": 1, "delay": "pipeline", "forecast": None})
+    if iterations > config.training.iterations:
+        raise UserError(f"--noise-scale {iterations}: the training has {config.training.iterations} iterations")
     config = config.model_copy(update={"pipeline": undelayed})
     batches = training_batches(config, prepare(config.data))
     engine = assemble(config, batches.batch).engine

@@ -66,7 +66,7 @@ class Recording:
         self._task, self._counts = task or _task(pipeline), iterations is None
         self._stack = ExitStack()
         self._metrics: MetricsWriter | None = None
-        self._t, self._seconds, self._started = 0, 0.0, time.perf_counter()
+        self._t, self._validated, self._seconds, self._started = 0, 0, 0.0, time.perf_counter()
         delays: dict[str, Any] = {"stages": stages or 1, "delay": "pipeline", "accumulation": 1}
         if pipeline is not None:
             delays = pipeline.settings()
@@ -87,10 +87,14 @@ class Recording:
         self._config = check(content, RunConfig, "record")
 
     def __enter__(self) -> Self:
-        self._stack.enter_context(hold(self._folder.path))
-        self._folder.create(self._config, resume=self._resume)
-        self._started = time.perf_counter()
-        self._write_summary("unfinished")
+        with ExitStack() as stack:
+            stack.enter_context(hold(self._folder.path))
+            self._folder.create(self._config, resume=self._resume)
+            if self._folder.metrics.is_file():
+                self._find_place()
+            self._started = time.perf_counter()
+            self._write_summary("unfinished")
+            self._stack = stack.pop_all()
         return self
 
     def log(self, t: int, loss: float | torch.Tensor, **numbers: float | torch.Tensor) -> None:
@@ -110,14 +114,23 @@ class Recording:
 
     def validate(self, t: int, loss: float | torch.Tensor) -> None:
         """Write a validation loss in nats, taken after update t."""
-        self._write({"iteration": t, "val_loss": float(loss)})
+        if self._metrics and (t != self._t or t == self._validated):
+            what = "validated already" if t == self._validated else f"iteration {self._t} is the newest"
+            raise UserError(f"record: {self._folder.path}: validation of iteration {t}: {what}")
+        self._write({"iteration": t, "val_loss": _number(loss)})
+        self._validated = t
 
     def _open(self, t: int) -> None:
         if self._resume:
             truncate_metrics(self._folder.metrics, t - 1)
+        self._find_place()
+        self._metrics = self._stack.enter_context(MetricsWriter(self._folder.metrics))
+
+    def _find_place(self) -> None:
+        """The newest iteration in the metrics, and its seconds."""
+        self._t, self._seconds = 0, 0.0
         for entry in read_metrics(self._folder.metrics):
             self._t, self._seconds = entry["iteration"], entry.get("seconds", self._seconds)
-        self._metrics = self._stack.enter_context(MetricsWriter(self._folder.metrics))
 
     def _write(self, entry: Record) -> None:
         if self._metrics is None:

@@ -1,5 +1,7 @@
 """Configurations: presets load and round-trip; each mistake is one line that names file, key and what is right."""
 
+import re
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -53,11 +55,8 @@ def test_overrides_win_and_nest():
     ],
 )
 def test_wrong_override_is_one_clear_line(override, expected):
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match=rf"\A.*{re.escape(expected)}.*\Z"):
         load_config("quick", override.split(" & "))
-    message = str(caught.value)
-    assert expected in message
-    assert "\n" not in message
 
 
 @pytest.mark.parametrize(
@@ -84,13 +83,9 @@ def test_no_delay_profile_is_one_clear_line(delay):
 def test_wrong_file_is_one_clear_line(text, expected, tmp_path):
     path = tmp_path / "wrong.yaml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match=rf"\A{re.escape(str(path))}.*{re.escape(expected)}.*\Z") as caught:
         load_config(path)
-    message = str(caught.value)
-    assert message.startswith(str(path))
-    assert expected in message
-    assert "\n" not in message
-    assert len(message) < 300 + len(str(path))
+    assert len(str(caught.value)) < 300 + len(str(path))
 
 
 @given(st.text(max_size=30))

@@ -90,10 +90,10 @@ def test_a_pipeline_that_is_stopped_is_empty_on_all_ranks(tmp_path):
 
 @pytest.mark.parametrize(("devices", "balance"), [pytest.param(3, "count", marks=pytest.mark.slow), (2, "time")])
 def test_resumes_on_another_number_of_devices(devices, balance, tmp_path):
-    path = written(tmp_path)
+    path = written(tmp_path, f"pipeline.devices={devices}", f"pipeline.balance={balance}")
     train(tiny_config(tmp_path), tmp_path / "straight")
     train(tiny_config(tmp_path, "training.stop_after=15"), tmp_path / "run")
-    finish(command(path, tmp_path, devices, "--resume", "--set", f"pipeline.balance={balance}"))
+    finish(start_brx("train", path, "--out", tmp_path / "run", "--resume"))
     assert steps_of(tmp_path / "run") == steps_of(tmp_path / "straight")
 
 

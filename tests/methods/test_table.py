@@ -65,10 +65,8 @@ def test_missing_package_is_one_line_that_names_the_extra(method, monkeypatch):
     ],
 )
 def test_wrong_custom_optimizer_is_one_line(optimizer, message):
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match=rf"\A.*{re.escape(message)}.*\Z"):
         updater_with_gradients(make_config("pipedream", 2, "exact", 24, f"optimizer={{method: {optimizer}}}"), 0.0)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_gradient_that_the_optimizer_refuses_ends_the_run_in_one_line():

@@ -71,6 +71,12 @@ def test_many_matrices_in_one_stack_equal_each_alone(source, geometry):
         torch.testing.assert_close(parameter, twin, rtol=0, atol=1e-9)
 
 
+def test_a_rate_of_zero_changes_nothing_whatever_the_betas():
+    (weight,), (unchanged,) = parameters(1, 4, 6), parameters(1, 4, 6)
+    train(BasisRotation([weight], lr=0.0, betas=(0.95, 0.9)), [weight], 0, 3)  # Adam's step has no finite bound then
+    assert torch.equal(weight, unchanged)
+
+
 def test_parameters_without_gradient_in_some_steps_are_left_alone():
     weights, series = [parameters(2, 4, 4, dtype=torch.float64) for _ in range(2)]
     gradients = full_rank_gradients(24, 4, 4)

@@ -186,8 +186,7 @@ def test_stages_by_name_by_function_or_of_a_sequential():
     layers = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(3, 3), nn.ReLU())))
     by_stage = start(layers, 3)[2].by_stage
     assert by_stage == [[f"{i}.{kind}" for i in (a, a + 2) for kind in ("weight", "bias")] for a in (0, 4, 8)]
-    heads = {"heads": nn.ModuleList(nn.Linear(3, 3) for _ in range(4))}  # more of them than blocks
-    blocks = nn.Sequential(*(nn.ModuleDict(copy.deepcopy(heads)) for _ in range(3)))
+    blocks = nn.Sequential(*(nn.ModuleDict({"heads": nn.ModuleList(map(nn.Linear, [3] * 4, [3] * 4))}) for _ in "123"))
     assert [names[0] for names in start(blocks, 3)[2].by_stage] == [f"{k}.heads.0.weight" for k in range(3)]
     with pytest.raises(UserError, match="2 runs of 3 like blocks"):
         start(nn.ModuleDict({"encoder": blocks, "decoder": copy.deepcopy(blocks)}), 3)

@@ -10,7 +10,6 @@ import torch
 import yaml
 from torch import nn
 
-import brx
 from brx import delayed, record
 from brx.cli.main import main
 from brx.errors import RunError, UserError
@@ -113,8 +112,13 @@ def test_ends_that_are_not_the_end(tmp_path, capsys):
         run.log(1, 3.0)
         with pytest.raises(UserError, match="iteration 3 after iteration 1"):
             run.log(3, 3.0)
+        run.validate(1, 3.0)
+        with pytest.raises(UserError, match="validation of iteration 1: validated already"):
+            run.validate(1, 3.0)
         with pytest.raises(UserError, match="trains in this folder"):
             record(tmp_path / "gap", "s", lr=1.0, resume=True).__enter__()
+    record(tmp_path / "gap", "sgd", lr=1.0, resume=True).__enter__().__exit__(None, None)  # nothing is left to do
+    assert load(tmp_path / "gap")[["status", "iteration"]].to_numpy().tolist() == [["finished", 1]]
 
 
 @pytest.mark.parametrize("name", ["mlp", "vision", "gpt2"])
@@ -131,4 +135,3 @@ def test_examples_end_in_their_slowdown(name, tmp_path, monkeypatch):
     first, second = (curves([path])["train_loss"] for path in runs.index)
     assert first[0] == second[0]
     assert not first.equals(second)
-    assert brx.__version__ == runs["versions.brx"].iloc[0]
