@@ -222,7 +222,7 @@ def verdict(
         argument("RUNS", "folders of runs, or a file that --save wrote (default: the committed measurements)"),
     ] = None,
     *,
-    stages: Annotated[int, option("P", "stages, a device each", min=2)],
+    stages: Annotated[int, option("P", "stages, a device each", min=2, max=1024)],
     micro_batches: Annotated[int, option("M", "micro-batches per update", min=1)],
     loss: Annotated[
         float | None, option("NATS", "training loss to reach (default: the lowest that AdamW reaches here, too)")
