@@ -281,7 +281,7 @@ def test_damaged_files_are_one_line(tmp_path, capsys):
         arrays = dict(file)
     for name, wrong, problem in (
         ("steps", -arrays["steps"], "iterations must rise"),
-        ("train_loss", arrays["train_loss"][:-1], "iterations and train_loss must be two lists of one length"),
+        ("train_loss", arrays["train_loss"][:, :-1], "iterations and train_loss must be two lists of one length"),
         ("val_loss", arrays["val_loss"][None], "val_iterations and val_loss must be two lists"),
     ):
         np.savez(path, **{**arrays, name: wrong})
