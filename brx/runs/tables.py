@@ -159,10 +159,8 @@ def leaderboard_table(board: pd.DataFrame, delays: list[str]) -> pd.DataFrame:
         first, under = alike.iloc[0], {row["delay"]: row for row in alike.to_dict("records")}
         losses = {delay: f"{row['loss']:.3f}" for delay, row in under.items()}
         compared = {delay: row for delay, row in under.items() if isinstance(row.get("is_censored"), bool)}
-        slowdowns = {
-            delay: slowdown_text(row) + (" (early)" if row["is_early"] and row["ratio"] > 0 else "")
-            for delay, row in compared.items()
-        }
+        early = {delay: " (early)" if row["is_early"] and row["ratio"] > 0 else "" for delay, row in compared.items()}
+        slowdowns = {delay: slowdown_text(row) + early[delay] for delay, row in compared.items()}
         rates = {delay: rate_text(row["lr"], at_edge=row["lr_at_edge"]) for delay, row in under.items()}
         saved = under[others[-1]]["saved"] if others and others[-1] in under else None
         rows.append(
