@@ -58,7 +58,7 @@ WRONG = "from brx.cli.main import main; main(['train', 'quick', '--set', 'pipeli
     [
         # So that help is there at once, a mistake is told before torch has loaded, and an answer from a small file is.
         ((HELP,), {"torch", "numpy", "pandas", "matplotlib", "scipy", "datasets", "yaml", "brx.config"}),
-        ((WRONG, VERDICT), {"torch", "matplotlib", "scipy", "datasets"}),
+        ((WRONG, VERDICT), {"torch", "matplotlib", "scipy.stats", "datasets"}),
         # It needs torch alone.
         (("from brx import delayed",), {"pydantic", "yaml", "pandas", "typer", "rich", "scipy", "brx.config"}),
         # Every rank of a pipeline would wait for it.
