@@ -59,9 +59,6 @@ def test_commands_parse(page, monkeypatch):
             load_config(parameters["config"], parameters["overrides"])
 
 
-NUMBER = r"\d[\d,]*(?:\.\d+)?"
-
-
 def stale_numbers(page: Path) -> list[tuple[str, str]]:
     """Of each block below `<!-- numbers: FILE FILE -->`: those that are no rounding of a number in these files.
 
@@ -73,7 +70,7 @@ def stale_numbers(page: Path) -> list[tuple[str, str]]:
             pd.read_csv(ROOT / file).to_string() if file.endswith(".csv") else (ROOT / file).read_text()
             for file in files.split()
         )
-        known = [float(number.replace(",", "")) for number in re.findall(NUMBER, tables)]
+        known = [float(number.replace(",", "")) for number in re.findall(r"\d[\d,]*(?:\.\d+)?", tables)]
         for number in re.findall(r"(?<![\w.])(\d+\.\d+|\d+(?= %)|(?<=\| )\d+(?= \|))", block):
             tolerance = 0.5001 * 10.0 ** -len(number.partition(".")[2])
             if not any(abs(value - float(number)) <= tolerance for value in known):

@@ -10,7 +10,6 @@ import torch
 from brx.cli.main import main
 from tests.runs.helpers import write_run
 
-OWN = "stages --hidden 4096 --heads 32"
 ASKED = "verdict --stages 8 --micro-batches 8"
 MISTAKES = [
     # What brx has, by another name; words and flags that it does not have.
@@ -25,6 +24,7 @@ MISTAKES = [
     ("train quik", "did you mean 'quick'"),
     ("train quick --set pipeline.micro_batches=4", "unknown key, did you mean 'accumulation', the micro"),
     ("train quick --set optimizer.method=adam", "did you mean 'pipedream', which is AdamW?"),
+    ("train quick --set pipeline.stages=9", "must be at most model.blocks (8)"),
     ("train quick --set runtime.device=cuda", "cuda is not available on this machine"),
     ("train quick --set data.source=missing.txt", "missing.txt: no such file"),
     ("train quick --set pipeline.delay=nothing.py:f", "pipeline.delay: nothing.py cannot be read: No such file"),
@@ -54,6 +54,8 @@ MISTAKES = [
     ("export runs/a --to runs", "is where"),
     # Leaderboards.
     ("compare --out empty --committed empty", "METHOD: needed, since no run is in"),
+    ("compare adamm", "unknown method 'adamm'"),
+    ("compare nothing.py:Mine", "nothing.py cannot be read"),
     ("compare muon soap --set optimizer.beta1=0.5", "name exactly one"),
     ("compare nesterov --rest-lr 1e-3", "rest_lr"),
     ("compare muon --set training.iterations=5", "must be optimizer.KEY=VALUE"),
@@ -71,7 +73,7 @@ MISTAKES = [
     ("schedule --stages 2000", "--micro-batches 4: 32,032,000 actions are more than can be shown (20,000)"),
     ("schedule --stages 4 --accumulation 2 --figure x", "shows one micro-batch per update"),
     ("plan quick --throughput H10", "no such device, did you mean 'H100'?"),
-    (OWN, "a model of your own needs --params-per-block, --blocks too"),
+    ("stages --hidden 4096 --heads 32", "a model of your own needs --params-per-block, --blocks too"),
     ("stages --memory -8", "--memory -8GB: must be a number above 0 with a unit"),
     # Verdicts.
     (f"{ASKED} --loss 9", "--loss 9: above 4"),
@@ -113,6 +115,5 @@ def test_mistakes_are_one_line_and_leave_nothing(arguments, expected, place, cap
     assert main(shlex.split(arguments)) == (1 if "runs/a/config.yaml" in arguments else 2)
     output = capsys.readouterr()
     assert expected in output.err
-    assert output.err.count("\n") == 1
-    assert output.out == ""
+    assert (output.err.count("\n"), output.out) == (1, "")
     assert sorted(place.rglob("*")) == before

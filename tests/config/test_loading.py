@@ -63,7 +63,8 @@ def test_wrong_override_is_one_clear_line(override, expected):
     "delay", ["-1", "1.5", "true", "[]", "[3, -1, 0]", "deep", "{like: 0}", "{like: true}", "{lik: 3}", "null"]
 )
 def test_no_delay_profile_is_one_clear_line(delay):
-    with pytest.raises(UserError, match=r"^--set pipeline.delay=.*: pipeline.delay: delay must be pipeline, 2bw, a"):
+    message = r"^--set pipeline.delay=.*: pipeline.delay: delay must be pipeline, 2bw, a whole"
+    with pytest.raises(UserError, match=message):
         load_config("quick", ["pipeline.stages=3", f"pipeline.delay={delay}"])
 
 

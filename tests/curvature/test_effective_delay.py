@@ -1,5 +1,6 @@
 """The effective delay in closed form, its error by simulation, slowdowns beside it, delay profiles, the commands."""
 
+import json
 import math
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from brx.cli.main import main
 from brx.curvature import effective_delay as delays
 from brx.errors import UserError
+from brx.files import write_json
 from brx.pipeline.delay import StageDelay
 from brx.runs.frames import load
 from tests.curvature.helpers import norm_result
@@ -67,7 +69,12 @@ def test_slowdown_is_against_the_run_without_delay(tmp_path, capsys):
 
     assert main([*command, "--out", str(tmp_path / "figure")]) == 0
     assert "slowdown" in capsys.readouterr().out
-    assert "3, 2, 1, 0" in (tmp_path / "figure.json").read_text()
+    assert all(text in (tmp_path / "figure.json").read_text() for text in ("tau'", "3, 2, 1, 0"))
+
+    for run, status, expected in ((late, "diverged", [True]), (fresh, "interrupted", [])):
+        write_json(run / "summary.json", json.loads((run / "summary.json").read_text()) | {"status": status})
+        points = delays.measured_points(load(tmp_path / "runs"), [result])
+        assert [text.startswith("> ") for text in delays.profile_table(points).get("slowdown", [])] == expected
 
 
 SQUARES = [4.0, 3.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0]

@@ -28,10 +28,6 @@ def data():
     return [{"inputs": row, "labels": row[0]} for row in inputs]
 
 
-def loss_of(model):
-    return model(**torch.utils.data.default_collate(data()))["loss"]
-
-
 def make():
     torch.manual_seed(0)
     model = Model()
@@ -83,7 +79,7 @@ def test_ddp_and_zero(tmp_path):
         for _ in range(3):
             for one, optimizer in ((parallel, zero), (twin, plain)):
                 one.zero_grad()
-                loss_of(one).backward()
+                one(**torch.utils.data.default_collate(data()))["loss"].backward()
                 optimizer.step()
         torch.testing.assert_close(list(model.parameters()), list(twin.parameters()))
     finally:

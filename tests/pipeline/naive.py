@@ -44,7 +44,7 @@ class NaivePipeline:
         self.taus = list(range(len(stages)))[::-1] if taus is None else taus
         self.accumulation = accumulation
         self.forecast = forecast
-        self.versions = [[_clone(dict(stage.named_parameters()))] for stage in stages]
+        self.versions = [[{name: w.detach().clone() for name, w in stage.named_parameters()}] for stage in stages]
         self.losses = []
         self.norms = []
 
@@ -123,7 +123,3 @@ class NaivePipeline:
             for name in average:
                 average[name] = gamma * average[name] + (1 - gamma) * (after[name] - before[name])
         return {name: weight - tau * average[name] for name, weight in newest.items()}
-
-
-def _clone(weights):
-    return {name: weight.detach().clone() for name, weight in weights.items()}

@@ -18,8 +18,6 @@ from brx.runs.folder import RunFolder
 from brx.train.loop import Trainer, train
 from tests.train.helpers import losses, tiny_config
 
-CPU = torch.device("cpu")
-
 
 def write(run, iteration, value, keep=1):
     """A checkpoint of one stage that holds `value`."""
@@ -31,7 +29,7 @@ def write(run, iteration, value, keep=1):
 
 def values(run):
     """What the checkpoints hold, by the names of their folders."""
-    return {path.name: checkpoint.read_stage(path, 0, CPU)["value"] for path in checkpoint.list_checkpoints(run)}
+    return {p.name: checkpoint.read_stage(p, 0, torch.device("cpu"))["value"] for p in checkpoint.list_checkpoints(run)}
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])

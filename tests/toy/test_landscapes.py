@@ -34,13 +34,11 @@ def torchs_path(loss, start, delay, updates, lr, betas):
 
 
 def test_set_ups_are_the_papers_and_small_steps_differ_where_they_say():
-    stated = (QUADRATIC.lr, QUADRATIC.beta1, QUADRATIC.beta2, QUADRATIC.delay, QUADRATIC.target)
-    assert stated == (1.0, 0.0, 0.1, 2, 15.0)
+    assert (QUADRATIC.lr, QUADRATIC.beta1, QUADRATIC.beta2, QUADRATIC.delay, QUADRATIC.target) == (1, 0, 0.1, 2, 15)
     assert math.hypot(*QUADRATIC.start) == pytest.approx(20, abs=1e-3)
     for name, lr in (("spiral", 0.1), ("spiral-small-steps", SHORT.lr)):
         config = preset(name, toy.SpiralConfig)
-        stated = (config.lr, config.beta1, config.beta2, config.delay, config.interval_degrees)
-        assert stated == (lr, 0.0, 0.9, 1, 3.0)
+        assert (config.lr, config.beta1, config.beta2, config.delay, config.interval_degrees) == (lr, 0.0, 0.9, 1, 3.0)
     small = preset("sweep-small-steps", toy.SweepConfig).model_dump()
     assert {key for key, value in SWEEP.model_dump().items() if value != small[key]} == {"lr", "beta2"}
 

@@ -10,6 +10,7 @@ import torch
 import yaml
 from torch import nn
 
+import brx
 from brx import delayed, record
 from brx.cli.main import main
 from brx.errors import RunError, UserError
@@ -135,3 +136,4 @@ def test_examples_end_in_their_slowdown(name, tmp_path, monkeypatch):
     first, second = (curves([path])["train_loss"] for path in runs.index)
     assert first[0] == second[0]
     assert not first.equals(second)
+    assert brx.__version__ == runs["versions.brx"].iloc[0]
