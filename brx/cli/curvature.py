@@ -130,6 +130,8 @@ def effective_delay(
     print_table(delays.delay_table(curves))
     if len(points):
         print_table(delays.profile_table(points))
+    else:
+        print_note("no slowdowns: no measured method has a run without delay and one with, at the same settings")
     if out is not None:
         print(*draw_effective_delay(curves, points, out), sep="\n")
 

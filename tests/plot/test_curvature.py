@@ -55,7 +55,10 @@ def test_strategies_are_means_and_ranges_over_seeds(drawn, tmp_path):
 def test_effective_delays_are_means_over_seeds(drawn, tmp_path):
     by_seed = [norm(0, 1.0, squares=(0, 5, 0, 0, 0, 0)), norm(1, 1.0, squares=(0, 0, 0, 0, 2, 3))]
     curves = [(result, [effective_delay(result, stages) for stages in (1, 2, 4)]) for result in by_seed]
-    draw_effective_delay(curves, pd.DataFrame(), tmp_path / "figure")
+    point = dict.fromkeys(("tau", "error", "norm", "product", "lr"), 2.0) | {"method": "pipedream", "profile": "4 x 8"}
+    point |= {"ratio": 3.0, "low": 2.5, "high": 4.0, "is_censored": False}
+    draw_effective_delay(curves, pd.DataFrame([point]), tmp_path / "figure")
     [(figure, _)] = drawn
+    assert figure.axes[1].containers[0].lines[0].get_xydata().tolist() == [[2.0, 3.0]]
     (bars,) = figure.axes[0].containers  # one curve of both seeds: all curvature in the first stage, or in the last
     assert bars.lines[0].get_xydata().tolist() == [[2, 0.5], [4, 0.5]]
