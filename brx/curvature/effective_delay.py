@@ -195,13 +195,13 @@ def strategy_table(results: Sequence[NormResult], delays: StrategySlowdowns | No
 
 def complete_measurements(
     results: Sequence[NormResult], spaces: Sequence[Space] = STRATEGY_SPACES
-) -> dict[str, list[NormResult]]:
-    """By run, the norms at one checkpoint in all of some coordinates, in their order; without runs that lack one."""
+) -> list[list[NormResult]]:
+    """Per run, the norms at one checkpoint in all of some coordinates, in their order; without runs that lack one."""
     by_run: dict[str, dict[Space, NormResult]] = {}
     for result in results:
         by_run.setdefault(result.run, {})[result.space] = result
-    return {
-        Path(run).name: [of_run[space] for space in spaces]
-        for run, of_run in by_run.items()
+    return [
+        [of_run[space] for space in spaces]
+        for of_run in by_run.values()
         if of_run.keys() >= set(spaces) and len({result.iteration for result in of_run.values()}) == 1
-    }
+    ]

@@ -84,8 +84,9 @@ class BasisRotation(Optimizer):
         source: "2nd": eigenvectors of the averages of G G^T and G^T G; "1st": of M M^T and M^T M (no extra moments).
         geometry: "bilateral" rotates both sides, "unilateral" only the smaller one (m < n: U, else V).
         frequency: refreshes fall on its multiples; 9.5 for 9 and 10 updates in turn; None for never after the first.
-        first_refresh: the update at which a matrix gets its first basis, exactly; AdamW's steps until then. At least 2:
-            off the diagonal of a single gradient in its own eigenbasis there is only rounding.
+        first_refresh: the update at which a matrix gets its first basis, exactly; until then AdamW's steps, but for
+            entries below the noise floor. At least 2: off the diagonal of a single gradient in its own eigenbasis there
+            is only rounding.
         covariance: whether G G^T enters its average at every "step"; at every "refresh" (algorithm 2 as printed); or
             there for the whole "interval", as beta2^n L + (1 - beta2^n) G G^T after n updates.
         staggered: spreads the refreshes of a group's parameters over the interval.
@@ -434,8 +435,8 @@ class BasisRotation(Optimizer):
         """Continue from AdamW, or pytorch-optimizer's SOAP (with its bases), over the same parameters.
 
         From AdamW the bases begin as the identity, and the first exact one comes `first_refresh` updates later: the
-        group's `first_refresh` becomes that update. ValueError where a state is missing or does not fit; nothing has
-        changed then.
+        group's `first_refresh` becomes that update of the matrix that has made most (a warning, where they differ).
+        ValueError where a state is missing or does not fit; nothing has changed then.
         """
         states = {
             parameter: (state_from(other, parameter, group, self._describe(parameter)), group)
@@ -446,11 +447,18 @@ class BasisRotation(Optimizer):
             raise ValueError(f"{type(other).__name__} has no state of any of these parameters")
         for parameter, (state, group) in states.items():
             check_state(state, parameter, group, self._describe(parameter))
+        for group in self.param_groups:
+            trained = [p for p in group["params"] if p.requires_grad and is_rotated(p, group)]
+            without_bases = [p for p in trained if not other.state.get(p, {}).get("Q")]
+            counts = {int(states[p][0]["step"]) if p in states else 0 for p in without_bases}
+            if (most := max(counts, default=0)) >= group["first_refresh"]:
+                if len(counts) > 1:
+                    told = ", ".join(map(str, sorted(counts)))
+                    why = f"matrices with {told} updates in one group: those with fewer get a basis so much later"
+                    warnings.warn(why, stacklevel=2)
+                group["first_refresh"] += most
         self._share_matrices()
-        first = {id(group): group["first_refresh"] for group in self.param_groups}
         for parameter, (state, group) in states.items():
-            if not other.state[parameter].get("Q") and (step := int(state["step"])) >= first[id(group)]:
-                group["first_refresh"] = max(group["first_refresh"], first[id(group)] + step)
             self.state[parameter] = self._as_kept(state, parameter, group)
         self._forget()
 
@@ -626,7 +634,7 @@ def largest_adam_step(update: int, betas: tuple[float, float]) -> float:
 def _problem(parameter: Tensor, group: Group) -> str | None:
     if getattr(parameter, "_is_flat_param", False) or getattr(parameter, "_fsdp_flattened", False):
         return sharded.FSDP1
-    if not parameter.is_floating_point():
+    if parameter.requires_grad and not parameter.is_floating_point():
         return "BasisRotation takes real floating-point parameters"
     if group["rotate"] and group["split"] and parameter.shape[group["split"][1]] % group["split"][0]:
         return f"split={group['split']} does not divide it into equal matrices"

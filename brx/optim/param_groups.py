@@ -47,7 +47,9 @@ def param_groups(
     if any(type(module).__name__ == "FullyShardedDataParallel" for module in modules.values()):
         raise ValueError(FSDP1)
     named = dict(model.named_parameters())
-    owners = {name: modules[name.rpartition(".")[0]] for name in named}
+    tables = [module for module in modules.values() if _is_embedding(module)]
+    of_tables = {id(weight): table for table in tables for weight in table.parameters(recurse=False)}
+    owners = {name: of_tables.get(id(weight)) or modules[name.rpartition(".")[0]] for name, weight in named.items()}
     to_rotate, to_keep = _matching(named, rotate, "rotate"), _matching(named, keep, "keep")
     for name in sorted(to_rotate):
         if name in to_keep:
@@ -107,7 +109,8 @@ def _heads(model: nn.Module, modules: dict[str, nn.Module], named: Mapping[str, 
     for name in matrices:
         *above, last = name.split(".")[:-1] or [""]
         is_inside = any(part.isdigit() for part in above)  # a block's own `fc_out`, as in GPT-J
-        if (last in HEAD_NAMES and not is_inside) or (last == "fc" and not above):
+        # A wrapper's name (`module.fc`) may stand before that of a head.
+        if not is_inside and (last in HEAD_NAMES or (last == "fc" and (not above or name == matrices[-1]))):
             heads[name] = f"head: called {last}"
         inside = [place for place, part in enumerate(above) if part in HEAD_NAMES]
         if inside and not any(part.isdigit() for part in above[: inside[0]]):  # not a block's own `output`

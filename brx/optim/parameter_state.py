@@ -182,8 +182,8 @@ def state_from(other: Optimizer, parameter: Tensor, group: Group, description: s
     wanted = [name.removesuffix("_basis") for name in shapes if name.endswith("_basis")]
     if bases and (sorted(bases) != wanted or "step" in own or parameter.ndim != 2 or group["split"]):
         raise ValueError(f"{description}: bases of {', '.join(bases)} are no state of {', '.join(wanted) or 'AdamW'}")
-    if bases and group["as_published"]:
-        raise ValueError(f"{description}: as_published begins with bases of its own; take over AdamW's state")
+    if group["as_published"]:
+        raise ValueError(f"{description}: as_published has a start of its own, and takes nothing over")
     momentum, second = (whole(own[name]).detach().to(arithmetic(parameter)) for name in ("exp_avg", "exp_avg_sq"))
     if "left" in bases:  # SOAP's momentum is in the original space; AdamW's moments are those in bases of the identity
         momentum = bases["left"].to(momentum).mT @ momentum
@@ -224,7 +224,8 @@ class Summary(list[ParameterSummary]):
         summary = cls()
         for name, p, group in named:
             (sides, reasons), shapes = rotated_sides(p, group), state_shapes(p, group)
-            num_state = sum(math.prod(shapes[kept]) for kept in shapes if kept not in ("step", "num_failed_refreshes"))
+            kept = [math.prod(shapes[kept]) for kept in shapes if kept not in ("step", "num_failed_refreshes")]
+            num_state = sum(kept) if p.requires_grad else 0
             why = ", ".join(filter(None, [group.get("why", "matrix" if group["rotate"] else "rotate=False"), reasons]))
             summary.append(ParameterSummary(name, tuple(p.shape), matrix_shape(p, group), sides, num_state, why))
         return summary

@@ -40,7 +40,8 @@ def fp32_products(precision: Literal["ieee", "tf32"]) -> Iterator[None]:
         yield
     finally:
         for setting, chosen in zip(settings, before, strict=True):
-            setting.fp32_precision = chosen
+            inherited = torch.backends.fp32_precision  # type: ignore[attr-defined]
+            setting.fp32_precision = "none" if chosen == inherited else chosen
 
 
 def round_to_tf32(matrices: Tensor) -> Tensor:

@@ -309,7 +309,7 @@ def _oscillation(path: Path, scale: Scale) -> list[Path]:
 def _strategy_norms(path: Path, scale: Scale) -> list[Path]:
     """Beside the slowdowns of the scale's runs to its target, as far as there are any."""
     norms = measured_norms([scale.curvature], STRATEGY_SPACES)
-    results = [norm for of_run in delays.complete_measurements(norms).values() for norm in of_run]
+    results = [norm for of_run in delays.complete_measurements(norms) for norm in of_run]
     if not results:
         raise UserError(
             f"{scale.curvature}: no checkpoint was measured in all coordinates; run `brx hessian-norm RUN --strategies`"

@@ -56,7 +56,7 @@ def norm_ratio(experiments: Experiments) -> Evidence:
     Where half of the sample was measured, the interval holds the ratio extrapolated to an infinite one, too.
     """
     norms = [norm for norm in _norms(experiments, SPACES) if norm.method == "basis-rotation"]
-    pairs = complete_measurements(norms, SPACES).values()
+    pairs = complete_measurements(norms, SPACES)
     if not pairs:
         raise UserError("not measured in both coordinates at one checkpoint yet")
     depth = max(norm.num_stages for norm, _ in pairs)
@@ -86,7 +86,7 @@ def theorem_order(experiments: Experiments, source: str) -> Evidence:
         raise UserError("norms by strategy have not been measured on one checkpoint yet")
     falling = ("original", f"{source}-unilateral", f"{source}-bilateral")
     lines, holds, num_seeds = [], True, []
-    of_all = [norm for of_run in measured.values() for norm in of_run]
+    of_all = [norm for of_run in measured for norm in of_run]
     for (method, P), of_seeds in sorted(by_method_and_depth(of_all).items()):
         norms = [[norm for norm in of_seeds if norm.space == space] for space in falling]
         unsure = [lower[0].space for higher, lower in pairwise(norms) if not _surely_above(higher, lower)]

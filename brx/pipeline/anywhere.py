@@ -324,7 +324,7 @@ class _AtEnd:
 def assign(model: nn.Module, optimizers: Sequence[Optimizer], stages: Stages) -> list[list[str]]:
     """The names of the parameters of each stage, of those that an optimizer trains; UserError for what has none."""
     named = dict(model.named_parameters())
-    given = set(map(id, _optimized(optimizers)))
+    given = {id(p) for p in _optimized(optimizers) if p.is_floating_point() or p.is_complex()}  # no frozen integers
     trained = [name for name, parameter in named.items() if id(parameter) in given]
     if len(trained) < len(given):
         raise UserError("delayed: the optimizer trains parameters that are not the model's; make it of its parameters")

@@ -14,10 +14,11 @@ def tried_rates(runs: pd.DataFrame) -> pd.DataFrame:
     """What every learning rate of `runs` (rows of `load`) came to, by `score_values`: a row per experiment and rate.
 
     Runs that diverged count as tried, with an infinite loss; those under way or failed otherwise are left out. The loss
-    is that of validation; of runs recorded without one, that of training.
+    is that of validation; of an experiment with runs recorded without one, that of training.
     """
     ended = _ended(runs)
-    losses = ended["val_loss"].where(np.isfinite(ended["val_loss"]), ended["train_loss"])
+    is_known = np.isfinite(ended["val_loss"]) | (ended["status"] != "finished")
+    losses = ended["val_loss"].where(is_known.groupby(ended["experiment"]).transform("all"), ended["train_loss"])
     losses = losses.where(ended["status"] == "finished").fillna(np.inf)
     return score_values(ended.assign(score=losses), group="experiment", over=RATE)
 

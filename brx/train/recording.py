@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
+from pydantic_core import to_jsonable_python
 
 from brx.config.loading import dump_config, load_config
 from brx.config.loading import validate as check
@@ -44,6 +45,7 @@ class Recording:
         task: a name for model, data and tokens together: runs of different ones are never compared silently. By default
             of the script's name and, with `pipeline`, the model's class and shapes.
         iterations: T, the updates of the whole run; by default as many as are logged.
+        settings: anything else to keep, as under `arguments` in config.yaml; what JSON has no form for as text.
         resume: go on with the run in the folder; what was logged from the next `t` on is written anew.
     """
 
@@ -77,11 +79,12 @@ class Recording:
             iterations = iterations or old.training.iterations
             if pipeline is not None and not pipeline.updates:  # M is not known yet
                 delays["accumulation"] = old.pipeline.accumulation
+        kept = to_jsonable_python(settings, fallback=str)
         training = {"iterations": iterations or 1, "seed": seed, "batch_size": batch_size}
         content = {
             "data": {"source": self._task},
             "pipeline": delays,
-            "optimizer": {"method": RECORDED + re.sub(r"\W+", "_", method), "lr": lr, "arguments": dict(settings)},
+            "optimizer": {"method": RECORDED + re.sub(r"\W+", "_", method), "lr": lr, "arguments": kept},
             "training": {key: value for key, value in training.items() if value is not None},
         }
         self._config = check(content, RunConfig, "record")
@@ -99,6 +102,7 @@ class Recording:
 
     def log(self, t: int, loss: float | torch.Tensor, **numbers: float | torch.Tensor) -> None:
         """Write the training loss of update t in nats, mean over its micro-batches, and any other numbers (`lr`)."""
+        t = int(t)  # numpy's integers, too
         if self._metrics is None:
             self._open(t)
         if t != self._t + 1:
@@ -114,10 +118,13 @@ class Recording:
 
     def validate(self, t: int, loss: float | torch.Tensor) -> None:
         """Write a validation loss in nats, taken after update t."""
+        t = int(t)
         if self._metrics and (t != self._t or t == self._validated):
             what = "validated already" if t == self._validated else f"iteration {self._t} is the newest"
             raise UserError(f"record: {self._folder.path}: validation of iteration {t}: {what}")
-        self._write({"iteration": t, "val_loss": _number(loss)})
+        if not math.isfinite(value := _number(loss)):
+            raise DivergedError(f"iteration {t}: the validation loss is {value}")
+        self._write({"iteration": t, "val_loss": value})
         self._validated = t
 
     def _open(self, t: int) -> None:

@@ -30,8 +30,7 @@ def test_prepare_and_info(tmp_path, corpus, capsys, printed):
 def test_list_and_remove(tmp_path, corpus, printed, refused):
     directory = tmp_path / "data"
     for seed in range(2):
-        options = ["--directory", str(directory), "--set", f"data.split_seed={seed}"]
-        printed("data", "prepare", corpus, *options)
+        printed("data", "prepare", corpus, "--directory", str(directory), "--set", f"data.split_seed={seed}")
     kept, removed = sorted(directory.glob("[!.]*"))
     unfinished = directory / f".{kept.name}x.partial"
     unfinished.mkdir()

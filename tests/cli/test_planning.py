@@ -19,8 +19,7 @@ def rows_of(table):
 def test_methods_are_listed_and_explained_with_every_option(printed):
     text = printed("methods")
     for name, method in METHODS.items():
-        entry = text.partition(f"{name}: {method.summary}\n")[2].partition("\n\n")[0]
-        flat = " ".join(entry.split())
+        flat = " ".join(text.partition(f"{name}: {method.summary}\n")[2].partition("\n\n")[0].split())
         assert f"equation {method.equation}" in flat
         assert f"source {method.source}" in flat
         assert all(optimizer in flat for optimizer in method.gets)

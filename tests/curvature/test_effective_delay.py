@@ -135,8 +135,7 @@ def test_figure_of_exported_runs_names_those_that_do_not_compare(folder, tmp_pat
     (other,) = (tmp_path / "other").iterdir()
     capsys.readouterr()
     assert main(["plot", "profiles", str(tmp_path / "kept"), str(other), "--out", str(tmp_path / "profiles")]) == 0
-    shown = capsys.readouterr()
-    assert f"differ from the rest in iterations: {other.name}" in shown.err.replace("\n", " ")
+    assert f"differ from the rest in iterations: {other.name}" in capsys.readouterr().err.replace("\n", " ")
     caption = (tmp_path / "profiles.json").read_text()
     assert caption.count("Spearman correlation with") == 2
     assert '"32, 0 x 7"' in caption

@@ -191,10 +191,12 @@ def made_up(run, space, iteration):
 
 def test_only_complete_measurements_of_one_checkpoint_are_compared():
     results = [made_up("run", space, 14) for space in STRATEGY_SPACES]
-    assert list(complete_measurements(results)) == ["run"]
-    assert [one.space for one in complete_measurements(results[::-1])["run"]] == list(STRATEGY_SPACES)
-    assert complete_measurements(results[1:]) == {}
-    assert complete_measurements([made_up("run", "original", 30), *results[1:]]) == {}
+    [complete] = complete_measurements(results[::-1])
+    assert [one.space for one in complete] == list(STRATEGY_SPACES)
+    assert complete_measurements(results[1:]) == []
+    assert complete_measurements([made_up("run", "original", 30), *results[1:]]) == []
+    others = [made_up("other/run", space, 14) for space in STRATEGY_SPACES]
+    assert complete_measurements([*results, *others]) == [results, others]  # seeds of one name in two folders
 
 
 @pytest.mark.parametrize(

@@ -50,8 +50,7 @@ def test_tracked_updates_are_those_of_the_run(runs, method):
     for track, direction in zip(tracks, (one, other), strict=True):
         assert len(track.projections) == 7
         assert sum(track.projections) == pytest.approx((moved @ flat(direction)).item(), rel=1e-3)
-    along = unflat(moved / moved.norm(), before.parameters)
-    (track,) = oscillation.track_updates(before, [along], 7)
+    (track,) = oscillation.track_updates(before, [unflat(moved / moved.norm(), before.parameters)], 7)
     assert 0.5 < track.share <= 1 + 1e-6  # of the motion, along its own direction
 
 

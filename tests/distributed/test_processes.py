@@ -217,8 +217,7 @@ def test_divergence_on_the_last_rank_is_in_the_summary(tmp_path):
     ids=["once data are there", "before"],
 )
 def test_ranks_that_refuse_the_request_exit_2(devices, override, expected, tmp_path):
-    path = written(tmp_path, override)
-    assert expected in finish(command(path, tmp_path, devices), 2)
+    assert expected in finish(command(written(tmp_path, override), tmp_path, devices), 2)
     assert (tmp_path / "data").exists() == ("iterations" in override)
     assert not (tmp_path / "run").exists()
 

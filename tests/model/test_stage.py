@@ -65,8 +65,7 @@ def test_attention_is_causal():
 
 
 def test_rotated_parameters_are_the_matrices_of_attention_and_mlp():
-    config = SMALL.model_copy(update={"moe": MoEConfig(experts=4, every=2)})
-    stage = whole_model(config, 11)
+    stage = whole_model(SMALL.model_copy(update={"moe": MoEConfig(experts=4, every=2)}), 11)
     rotated = {name for name, _ in stage.named_parameters() if is_block_matrix(name)}
     matrices = [f"attention.{name}" for name in ("query", "key", "value", "projection")] + ["mlp.up", "mlp.down"]
     assert rotated == {f"blocks.{block}.{name}.weight" for block in range(SMALL.blocks) for name in matrices}

@@ -54,5 +54,4 @@ def take_steps(optimizer, series, gradient_lists):
 
 def assert_orthonormal(state):
     for basis in (value for name, value in state.items() if name.endswith("_basis")):
-        identity = torch.eye(basis.shape[-1]).expand_as(basis)
-        torch.testing.assert_close(basis.mT @ basis, identity, rtol=0, atol=1e-5)
+        torch.testing.assert_close(basis.mT @ basis, torch.eye(basis.shape[-1]).expand_as(basis), rtol=0, atol=1e-5)

@@ -87,8 +87,7 @@ def first_basis(S, smallest):
     decided, others = vectors[:, is_decided].flip(1), vectors[:, ~is_decided]
     columns = []
     for q in decided.T:
-        leading = next(x for x in q if abs(x) > 0.618034 * q.abs().max())
-        columns.append(q * leading.sign())
+        columns.append(q * next(x for x in q if abs(x) > 0.618034 * q.abs().max()).sign())
     if 2 * others.shape[1] > len(S):
         axes = [axis for axis in range(len(S)) if axis not in leading_rows(decided)]
     else:

@@ -55,8 +55,7 @@ def train(model, optimizer, first, last):
     for t in range(first, last):
         tokens = torch.randint(13, (8, 5), generator=torch.Generator().manual_seed(t))
         optimizer.zero_grad()
-        logits = model(tokens[:, :-1])
-        nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
+        nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
         optimizer.step()
 
 

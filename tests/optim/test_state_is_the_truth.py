@@ -94,6 +94,9 @@ def test_parameters_that_join_and_leave_do_not_touch_the_others():
     train(optimizer, [trained, frozen], 11, 14)
     new = torch.nn.Parameter(random(6, 4, seed=9))
     optimizer.param_groups[0]["params"][1] = new
+    assert [row.num_state for row in BasisRotation([trained, frozen.requires_grad_(False)]).summary()] == [152, 0]
+    frozen.requires_grad_()
+    BasisRotation([trained, torch.nn.Parameter(torch.ones(2, 2, dtype=torch.uint8), False)])  # quantized and frozen
     before = frozen.detach().clone(), new.detach().clone()
     train(optimizer, [trained, new], 14, 15)
     assert torch.equal(frozen, before[0])

@@ -44,8 +44,7 @@ def write_pair(folder, ours, theirs, diverged="", seed=None):
         settings = {**delays_of(32, 8), **VARIANTS[diverged], "training.seed": seed}
         run = folder / identity(preset_with(LAPTOP.preset, settings))
         write_json(run / "summary.json", {"status": "diverged", "data_fingerprint": "f"})
-    experiments = Experiments.load(LAPTOP, folder)
-    return [runs_of(experiments, method) for method in ("basis-rotation", "nesterov")]
+    return [runs_of(Experiments.load(LAPTOP, folder), method) for method in ("basis-rotation", "nesterov")]
 
 
 @pytest.mark.parametrize(

@@ -166,8 +166,7 @@ def test_few_seeds_and_rates_are_told_and_the_legend_lies_below(axes, tmp_path):
     for shown in ([several, single], [single], [several]):
         draw_training_losses(axes, shown)
     assert [line.get_linewidth() for line in axes.lines[:2]] == [THICK, THIN]
-    notes = [text.get_text() for text in axes.texts]
-    assert notes == ["thin: one seed\none rate: 1 of 2", "one seed\none rate", ""]
+    assert [text.get_text() for text in axes.texts] == ["thin: one seed\none rate: 1 of 2", "one seed\none rate", ""]
     axes.figure.draw_without_rendering()
     legend, label = (artist.get_window_extent() for artist in (axes.get_legend(), axes.xaxis.label))
     assert legend.y1 < label.y0

@@ -143,8 +143,7 @@ def test_interval_of_the_extrapolation_covers_a_new_point_as_often_as_it_says():
     covered = 0
     for _ in range(2000):
         noise = np.exp(0.2 * generator.standard_normal(6))
-        law = fit_power_law(x.tolist(), (30 * x**0.7 * noise[:5]).tolist())
-        _, low, high = law.at(beyond)
+        _, low, high = fit_power_law(x.tolist(), (30 * x**0.7 * noise[:5]).tolist()).at(beyond)
         covered += low < 30 * beyond**0.7 * noise[5] < high
     assert 0.93 < covered / 2000 < 0.97
 

@@ -203,8 +203,7 @@ def test_formulas_give_what_is_printed_and_every_number_counts(monkeypatch):
     assert [
         judge(None).holds for judge in (measured_evidence.memory_of_strategies, measured_evidence.parameter_counts)
     ] == [True, True]
-    memory = [*measured_evidence.MEMORY_GIB[:-1], ["0.06", "0.07"]]
-    monkeypatch.setattr(measured_evidence, "MEMORY_GIB", memory)
+    monkeypatch.setattr(measured_evidence, "MEMORY_GIB", [*measured_evidence.MEMORY_GIB[:-1], ["0.06", "0.07"]])
     monkeypatch.setitem(measured_evidence.PARAMETERS, "paper-1b", 1.2e9)
     assert [
         judge(None).holds for judge in (measured_evidence.memory_of_strategies, measured_evidence.parameter_counts)

@@ -104,8 +104,7 @@ class NaivePipeline:
         steps = [{name: after[name] - before[name] for name in newest} for before, after in pairwise(history)]
         direction = steps[-1]
         if self.forecast == "average-update":
-            ages = range(len(steps) - 1, -1, -1)
-            weights = [0.9**age for age in ages]
+            weights = [0.9**age for age in range(len(steps) - 1, -1, -1)]
             direction = {
                 name: sum(w * step[name] for w, step in zip(weights, steps, strict=True)) / sum(weights)
                 for name in newest

@@ -33,8 +33,7 @@ def test_what_is_no_delay_is_refused(profile):
 
 @pytest.mark.parametrize(("name", "stash"), [("jitter", "exact"), ("straggler", "none"), ("churn", "exact")])
 def test_the_examples_equal_the_naive_simulation(name, stash):
-    settings = [f"pipeline.delay={EXAMPLES}:{name}", "pipeline.accumulation=2"]
-    config = make_config("pipedream", 3, stash, 60, *settings)
+    config = make_config("pipedream", 3, stash, 60, f"pipeline.delay={EXAMPLES}:{name}", "pipeline.accumulation=2")
     results, _ = run_engine(config, 30, torch.float64)
     delays = stage_delays(config.pipeline)
     naive = VaryingNaive(make_modules(config, torch.float64), stash, NaiveUpdate(config), 0.5, [0, 0, 0], 2)

@@ -47,8 +47,7 @@ def test_rings_are_the_engines(preset, overrides):
         size = sum(weight.nbytes for weight in versions.newest.values())
         # The predictor keeps the average step and the weights before it.
         expected.append(versions.ring_bytes + (2 * size if stash == "predict" and delay.tau else 0))
-    ranks = plan_memory(config, "cuda", partition(num_stages, num_stages))
-    assert [rank.rings for rank in ranks] == expected
+    assert [rank.rings for rank in plan_memory(config, "cuda", partition(num_stages, num_stages))] == expected
     (alone,) = plan_memory(config, "cuda", [range(num_stages)])
     assert [stage.rings for stage in alone.by_stage] == expected
 

@@ -128,14 +128,12 @@ def test_transfers_are_those_of_the_cut():
         run = PlannedRun(config, throughput=1e14, bandwidth=bandwidth).split(32, 8)
         times[bandwidth] = next(cut for cut in run.synchronous({}, None) if cut.schedule == "1F1B").time * run.unit
     # Down and up through 32 devices, the activations of 512 positions of width 384 in bf16 from each to the next.
-    seconds = (times[0.5e9] - times[1e9]) / 1e14
-    assert seconds == pytest.approx(2 * 31 * 2 * 512 * 384 / 1e9, rel=0.5)
+    assert (times[0.5e9] - times[1e9]) / 1e14 == pytest.approx(2 * 31 * 2 * 512 * 384 / 1e9, rel=0.5)
     assert times[1e9] > times[None]
 
 
 def test_replicas_hold_and_update_the_whole_model():
-    config = load_config("paper-95m", ["optimizer.method=basis-rotation"])
-    run = PlannedRun(config, throughput=1e14).split(8, 8)
+    run = PlannedRun(load_config("paper-95m", ["optimizer.method=basis-rotation"]), throughput=1e14).split(8, 8)
     copies = run.replicas({}, None, LocalSteps(16, 3.0))
     alone = load_config("paper-95m", ["optimizer.method=basis-rotation", "training.batch_size=1", "pipeline.stages=1"])
     assert copies.memory == plan_memory(alone, "cuda")[0].peak

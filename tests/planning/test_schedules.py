@@ -65,8 +65,7 @@ def test_v_schedules_are_torchs(name, schedule, num_ranks, num_micro_batches):
     assert pace.elapsed == pytest.approx(third - second)
     assert pace.in_flight == tuple(most_in_flight(row, 2) for row in rows)
     for rank, row in enumerate(rows):
-        chunks = {action.stage for action in row if action.kind != "U"}
-        assert chunks == set(SYNCHRONOUS[name].chunks(rank, num_ranks))
+        assert {action.stage for action in row if action.kind != "U"} == set(SYNCHRONOUS[name].chunks(rank, num_ranks))
 
 
 def test_activations_in_flight_and_schedules_that_do_not_exist_or_whose_formulas_do_not_hold():

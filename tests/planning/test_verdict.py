@@ -230,8 +230,7 @@ def test_one_method_that_fits_is_enough(monkeypatch):
 
 
 def test_it_says_who_wins_why_and_what_is_not_measured():
-    verdict = answer(MEASURED, asked(3.0, 4, 1))
-    text = verdict_text([verdict], MEASURED, None)
+    text = verdict_text([answer(MEASURED, asked(3.0, 4, 1))], MEASURED, None)
     assert "Asynchronous wins: pipedream is 1.40 times as fast (one seed) as zero-bubble H1 with muon." in text
     assert "slowdown is below 2.80; measured: 2.00 (one seed), at delays up to 3 updates." in text
     assert "no run measures a slowdown at delays up to 63 updates" in sentence(answer(MEASURED, asked(3.0, 64, 1)))

@@ -26,8 +26,7 @@ def runs(tmp_path_factory):
 def _few_figures_and_tables():
     """Two with runs, one without: to make them all is not this room's to test, and takes a while."""
     with pytest.MonkeyPatch.context() as patch:
-        few = {name: FIGURES[name] for name in ("teaser", "validation", "width")}
-        patch.setattr("brx.report.page.FIGURES", few)
+        patch.setattr("brx.report.page.FIGURES", {name: FIGURES[name] for name in ("teaser", "validation", "width")})
         few_tables = {name: TABLES[name] for name in ("claims", "final-loss", "ladder")}
         patch.setattr("brx.report.page.TABLES", few_tables)
         yield

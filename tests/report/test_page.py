@@ -56,8 +56,7 @@ def test_each_filter_offers_the_values_that_occur(elements):
 
 
 def test_figures_with_runs_are_there_and_the_others_named(elements, run_data):
-    figures = {attributes["id"] for attributes, _ in elements.named("figure")}
-    assert figures == {"figure-teaser", "figure-validation"}
+    assert {attributes["id"] for attributes, _ in elements.named("figure")} == {"figure-teaser", "figure-validation"}
     assert set(run_data["figures"]) == {"teaser", "validation"}
     ((teaser, _),) = [image for image in elements.named("img") if "src" in image[0]]  # the others when they are seen
     assert teaser["src"].startswith("data:image/svg+xml;base64,")
@@ -67,8 +66,7 @@ def test_figures_with_runs_are_there_and_the_others_named(elements, run_data):
 
 
 def test_it_opens_with_findings_and_has_tables_and_provenance(elements, page):
-    summaries = [text for _, text in elements.named("summary")]
-    assert any(text.endswith(" not tried") for text in summaries)
+    assert any(text.endswith(" not tried") for _, text in elements.named("summary"))
     findings = " ".join(" ".join(text.split()) for _, text in elements.named("li"))
     assert "The paper: 7.5%; here: 7.1% (of 4mn" in findings
     assert re.search(r"\(Figure 2a\)\. The paper: 5\.81x; here: 12\.\d+x \([^()]+\); why: one seed\.", findings)
@@ -90,16 +88,14 @@ def test_a_figure_of_these_runs_is_taken_as_it_is_and_one_of_others_drawn_anew(r
     drawing.write_text(drawing.read_text().replace("</svg>", "<!-- kept --></svg>"))
     taken, _ = paper_drawings(experiments, [tmp_path])
     assert [drawing.name for drawing in taken if "<!-- kept -->" in drawing.svg] == ["teaser"]
-    others = Experiments(experiments.scale, experiments.runs[:-1], runs)
-    drawn, _ = paper_drawings(others, [tmp_path])
+    drawn, _ = paper_drawings(Experiments(experiments.scale, experiments.runs[:-1], runs), [tmp_path])
     assert not any("<!-- kept -->" in drawing.svg for drawing in drawn)
 
 
 def test_variants_of_a_method_have_its_colour_and_a_dash_of_their_own(runs):
     frame = Experiments.load(SCALES["laptop"], runs).runs
     frame = frame.assign(variant=[f"basis-rotation {n}" if n else "basis-rotation" for n in range(len(frame))])
-    entries = run_entries(frame, frame)
-    assert len({entry["dash"] for entry in entries[:5]}) == 5
+    assert len({entry["dash"] for entry in run_entries(frame, frame)[:5]}) == 5
     (method, *_) = facets_of(frame)
     assert len(set(method.colors.values())) == 1
 

@@ -62,8 +62,7 @@ def test_a_cell_that_was_told_to_stop_early_is_continued_and_done_for_its_trajec
 
 
 def test_a_failed_cell_is_recorded_and_the_rest_goes_on(tmp_path, capsys):
-    grid = {"optimizer.lr": [1e30, 0.01]}
-    path = write_sweep(tmp_path, grid=grid)
+    path = write_sweep(tmp_path, grid={"optimizer.lr": [1e30, 0.01]})
     assert main(["sweep", str(path), "--jobs", "1"]) == 1
     assert states(path) == [State.FAILED, State.DONE]
     failed = Sweep.load(path).cells[0].folder / "failed.txt"
@@ -173,8 +172,7 @@ def runner_of(folder):
 
 
 def test_the_same_folders_as_the_local_launcher_and_failures_told(ray, tmp_path, capsys):
-    grid = {"pipeline.stages": [4, 1], "optimizer.lr": [0.01, 1e30]}
-    path = write_sweep(tmp_path, grid=grid, choose={})
+    path = write_sweep(tmp_path, grid={"pipeline.stages": [4, 1], "optimizer.lr": [0.01, 1e30]}, choose={})
     assert main(["sweep", str(path), "--launcher", "ray", "--jobs", "2"]) == 1
     assert not ray.is_initialized()
     assert "lower optimizer.lr" in capsys.readouterr().out.replace("\n", " ")
@@ -224,8 +222,7 @@ def test_interrupted_cells_save_and_a_lost_one_is_continued(ray, tmp_path):
 def test_no_cluster_at_an_address_and_no_node_that_is_large_enough_are_one_line(
     ray, tmp_path, refused, address, settings, expected
 ):
-    path = write_sweep(tmp_path, set=settings)
-    assert expected in refused("sweep", path, "--launcher", "ray", *address)
+    assert expected in refused("sweep", write_sweep(tmp_path, set=settings), "--launcher", "ray", *address)
     assert not (tmp_path / "cells").exists()
     assert not ray.is_initialized()
 

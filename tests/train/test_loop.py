@@ -118,8 +118,7 @@ def test_stopped_and_resumed_equals_uninterrupted(method, mode, tmp_path):
 
 def test_decompositions_that_fail_are_counted_in_the_metrics(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.linalg, "eigh", MagicMock(side_effect=torch.linalg.LinAlgError("no")))
-    overrides = ["optimizer.method=basis-rotation", "training.iterations=10"]
-    train(tiny_config(tmp_path, *overrides), tmp_path / "run")
+    train(tiny_config(tmp_path, "optimizer.method=basis-rotation", "training.iterations=10"), tmp_path / "run")
     counts = {record["iteration"]: record.get("failed_refreshes") for record in steps_of(tmp_path / "run")}
     # At update 2 only: both sides of 6 matrices in each of 4 blocks; later refreshes need no decomposition.
     assert [counts[iteration] for iteration in (4, 5, 10)] == [None, 48, 48]

@@ -5,6 +5,7 @@ import sys
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -25,7 +26,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples" / "own_model"
 
 def write(folder, method, stages, seed, num=60, first=1, **settings):
     with record(folder, method, stages=stages, seed=seed, lr=1e-3, iterations=60, **settings) as run:
-        for t in range(first, num + 1):
+        for t in np.arange(first, num + 1):
             run.log(t, 3.0 - 0.01 * t / stages**0.5 + 0.001 * seed, lr=1e-3)
             if t % 20 == 0:
                 run.validate(t, 3.1 - 0.01 * t)
@@ -34,10 +35,11 @@ def write(folder, method, stages, seed, num=60, first=1, **settings):
 def test_every_reader_takes_the_folders(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for stages, seed in product((1, 4), (0, 1)):
-        write(tmp_path / f"p{stages}-s{seed}", "my-lion", stages, seed)
+        write(tmp_path / f"p{stages}-s{seed}", "my-lion", stages, seed, settings={"dtype": torch.bfloat16})
     known = yaml.safe_load((tmp_path / "p4-s1" / "config.yaml").read_text())
     assert known.keys() == {"data", "pipeline", "optimizer", "training"}
     assert known["training"] == {"iterations": 60, "seed": 1}
+    assert known["optimizer"]["arguments"] == {"dtype": "torch.bfloat16"}
     runs = load(tmp_path)
     assert runs[["model.blocks", "training.batch_size", "examples_per_update"]].isna().all(axis=None)
     found = [list(runs[name]) for name in ("status", "method", "depth", "largest_delay")]
@@ -102,11 +104,14 @@ def test_ends_that_are_not_the_end(tmp_path, capsys):
 
     stop_with("diverged")
     assert "iteration 2: the loss is nan" in capsys.readouterr().err
+    with record(tmp_path / "validated", "sgd", lr=1.0, iterations=1) as run:
+        run.log(1, 3.0)
+        run.validate(1, torch.tensor(torch.inf))
     for error, status in ((KeyboardInterrupt, "interrupted"), (RunError, "failed")):
         with pytest.raises(error):
             stop_with(status, error)
-    for status in ("diverged", "interrupted", "failed"):
-        assert RunFolder(tmp_path / status).read_summary()["status"] == status
+    for name, status in (("validated", "diverged"), *((each, each) for each in ("diverged", "interrupted", "failed"))):
+        assert RunFolder(tmp_path / name).read_summary()["status"] == status
     with record(tmp_path / "gap", "sgd", lr=1.0) as run:
         with pytest.raises(UserError, match="log the first update before"):
             run.validate(1, 3.0)

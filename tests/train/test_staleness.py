@@ -119,8 +119,7 @@ def test_distance_is_to_the_forecast_weights():
     versions, measures = run_with_snapshots(make_config("torch.optim:SGD", 4, "exact", 24, *settings), 8)
     for k, tau in enumerate([3, 2, 1]):
         newest, last, before = (flat(versions[v][k].values()) for v in (7, 7 - tau, 6 - tau))
-        forecast = last + tau * (last - before)
-        expected = float((newest - forecast).norm() / newest.norm())
+        expected = float((newest - (last + tau * (last - before))).norm() / newest.norm())
         assert measures[8]["stage_weight_distance"][k] == pytest.approx(expected, rel=1e-3)
 
 
