@@ -40,7 +40,7 @@ def train(
     overrides: Overrides,
     out: Annotated[Path | None, option("DIR", "the run's folder (default: runs/NAME-METHOD-pP-sSEED)")] = None,
     devices: Annotated[int | None, option("R", "processes, one per device (sets pipeline.devices)")] = None,
-    profile: Annotated[bool, flag("--profile", "write a profiler trace of a few iterations")] = False,
+    profile: Annotated[bool, flag("--profile", "write a profiler trace of the 8th to the 12th iteration")] = False,
     resume: Annotated[bool, flag("--resume", "continue from the newest checkpoint, if there is one")] = False,
 ) -> None:
     """Train; exit code 0 when the run is finished, 130 when it was stopped and can be resumed."""
@@ -50,7 +50,8 @@ def train(
     source = Path(config)
     is_run = (source / "config.yaml").is_file()
     is_rank = started_as_one_of_many()
-    num_ranks = os.environ["WORLD_SIZE"] if is_rank else devices
+    num_ranks = int(os.environ["WORLD_SIZE"]) if is_rank else devices
+    refuse(devices not in (None, num_ranks), f"--devices {devices}: WORLD_SIZE is {num_ranks}; leave one out")
     settings = overrides if num_ranks is None else [*overrides, f"pipeline.devices={num_ranks}"]
     run_config = load_config(config, settings, is_new=not resume)
     # Wrong settings are told at once; torch takes seconds to load.
@@ -163,6 +164,7 @@ def compare(
     from brx.sweep import compare as comparison
     from brx.sweep.run import check_own_methods, list_cells, make_launcher, run_and_print
 
+    refuse(dry_run and not methods and not all_builtin, "--dry-run: give a METHOD, or --all-builtin")
     refuse(all_builtin and methods, "METHOD and --all-builtin: give one of the two")
     for name, given in (("--set", overrides), ("--rest-lr", rest_lr)):
         refuse(given and len(methods or []) != 1, f"{name}: is about one METHOD; name exactly one")

@@ -48,15 +48,23 @@ def load_yaml_as(path: Path, model: type[Model]) -> Model:
 def load_config(name: str | Path, overrides: Sequence[str] = (), *, is_new: bool = False) -> RunConfig:
     """Load a run's configuration from a file, a run's folder or a preset by name, and apply `a.b=value` overrides."""
     path = find_config(name)
-    content = read_mapping(path)
+    content = new_content(path) if is_new else read_mapping(path)
     if not content:  # a default run is a long one: it is asked for with {}, not by an emptied file
         raise UserError(f"{path}: is empty; restore it, or name a preset ({', '.join(preset_names())})")
-    # A run that is to begin takes the files of the user's own code as they are now, whatever an old run's were.
+    config = apply_overrides(content, overrides, str(path))
+    if is_new and config.is_recorded:
+        raise UserError(f"{path}: was recorded from a loop that is not brx's, with a model that it does not know")
+    return config
+
+
+def new_content(path: Path) -> dict[str, Any]:
+    """For a run that is to begin: files of the user's own code count as they are now, whatever an old run's were."""
+    content = read_mapping(path)
     pipeline = content.get("pipeline")
     for section in (content.get("optimizer"), pipeline.get("delay") if isinstance(pipeline, dict) else None):
-        if is_new and isinstance(section, dict):
+        if isinstance(section, dict):
             section.pop("code_sha256", None)
-    return apply_overrides(content, overrides, str(path))
+    return content
 
 
 def find_config(name: str | Path) -> Path:

@@ -119,12 +119,6 @@ class DelayCode(Section):
     code_sha256: str | None = None
     """Of its file, which brx fills in: an edited function is another run. Null for installed packages."""
 
-    @model_validator(mode="after")
-    def _code_has_a_fingerprint(self) -> Self:
-        if self.code_sha256 is None:
-            object.__setattr__(self, "code_sha256", code_sha256(self.function))
-        return self
-
 
 DelayName = Literal["pipeline", "2bw"]
 
@@ -132,9 +126,10 @@ DelayName = Literal["pipeline", "2bw"]
 def check_delay(value: Any) -> Any:
     """Refuse what is no delay profile, in one line for all its forms."""
     if isinstance(value, str) and re.fullmatch(USER_CODE, value):
-        return {"function": value, "code_sha256": code_sha256(value)}
-    is_code = isinstance(value, dict) and "function" in value
-    if is_code or isinstance(value, DelayCode | DelayLike) or value in get_args(DelayName):
+        value = {"function": value}
+    if isinstance(value, dict) and value.keys() <= DelayCode.model_fields.keys() and "function" in value:
+        return {**value, "code_sha256": value.get("code_sha256") or code_sha256(str(value["function"]))}
+    if isinstance(value, DelayCode | DelayLike) or value in get_args(DelayName):
         return value
     is_like = isinstance(value, dict) and list(value) == ["like"]
     numbers = value if isinstance(value, list) else [value["like"] if is_like else value]

@@ -6,6 +6,7 @@ system: their wheels differ only in `BUILD_FILES`, which are left out, and in li
 
 import glob
 import hashlib
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -112,7 +113,7 @@ def _package_folder(package: str) -> Path:
 
 def local_files(source: str) -> list[Path] | None:
     """The files that a path, glob or folder (at any depth) names, sorted; None for what may be a dataset on the hub."""
-    path, missing = Path(source).expanduser(), "no such file"
+    path, missing = Path(os.path.expanduser(source)), "no such file"
     if path.is_file():
         files = [path]
     elif path.is_dir():

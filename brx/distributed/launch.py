@@ -65,7 +65,7 @@ def launch(
     are done, 130 when they were stopped; UserError where a rank refused the request, RunError where one failed.
     """
     with tempfile.TemporaryDirectory(prefix="brx-") as folder:
-        port = str(int(os.environ.get("MASTER_PORT") or free_port()))
+        port = os.environ.get("MASTER_PORT") or str(free_port())
         shared = {**os.environ, **environment, LAUNCHED: "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         shared |= {"WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks)}
         ranks: list[_Rank] = []

@@ -152,21 +152,23 @@ def _varying(function: Any, stage: int, num_stages: int, accumulation: int, seed
     """One stage under a delay function, whose every answer is checked."""
     most = getattr(function, "most", None)
     most = most(stage, num_stages) if callable(most) else most
-    if not isinstance(most, int) or most < 0:
+    if not isinstance(most, Integral) or int(most) < 0:
         raise UserError(
             f"{name}: must say its largest delay, as {getattr(function, '__name__', 'function')}.most = 40 or a"
             f" function of (stage, num_stages), got {most!r}"
         )
 
+    most = int(most)
+
     @lru_cache(most + SAMPLED)  # asked once per micro-batch, and looked back upon `most` times
     def tau_at(micro_batch: int) -> int:
         tau = function(stage, num_stages, micro_batch, seed)
-        if not isinstance(tau, int) or not 0 <= tau <= most:
+        if not isinstance(tau, Integral) or not 0 <= int(tau) <= most:
             raise UserError(
                 f"{name}: stage {stage}, micro-batch {micro_batch}: must be a whole number from 0 to {most} (its"
                 f" `most`), got {tau!r}"
             )
-        return tau
+        return int(tau)
 
     return VaryingDelay(most, accumulation, tau_at)
 

@@ -221,7 +221,7 @@ def schedule_lines(pipeline: PipelineConfig, num_micro_batches: int, width: int)
     from brx.model.stage import partition  # loads torch, which a verdict, from schedules alone, does not wait for
 
     num_ranks, accumulation = pipeline.devices, pipeline.accumulation
-    check_size(pipeline.stages, num_ranks, num_micro_batches)
+    check_size(pipeline.stages, num_ranks, num_micro_batches, accumulation)
     delays = stage_delays(pipeline)
     ranges = partition(pipeline.stages, num_ranks)
     check_devices(delays, ranges)
@@ -256,13 +256,14 @@ def schedule_lines(pipeline: PipelineConfig, num_micro_batches: int, width: int)
         yield from _wrapped(f"  {stage:>3}: {used.rstrip()}   {delay.num_slots} kept", width)
 
 
-def check_size(num_stages: int, num_ranks: int, num_micro_batches: int) -> None:
+def check_size(num_stages: int, num_ranks: int, num_micro_batches: int, accumulation: int = 1) -> None:
     # A forward pass, a backward pass and an update of each micro-batch on each device, and its version on each stage.
-    num_actions = (3 * num_ranks + num_stages) * (num_micro_batches + 2 * num_ranks)
+    num_actions = (3 * num_ranks + num_stages) * (num_micro_batches + 2 * num_ranks + accumulation - 1)
     if num_actions > MOST_ACTIONS:
         raise UserError(
-            f"--stages {num_stages}, --devices {num_ranks}, --micro-batches {num_micro_batches}: {num_actions:,}"
-            f" actions are more than can be shown ({MOST_ACTIONS:,}); ask for fewer (--devices 1: the delays alone)"
+            f"--stages {num_stages}, --devices {num_ranks}, --micro-batches {num_micro_batches}, --accumulation"
+            f" {accumulation}: {num_actions:,} actions are more than can be shown ({MOST_ACTIONS:,}); ask for fewer"
+            " (--devices 1: the delays alone)"
         )
 
 

@@ -128,7 +128,7 @@ def _rank(config: RunConfig, device_type: str, own: Sequence[int], num_ranks: in
     has_first, has_last = 0 in own, num_stages - 1 in own
     boundary = boundary_bytes(config)
 
-    by_stage = [_stage(config, device_type, index, blocks[index], shapes[index], in_flight) for index in own]
+    by_stage = [_stage(config, device_type, k, delays[k], blocks[k], shapes[k], in_flight) for k in own]
     total = {part: sum(getattr(stage, part) for stage in by_stage) for part in ("num_parameters", *STAGE_PARTS)}
     # In flight across an update, once the backward pass has used up its own: without delay there are none.
     delayed = sum(stage.activations for index, stage in zip(own, by_stage, strict=True) if delays[index].tau)
@@ -161,8 +161,9 @@ def _rank(config: RunConfig, device_type: str, own: Sequence[int], num_ranks: in
     return Memory(stages=own, by_stage=by_stage, **total, logits=logits, update=update, probe=probe, peak=peak)
 
 
-def _stage(config: RunConfig, device_type: str, index: int, blocks: range, shapes: Shapes, in_flight: float) -> Memory:
-    delay = stage_delays(config.pipeline)[index]
+def _stage(
+    config: RunConfig, device_type: str, index: int, delay: StageDelay, blocks: range, shapes: Shapes, in_flight: float
+) -> Memory:
     casts = 0
     if config.runtime.precision == "bf16" and not (ring_matrix_dtype(config) == torch.bfloat16 and delay.tau):
         # Autocast's copies of fp32 matrices; those of a bf16 ring are used as they are.

@@ -7,6 +7,7 @@ Times are in any unit, the same for all arguments; no rank waits at an update fo
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import accumulate, combinations
 from typing import Any, NamedTuple
 
 from brx.pipeline.schedule import (
@@ -98,17 +99,17 @@ def asynchronous_elapsed(
 ) -> float:
     """The time from one update to the next of asynchronous 1F1B once it has filled, with the time of the updates.
 
-    A rank does M micro-batches and an update; or it waits for one of its R - r micro-batches under way, which goes
-    through the passes of all ranks behind it and a transfer each way. The larger of these means over cycles of the
+    A rank does M micro-batches and an update; or some ranks in a row wait for each other, one micro-batch per rank
+    under way through their passes and a transfer each way between them. The largest of these means over cycles of the
     schedule (a marked graph) is the pace, but where uneven ranks wait at each other's updates: that is simulated.
     `passes` are the times of a micro-batch's passes by rank, a third of each forward; `accumulation` is M.
     """
     num_ranks = len(passes)
     by_rank = list(zip(passes, updates, strict=True))
     busy = max(accumulation * time + update for time, update in by_rank)
-    waits = (
-        (sum(passes[rank:]) + 2 * (num_ranks - 1 - rank) * transfer) / (num_ranks - rank) for rank in range(num_ranks)
-    )
+    sums = [0.0, *accumulate(passes)]
+    rows = combinations(range(num_ranks + 1), 2)
+    waits = ((sums[end] - sums[first] + 2 * (end - first - 1) * transfer) / (end - first) for first, end in rows)
     is_even, has_updates = len(set(by_rank)) == 1, any(updates)
     if (accumulation == 1 and not (transfer and has_updates)) or (not transfer and (is_even or not has_updates)):
         return max(busy, accumulation * max(waits))
@@ -119,10 +120,10 @@ def asynchronous_elapsed(
         return passes[action.stage] * (1 if action.kind == "F" else 2) / 3
 
     start = 2 * num_ranks // accumulation + 8
-    end = start + num_ranks // accumulation + 8
+    end = start + 4 * num_ranks  # whole cycles, or so many that a part of one hardly counts
     last = end * accumulation + num_ranks
-    rows = [list(asynchronous_1f1b(rank, num_ranks, 1, lambda: last, accumulation)) for rank in range(num_ranks)]
-    ends = [entry.end for entry in timeline(rows, transfer, duration)[0] if entry.action.kind == "U"]
+    actions = [list(asynchronous_1f1b(rank, num_ranks, 1, lambda: last, accumulation)) for rank in range(num_ranks)]
+    ends = [entry.end for entry in timeline(actions, transfer, duration)[0] if entry.action.kind == "U"]
     return (ends[end - 1] - ends[start - 1]) / (end - start)
 
 

@@ -33,6 +33,7 @@ COMMITTED = Path("results/tables/similar/time-to-loss.json")  # what the committ
 COST_REFERENCE = "pipedream"  # AdamW, whose update counts as part of an iteration
 WIDEST_GAP = 4.0  # largest factor of 1 + delay between two measured delays for iterations to be interpolated
 ASSUMED_SPREAD = 0.05  # of the logarithm of iterations between seeds, where no experiment has two seeds to tell it
+LEAST_NOISE = 0.005  # two decimals: passages of one seed may fall on the same iteration
 NORMAL_QUANTILE = 1.96  # of 95 % intervals
 
 
@@ -122,11 +123,9 @@ class Verdict:
 
     @property
     def is_tie(self) -> bool:  # the noise between seeds could turn the answer round
-        return self.advantage is not None and not self.is_upper_bound and abs(math.log(self.advantage)) <= self.noise
-
-    @property
-    def is_memory_short(self) -> bool:  # no synchronous schedule fits, or no asynchronous method
-        return not self.has_cuts or (bool(self.too_large) and not self.asynchronous)
+        if self.advantage is None or self.is_upper_bound:
+            return False
+        return abs(math.log(self.advantage)) <= max(self.noise, LEAST_NOISE)
 
     def break_even(self, option: Option) -> float | None:
         """The slowdown at which an option is as fast as the rival; below 1 it cannot win, as delay is no gain."""
@@ -289,7 +288,7 @@ def read_measurements(runs: Sequence[Path]) -> tuple[Measurements, list[str]]:
     if not runs and not COMMITTED.is_file():
         raise UserError(f"RUNS: needed, since {COMMITTED} is not there (it is in a checkout of brx)")
     paths = list(runs) or [COMMITTED]
-    if len(paths) == 1 and paths[0].suffix == ".json":
+    if len(paths) == 1 and not paths[0].is_dir():
         return Measurements.read(paths[0]), []
     return measure_largest_set(load(paths), ", ".join(map(str, paths)))
 

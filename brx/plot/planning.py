@@ -180,7 +180,8 @@ def _draw_grid(axes: Axes, cells: Grid) -> None:
 
 def _cell(verdict: Verdict) -> str:
     if verdict.advantage is None:
-        return "too little\nmemory" if verdict.is_memory_short else "not\nmeasured"
+        is_memory_short = not verdict.has_cuts or (verdict.too_large and not verdict.asynchronous)
+        return "too little\nmemory" if is_memory_short else "not\nmeasured"
     number = f"{'< ' if verdict.is_upper_bound else ''}{verdict.advantage:.2g}"
     return f"tie\n({number})" if verdict.is_tie else number
 

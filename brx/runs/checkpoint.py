@@ -150,9 +150,10 @@ def check_request(folder: RunFolder, config: RunConfig, *, resume: bool) -> None
     difference = first_difference(then, trajectory_of(config), ignore_new=True)  # of data, the fingerprint counts
     if difference is not None:
         raise UserError(f"{checkpoint}: {difference}: it is not a checkpoint of this run; restore config.yaml")
-    if (done := iteration_of(checkpoint)) > (last := config.training.last_iteration):
-        done_by = f"the run in {folder.path} has made {done} iterations already"
-        raise UserError(f"training.stop_after: {last}: {done_by}; give at least that many")
+    done, last = iteration_of(checkpoint), config.training.last_iteration
+    # It validates at its last iteration, where one that was interrupted has not.
+    if done > last or (done == last and last in missing_iterations(folder.metrics, last, lambda t: t == last)):
+        raise UserError(f"training.stop_after: {last}: the run in {folder.path} has made {done} already; give more")
 
 
 def choose_checkpoint(folder: RunFolder, config: RunConfig) -> tuple[Path | None, str]:

@@ -32,6 +32,7 @@ MEASURED = frozenset({"seconds", "tokens_per_second", "mfu", "update_seconds", "
 """Keys whose values are times, rates and memory: the only ones that differ between two runs of one configuration."""
 
 COMPACT, STALENESS = "curves.npz", "staleness.jsonl"
+KEPT = ("config.yaml", "summary.json", "failed.txt")  # the last says to a sweep that a run which diverged has ended
 STALENESS_MEASURES = (
     "stage_gradient_cosine",
     "stage_update_cosine",
@@ -231,6 +232,8 @@ def export_runs(folders: Sequence[Path], target: Path, *, unfinished: bool = Fal
             raise UserError(f"RUNS: {other} and {path} would both become {target / place.name}; export one")
         if place.parent == target.resolve():
             raise UserError(f"--to {target}: is where {path} lies already; name another folder")
+        if (target / place.name / "metrics.jsonl").exists():
+            raise UserError(f"--to {target}: {place.name} there is a whole run, which its copy would replace")
     for name, path in sources.items():
         export(path, target / name)
     return len(chosen), len(paths) - len(chosen)
@@ -246,7 +249,7 @@ def export(folder: Path, target: Path) -> Path:
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         temporary.mkdir(parents=True, exist_ok=True)
-        for file in [folder / "config.yaml", folder / "summary.json", *(folder / "analysis").glob("*.json")]:
+        for file in [*(folder / name for name in KEPT), *(folder / "analysis").glob("*.json")]:
             if file.is_file():
                 copy = temporary / file.relative_to(folder)
                 copy.parent.mkdir(exist_ok=True)

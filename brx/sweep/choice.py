@@ -56,7 +56,8 @@ def _beyond(sweep: Sweep, cells: Sequence[Cell]) -> list[Cell]:
             lower = [value for value in rule.further if value < low] if _value(cell, rule) == low else []
             nearest = [*sorted(higher)[:1], *sorted(lower)[-1:]]
             variations += [(cell, {rule.over: value}) for value in nearest]
-    return sweep.varied_further(variations)
+    tried_folders = {cell.folder for cell in cells}  # one that failed decides nothing, and is not tried twice
+    return [cell for cell in sweep.varied_further(variations) if cell.folder not in tried_folders]
 
 
 def chosen_cells(cells: Sequence[Cell], scored: pd.DataFrame, rule: Choice) -> list[Cell]:

@@ -100,6 +100,7 @@ class LocalLauncher:
 
     def _environment(self, share: int) -> dict[str, str]:
         environment = {**os.environ, "OMP_NUM_THREADS": str(self._threads)}
+        environment.pop("RANK", None)  # of the sweep's own process, not of its cells
         if self._gpus_per_cell:
             visible = os.environ.get("CUDA_VISIBLE_DEVICES")
             names = visible.split(",") if visible else [str(index) for index in range(self._num_gpus)]

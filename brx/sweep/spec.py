@@ -22,7 +22,7 @@ from brx.config.loading import (
     find_config,
     load_config,
     load_yaml_as,
-    read_mapping,
+    new_content,
     set_values,
     validate,
 )
@@ -30,7 +30,7 @@ from brx.config.schema import RunConfig, Section
 from brx.errors import UserError, did_you_mean
 from brx.files import write_text
 from brx.methods.trajectory_version import check_trajectory_version
-from brx.runs.folder import RunFolder, is_locked, settings_key, trajectory_of
+from brx.runs.folder import RunFolder, decides_trajectory, is_locked, settings_key, trajectory_of
 
 Value = bool | int | float | str | None
 LOG, FAILURE = "log.txt", "failed.txt"
@@ -68,7 +68,7 @@ class Repeat(Section):
     """Only cells that have one of these values for each of these keys."""
 
 
-class SweepSpec(Section):
+class SweepSpec(Section, allow_inf_nan=True):
     """A sweep file."""
 
     base: str
@@ -121,7 +121,7 @@ class Sweep:
     @classmethod
     def expand(cls, path: Path, spec: SweepSpec, folder: Path) -> Sweep:
         """A sweep from its content; messages say that it is from `path`."""
-        base = read_mapping(find_config(spec.base))
+        base = new_content(find_config(spec.base))
         cells = [_cell(path, spec, base, folder, varied) for varied in _combinations(path, spec)]
         _check_keys(path, spec, cells)
         included = [cell for cell in cells if not any(matches(cell.config, entry) for entry in spec.exclude)]
@@ -133,12 +133,15 @@ class Sweep:
         if spec.choose is not None:
             sweep.varied_further((sweep.cells[0], {spec.choose.over: value}) for value in spec.choose.further)
         if spec.repeat is not None:
-            sweep.repetitions([cell for cell in sweep.cells if matches(cell.config, spec.repeat.where)][:1])
+            repeated = [cell for cell in sweep.cells if matches(cell.config, spec.repeat.where)]
+            if not repeated and (spec.choose is None or spec.choose.over not in spec.repeat.where):
+                raise UserError(f"{path}: repeat.where: matches no cell")
+            sweep.repetitions(repeated[:1])
         return sweep
 
     def varied_further(self, variations: Iterable[tuple[Cell, Settings]]) -> list[Cell]:
         """Cells beyond the grid: each the same as one of it but for some dotted keys."""
-        base = read_mapping(find_config(self.spec.base))
+        base = new_content(find_config(self.spec.base))
         return [_cell(self.path, self.spec, base, self.out, {**of.varied, **more}) for of, more in variations]
 
     def repetitions(self, chosen: Sequence[Cell]) -> list[Cell]:
@@ -186,8 +189,11 @@ def _combinations(path: Path, spec: SweepSpec) -> Iterator[Settings]:
 
 
 def _check_keys(path: Path, spec: SweepSpec, cells: Sequence[Cell]) -> None:
-    """Refuse a condition that can never hold, and a choice that cannot be made: both would show after days only."""
+    """Refuse axes that make no cells, conditions that cannot hold, choices that cannot be made: before days of runs."""
     contents = [cell.config.model_dump(mode="json") for cell in cells]
+    for key, values in spec.grid.items():
+        if "." in key and len(values) > 1 and not decides_trajectory(key):
+            raise UserError(f"{path}: grid.{key}: changes no number of a run, so that its values would be one cell")
     repeated = [] if spec.repeat is None else [("repeat.where", spec.repeat.where)]
     for name, condition in [*(("exclude", entry) for entry in spec.exclude), *repeated]:
         for key in condition:

@@ -76,6 +76,8 @@ class Recording:
             raise UserError(f"record: stages is {stages}, but the pipeline has {delays['stages']}")
         if resume and self._folder.config.is_file():
             old = load_config(self._folder.path)
+            # More than were logged: somebody has said so.
+            self._counts &= old.training.iterations <= max(1, self._folder.read_summary().get("iteration", 0))
             iterations = iterations or old.training.iterations
             if pipeline is not None and not pipeline.updates:  # M is not known yet
                 delays["accumulation"] = old.pipeline.accumulation
