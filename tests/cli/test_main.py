@@ -36,8 +36,7 @@ def test_one_flag_takes_several_settings(arguments, printed, refused):
     # A negative learning rate is refused by the configuration, after all three settings have reached it.
     assert "optimizer.lr" in refused("config", "show", *arguments.split())
     shown = yaml.safe_load(printed("config", "show", *arguments.replace("=-", "=").split()))
-    found = (shown["pipeline"]["stages"], shown["training"]["iterations"], shown["optimizer"]["lr"])
-    assert found == (4, 70, 0.05)
+    assert (shown["pipeline"]["stages"], shown["training"]["iterations"], shown["optimizer"]["lr"]) == (4, 70, 0.05)
 
 
 def test_ctrl_c_during_an_import_that_would_swallow_it_ends_the_process_with_one_line(tmp_path):

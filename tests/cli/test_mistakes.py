@@ -59,6 +59,7 @@ MISTAKES = [
     ("compare muon soap --set optimizer.beta1=0.5", "name exactly one"),
     ("compare nesterov --rest-lr 1e-3", "rest_lr"),
     ("compare muon --set training.iterations=5", "must be optimizer.KEY=VALUE"),
+    ("compare --dry-run", "--dry-run: give a METHOD"),
     ("compare muon --all-builtin", "give one of the two"),
     # Plans.
     ("methods muonn", "muonn: no such method, did you mean 'muon'? (known: pipedream,"),
@@ -70,7 +71,11 @@ MISTAKES = [
     ("schedule --stages 2 --devices 3", "--devices must be from 1 to --stages (2), got 3"),
     ("schedule --stages 4 --devices 2 --figure x", "--figure shows one stage per device"),
     ("schedule --stages 4 --delay 2", "rank 0 of 4 runs 3 forward passes ahead"),
-    ("schedule --stages 2000", "--micro-batches 4: 32,032,000 actions are more than can be shown (20,000)"),
+    (
+        "schedule --stages 2000",
+        "--accumulation 1: 32,032,000 actions are more than can be shown (20,000)",
+    ),
+    ("schedule --stages 4 --accumulation 1000000", "actions are more than can be shown"),
     ("schedule --stages 4 --accumulation 2 --figure x", "shows one micro-batch per update"),
     ("plan quick --throughput H10", "no such device, did you mean 'H100'?"),
     ("stages --hidden 4096 --heads 32", "a model of your own needs --params-per-block, --blocks too"),

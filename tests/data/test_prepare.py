@@ -115,8 +115,7 @@ def test_a_source_that_will_not_do_leaves_no_token_files(tmp_path, documents, se
 
 
 def test_a_disk_that_is_too_small_or_no_folder_is_told(tmp_path, monkeypatch):
-    usage = namedtuple("usage", "free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(1_500_000_000))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: namedtuple("usage", "free")(1_500_000_000))
     monkeypatch.setattr(preparing, "documents", None)
     config = local_config(tmp_path, DOCUMENTS, tokens=10**9, validation_fraction=0.1)
     with pytest.raises(UserError, match=r"^data\.directory: \S+: 1,000,000,000 .* need 2\.22 GB, 1\.50 GB are free$"):

@@ -91,8 +91,7 @@ def test_the_split_and_the_sample_are_independent_functions_of_seed_and_text():
     assert 420 < sum(held_out) < 580  # 500, give or take 3.7 standard deviations
     other = [is_validation(text, 0.1, 1) for text in everything]
     assert sum(a and b for a, b in zip(held_out, other, strict=True)) < 100  # 50 by chance
-    more = [is_validation(text, 0.2, 0) for text in everything]
-    assert all(b or not a for a, b in zip(held_out, more, strict=True))
+    assert all(b or not a for a, b in zip(held_out, [is_validation(text, 0.2, 0) for text in everything], strict=True))
     assert [text for text in "abcdef" if is_validation(text, 0.5, 0)] == ["b", "d"]  # on every machine
     drawn = [text for text in everything if is_sampled(text, 0.2, 0)]
     assert 890 < len(drawn) < 1110  # 1,000, give or take 3.9 standard deviations

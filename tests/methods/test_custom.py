@@ -42,8 +42,7 @@ def updater_with_gradients(config, value):
 
 
 def test_staleness_aware_rate_is_the_rate_over_tau():
-    config = make_config(STALENESS, 4, "exact", 24, "optimizer.arguments={power: 0.5}")
-    _, updater = updater_with_gradients(config, 0.0)
+    _, updater = updater_with_gradients(make_config(STALENESS, 4, "exact", 24, "optimizer.arguments={power: 0.5}"), 0.0)
     updater.step(2)
     for optimizer in updater.optimizers:
         rates = {group["delay"]: group["lr"] for group in optimizer.param_groups}

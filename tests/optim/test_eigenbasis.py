@@ -13,8 +13,7 @@ from brx.optim.eigenbasis import (
 
 
 def covariances(num, n):
-    generator = torch.Generator().manual_seed(0)
-    Q = torch.linalg.qr(torch.randn(num, n, n, generator=generator).double()).Q
+    Q = torch.linalg.qr(torch.randn(num, n, n, generator=torch.Generator().manual_seed(0)).double()).Q
     eigenvalues = torch.logspace(0, -3, n).double()
     return Q @ torch.diag(eigenvalues) @ Q.mT, Q, eigenvalues
 

@@ -64,8 +64,7 @@ TIED["emb"].weight = TIED["proj"].weight
     ],
 )
 def test_kinds(model, options, expected):
-    found = kinds(model, **options)
-    assert {name: found[f"{name}.weight"] for name in expected} == expected
+    assert {name: kinds(model, **options)[f"{name}.weight"] for name in expected} == expected
 
 
 def vision_transformer():

@@ -168,8 +168,7 @@ def test_toy_quadratic(aligned, misaligned, holds, write):
     with pytest.raises(UserError, match=r"quadratic\.json is not there yet"):
         measured_evidence.delay_hurts_where_misaligned(None)
     cases = [("AdaSGD", True, 9.0), ("AdaSGD", False, 9.0), ("Adam", True, aligned), ("Adam", False, misaligned)]
-    rows = [dict(zip(("optimizer", "aligned", "slowdown"), case, strict=True)) for case in cases]
-    write("quadratic", slowdowns=rows)
+    write("quadratic", slowdowns=[dict(zip(("optimizer", "aligned", "slowdown"), case, strict=True)) for case in cases])
     judged = measured_evidence.delay_hurts_where_misaligned(None)
     assert judged.holds == holds
     assert judged.text.endswith("misaligned inf") == (misaligned is None)  # never arrives: infinitely slow

@@ -69,8 +69,7 @@ class NaivePipeline:
         x, records = inputs, []
         for k, module in enumerate(self.modules):
             history = self.versions[k]
-            version = max(0, math.floor((n - 1 - self.taus[k]) / self.accumulation))
-            weights = self._forecast(k, history[: version + 1])
+            weights = self._forecast(k, history[: max(0, math.floor((n - 1 - self.taus[k]) / self.accumulation)) + 1])
             used = {name: weight.clone().requires_grad_() for name, weight in weights.items()}
             seen = used if self.stash == "exact" else self._seen_by_backward(history, self.taus[k])
             entered = x if k == 0 else x.detach().requires_grad_()

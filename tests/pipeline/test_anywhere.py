@@ -170,8 +170,7 @@ outages.most = 4
 
 def test_a_delay_function_never_runs_backwards():
     net, optimizer, pipeline = start(delay=outages, seed=3)
-    expected = naive([4] * 4, 20, tau_at=lambda stage, n: outages(stage, 4, n, 3))
-    assert_is(net, loop(net, optimizer, 1, 20), expected)
+    assert_is(net, loop(net, optimizer, 1, 20), naive([4] * 4, 20, tau_at=lambda stage, n: outages(stage, 4, n, 3)))
     # The oldest asked for is 4 old; that never comes to pass where a newer version has been used before.
     assert all(0 < delay.tau_updates < 4 for delay in pipeline.delays())
 

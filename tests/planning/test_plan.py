@@ -207,8 +207,7 @@ def test_flops_are_those_that_torch_counts_and_ranks_share_all_of_them():
 @pytest.mark.parametrize("source", ["2nd", "1st"])
 def test_sides_above_max_dim_are_not_planned(source):
     # An MLP matrix of width 8,192: BasisRotation rotates sides up to 16,384, as its constructor has it.
-    optimizer = small(f"optimizer={{method: basis-rotation, source: {source}}}").optimizer
-    kept = rotation(optimizer, (32_768, 8192))
+    kept = rotation(small(f"optimizer={{method: basis-rotation, source: {source}}}").optimizer, (32_768, 8192))
     assert (kept.sides, kept.bases) == ((8192,), 8192**2)
     assert kept.covariances == (8192**2 if source == "2nd" else 0)
     config = small("optimizer={method: basis-rotation}")

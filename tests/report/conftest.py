@@ -27,8 +27,7 @@ def _few_figures_and_tables():
     """Two with runs, one without: to make them all is not this room's to test, and takes a while."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("brx.report.page.FIGURES", {name: FIGURES[name] for name in ("teaser", "validation", "width")})
-        few_tables = {name: TABLES[name] for name in ("claims", "final-loss", "ladder")}
-        patch.setattr("brx.report.page.TABLES", few_tables)
+        patch.setattr("brx.report.page.TABLES", {name: TABLES[name] for name in ("claims", "final-loss", "ladder")})
         yield
 
 

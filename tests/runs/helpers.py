@@ -25,5 +25,4 @@ def write_run(folder, name, *overrides, crosses_3_at=50, val_loss=1.0, status="f
 
 def write_metrics(path, losses, validations=()):
     steps = [{"iteration": t, "train_loss": loss, "seconds": 0.5 * t} for t, loss in enumerate(losses, start=1)]
-    records = [*steps, *validations]
-    (path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in [*steps, *validations]))

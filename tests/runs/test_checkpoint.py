@@ -114,6 +114,9 @@ def test_stop_after_that_is_reached_is_finished_and_two_writers_or_remains_are_r
     assert train(tiny_config(tmp_path, "training.stop_after=20"), run, resume=True) == "finished"
     assert content_of(run) == before
     text = (run / "metrics.jsonl").read_text()
+    (run / "metrics.jsonl").write_text("".join(text.splitlines(keepends=True)[:-1]))  # without the last validation
+    with pytest.raises(UserError, match="has made 20 already; give more"):
+        train(tiny_config(tmp_path, "training.stop_after=20"), run, resume=True)
     (run / "metrics.jsonl").write_text(text + text)
     with pytest.raises(UserError, match="two processes have written here"):
         train(tiny_config(tmp_path), run, resume=True)

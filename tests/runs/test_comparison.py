@@ -142,7 +142,10 @@ def test_learning_rate_is_the_one_with_the_lowest_validation_loss(tmp_path):
         assert chosen["optimizer.lr"] == 0.01
         assert not chosen["lr_at_edge"]  # the highest rate was tried, and diverged
         (run.path / "metrics.jsonl").unlink(missing_ok=True)
+    (run.path / "failed.txt").touch()  # with which a sweep counts it as done
     assert main(["export", str(tmp_path / "runs"), "--to", str(tmp_path / "compact")]) == 0
+    assert main(["export", str(tmp_path / "compact"), "--to", str(tmp_path / "runs")]) == 2  # over whole runs
+    assert len(list((tmp_path / "compact").glob("*/failed.txt"))) == 1
     assert tried_rates(load(tmp_path / "compact"))["score"].tolist() == list(scores.values())
     runs = load(tmp_path / "runs")
     with pytest.raises(UserError, match="ended before its first loss"):

@@ -23,8 +23,7 @@ def monotone_fit(losses):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_passage_is_that_of_the_least_squares_decreasing_fit(seed):
-    rng = np.random.default_rng(seed)
-    losses = np.linspace(3.0, 2.0, 16) + 0.3 * rng.standard_normal(16)
+    losses = np.linspace(3.0, 2.0, 16) + 0.3 * np.random.default_rng(seed).standard_normal(16)
     fit, target = np.array(monotone_fit(losses)), 2.5
     num_above = int((fit > target).sum())
     assert 0 < num_above < 16

@@ -153,6 +153,8 @@ def test_a_choice_at_the_edge_goes_on_beyond_the_grid_until_it_is_none_and_is_re
     assert "p4,1e+20,failed,," in text
     seeds = sorted(folder.name.partition("--")[0] for folder in (tmp_path / "cells").glob("*-s1--*"))
     assert seeds == ["p4-lr0.001-s1", "p4-lr0.01-s1"]  # of the first sweep's choice, and of this one's
+    (tried[-1].folder / "summary.json").unlink()  # as if it had failed otherwise
+    assert main(["sweep", str(path)]) == 1
 
 
 @pytest.fixture

@@ -71,7 +71,9 @@ def test_a_cell_is_found_again_by_its_configuration_and_a_method_keeps_only_what
         ({"grid": {"optimizer.lrr": [1e-3]}}, "optimizer.lrr: unknown key, did you mean 'lr'?"),
         ({"grid": {"optimizer.lr": []}}, "grid.optimizer.lr: needs at least one value"),
         ({"grid": {"x": [{"optimizer.lr": 1.0}, 2]}}, "grid.x: either all values or all mappings"),
-        ({"grid": {"pipeline.stages": [9]}}, "cell p9: pipeline.stages must be at most model.blocks (4), got 9"),
+        ({"grid": {"training.clip": [float("inf")], "pipeline.stages": [9]}}, "cell clipinf-p9: pipeline.stages must"),
+        ({"grid": {"pipeline.rings": ["device", "host"]}}, "grid.pipeline.rings: changes no number of a run"),
+        ({"repeat": {"where": {"pipeline.stages": 16}}}, "repeat.where: matches no cell"),
         ({"grid": {"optimizer.lr.x": [1]}}, "optimizer.lr.x: 'lr' is a value, not a section"),
         ({"exclude": [{"pipeline.stages": [1, 4]}]}, "exclude: leaves no cell of the grid's 4"),
         ({"exclude": [{"optimizer.lrr": 1.0}]}, "exclude: 'optimizer.lrr' has a value in no cell"),
@@ -148,6 +150,7 @@ def test_where_every_rate_diverges_none_is_chosen_or_repeated(tmp_path):
 def test_cells_get_whole_groups_of_gpus_and_all_cores(tmp_path, monkeypatch, num_gpus, devices, jobs, expected):
     environments = []
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("RANK", "0")  # of the sweep's own process
     monkeypatch.setattr(launchers.torch.cuda, "device_count", lambda: num_gpus)
     monkeypatch.setattr(launchers.os, "cpu_count", lambda: 8)
     monkeypatch.setattr(launchers, "start_process", lambda *given: environments.append(given[-1]) or Mock())
@@ -155,6 +158,7 @@ def test_cells_get_whole_groups_of_gpus_and_all_cores(tmp_path, monkeypatch, num
     for cell in Sweep.load(write_sweep(tmp_path)).cells[: launcher.num_jobs]:
         assert launcher.start(cell)
     assert [environment.get("CUDA_VISIBLE_DEVICES") for environment in environments] == expected
+    assert all("RANK" not in environment for environment in environments)
     # The ranks of a cell divide its threads among themselves.
     assert {int(environment["OMP_NUM_THREADS"]) for environment in environments} == {8 // launcher.num_jobs}
     for job in launcher.jobs:

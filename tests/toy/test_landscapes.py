@@ -157,8 +157,7 @@ def test_slowdown_on_the_spiral_is_least_where_the_hessian_is_diagonal():
     off_axes = (lambda h: h[0, 1], lambda h: h[0, 0] - h[1, 1])
     for angles, zero in zip(result.special_angles, off_axes, strict=True):
         for angle in angles:
-            start = math.degrees(math.atan2(*result.path[0][::-1]))
-            radius = SHORT.start_radius + math.radians(angle - start) / 4
+            radius = SHORT.start_radius + math.radians(angle - math.degrees(math.atan2(*result.path[0][::-1]))) / 4
             curvature = toy.spiral_hessians(toy.floor_points(np.array([radius])))[0]
             assert abs(zero(curvature) / curvature.trace()) < 0.01
     assert result.arrived

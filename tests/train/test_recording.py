@@ -65,6 +65,8 @@ def test_different_tasks_are_not_compared_silently(tmp_path, capsys):
 def test_resumes_where_the_loop_does(tmp_path):
     write(tmp_path / "whole", "adam", 1, 0)
     write(tmp_path / "cut", "adam", 1, 0, num=33)
+    with record(tmp_path / "cut", "adam", stages=1, lr=1e-3, resume=True) as run:  # to 60, as was said before
+        run.log(34, 2.7)
     assert RunFolder(tmp_path / "cut").read_summary()["status"] == "interrupted"
     write(tmp_path / "cut", "adam", 1, 0, first=21, resume=True)  # from a checkpoint of iteration 20
     frames = [curves([tmp_path / name]).drop(columns=["run", "seconds"]) for name in ("whole", "cut")]
