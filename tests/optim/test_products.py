@@ -50,11 +50,10 @@ def test_precision_of_products_is_the_programs_own_again_outside(chosen):
             assert precisions() == (precision, precision)
         assert torch.get_float32_matmul_precision() == chosen
     assert before == precisions()
+    torch.backends.cuda.matmul.fp32_precision = torch.backends.mkldnn.matmul.fp32_precision = "none"
     for general in ("tf32", "ieee"):  # what follows the program's general setting goes on to
-        torch.backends.fp32_precision = general
-        torch.backends.cuda.matmul.fp32_precision = torch.backends.mkldnn.matmul.fp32_precision = "none"
-        with fp32_products("ieee"):
-            pass
-    assert precisions() == ("ieee", "ieee")
-    torch.backends.fp32_precision = "none"
+        with torch.backends.flags(fp32_precision=general):
+            with fp32_products("ieee"):
+                pass
+            assert precisions() == (general, general)
     torch.set_float32_matmul_precision(at_start)
