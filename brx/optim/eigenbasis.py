@@ -48,14 +48,14 @@ def power_iteration(product: Tensor, basis: Tensor) -> Refreshed:
     """
     # The Rayleigh quotients q^T C q come from the product that the iteration needs anyway.
     eigenvalues = (basis * product).sum(dim=-2).clamp(min=0)  # (b, m)
-    floor = resolution(basis.dtype) * eigenvalues.amax(dim=-1, keepdim=True)
-    shares = eigenvalues / eigenvalues.amax(dim=-1, keepdim=True)
+    largest = eigenvalues.amax(dim=-1, keepdim=True)
+    floor, shares = resolution(basis.dtype) * largest, eigenvalues / largest
     # Of zeros, which have no logarithm, and of what is below the floor, the size is -inf.
     sizes = (shares.where(eigenvalues > floor, 0.0).log2() / SAME_SIZE).round()
     order = sizes.argsort(dim=-1, descending=True, stable=True)
     # From 0 below the floor to 1 above it; 0 where the covariance is zero, whose basis stays. Gradients' fourth powers
     # would leave fp32's range: in units of a power of two, which rounds nothing.
-    unit = eigenvalues.amax(dim=-1, keepdim=True).frexp().exponent
+    unit = largest.frexp().exponent
     squared, squared_floor = eigenvalues.ldexp(-unit).square(), floor.ldexp(-unit).square()
     decided = torch.where(floor > 0, squared / (squared + squared_floor), 0.0)
     stays = torch.where(floor > 0, (1 - decided) * floor + SELF_SHIFT * eigenvalues, 1.0)

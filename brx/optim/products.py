@@ -39,8 +39,8 @@ def fp32_products(precision: Literal["ieee", "tf32"]) -> Iterator[None]:
     try:
         yield
     finally:
+        inherited = torch.backends.fp32_precision  # type: ignore[attr-defined]
         for setting, chosen in zip(settings, before, strict=True):
-            inherited = torch.backends.fp32_precision  # type: ignore[attr-defined]
             setting.fp32_precision = "none" if chosen == inherited else chosen
 
 

@@ -73,7 +73,7 @@ MISTAKES = [
     ("schedule --stages 4 --delay 2", "rank 0 of 4 runs 3 forward passes ahead"),
     (
         "schedule --stages 2000",
-        "--accumulation 1: 32,032,000 actions are more than can be shown (20,000)",
+        "--micro-batches 4, --accumulation 1: 32,032,000 actions are more than can be shown (20,000)",
     ),
     ("schedule --stages 4 --accumulation 1000000", "actions are more than can be shown"),
     ("schedule --stages 4 --accumulation 2 --figure x", "shows one micro-batch per update"),

@@ -33,7 +33,8 @@ def test_toys_print_draw_and_keep_numbers(preset, changes, shown, lengths, tmp_p
     where = [] if preset == "quadratic" else ["--out", "a/toy-mine", "--json", "b/mine.json"]
     assert shown in printed("toy", preset.partition("-")[0], config, *where)
     assert all((tmp_path / folders[0] / f"toy-mine{suffix}").stat().st_size for suffix in (".png", ".pdf", ".txt"))
-    assert {key: len(json.loads((tmp_path / folders[1] / "mine.json").read_text())[key]) for key in lengths} == lengths
+    numbers = json.loads((tmp_path / folders[1] / "mine.json").read_text())
+    assert {key: len(numbers[key]) for key in lengths} == lengths
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,7 @@ class NaiveUpdate:
         else:
             lr = peak * (0.1 + 0.45 * (1 + math.cos(math.pi * (t - warmup) / (total - warmup))))
         if self.config.optimizer.method == "pipedream-lr":
-            lr /= max(1, (self.taus[k] / self.config.pipeline.accumulation)) ** (1 - min(t / (0.5 * total), 1))
+            lr /= max(1, self.taus[k] / self.config.pipeline.accumulation) ** (1 - min(t / (0.5 * total), 1))
         return lr
 
 

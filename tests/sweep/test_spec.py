@@ -71,6 +71,7 @@ def test_a_cell_is_found_again_by_its_configuration_and_a_method_keeps_only_what
         ({"grid": {"optimizer.lrr": [1e-3]}}, "optimizer.lrr: unknown key, did you mean 'lr'?"),
         ({"grid": {"optimizer.lr": []}}, "grid.optimizer.lr: needs at least one value"),
         ({"grid": {"x": [{"optimizer.lr": 1.0}, 2]}}, "grid.x: either all values or all mappings"),
+        ({"grid": {"pipeline.stages": [9]}}, "cell p9: pipeline.stages must be at most model.blocks (4), got 9"),
         ({"grid": {"training.clip": [float("inf")], "pipeline.stages": [9]}}, "cell clipinf-p9: pipeline.stages must"),
         ({"grid": {"pipeline.rings": ["device", "host"]}}, "grid.pipeline.rings: changes no number of a run"),
         ({"repeat": {"where": {"pipeline.stages": 16}}}, "repeat.where: matches no cell"),
