@@ -79,7 +79,8 @@ def norm_ratio(experiments: Experiments) -> Evidence:
 def theorem_order(experiments: Experiments, source: str) -> Evidence:
     """Wherever all coordinates were measured, bilateral is below unilateral, and that below original.
 
-    With three seeds or more by the interval over them, else by more than the intervals of every measurement.
+    With three seeds or more by the intervals over them of the samples' norms and of those extrapolated, else by more
+    than the intervals of every measurement.
     """
     measured = complete_measurements(_norms(experiments, STRATEGY_SPACES))
     if not measured:
@@ -105,8 +106,8 @@ def _mean(norms: Sequence[NormResult]) -> float:
 
 def _log_ratios(norms: Sequence[NormResult], others: Sequence[NormResult], which: int = 0) -> Margin:
     """The logarithm of the ratio of two norms of one run, by its seed; `which` of `NormResult.norms`."""
-    pairs = zip(norms, others, strict=True)
-    return Margin(pd.Series({_seed(a.run): math.log(a.norms[which] / b.norms[which]) for a, b in pairs}))
+    logs = ([math.log(max(norm.norms[which], 1e-300)) for norm in side] for side in (norms, others))
+    return Margin(pd.Series({_seed(norm.run): a - b for norm, a, b in zip(norms, *logs, strict=True)}))
 
 
 def _log_interval(norm: NormResult, other: NormResult) -> tuple[float, float]:
@@ -116,9 +117,10 @@ def _log_interval(norm: NormResult, other: NormResult) -> tuple[float, float]:
 
 
 def _surely_above(norms: Sequence[NormResult], others: Sequence[NormResult]) -> bool:
-    ratios = _log_ratios(norms, others)
-    if ratios.interval:
-        return ratios.holds
+    whiches = (0, 2) if all(len(norm.norms) > 1 for norm in (*norms, *others)) else (0,)
+    ratios = [_log_ratios(norms, others, which) for which in whiches]
+    if ratios[0].interval:
+        return all(ratio.holds for ratio in ratios)
     return all(_log_interval(norm, other)[0] > 0 for norm, other in zip(norms, others, strict=True))
 
 
