@@ -60,10 +60,8 @@ def test_commands_parse(page, monkeypatch):
 
 
 def stale_numbers(page: Path) -> list[tuple[str, str]]:
-    """Of each block below `<!-- numbers: FILE FILE -->`: those that are no rounding of a number in these files.
-
-    Looked at are decimals, percentages and cells that hold a number alone; blocks end at an empty line.
-    """
+    """Of each block below `<!-- numbers: FILE FILE -->`: those that are no rounding of a number in these files. Looked
+    at are decimals, percentages and cells that hold a number alone; blocks end at an empty line."""
     stale = []
     for files, block in re.findall(r"<!-- numbers: ([^>]+) -->\n\s*(.+?)(?=\n\s*\n|\Z)", page.read_text(), flags=re.S):
         tables = " ".join(

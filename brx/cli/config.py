@@ -92,9 +92,7 @@ def prepare(
 
 
 @data.add(INFO)
-def info(
-    folder: Annotated[Path, argument("DIR", "folder of token files")],
-) -> None:
+def info(folder: Annotated[Path, argument("DIR", "folder of token files")]) -> None:
     """Say what a folder of token files holds, and check it."""
     from brx.data.prepare import SPLITS, PreparedData
 
@@ -120,9 +118,7 @@ def list_folders(
 
 
 @data.add(LIST, name="remove")
-def remove_folders(
-    folders: Annotated[list[Path], argument("DIR...", "folders that brx data list names")],
-) -> None:
+def remove_folders(folders: Annotated[list[Path], argument("DIR...", "folders that brx data list names")]) -> None:
     """Remove folders of token files; nothing else."""
     from brx.data.prepare import remove
 

@@ -12,8 +12,7 @@ import brx
 from brx.cli.usage import Application, CommandGroup, usage_line
 from brx.errors import RunError, UserError
 
-# By panel of the help: name, and module (imported when the command is used: `brx --help` reads this table alone) with
-# a summary.
+# By panel of the help: name, and module (imported when the command is used: `brx --help` reads this alone), summary.
 PANELS: dict[str, dict[str, tuple[str, str]]] = {
     "Train": {
         "demo": ("paper", "train the quick preset with and without delay, with two methods, and draw the loss curves"),

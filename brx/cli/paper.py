@@ -1,6 +1,5 @@
 """The paper's own, from runs: `brx demo`, `plot` (of any runs, too), `tables`, `claims`, `report`, and `brx toy`."""
 
-import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Iterable
@@ -12,6 +11,7 @@ import typer
 from brx.cli.options import Format, Overrides, ScaleName, ScaleRuns, argument, completing, option
 from brx.cli.usage import Application, print_note, print_table, refuse
 from brx.errors import did_you_mean
+from brx.files import replacing
 
 OF_ANY_RUNS = ("curves", "staleness", "profiles")
 FORMATS = (".png", ".pdf", ".svg")
@@ -91,7 +91,8 @@ def plot(
     with tempfile.TemporaryDirectory() as scratch:
         image = next(iter(draw(Path(scratch) / "figure" if folders else Path(scratch)))).with_suffix(out.suffix)
         out.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(image, out)
+        with replacing(out) as file:
+            file.write(image.read_bytes())
     print(out)
 
 
@@ -208,7 +209,9 @@ def report(
 
     for folder in figures or []:
         refuse(not folder.is_dir(), f"--figures: {folder}: no such folder")
-    write_report(Experiments.load(SCALES[scale], runs), figures or [Path("figures"), Path("figures") / scale], out)
+    experiments = Experiments.load(SCALES[scale], runs)
+    write_report(experiments, figures or [Path("figures"), Path("figures") / scale], out)
+    print_note(*experiments.notes)
     print(out)
 
 

@@ -54,6 +54,7 @@ def train(
     refuse(devices not in (None, num_ranks), f"--devices {devices}: WORLD_SIZE is {num_ranks}; leave one out")
     settings = overrides if num_ranks is None else [*overrides, f"pipeline.devices={num_ranks}"]
     run_config = load_config(config, settings, is_new=not resume)
+    refuse(run_config.is_recorded, f"{config}: was recorded from another loop than brx's; it goes on there")
     # Wrong settings are told at once; torch takes seconds to load.
     from brx.distributed.processes import DistributedWorld
     from brx.pipeline.world import World

@@ -182,8 +182,7 @@ def load_checkpoint(
     data = prepare(run.config.data)
     check_data(manifest, path, data.fingerprint)
     parameters = {name: weights[name] for name, _ in model.named_parameters()}
-    batches = training_batches(run.config, data)
-    return Checkpoint(run, path, manifest["iteration"], model, parameters, bases, batches)
+    return Checkpoint(run, path, manifest["iteration"], model, parameters, bases, training_batches(run.config, data))
 
 
 def check_same_model(weights: Vectors, model: Stage, where: Path) -> None:

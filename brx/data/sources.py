@@ -6,10 +6,11 @@ system: their wheels differ only in `BUILD_FILES`, which are left out, and in li
 
 import glob
 import hashlib
+import json
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from itertools import chain, islice
@@ -134,8 +135,12 @@ def local_files(source: str) -> list[Path] | None:
     return files
 
 
+# Where some rows are from, the names of their fields, and the values of the one that holds text, if it is among them.
+_Rows = Iterable[tuple[str, Sequence[str], list[Any]]]
+
+
 def _local_file(path: Path, text_field: str) -> Iterator[str]:
-    with _told(UserError, f"{path}: cannot be read"):  # json and pyarrow errors are wrapped as a version likes
+    with _told(UserError, f"{path}: cannot be read"):
         if path.suffix == ".txt":
             with path.open(encoding="utf-8", newline="\n") as file:
                 # The limit on the rest of the line bounds the memory that a file without line ends takes.
@@ -143,9 +148,26 @@ def _local_file(path: Path, text_field: str) -> Iterator[str]:
                     if "\0" in piece:
                         raise UserError(f"data.source: {path}: holds NUL characters: not a text file")
                     yield piece
-        elif path.stat().st_size > 0:  # datasets would stumble over a file without rows
-            kind = "json" if path.suffix == ".jsonl" else "parquet"
-            yield from _texts(_stream(kind, data_files=str(path)), text_field, str(path))
+        elif path.suffix == ".jsonl":
+            yield from _texts(_json_lines(path, text_field), text_field)
+        elif path.stat().st_size > 0:
+            from pyarrow.parquet import ParquetFile
+
+            with ParquetFile(path) as file:
+                yield from _texts(_columns(file.iter_batches(_ROWS_AT_A_TIME), text_field, str(path)), text_field)
+
+
+def _json_lines(path: Path, text_field: str) -> _Rows:
+    """Line by line, since the other fields of two rows need not have the same names and types."""
+    with path.open(encoding="utf-8-sig", newline="\n") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                row = None
+                with suppress(ValueError):
+                    row = json.loads(line)
+                if not isinstance(row, dict):
+                    raise UserError(f"data.source: {path}:{number}: must be a JSON object, is {line.strip():.60}")
+                yield f"{path}:{number}", list(row), [row[text_field]] if text_field in row else []
 
 
 def _hub(name: str, text_field: str) -> Iterator[str]:
@@ -163,7 +185,7 @@ def _hub(name: str, text_field: str) -> Iterator[str]:
             # Datasets that consist of a loading script are on the hub a second time, converted.
             rows = _stream(repository, revision="refs/convert/parquet")
     with _told(RunError, f"{name}: the stream broke off", "; prepare again to go on from here"):
-        yield from _texts(rows, text_field, name)
+        yield from _texts(_columns(rows.iter(batch_size=_ROWS_AT_A_TIME), text_field, name), text_field)
 
 
 @contextmanager
@@ -188,12 +210,18 @@ def _stream(name: str, **where: str) -> Any:
     return datasets.load_dataset(name, split="train", streaming=True, **where).with_format("arrow")
 
 
-def _texts(rows: Any, text_field: str, where: str) -> Iterator[str]:
-    for table in rows.iter(batch_size=_ROWS_AT_A_TIME):
-        if text_field not in table.column_names:
-            fields = ", ".join(sorted(table.column_names))
+def _columns(tables: Iterable[Any], text_field: str, where: str) -> _Rows:
+    for table in tables:
+        names = table.schema.names
+        yield where, names, table.column(text_field).to_pylist() if text_field in names else []
+
+
+def _texts(rows: _Rows, text_field: str) -> Iterator[str]:
+    for where, names, texts in rows:
+        if text_field not in names:
+            fields = ", ".join(sorted(names))
             raise UserError(f"data.text_field: {where} has no field '{text_field}'; its fields are {fields}")
-        for text in table[text_field].to_pylist():
+        for text in texts:
             if not isinstance(text, str):
                 raise UserError(f"data.text_field: {where}: '{text_field}' holds {text!r:.40} where text is expected")
             yield text

@@ -6,7 +6,7 @@ import pickle
 from collections import deque
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import _get_default_store
 
 from brx.errors import NeighbourLostError, UserError
-from brx.pipeline.world import Neighbours, World
+from brx.pipeline.world import Neighbours, Topic, World
 
 T = TypeVar("T")
 
@@ -89,11 +89,11 @@ class DistributedWorld(World):
         with told_if_lost(None, self._timeout_s):
             dist.barrier(group=self._patient if patient else self._control)
 
-    def announce(self, topic: Literal["stop", "divergence"], message: str) -> None:
+    def announce(self, topic: Topic, message: str) -> None:
         with contextlib.suppress(RuntimeError):  # rank 0 is gone: nobody is left who would read it
             self._store.set(topic, message)
 
-    def announced(self, topic: Literal["stop", "divergence"]) -> str | None:
+    def announced(self, topic: Topic) -> str | None:
         return self._store.get(topic).decode() if self._store.check([topic]) else None
 
     def close(self) -> None:

@@ -92,8 +92,7 @@ class Method:
 
         Called for stages whose weights have moved on: not where tau is 0, nor with `stash: none`, where the backward
         pass saw the newest weights. `newest` are the weights that the update will change, `used` those of the backward
-        pass, tau updates older (or as predicted); `state` has a dict per parameter for tensors and numbers of the
-        rule's own, saved with the run.
+        pass, tau updates older (or as predicted); `state` has the rule's own dict per parameter, saved with the run.
         """
 
     @property
@@ -107,8 +106,7 @@ class Method:
 
         Called after each update for each stage with a delay, without gradients; with `stash: exact` only. `newest` are
         not to be changed; the optimizer has its moments by them. `update` is what the last update added to them,
-        `tau_updates` in how many updates the micro-batch's own gradient comes, on average; `state` as in
-        `correct_gradients`.
+        `tau_updates` in how many the micro-batch's own gradient comes, on average; `state` as in `correct_gradients`.
         """
         return newest
 

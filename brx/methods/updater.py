@@ -124,8 +124,7 @@ class MethodUpdater:
                         if parameter in optimizer.state
                     }
             saved.append(entry)
-        kept = self._corrections[stage.index]
-        correction = {name: copied_to("cpu", own) for name, own in kept.items() if own}
+        correction = {name: copied_to("cpu", own) for name, own in self._corrections[stage.index].items() if own}
         return {"optimizer": saved, **({"correction": correction} if correction else {})}
 
     def load_stage_states(self, states: dict[int, dict[str, Any]], device: torch.device) -> None:

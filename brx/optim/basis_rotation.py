@@ -72,8 +72,7 @@ class BasisRotation(Optimizer):
 
     with m^ = U^T M V / (1 - beta1^t) and v^ = v / (1 - beta2^t). A parameter of more than two dimensions is a batch of
     matrices in its last two, each with its own bases (the experts of a mixture). The arithmetic is float64 for float64
-    parameters and float32 for all others. docs/methods.md: how it starts, and what noise may decide; docs/optimizer.md:
-    all options.
+    parameters, else float32. docs/methods.md: how it starts, what noise may decide; docs/optimizer.md: all options.
 
     Args:
         params: tensors, named tensors or groups; of a whole model best `brx.optim.param_groups(model)`. What is no
@@ -151,8 +150,8 @@ class BasisRotation(Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Update every parameter that has a gradient; `closure`, if given, computes the loss and the gradients anew.
 
-        BadGradientError for a gradient that is not finite or too large to be squared, ValueError for a sparse one;
-        nothing has changed then.
+        BadGradientError for a gradient that is not finite or too large to be squared, ValueError for a sparse one, with
+        nothing changed.
         """
         loss = None
         if closure is not None:

@@ -149,8 +149,7 @@ class MatrixBatch:
                 member.update = update
             return
         parameters = [member.parameter for member in self.members]
-        # Half-precision weights are rounded once, after the sum.
-        is_half = parameters[0].dtype != updates.dtype
+        is_half = parameters[0].dtype != updates.dtype  # such weights are rounded once, after the sum
         weights = [parameter.to(updates.dtype) for parameter in parameters] if is_half else parameters
         # A tensor, since a number would be made into one for every weight.
         torch._foreach_mul_(weights, unless_bad(self.members[0].decay, updates.dtype, self.bad))

@@ -285,8 +285,7 @@ def _fill_panels(figure: PaperFigure, experiments: Experiments, drawn: Figure, d
             axes.sharey(used[figure.shares_y])
         used.append(axes)
         panel(experiments, axes)
-    # One legend in the free place, or under the panels, instead of one in each.
-    handle_by_label: dict[str, Any] = {}
+    handle_by_label: dict[str, Any] = {}  # one legend in the free place, or under the panels, instead of one in each
     for axes in used if figure.legend else ():
         handle_by_label |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
         if legend := axes.get_legend():

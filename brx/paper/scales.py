@@ -227,8 +227,7 @@ class Experiments:
 
     def find_all(self, wanted: Iterable[Mapping[str, Any]]) -> list[pd.DataFrame]:
         """The runs of those experiments that are there; each is wanted by the arguments of `find`."""
-        found = [self.find(**options) for options in wanted]
-        return [seeds for seeds in found if seeds is not None]
+        return [seeds for options in wanted if (seeds := self.find(**options)) is not None]
 
     def find_ends(self, *methods: str, **options: Any) -> pd.DataFrame | None:
         """The runs of methods without delay and at the deepest pipeline, or None if any is missing."""

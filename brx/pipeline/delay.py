@@ -26,8 +26,7 @@ class StageDelay:
     """The delay of one stage, and which versions of its weights follow from it.
 
     Micro-batches are counted n = 1, 2, ...; update t takes M of them, (t - 1) M + 1 to t M. Version v of the weights
-    is what v updates have made of them. A version has a slot of the stage's ring until the version that is `num_slots`
-    updates newer takes its place.
+    is what v updates have made of them. It has a slot of the stage's ring until version v + `num_slots` takes it.
     """
 
     tau: int
@@ -110,8 +109,7 @@ class VaryingDelay(StageDelay):
 
     def _newest_asked_for(self, micro_batch: int) -> int:
         """n - 1 - tau, or an earlier micro-batch's where that is more."""
-        earliest = max(1, micro_batch - self.tau)
-        return max(n - 1 - self.tau_at(n) for n in range(earliest, micro_batch + 1))
+        return max(n - 1 - self.tau_at(n) for n in range(max(1, micro_batch - self.tau), micro_batch + 1))
 
     def _version_since_filled(self, micro_batch: int) -> int:
         return self._newest_asked_for(micro_batch) // self.accumulation

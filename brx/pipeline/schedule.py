@@ -2,8 +2,7 @@
 synchronous ones for comparison (`brx schedule`).
 
 Action text follows torch.distributed.pipelining: `2F0` is the forward pass of micro-batch 0 on stage 2, `2B0` its
-backward pass, or `2I0` and `2W0` where that is split into the gradients of the input and of the weights; `2U0` is
-update 0.
+backward pass, or `2I0` and `2W0` where it is split into gradients of the input and of the weights; `2U0` is update 0.
 """
 
 import textwrap
@@ -137,9 +136,7 @@ _DIRECTIONS = {"F": "forward", "B": "backward", "I": "backward"}
 
 
 def timeline(
-    actions: Sequence[Sequence[Action]],
-    transfer_time: float = 0.0,
-    duration: Callable[[Action], float] | None = None,
+    actions: Sequence[Sequence[Action]], transfer_time: float = 0.0, duration: Callable[[Action], float] | None = None
 ) -> list[list[Timed]]:
     """Times of the actions of all ranks, each in order and as soon as it can; ValueError where they wait for ever.
 

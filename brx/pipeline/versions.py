@@ -26,8 +26,7 @@ StashMode = Literal["exact", "none", "predict"]
 Forecast = Literal["last-update", "average-update"]
 
 ParameterStates = list[dict[str, Any]]
-"""What a forecast or a gradient rule keeps: for each weight of a stage, tensors and numbers by name. It is part of
-checkpoints."""
+"""What a forecast or a gradient rule keeps, also in checkpoints: for each weight, tensors and numbers by name."""
 
 ForecastRule = Callable[[list[Tensor], list[Tensor], float, ParameterStates], list[Tensor]]
 """From the newest weights of a stage, the update that they have just had, tau in updates, and the rule's own state:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 T = TypeVar("T")
+Topic = Literal["stop", "diverged", "failed"]
 
 
 class Channel(Protocol):
@@ -50,11 +51,11 @@ class World:
     def barrier(self, *, patient: bool = False) -> None:
         """Wait for all; `patient`: for hours if need be (while rank 0 prepares the data)."""
 
-    def announce(self, topic: Literal["stop", "divergence"], message: str) -> None:
-        """Tell everybody: rank 0 after which iteration to stop, any rank where numbers are no longer finite."""
+    def announce(self, topic: Topic, message: str) -> None:
+        """Tell everybody: rank 0 after which iteration to stop, any rank of its divergence or other failure."""
         self._announced[topic] = message
 
-    def announced(self, topic: Literal["stop", "divergence"]) -> str | None:
+    def announced(self, topic: Topic) -> str | None:
         """What was announced, if it was; never waits for anybody."""
         return self._announced.get(topic)
 

@@ -86,8 +86,7 @@ def synchronous_pace(
 
     def duration(action: Action) -> float:
         # Recomputation comes before the gradient of the input.
-        again = recompute if action.kind in "BI" else 0.0
-        return forward[action.stage] * (DURATIONS[action.kind] + again)
+        return forward[action.stage] * (DURATIONS[action.kind] + (recompute if action.kind in "BI" else 0.0))
 
     first, second = (entry.end for entry in timeline(rows, transfer, duration)[0] if entry.action.kind == "U")
     return Pace(second - first, tuple(most_in_flight(row, schedule.num_chunks) for row in rows))

@@ -9,7 +9,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from brx.errors import UserError
-from brx.pipeline.delay import depth, stage_delays
+from brx.pipeline.delay import stage_delays
 from brx.plot.style import (
     METHOD_LOOKS,
     factor_axis,
@@ -23,7 +23,7 @@ from brx.plot.style import (
 )
 from brx.runs.comparison import common_target, is_reference, slowdowns, with_reference
 from brx.runs.experiments import by_experiment
-from brx.runs.frames import DEPTH, SMOOTHING, Run, curves, side_by_side
+from brx.runs.frames import DEPTH, SMOOTHING, curves, differences, load, read_run, side_by_side
 from brx.runs.metrics import read_staleness
 
 NUM_TARGETS = 40
@@ -34,12 +34,12 @@ def draw_curves(runs: pd.DataFrame, path: Path, *, target: float | None = None) 
     if len(empty := runs.index[runs["train_loss"].isna()]):
         raise UserError(f"{empty[0]}: ended before its first loss was written; there is nothing to draw")
     by_run = dict(iter(curves(runs).groupby("run", sort=False)))
-    labels = {path: _label(run) for path, run in runs.iterrows()}
+    is_delayed = runs["largest_delay"] > 0
+    labels, colors = _labels_and_colors(runs, is_delayed)
     with new_figure(width=5.0, height=3.6) as figure:
         axes = figure.add_subplot()
         for run, losses in by_run.items():
-            linestyle = line_style(is_delayed=runs.at[run, "largest_delay"] > 0)
-            style: Any = {"color": look_of(runs.at[run, "method"]).color, "linestyle": linestyle}
+            style: Any = {"color": colors[run], "linestyle": line_style(is_delayed=is_delayed[run])}
             axes.plot(losses["iteration"], losses["smoothed"], label=labels[run], **style)
         if target is not None:
             axes.axhline(target, color="black", linewidth=0.6, linestyle=":", label=f"common target {target:.2f}")
@@ -48,17 +48,28 @@ def draw_curves(runs: pd.DataFrame, path: Path, *, target: float | None = None) 
         axes.set_ylim(settled.min() - 0.1, np.quantile(settled, 0.99) + 0.2)  # a spike must not set the scale
         axes.set_xlim(0, max(losses["iteration"].max() for losses in by_run.values()))
         finals = runs["train_loss"].sort_values()
-        title = ""
-        if len(finals) > 1:
+        title, notes = "", differences(runs)
+        is_fair = not notes and (runs["status"] == "finished").all() and runs["last_iteration"].nunique() == 1
+        if len(finals) > 1 and is_fair:
             title = f"{labels[finals.index[0]]} ends lowest, by {finals.iloc[1] - finals.iloc[0]:.2f} nats"
         finish_panel(axes, "iteration", "training loss (nats)", title, columns=2)
         caption = f"Training loss in nats; lines are means over {SMOOTHING:.0%} of the iterations."
-        details = {"runs": {str(run): label for run, label in labels.items()}}
+        details: dict[str, Any] = {"runs": {str(run): label for run, label in labels.items()}}
+        details |= {"notes": notes} if notes else {}
         return save(figure, path, caption, command="brx plot curves RUN...", details=details)
 
 
-def _label(run: pd.Series) -> str:
-    return f"{look_of(run['method']).label}{run['variant'].removeprefix(run['method'])}, P = {run[DEPTH]}"
+def _labels_and_colors(runs: pd.DataFrame, style: pd.Series) -> tuple[pd.Series, dict[str, Any]]:
+    """By run; with its name, and with a colour of its own, where another of its `style` would look the same."""
+    methods = runs["method"].map(lambda method: look_of(method).label)
+    suffixes = [variant.removeprefix(method) for variant, method in zip(runs["variant"], runs["method"], strict=True)]
+    labels = methods + suffixes + ", P = " + runs[DEPTH].astype(str)
+    labels = labels.where(~labels.duplicated(keep=False), labels + " (" + runs["name"] + ")")
+    is_alone = ~pd.concat([runs["variant"], style], axis=1).duplicated(keep=False) & runs["variant"].isin(METHOD_LOOKS)
+    return labels, {
+        run: look_of(variant).color if is_alone[run] else sequence_color(place, len(runs))
+        for place, (run, variant) in enumerate(runs["variant"].items())
+    }
 
 
 def draw_all_targets(
@@ -136,34 +147,30 @@ STALENESS_PANELS = {
 
 def draw_staleness(folders: Sequence[Path], path: Path) -> list[Path]:
     """A panel per measure: the mean over the stages with delay (all, if none has), their range as a band."""
-    runs = [Run.load(folder) for folder in folders]
-    measured = [_staleness_of(run, folder) for run, folder in zip(runs, folders, strict=True)]
-    methods = [run.variant for run in runs]
-    labels = [f"{look_of(run.variant).label}, P = {depth(run.config.pipeline)}" for run in runs]
+    runs = load(folders)
+    measured = {run: _staleness_of(Path(str(run))) for run in runs.index}
+    labels, colors = _labels_and_colors(runs, runs["variant"])
     with new_figure(width=2.6, height=4.6, columns=3) as figure:
         for axes, (name, title) in zip(figure.subplots(2, 3).flat, STALENESS_PANELS.items(), strict=True):
-            for index, (method, label, measures) in enumerate(zip(methods, labels, measured, strict=True)):
+            for run, measures in measured.items():
                 if name in measures:
                     iterations, numbers = measures[name]
-                    alone = methods.count(method) == 1 and method in METHOD_LOOKS
-                    color = look_of(method).color if alone else sequence_color(index, len(runs))
-                    label = label if labels.count(label) == 1 else f"{label} ({folders[index].name})"
-                    axes.plot(iterations, np.nanmean(numbers, axis=1), color=color, label=label)
+                    axes.plot(iterations, np.nanmean(numbers, axis=1), color=colors[run], label=labels[run])
                     low, high = np.nanmin(numbers, axis=1), np.nanmax(numbers, axis=1)
-                    axes.fill_between(iterations, low, high, color=color, alpha=0.15, linewidth=0)
+                    axes.fill_between(iterations, low, high, color=colors[run], alpha=0.15, linewidth=0)
             axes.set_title(title)
             axes.set_xlabel("iteration")
         handles, texts = figure.axes[0].get_legend_handles_labels()
         figure.legend(handles, texts, loc="outside lower center", ncols=min(4, len(texts)))
         caption = "Mean over the delayed stages, and their range; signs of the attention and MLP matrices. Runs: "
-        caption += ", ".join(map(str, folders))
+        caption += ", ".join(runs.index)
         return save(figure, path, f"{caption}\nDrawn by: brx plot staleness")
 
 
-def _staleness_of(run: Run, folder: Path) -> dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]:
+def _staleness_of(folder: Path) -> dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]:
     """By measure, iterations (T,) and numbers (T, stages with delay) of a run, NaN for none."""
     records = read_staleness(folder)
-    delays = np.array([delay.tau for delay in stage_delays(run.config.pipeline)])
+    delays = np.array([delay.tau for delay in stage_delays(read_run(folder).config.pipeline)])
     is_shown = delays > 0 if delays.any() else delays == 0
     measures = {}
     for name in STALENESS_PANELS:

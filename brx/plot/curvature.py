@@ -255,7 +255,7 @@ def draw_oscillation(results: Sequence[Oscillation], path: Path) -> list[Path]:
             for axes, direction in zip(row, DIRECTIONS, strict=False):
                 for result in shown:
                     look, projections = look_of(result.method), getattr(result, direction).projections
-                    axes.plot(projections, color=look.color, linewidth=1.0, label=look.label)
+                    axes.plot(range(1, len(projections) + 1), projections, color=look.color, lw=1.0, label=look.label)
                 axes.axhline(0.0, color="black", linewidth=0.5)
                 axes.ticklabel_format(axis="y", scilimits=(-2, 3))
             _draw_variances(row[2], methods)
@@ -266,8 +266,8 @@ def draw_oscillation(results: Sequence[Oscillation], path: Path) -> list[Path]:
         rows[0, 2].set_title("variance (hollow: random)")
         for axes in rows[-1][:2]:
             axes.set_xlabel("iterations after the checkpoint")
-        handles, labels = rows[0, 0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+        lines = {line.get_label(): line for row in rows for line in row[0].get_legend_handles_labels()[0]}
+        figure.legend(handles=list(lines.values()), loc="outside lower center", ncols=len(lines))
         caption = (
             "Projections of the updates w(t) - w(t - 1), trained on from a checkpoint on the way (of a method's first"
             " seed, the middle one), and their variances. Filled: along the dominant eigenvector, hollow: along the"

@@ -114,7 +114,7 @@ def write_report(experiments: Experiments, figure_folders: list[Path], path: Pat
         drawings=[drawing for drawing in drawings if drawing.name not in HEADLINES],
         undrawn=undrawn,
         tables=page_tables(experiments, claim_table(outcomes, experiments.scale)),
-        facts=provenance(runs),
+        facts=[*provenance(runs), ("Left out, or not comparable", experiments.notes)],
         runs=entries,
         facets=facets,
         later={key: _packed(value) for key, value in later.items()},
@@ -240,8 +240,9 @@ def comparable_selection(chosen: pd.DataFrame) -> dict[str, str]:
         return {}
     deepest = chosen[chosen[DEPTH] == chosen[DEPTH].max()]
     model = deepest["architecture"].mode().iloc[0]
-    length = deepest.loc[deepest["architecture"] == model, "last_iteration"].mode().iloc[0]
-    return {"stages": f"{deepest[DEPTH].max()}", "length": f"{length}", "model": model, "chosen": "yes"}
+    of_model = deepest[deepest["architecture"] == model]
+    length, data = (values.mode().iloc[0] for values in (of_model["last_iteration"], _origins(of_model)))
+    return {"stages": f"{deepest[DEPTH].max()}", "length": f"{length}", "model": model, "data": data, "chosen": "yes"}
 
 
 def _base(variant: str) -> str:
@@ -250,19 +251,28 @@ def _base(variant: str) -> str:
 
 def facets_of(runs: pd.DataFrame) -> list[Facet]:
     """What runs can be filtered by, with the values that occur."""
-    colors = {variant: look_of(_base(variant)).color for variant in _by_method(runs)["variant"].unique()}
+    ordered = _by_method(runs)
+    colors = {variant: look_of(_base(variant)).color for variant in ordered["variant"].unique()}
     facets = [Facet("method", "method", colors)]
     for name, (title, column) in ORDERED.items():
         facets.append(Facet(name, title, _shades([_text(value) for value in sorted(runs[column].unique())])))
     architectures = runs.sort_values(["model.blocks", "model.width"])["architecture"].unique()
-    return [*facets, Facet("model", "model", _shades(architectures))]
+    facets.append(Facet("model", "model", _shades(architectures)))
+    return [*facets, Facet("data", "data", _shades(ordered["origin"].unique()))]
 
 
 def _by_method(runs: pd.DataFrame) -> pd.DataFrame:
     """In the order of the figures' legends, variants after the usual form; then by stages, rate and seed."""
     order = list(METHOD_LOOKS)
     rank = runs["method"].map(lambda method: order.index(method) if method in order else len(order))
-    return runs.assign(rank=rank).sort_values(["rank", "variant", DEPTH, RATE, SEED, "name"])
+    runs = runs.assign(rank=rank, origin=_origins(runs))
+    return runs.sort_values(["rank", "variant", DEPTH, RATE, SEED, "name"])
+
+
+def _origins(runs: pd.DataFrame) -> pd.Series:
+    """Data and trajectory version: losses of runs that differ there do not compare."""
+    versions = runs["trajectory_version"].astype("Int64").astype(str)
+    return runs["data_fingerprint"].fillna("unknown").str[:8] + ", version " + versions
 
 
 def _shades(values: Sequence[str]) -> dict[str, str]:
@@ -275,17 +285,17 @@ def _text(value: float) -> str:
 
 def _entry(run: pd.Series, is_chosen: bool, dash: str) -> dict[str, Any]:
     ordered = {name: _text(run[column]) for name, (_, column) in ORDERED.items()}
-    read, losses = read_run(Path(str(run.name))), {"train": run["train_loss"], "val": run["val_loss"]}
+    read = read_run(Path(str(run.name)))
+    losses = {f"{name} loss": f"{run[f'{name}_loss']:.3f}" for name in ("train", "val")}
+    numbers = losses | {"minutes": f"{run['seconds'] / 60:.1f}"}
     return {
         "name": run["name"],
-        "facets": {"method": run["variant"], **ordered, "model": run["architecture"]},
+        "facets": {"method": run["variant"], **ordered, "model": run["architecture"], "data": run["origin"]},
         "is_chosen": is_chosen,  # its learning rate is the best of those tried
         "status": run["status"],
         "dash": dash,
-        "numbers": {  # of the table, by heading
-            **{f"{name} loss": f"{loss:.3f}" if np.isfinite(loss) else "-" for name, loss in losses.items()},
-            "minutes": f"{run['seconds'] / 60:.1f}",
-        },
+        # Of the table, by heading.
+        "numbers": {name: text if np.isfinite(float(text)) else "-" for name, text in numbers.items()},
         "settings": yaml.safe_dump(trajectory_of(read.config, with_defaults=False), sort_keys=False),
         "curves": _curves(read),
     }

@@ -120,7 +120,7 @@ def find_runs(folders: Iterable[str | os.PathLike[str]]) -> list[Path]:
         runs += [path for path in candidates if _is_run(path)]
     if not runs:
         raise UserError(f"{', '.join(map(str, paths))}: no run with losses there")
-    return runs
+    return list(dict.fromkeys(runs))  # one that is named twice once
 
 
 def _is_run(path: Path) -> bool:

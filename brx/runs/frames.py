@@ -58,8 +58,7 @@ class Run:
             summary = parse_summary(summary_path.read_text(encoding="utf-8")) if summary_path.is_file() else {}
         except ValueError as error:
             raise UserError(f"{summary_path}: not readable: {error}") from None
-        config = load_config(path / "config.yaml")
-        return cls(path, config, summary, *read_curves(path))
+        return cls(path, load_config(path / "config.yaml"), summary, *read_curves(path))
 
     @property
     def largest_delay(self) -> float:

@@ -2,9 +2,8 @@
 
 Three steps, each a function: `last_quarter_loss`, whose highest among the runs that are compared is the loss to reach;
 `iterations_to_target`, when a run passes it; `iteration_ratio`, the ratio over seeds with its interval. `passage_error`
-says where a passage is chance: on a plateau.
-docs/slowdown.md says what the result means, and benchmarks/slowdown_study.py how far it is from the truth on loss
-curves whose slowdown is known.
+says where a passage is chance: on a plateau. docs/slowdown.md says what the result means, and
+benchmarks/slowdown_study.py how far it is from the truth on loss curves whose slowdown is known.
 """
 
 import math
@@ -74,8 +73,7 @@ def iterations_to_target(iterations: Series, losses: Series, target: float) -> f
     The decreasing curve nearest to the losses in least squares (isotonic regression) is above `target` exactly up to
     the iteration at which the running sum of `losses - target` is largest (the switching relation of Groeneboom,
     Estimating a monotone density, 1985). The run is thus split where the losses before lie above the target and those
-    after below it as clearly as they can: there is no width of a window to choose, and noise moves the split in either
-    direction alike.
+    after below it as clearly as they can: no window's width is to be chosen, and noise moves it either way alike.
 
     `iterations` (n,) increase, `losses` (n,) and `target` are in nats; ValueError where the target is not finite.
 
@@ -150,6 +148,5 @@ def iteration_ratio(delayed: Mapping[int, Reached], reference: Mapping[int, Reac
     spread = np.std(np.log(ours) - np.log(theirs), ddof=1) / math.sqrt(len(shared))
     from scipy.special import stdtrit  # not needed for one seed, and slow to load
 
-    quantile = stdtrit(len(shared) - 1, (1 + CONFIDENCE) / 2)  # of Student's t
-    factor = math.exp(quantile * spread)
+    factor = math.exp(stdtrit(len(shared) - 1, (1 + CONFIDENCE) / 2) * spread)  # a quantile of Student's t
     return IterationRatio(ratio, ratio / factor, ratio * factor, is_lower_bound=False)

@@ -63,8 +63,7 @@ def _beyond(sweep: Sweep, cells: Sequence[Cell]) -> list[Cell]:
 def chosen_cells(cells: Sequence[Cell], scored: pd.DataFrame, rule: Choice) -> list[Cell]:
     """The cells with the best value of their group, from `choose`; none of a group of which all cells have failed."""
     best = scored[scored["is_best"]].set_index("group")[rule.over]
-    hopeful = {_group(cell, rule) for cell in cells if state_of(cell) is not State.FAILED}
-    best = best[best.index.isin(hopeful)]
+    best = best[best.index.isin({_group(cell, rule) for cell in cells if state_of(cell) is not State.FAILED})]
     return [cell for cell in cells if best.get(_group(cell, rule)) == _value(cell, rule)]
 
 

@@ -120,8 +120,7 @@ def start_process(folder: Path, lock_descriptor: int, environment: Mapping[str, 
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     try:
         # As a Connection, a descriptor is good in the process that it is sent to, too: what is locked stays locked.
-        locked = Connection(os.dup(lock_descriptor))
-        arguments = (folder.absolute(), Path.cwd(), locked, dict(environment))
+        arguments = (folder.absolute(), Path.cwd(), Connection(os.dup(lock_descriptor)), dict(environment))
         process: BaseProcess = context.Process(target=_train, args=arguments)
         process.start()
     finally:

@@ -306,8 +306,7 @@ def _draw_landscape(axes: Axes, result: QuadraticResult, aligned: bool) -> None:
     (curvature,) = quadratic_hessians(config.eigenvalues, [config.degrees(aligned)])
     grid = np.stack(np.meshgrid(x, y), axis=-1)
     loss = 0.5 * np.einsum("abi,ij,abj->ab", grid, curvature, grid)
-    levels = [config.target * 4.0**power for power in range(1, 7)]
-    axes.contour(x, y, loss, levels=levels, colors="0.8", linewidths=0.6)
+    axes.contour(x, y, loss, levels=[config.target * 4.0**power for power in range(1, 7)], colors="0.8", linewidths=0.6)
     axes.contour(x, y, loss, levels=[config.target], colors="0.3", linewidths=1.0)
     axes.set_aspect("equal")
     axes.grid(visible=False)
@@ -611,8 +610,7 @@ def draw_spiral(result: SpiralResult, path: Path) -> list[Path]:
 
 
 def _draw_way(axes: Axes, result: SpiralResult) -> None:
-    every = max(1, len(result.path) // 20000)
-    x, y = result.path[::every].T
+    x, y = result.path[:: max(1, len(result.path) // 20000)].T
     floor = floor_points(np.linspace(result.config.start_radius, result.config.end_radius, 2000))
     axes.plot(*floor.T, color="0.85", linewidth=3.0, zorder=1)
     axes.plot(x, y, color=COLORS["Adam"], linewidth=0.8, zorder=2, rasterized=True)

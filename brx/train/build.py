@@ -97,12 +97,7 @@ def assemble(
 
 
 def build_stages(
-    config: RunConfig,
-    device: torch.device,
-    own: range,
-    *,
-    num_in_flight: int = 1,
-    dtype: torch.dtype = torch.float32,
+    config: RunConfig, device: torch.device, own: range, *, num_in_flight: int = 1, dtype: torch.dtype = torch.float32
 ) -> list[StageVersions]:
     """The stages `own` with their initial weights and their rings; on rank r with R - r micro-batches in flight."""
     parts = partition(config.model.blocks, config.pipeline.stages)

@@ -43,8 +43,7 @@ def autocast(runtime: RuntimeConfig, device: torch.device) -> Callable[[], Abstr
 
 
 def set_up(runtime: RuntimeConfig, device: torch.device, num_local_ranks: int) -> None:
-    threads = runtime.threads or max(1, torch.get_num_threads() // num_local_ranks)
-    torch.set_num_threads(threads)
+    torch.set_num_threads(runtime.threads or max(1, torch.get_num_threads() // num_local_ranks))
     torch.use_deterministic_algorithms(runtime.deterministic)
     if device.type == "cuda":
         torch.cuda.set_device(device)

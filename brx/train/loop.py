@@ -14,12 +14,12 @@ from torch import profiler
 from brx.config.schema import RunConfig
 from brx.data.batches import Prefetcher, check_validation_examples, validation_set
 from brx.data.prepare import PreparedData, prepare
-from brx.errors import DivergedError, RunError, UserError
+from brx.errors import DivergedError, NeighbourLostError, RunError, UserError
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
 from brx.model.stage import partition
 from brx.pipeline.delay import check_devices, stage_delays
 from brx.pipeline.engine import StepResult, check_finite
-from brx.pipeline.world import World
+from brx.pipeline.world import Topic, World
 from brx.planning.placement import assign, check_memory, measure_stage_costs
 from brx.progress import ProgressBar
 from brx.runs import checkpoint
@@ -114,13 +114,13 @@ class Trainer:
                 progress.say(what_is_saved(self.folder.path, self.iteration))
                 raise
             except Exception as error:
-                if isinstance(error, DivergedError):
-                    self.world.announce("divergence", str(error))
+                if not isinstance(error, NeighbourLostError):  # which is no more than what another's error led to
+                    topic: Topic = "diverged" if isinstance(error, DivergedError) else "failed"
+                    self.world.announce(topic, str(error) or type(error).__name__)
                 if self._recorder is not None:
-                    diverged = self.world.announced("divergence")
-                    told = diverged or str(error) or type(error).__name__
-                    how = "failed" if diverged is None else "diverged"
-                    self._recorder.summarize(how, self.iteration, self.training_seconds, told)
+                    diverged = self.world.announced("diverged")
+                    how, told = "failed" if diverged is None else "diverged", diverged or self.world.announced("failed")
+                    self._recorder.summarize(how, self.iteration, self.training_seconds, told or str(error))
                 raise
             status: Status = "finished" if self.iteration >= last else "interrupted"
             memory = self.world.gather((peak_memory(self.device), self.planned_memory.peak))
@@ -128,7 +128,8 @@ class Trainer:
                 self._recorder.summarize(status, self.iteration, self.training_seconds, memory=memory)
                 if profile:
                     share = self.prefetcher.seconds_waited / max(self.training_seconds, 1e-9)
-                    progress.say(f"profile in {traces}; waited for data {share:.1%} of the time")
+                    what = f"profile in {traces}" if any(traces.iterdir()) else "no profile before 12 iterations"
+                    progress.say(f"{what}; waited for data {share:.1%} of the time")
                 if status == "interrupted":
                     progress.say(f"stopped after iteration {self.iteration}; continue with --resume")
         return status

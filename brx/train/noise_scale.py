@@ -20,8 +20,7 @@ def gradient_noise_scale(config: RunConfig, iterations: int) -> float:
     if iterations > config.training.iterations:
         raise UserError(f"--noise-scale {iterations}: the training has {config.training.iterations} iterations")
     config = config.model_copy(update={"pipeline": undelayed})
-    batches = training_batches(config, prepare(config.data))
-    engine = assemble(config, batches.batch).engine
+    engine = assemble(config, training_batches(config, prepare(config.data)).batch).engine
     for _ in engine.run(1, lambda: iterations):
         pass
     gradients = (

@@ -53,8 +53,7 @@ class StepNumbers:
 class RunRecorder:
     """Turns what the devices report into metrics and progress, and sums the run up; of rank 0, which gathers it.
 
-    `fingerprint` is the data's, `start` the iteration and the training seconds where this session begins; `stack`
-    closes what it opens.
+    `fingerprint` is the data's, `start` this session's first iteration and training seconds; `stack` closes the files.
     """
 
     def __init__(
@@ -120,8 +119,7 @@ class RunRecorder:
         has_finished_here = before.get("status") == "finished" and before.get("iteration") == iteration
         if status == "finished" and iteration == self._first[0] and has_finished_here:
             return  # this session had nothing to add
-        has_trained = training_seconds > self._first[1]
-        rate = self._rate(self._first, iteration, training_seconds) if has_trained else None
+        rate = self._rate(self._first, iteration, training_seconds) if training_seconds > self._first[1] else None
         device = self._device
         is_cuda = device.type == "cuda"
         name = torch.cuda.get_device_name(device) if is_cuda else platform.processor() or platform.machine()

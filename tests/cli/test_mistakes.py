@@ -46,7 +46,7 @@ MISTAKES = [
     # Runs.
     ("slowdown empty", "no run with losses there"),
     ("slowdown runs --target nan", "--target nan: must be a loss above 0"),
-    ("slowdown runs runs/a", "the same run as"),
+    ("slowdown runs other/a", "other/a: the same run as runs/a"),
     ("slowdown runs --same-rate --all-targets f", "give one of the two"),
     ("slowdown runs --rates 1e-3,x", "--rates 1e-3,x: must be learning rates above 0"),
     ("slowdown runs --rates 0.5", "--rates 0.5: no run has it (there are 0.01)"),

@@ -40,11 +40,8 @@ def unflat(vector, like):
 
 
 def full_hessian(model, parameters, batch):
-    """The Hessian (d, d), in forward mode over reverse mode.
-
-    Not `torch.func.hessian`: its `jacrev` runs the backward pass under `vmap`, where torch (2.13) differentiates layer
-    norm's weight gradient wrongly. That Hessian is not even symmetric.
-    """
+    """The Hessian (d, d), in forward mode over reverse mode. `torch.func.hessian` runs the backward pass under `vmap`,
+    where torch (2.13) differentiates layer norm's weight gradient wrongly: it is not even symmetric."""
     version = tuple(int(part) for part in torch.__version__.split(".")[:2])
     if version < (2, 13) and any(isinstance(module, Mixture) for module in model.modules()):
         pytest.skip("torch.func's transforms of this torch hide the numbers of tokens by expert")

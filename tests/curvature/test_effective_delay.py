@@ -100,9 +100,7 @@ def folder(tmp_path_factory):
             write_experiment(folder, "compare", {"pipeline.stages": 1, **common}, slowness=1.0, val_loss=val_loss)
             for delay, slowness, _ in PROFILES.values():
                 settings = {"pipeline.stages": 8, "pipeline.delay": delay, **common}
-                write_experiment(
-                    folder, "compare", settings, slowness=factor * slowness * lr / 0.003, val_loss=val_loss
-                )
+                write_experiment(folder, "compare", settings, slowness=factor * slowness * lr / 3e-3, val_loss=val_loss)
     runs = load(folder)
     best = runs[(runs["pipeline.stages"] == 1) & (runs["optimizer.lr"] == 0.003)]
     for run, method in zip(best.index, best["method"], strict=True):

@@ -137,9 +137,11 @@ def test_folders_and_patterns(tmp_path):
     for name, content in (("0.jsonl", ""), ("1.jsonl", "\n\n"), ("2.txt", "")):  # without documents
         (tmp_path / name).write_text(content)
     (tmp_path / "y.txt").write_bytes("one\r\ntwo\nthree é".encode())
-    write_rows(tmp_path / "a.jsonl", ["row"])
+    write_rows(tmp_path / "a1.parquet", ["row"])
+    rows = '{"text": "2021-01-01", "id": 0}\n\n{"id": {"of": []}, "text": "b\\n"}'
+    (tmp_path / "a[1].jsonl").write_text(rows)  # whose other field may vary
     text = "one\r\ntwo\nthree é"
-    assert read(tmp_path) == ["row", "deep", "odd", text, "z"]
+    assert read(tmp_path) == ["row", "2021-01-01", "b\n", "deep", "odd", text, "z"]
     assert read(tmp_path / "*.txt") == ["odd", text, "z"]
     assert read(tmp_path / "**" / "*.txt") == ["deep", "odd", text, "z"]
     assert read(tmp_path / "odd [1].txt") == ["odd"]
@@ -155,7 +157,8 @@ def test_folders_and_patterns(tmp_path):
         ("", b"a,b\n", r"the folder holds no \.txt, \.jsonl, \.parquet file"),
         ("bin.txt", b"abc\xff\xfe", "cannot be read: UnicodeDecodeError"),
         ("nul.txt", b"abc\0def", "holds NUL characters: not a text file"),
-        ("bad.jsonl", b'{"text": "a"}\n{"text": \n', "cannot be read: "),
+        ("bad.jsonl", b'{"text": "a"}\n{"text": \n', r':2: must be a JSON object, is {"text":$'),
+        ("array.jsonl", b'["a"]', r':1: must be a JSON object, is \["a"\]$'),
         ("bad.parquet", b"not parquet", "cannot be read: "),
         ("null.jsonl", b'{"text": "a"}\n{"text": null}\n', "'text' holds None where text is expected"),
     ],
@@ -198,7 +201,7 @@ def test_a_dataset_on_the_hub(hub):
 
 
 def test_a_hub_out_of_reach_is_told_in_one_line_and_a_stream_that_breaks_off_can_be_gone_on_with(hub, monkeypatch):
-    def breaking(rows, text_field, where):
+    def breaking(rows, text_field):
         yield "first"
         raise ConnectionResetError("peer went away")
 

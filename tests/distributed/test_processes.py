@@ -199,13 +199,22 @@ def test_a_stop_is_no_failure_of_those_that_have_lost_rank_0(first, tmp_path):
     assert _watch(ranks, [signal.SIGINT]) == 130
 
 
-def test_divergence_on_the_last_rank_is_in_the_summary(tmp_path):
+@pytest.mark.parametrize(
+    ("settings", "status", "error"),
+    [
+        (["optimizer.lr=1e30", "training.warmup_fraction=0.0"], "diverged", "try a lower optimizer.lr"),
+        (["optimizer.method={}/own.py:Failing"], "failed", "own.py:4: ZeroDivisionError: division by zero"),
+    ],
+)
+def test_what_ends_the_last_rank_is_in_the_summary(settings, status, error, tmp_path):
     """Rank 0, which writes it, sees no more of it than a lost neighbour."""
-    path = written(tmp_path, "optimizer.lr=1e30", "training.warmup_fraction=0.0")
-    assert "try a lower optimizer.lr" in finish(command(path, tmp_path, 2), 1)
+    failing = "class Failing(Method):\n    def lr_divisor(self, tau, t, T):\n        return 1 / (t < 15 or tau > 0)\n"
+    (tmp_path / "own.py").write_text(f"from brx.methods.method import Method\n{failing}")
+    path = written(tmp_path, *(setting.format(tmp_path) for setting in settings))
+    assert error in finish(command(path, tmp_path, 2), 1)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["status"] == "diverged"
-    assert "try a lower optimizer.lr" in summary["error"]
+    assert summary["status"] == status
+    assert error in summary["error"]
 
 
 @pytest.mark.parametrize(

@@ -37,10 +37,8 @@ def equality_configs(folder):
         runs[f"pipedream-2bw-{stash}"] = [*common, "pipeline.delay=2bw"]
         runs[f"pipedream-two-versions-{stash}"] = [*common, "pipeline.stages=8", "optimizer.method=delay-compensation"]
         runs[f"pipedream-host-{stash}"] = [*common, "pipeline.rings=host", "pipeline.delay=[5, 4, 4, 3]"]
-    deep, mixture = (
-        ["pipeline.stages=8", "training.iterations=20"],
-        ["model.moe={experts: 4}", "training.iterations=15"],
-    )
+    deep = ["pipeline.stages=8", "training.iterations=20"]
+    mixture = ["model.moe={experts: 4}", "training.iterations=15"]
     runs |= {
         "pipedream-forecast": [*split, "pipeline.forecast=average-update"],
         "pipedream-last-update": [*deep, "pipeline.forecast=last-update"],

@@ -143,8 +143,7 @@ def test_an_edited_file_is_another_run(tmp_path, monkeypatch, capsys):
         train(edited, tmp_path / "run", resume=True)
     assert main(["train", str(tmp_path / "run"), "--resume", "--set", "training.stop_after=4"]) == 2
     assert "mine.py:Mine: its file has changed since this run was set up" in capsys.readouterr().err
-    # A new run takes the file as it is; an old run is read without it.
-    write(tmp_path, PLAIN, "other.py")
+    write(tmp_path, PLAIN, "other.py")  # a new run takes the file as it is; an old run is read without it
     for out, extra in (("as-it-is", []), ("another", ["--set", "optimizer.method=other.py:Mine"])):
         assert main(["train", "run", "--out", out, *extra]) == 0
     (tmp_path / "mine.py").unlink()

@@ -56,8 +56,7 @@ def test_second_derivatives_and_a_second_backward_pass():
     vectors = [torch.randn_like(tensor) for tensor in tensors]
 
     def product(loss):
-        gradients = torch.autograd.grad(loss, tensors, create_graph=True)
-        return torch.autograd.grad(gradients, tensors, vectors)
+        return torch.autograd.grad(torch.autograd.grad(loss, tensors, create_graph=True), tensors, vectors)
 
     torch.testing.assert_close(product(head_loss(*tensors, targets)), product(reference(tensors, targets)))
     loss = head_loss(*tensors, targets)

@@ -39,8 +39,7 @@ def train(optimizer, series, first, last):
 
 
 def full_rank_gradients(num, *shape, seed=1, dtype=torch.float64):
-    # A fixed part makes all eigenvalues distinct; noise keeps every step different.
-    rows, columns = shape[-2:]
+    rows, columns = shape[-2:]  # a fixed part makes all eigenvalues distinct; noise keeps every step different
     scales = torch.outer(torch.linspace(3, 1, rows).double(), torch.linspace(2, 1, columns).double())
     return [(scales * random(*shape, seed=seed + k, dtype=torch.float64)).to(dtype) for k in range(num)]
 

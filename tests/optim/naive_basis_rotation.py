@@ -119,8 +119,7 @@ def power_iteration(S, Q):
     for q, eigenvalue in zip(Q.T, eigenvalues, strict=True):
         decided = eigenvalue**2 / (eigenvalue**2 + floor**2) if floor > 0 else 0.0
         columns.append(decided * S @ q + ((1 - decided) * floor + 0.1 * eigenvalue if floor > 0 else 1.0) * q)
-    shares = (eigenvalues / eigenvalues.max()).tolist()
-    sizes = [round(8 * math.log2(x)) if x > NOISE else -math.inf for x in shares]
+    sizes = [round(8 * math.log2(x)) if x > NOISE else -math.inf for x in (eigenvalues / eigenvalues.max()).tolist()]
     order = torch.tensor(sizes).argsort(descending=True, stable=True)
     basis, triangle = torch.linalg.qr(torch.stack(columns, dim=1)[:, order])
     return basis * torch.where(triangle.diagonal() < 0, -1.0, 1.0), order

@@ -1,7 +1,5 @@
-"""torch's generic optimizer tests, adapted: its cases for AdamW (they ship with torch), given to `BasisRotation`.
-
-Each case runs twice: rotated, and as a group with `rotate=False`. `NOT_APPLICABLE` names the cases left out.
-"""
+"""torch's generic optimizer tests, adapted: its cases for AdamW (they ship with torch), given to `BasisRotation`. Each
+case runs twice: rotated, and as a group with `rotate=False`. `NOT_APPLICABLE` names the cases left out."""
 
 import copy
 import io

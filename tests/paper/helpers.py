@@ -25,10 +25,8 @@ def write_method(folder, method, stages=32, settings=None, **options):
 
 
 def write_experiment(folder, preset, settings, *, seeds=(0,), val_loss=None, slowness=None, status="finished"):
-    """Runs whose loss falls as 3 / (1 + t / (100 slowness)); slowness: P unless given.
-
-    More stages than the model has blocks are made up by their delays, as in the sweeps.
-    """
+    """Runs whose loss falls as 3 / (1 + t / (100 slowness)); slowness: P unless given. More stages than the model has
+    blocks are made up by their delays, as in the sweeps."""
     stages, blocks = (settings.get(key) for key in ("pipeline.stages", "model.blocks"))
     settings = settings | delays_of(stages or 1, blocks or preset_with(preset, {}).model.blocks)
     for seed in seeds:

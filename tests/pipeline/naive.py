@@ -31,10 +31,8 @@ class OverwrittenWeights(torch.autograd.graph.saved_tensors_hooks):
 
 
 class NaivePipeline:
-    """P stages; `versions[k][v]` are the weights of stage k after v updates.
-
-    Stage k runs micro-batch n of M per update with version max(0, floor((n - 1 - tau_k) / M)).
-    """
+    """P stages; `versions[k][v]` are the weights of stage k after v updates. Stage k runs micro-batch n of M per update
+    with version max(0, floor((n - 1 - tau_k) / M))."""
 
     def __init__(self, stages, stash, update, clip, taus=None, accumulation=1, forecast=None):
         self.modules = stages

@@ -1,7 +1,5 @@
-"""The engine against the naive simulation and against an ordinary training loop.
-
-`StageVersions`, `StageDelay`, the forecasts and `MethodUpdater` have their tests here, with the engine that uses them.
-"""
+"""The engine against the naive simulation and against an ordinary training loop. `StageVersions`, `StageDelay`, the
+forecasts and `MethodUpdater` have their tests here, with the engine that uses them."""
 
 import math
 import re
@@ -71,19 +69,15 @@ def run_engine(config, iterations, dtype=torch.float32):
 
 
 def library_optimizers(method, weights, lr, rest_lr):
-    """The baselines' optimizers as a user of the libraries would write them; and what is taken apart for them.
-
-    That is of a mixture's stacks each expert's (view, stack, place).
-    """
+    """The baselines' optimizers as a user of the libraries would write them; and what is taken apart for them. That is
+    of a mixture's stacks each expert's (view, stack, place)."""
     matrices, embeddings, vectors, rest, members = [], [], [], [], []
     for name, parameter in weights.items():
         inside = ("attention." in name or "mlp." in name) and "router" not in name and "norm" not in name
         if not (inside and parameter.ndim >= 2 and name.endswith("weight")):
             rest.append(parameter)  # whole: AdamW does not care
         is_stack = parameter.ndim == 3 or (parameter.ndim == 2 and ".mlp." in name and name.endswith("bias"))
-        of_stack = (
-            [(view, parameter, place) for place, view in enumerate(parameter.detach().unbind())] if is_stack else []
-        )
+        of_stack = [(view, parameter, i) for i, view in enumerate(parameter.detach().unbind())] if is_stack else []
         for member in [view for view, _, _ in of_stack] or [parameter]:
             (vectors if member.ndim == 1 else matrices if inside else embeddings).append(member)
         members += of_stack
@@ -191,10 +185,8 @@ def test_engine_equals_naive_simulation(method, stages, stash, extra, taus):
 
 
 def assert_equals_naive(config, taus=None, update=None, forecast=None):
-    """In float64, where the two may only differ by rounding: any wrong version shows at once.
-
-    `update` and `forecast` of the naive simulation are by default what the configuration says.
-    """
+    """In float64, where the two may only differ by rounding: any wrong version shows at once. `update` and `forecast`
+    of the naive simulation are by default what the configuration says."""
     method, stages, stash = config.optimizer.method, config.pipeline.stages, config.pipeline.stash
     accumulation = config.pipeline.accumulation
     iterations = 3 * stages + 4

@@ -44,8 +44,7 @@ def test_every_micro_batch_sees_its_version(delay, ahead, on_host):
     for t in range(1, 20 + ahead):
         on_time = len(loads)
         weights = ring.weights(t)
-        was_fetched_ahead = len(loads) == on_time
-        assert was_fetched_ahead == (on_host and t > 1 and (delay > ahead or t - 1 <= delay)), t
+        assert (len(loads) == on_time) == (on_host and t > 1 and (delay > ahead or t - 1 <= delay)), t  # fetched ahead?
         assert weights[0][0].item() == max(0, t - 1 - delay)
         ring.prefetch(t + 1)
         update = t - ahead

@@ -41,9 +41,7 @@ def test_rings_are_the_engines(preset, overrides):
         with torch.device("meta"):
             stage = Stage(config.model, config.data.vocabulary_size, blocks)
         delay, stash = pipeline_delays(num_stages)[index], config.pipeline.stash
-        versions = StageVersions(
-            stage, index, delay, stash, lambda name, w: dtype if is_block_matrix(name) else w.dtype
-        )
+        versions = StageVersions(stage, index, delay, stash, lambda key, w: dtype if is_block_matrix(key) else w.dtype)
         size = sum(weight.nbytes for weight in versions.newest.values())
         # The predictor keeps the average step and the weights before it.
         expected.append(versions.ring_bytes + (2 * size if stash == "predict" and delay.tau else 0))

@@ -151,8 +151,7 @@ def test_the_synchronous_rival_is_the_best_cut_of_the_same_examples():
     assert {cut.num_micro_batches for cut in cuts} == {1, 2, 4, 8, 16, 32, 64}
     hours, synchronous = (float(hours) for hours in re.findall(r"([\d.e+]+) h", " ".join(time_lines(run))))
     assert synchronous == pytest.approx(hours * cuts[0].time / run.asynchronous({}, None).time, rel=0.01)
-    # In less memory, another one; in none, none.
-    few = replace(run, memory=min(cut.memory for cut in cuts))
+    few = replace(run, memory=min(cut.memory for cut in cuts))  # in less memory, another one; in none, none
     assert next(cut.schedule for cut in cuts if cut.memory == few.memory) in " ".join(time_lines(few))
     assert "No synchronous cut" in time_lines(replace(run, memory=1e6))[-1]
 

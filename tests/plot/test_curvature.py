@@ -6,7 +6,8 @@ import pytest
 
 from brx.curvature.effective_delay import effective_delay
 from brx.curvature.norm_result import STRATEGY_SPACES
-from brx.plot.curvature import draw_effective_delay, draw_norms, draw_strategy_norms
+from brx.curvature.oscillation import Oscillation, Track
+from brx.plot.curvature import draw_effective_delay, draw_norms, draw_oscillation, draw_strategy_norms
 from tests.curvature.helpers import norm_result
 
 
@@ -61,3 +62,13 @@ def test_effective_delays_are_means_over_seeds(drawn, tmp_path):
     assert figure.axes[1].containers[0].lines[0].get_xydata().tolist() == [[2.0, 3.0]]
     (bars,) = figure.axes[0].containers  # one curve of both seeds: all curvature in the first stage, or in the last
     assert bars.lines[0].get_xydata().tolist() == [[2, 0.5], [4, 0.5]]
+
+
+def test_updates_are_counted_from_one_and_the_legend_has_the_methods_of_all_rows(drawn, tmp_path):
+    known = {"run": "a", "iteration": 9, "eigenvalue": 1.0, "residual": 0.0, "num_power_iterations": 1}
+    known |= dict.fromkeys(("dominant", "random"), Track.of([1.0, -1.0], total=1.0))
+    of_both = (("pipedream", 1), ("basis-rotation", 4))
+    draw_oscillation([Oscillation(**known, method=method, num_stages=P) for method, P in of_both], tmp_path / "figure")
+    figure = drawn[0][0]
+    assert [text.get_text() for text in figure.legends[0].texts] == ["PipeDream", "Basis rotation"]
+    assert figure.axes[0].lines[0].get_xdata().tolist() == [1, 2]

@@ -51,6 +51,7 @@ def test_each_filter_offers_the_values_that_occur(elements):
         ("stages", ["1", "32"]),
         ("lr", ["0.0003", "0.001", "0.01"]),
         ("seed", ["0", "3"]),
+        ("data", ["f1f2f3, version 1"]),
     ):
         assert [box["value"] for box in boxes if box["name"] == name] == values
 

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -58,6 +59,19 @@ def test_a_delay_profile_is_compared_with_the_run_without_delay(tmp_path):
     assert against_p4["reference_iterations"].map(tuple).unique().tolist() == [(pytest.approx(100.5),)]
     *_, details = draw_curves(load(tmp_path / "runs"), tmp_path / "figure")
     assert '"PipeDream, delay 0-0-0-6, P = 4"' in details.read_text()
+
+
+def test_curves_can_be_told_apart_and_the_lowest_end_is_named_where_all_ended(tmp_path, monkeypatch):
+    write_pipelines(tmp_path, {1: 50.5, 4: 100.5})
+    faster = write_run(tmp_path, "faster", "pipeline.stages=4", "optimizer.lr=0.003", crosses_3_at=90.5)
+    monkeypatch.setattr("brx.plot.any_runs.save", saved := Mock())
+    runs = load([tmp_path / "runs", faster.path])  # named twice
+    for status, title in (("finished", "PipeDream"), ("diverged", "")):
+        draw_curves(runs.assign(status=status), tmp_path / "figure")
+        (axes,) = saved.call_args.args[0].axes
+        looks = {(line.get_color(), line.get_linestyle()) for line in axes.lines}
+        assert len(looks) == len({line.get_label() for line in axes.lines}) == len(runs) == 3
+        assert axes.get_title().partition(",")[0] == title
 
 
 LOGS = np.log([120.5 / 30.5, 121.5 / 31.5])

@@ -91,9 +91,7 @@ STUDENT = ttest_1samp(LOGS, 0.0).confidence_interval(0.95)
         ((300, 300), {0: 100, 1: 100, 5: -4000}, None, None),  # nothing bounds it
     ],
 )
-def test_ratio_is_of_pairs_of_seeds_and_a_run_that_never_gets_there_makes_a_lower_bound(
-    delayed, reference, ratio, interval
-):
+def test_ratio_is_of_pairs_of_seeds_and_a_run_that_never_gets_there_makes_a_bound(delayed, reference, ratio, interval):
     """Negative iterations are those of a run that never got there."""
     ours, theirs = (
         {

@@ -107,8 +107,7 @@ def test_variants_have_rows_and_savings_of_their_own_and_move_nobody_elses(kept,
     write_runs(tmp_path, "muon", settings={"optimizer.momentum": 0.5}, slowness=2)
     write_runs(tmp_path, "pipedream", settings={"optimizer.weight_decay": 0.0}, slowness=40)
     before, after = board_of(kept), board_of(kept, tmp_path)
-    # Best under the longest delay first.
-    assert methods_of(kept, tmp_path)[0] == "muon, momentum 0.5"
+    assert methods_of(kept, tmp_path)[0] == "muon, momentum 0.5"  # best under the longest delay first
     assert {*methods_of(kept, tmp_path)} == {"muon", "muon, momentum 0.5", "pipedream", "pipedream, weight_decay 0"}
     for row in before:
         assert all(str(after[row][key]) == str(before[row][key]) for key in ("target", "ratio", "saved"))

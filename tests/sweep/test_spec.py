@@ -213,8 +213,7 @@ def test_a_sweep_is_the_papers_experiment(name):
         wanted = together if isinstance(keys, tuple) else {(value,) for value in together}
         keys = keys if isinstance(keys, tuple) else (keys,)
         assert {tuple(value_at(content, key) for key in keys) for content in contents} == wanted
-    # The same rates for every method and P.
-    rates = defaultdict(set)
+    rates = defaultdict(set)  # the same rates for every method and P
     for config in (cell.config for cell in cells):
         optimizer = config.optimizer
         rates[optimizer.method, config.pipeline.stages].add(optimizer.lr)

@@ -104,8 +104,7 @@ def test_misalignment_makes_delay_dear():
     few = {"starts": 20, "angles_degrees": [1.0, 20.0, 45.0], "delays": [2, 4], "most_updates": 200}
     config = SWEEP.model_copy(update=few)
     result = toy.run_sweep(config)
-    # |H_11| + |H_22| = the trace; |H_12| = (l1 - l2) sin(2 angle) / 2.
-    l1, l2 = config.eigenvalues
+    l1, l2 = config.eigenvalues  # |H_11| + |H_22| = the trace; |H_12| = (l1 - l2) sin(2 angle) / 2
     expected = [1 + (l1 - l2) * abs(math.sin(2 * math.radians(angle))) / (l1 + l2) for angle in config.angles_degrees]
     np.testing.assert_allclose(result.norms, expected)
     assert result.slowdowns.shape == (2, 2, 3)
@@ -114,8 +113,7 @@ def test_misalignment_makes_delay_dear():
 
 
 def test_derivatives_of_the_spiral_are_those_of_its_value():
-    # r = 2, theta = pi / 2
-    value = toy.spiral(torch.tensor([0.0, 2.0], dtype=torch.float64)).item()
+    value = toy.spiral(torch.tensor([0.0, 2.0], dtype=torch.float64)).item()  # r = 2, theta = pi / 2
     assert value == pytest.approx(4 + (20 * math.sin(8 - math.pi / 2) + 1) ** 2)
     points = np.random.default_rng(0).uniform(-5, 5, (20, 2))
     leaves = torch.from_numpy(points).requires_grad_()

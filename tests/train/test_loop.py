@@ -1,7 +1,5 @@
-"""A run: what it writes, that it resumes value for value after any interruption, and how it fails.
-
-Also the test of `Assembly` (brx/train/build.py) and of `RunRecorder`.
-"""
+"""A run: what it writes, that it resumes value for value after any interruption, and how it fails. Also the test of
+`Assembly` (brx/train/build.py) and of `RunRecorder`."""
 
 import json
 import os
@@ -275,8 +273,7 @@ def test_loss_that_is_not_finite_stops_the_run(tmp_path, explode, straight):
     assert "iteration 1" in summary["error"]
     seconds = [record["seconds"] for record in read_metrics(run / "metrics.jsonl") if "seconds" in record]
     assert summary["training_seconds"] >= max(seconds)
-    # It resumes from before the failure, as if there had been none.
-    explode(None)
+    explode(None)  # it resumes from before the failure, as if there had been none
     assert train(config, run, resume=True) == "finished"
     assert losses(run) == losses(straight)
 

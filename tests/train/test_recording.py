@@ -49,7 +49,10 @@ def test_every_reader_takes_the_folders(tmp_path, capsys, monkeypatch):
     train(tiny_config(tmp_path), tmp_path / "brx")  # beside one whose settings are known
     for command in ("slowdown", "plot curves --out figure", "report --out page.html --runs", "export --to kept"):
         assert main([*command.split(), str(tmp_path)]) == 0, command
-    assert "my-lion" in capsys.readouterr().out
+    assert main(["train", runs.index[0], "--resume"]) == 2
+    out, error = capsys.readouterr()
+    assert "my-lion" in out
+    assert "was recorded from another loop than brx's" in error
     with pytest.raises(UserError, match="record them with batch_size="):
         measure_largest_set(runs, "here")
     assert len(load(tmp_path / "kept")) == 5
