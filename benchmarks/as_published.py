@@ -11,7 +11,7 @@ import statistics
 from pathlib import Path
 
 from benchmarks.report import Table, parser_of
-from brx.config import load_config
+from brx.config.loading import load_config
 from brx.runs.folder import RunFolder
 from brx.runs.frames import load
 from brx.train.loop import train

@@ -18,7 +18,7 @@ from pytorch_optimizer import SOAP
 from torch import Tensor
 
 from benchmarks.report import Table
-from brx.config import load_config
+from brx.config.loading import load_config
 from brx.optim import BasisRotation
 from brx.optim.basis_rotation import above_noise, noise_floor
 from brx.train.loop import train

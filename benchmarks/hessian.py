@@ -19,7 +19,7 @@ from torch.func import grad, jvp
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.report import Table, parser_of, ratio, take_turns
-from brx.config import load_config
+from brx.config.loading import load_config
 from brx.config.schema import ModelConfig
 from brx.curvature.hessian import gradient, hessian_vector_product, training_loss
 from brx.model.stage import initialize, whole_model

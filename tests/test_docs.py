@@ -10,7 +10,7 @@ import torch
 import typer
 
 from brx.cli.main import COMMANDS, app
-from brx.config import load_config
+from brx.config.loading import load_config
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

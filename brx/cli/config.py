@@ -40,7 +40,7 @@ app.add_typer(data, name="data")
 @config.add(SHOW)
 def show(config: ConfigName, *, overrides: Overrides) -> None:
     """Print the resolved configuration as YAML."""
-    from brx.config import dump_config, load_config
+    from brx.config.loading import dump_config, load_config
 
     print(dump_config(load_config(config, overrides)), end="")
 
@@ -82,7 +82,7 @@ def prepare(
     workers: Annotated[int | None, option("N", "threads that tokenize (default: up to 8; bytes: one)", min=0)] = None,
 ) -> None:
     """Make the token files, if they are not there yet."""
-    from brx.config import load_config
+    from brx.config.loading import load_config
     from brx.data import prepare as preparation
 
     given = {"source": source, "tokenizer": tokenizer, "tokens": tokens, "directory": directory}

@@ -20,7 +20,7 @@ app = Application()
 @app.add("""\
   brx slowdown results/similar                     every method and P found there, relative to P = 1
   brx slowdown runs/a runs/b --target 2.5 --format csv
-  brx slowdown results/similar --rates 3e-4,1e-3   each side at the better one of these learning rates
+  brx slowdown results/similar --rates 3e-4 1e-3   each side at the better one of these learning rates
   brx slowdown results/similar --all-targets figures/slowdown-all-targets
 """)
 def slowdown(
@@ -30,7 +30,7 @@ def slowdown(
         float | None,
         option("LOSS", "training loss to reach, in nats; by default the highest mean over the last quarter of a run"),
     ] = None,
-    rates: Annotated[str | None, option("LR,LR,...", "choose among these learning rates only")] = None,
+    rates: Annotated[list[float] | None, option("LR...", "choose among these learning rates only")] = None,
     same_rate: Annotated[
         bool, flag("--same-rate", "both sides at one learning rate: a row for each that both have")
     ] = False,
@@ -45,8 +45,8 @@ def slowdown(
     refuse(target is not None and not 0 < target < math.inf, f"--target {target}: must be a loss above 0, in nats")
     refuse(same_rate and all_targets is not None, "--same-rate and --all-targets: give one of the two")
     all_runs = load(runs)
-    if rates is not None:
-        all_runs = of_rates(all_runs, parse_rates(rates))
+    if rates:
+        all_runs = of_rates(all_runs, rates)
     chosen = at_best_rates(all_runs, with_diverged=True)
     comparison = compare(all_runs if same_rate else chosen, target, reference_stages, same_rate=same_rate)
     print_note(*[*notes(all_runs, chosen), *comparison.notes])
@@ -90,17 +90,6 @@ def _print(comparison: Comparison, format: TableFormat, target_rule: str) -> Non
     if len(reductions):
         saved = "Iterations saved over the best of PipeDream, PipeDream-LR and Nesterov, at its final loss"
         print_table(reduction_table(reductions), title=saved)
-
-
-def parse_rates(text: str) -> list[float]:
-    """The learning rates of `--rates`; UserError where one is no number above 0."""
-    try:
-        rates = [float(part) for part in text.split(",")]
-    except ValueError:
-        rates = [0.0]
-    is_wrong = not all(0 < rate < math.inf for rate in rates)
-    refuse(is_wrong, f"--rates {text}: must be learning rates above 0 with commas between them, as 1e-4,3e-4,1e-3")
-    return rates
 
 
 @app.add("""\

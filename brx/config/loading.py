@@ -112,9 +112,7 @@ def preset_with(preset: str, settings: Settings) -> RunConfig:
     return validate(set_values(_read_once(path), settings, f"{path}:"), RunConfig, str(path))
 
 
-@lru_cache
-def _read_once(path: Path) -> Mapping[str, Any]:
-    return read_mapping(path)
+_read_once = lru_cache(read_mapping)
 
 
 def set_values(content: Mapping[str, Any], settings: Settings, where: str) -> dict[str, Any]:

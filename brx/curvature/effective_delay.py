@@ -58,10 +58,6 @@ def uniform_effective_delay(num_stages: int) -> float:
     return math.sqrt(sum(delay.tau**2 for delay in pipeline_delays(num_stages)) / num_stages)
 
 
-def _space_of(method: str) -> Space:  # in which a method takes its steps
-    return "rotated" if method.startswith("basis-rotation") else "original"
-
-
 def delay_table(curves: Sequence[tuple[NormResult, Sequence[EffectiveDelay]]]) -> pd.DataFrame:
     """A row per run's measurement with its tau' by number of stages; at last what equal stages would have. Texts."""
     rows = [
@@ -139,7 +135,8 @@ def profile_table(points: pd.DataFrame) -> pd.DataFrame:
 
 def _norm_of(method: str, compared: pd.DataFrame, runs: pd.DataFrame) -> NormResult:
     """The measurement of a method's run without delay: at its best rate, else at another; else of any of its runs."""
-    space, own = _space_of(method), runs[runs["method"] == method]
+    space: Space = "rotated" if method.startswith("basis-rotation") else "original"
+    own = runs[runs["method"] == method]
     undelayed = [frame[(frame["method"] == method) & (frame["largest_delay"] == 0)] for frame in (compared, own)]
     for run in (*undelayed[0].index, *undelayed[1].index, *own.index):
         found = results_of(Path(run)).get(space)

@@ -62,7 +62,7 @@ class PreparedData:
 def prepare(config: DataConfig, *, workers: int | None = None, quiet: bool = False) -> PreparedData:
     """Make the token files if they are not there yet, and open them; after a RunError another call goes on.
 
-    `workers` are threads that tokenize: by default one per core for GPT-2's encoding, one for bytes.
+    `workers` are threads that tokenize: by default one per core, up to 8, for GPT-2's encoding, one for bytes.
     """
     folder = token_folder(config)
     if not folder.is_dir():

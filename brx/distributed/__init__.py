@@ -1,1 +1,1 @@
-"""Several devices: processes, links between neighbours, launch. Knows the engine's actions, no method, no file."""
+"""Several devices: processes, links between neighbours, launch. Knows no method, no file."""

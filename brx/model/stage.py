@@ -5,7 +5,6 @@ Parameter names are those of the whole model ("blocks.5.attention.query.weight")
 
 import hashlib
 import re
-from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -87,7 +86,3 @@ def initialize(stage: nn.Module, num_blocks: int, seed: int) -> None:
             digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
             generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
             parameter.copy_(torch.empty(parameter.shape).normal_(0.0, deviation, generator=generator))
-
-
-def count_parameters(modules: Sequence[nn.Module]) -> int:
-    return sum(parameter.numel() for module in modules for parameter in module.parameters())

@@ -1,1 +1,1 @@
-"""The paper's own: which experiments, figures and tables it has, and its toy problems."""
+"""The paper's own: which experiments, figures, tables and claims it has."""

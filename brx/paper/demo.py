@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from brx.config import load_config
+from brx.config.loading import load_config
 from brx.plot.any_runs import draw_curves
 from brx.runs.comparison import common_target
 from brx.runs.formats import format_table

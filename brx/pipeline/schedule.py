@@ -1,8 +1,8 @@
 """What a device does, in order, and when: the asynchronous one-forward-one-backward schedule that the engine runs, and
 synchronous ones for comparison (`brx schedule`).
 
-Action text follows torch.distributed.pipelining: `2F0` is the forward pass of micro-batch 0 on stage 2, `2B0` its
-backward pass, or `2I0` and `2W0` where it is split into gradients of the input and of the weights; `2U0` is update 0.
+Action text follows torch.distributed.pipelining: `2F1` is the forward pass of micro-batch 1 on stage 2, `2B1` its
+backward pass, or `2I1` and `2W1` where it is split into gradients of the input and of the weights; `2U1` is update 1.
 """
 
 import textwrap

@@ -19,6 +19,7 @@ from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from brx.pipeline.delay import StageDelay
 
@@ -73,11 +74,7 @@ def moving_average(update: list[Tensor], decay: float, state: ParameterStates) -
 
 def copied_to(device: torch.device | str, kept: Any) -> Any:
     """What a rule or an optimizer keeps for a parameter, with copies of all its tensors on a device."""
-    if isinstance(kept, Tensor):
-        return kept.to(device, copy=True)
-    if isinstance(kept, dict):
-        return {key: copied_to(device, value) for key, value in kept.items()}
-    return [copied_to(device, value) for value in kept] if isinstance(kept, list) else kept
+    return tree_map_only(Tensor, lambda tensor: tensor.to(device, copy=True), kept)
 
 
 UNKNOWN = -(2**62)
@@ -229,16 +226,14 @@ class StageVersions:
         self._gradient_sum: list[Tensor] | None = None
         self._before_update: list[Tensor] | None = None  # where somebody asks what an update added to the weights
         self._extrapolation: ParameterStates = [{} for _ in self.newest]  # the moving averages of predict and forecast
-        self._forecast: ForecastRule | None = None
-        if forecast is not None:
-            self.forecast_by(forecast)
-        elif self._extrapolates:
+        self._forecast = forecast
+        if self._extrapolates:
             self.remember()
 
     def forecast_by(self, rule: ForecastRule) -> None:
         """Before the first update: run both passes where a rule expects the weights to be (with `exact` only)."""
         assert self.stash == "exact"
-        self._forecast = rule if self.delay.tau else None
+        self._forecast = rule
         if self._extrapolates:
             self.remember()
 

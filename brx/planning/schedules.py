@@ -175,7 +175,7 @@ class EqualStages:
         return iter(sorted(cuts, key=preference))
 
     def replicas(self, settings: Mapping[str, Any], cost: float | None, local: LocalSteps) -> Cut | None:
-        """The cut of replicas, each of which updates the whole model; None for fewer examples than devices."""
+        """The cut of replicas, each with the whole model; None where the examples are no multiple of their number."""
         return Cut(REPLICAS, 1, 1.0 + self.num_stages * (cost or 0.0) + local.averaging / local.steps, 0.0)
 
 

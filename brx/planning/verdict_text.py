@@ -57,7 +57,7 @@ def _replicas(verdict: Verdict) -> list[str]:
     if verdict.question.local is None or verdict.rival is None or verdict.rival in verdict.replicas:
         return []
     if not verdict.replicas:
-        return ["No replicas: fewer examples than devices, or the whole model does not fit into one."]
+        return ["No replicas: the examples are no multiple of the devices, or the whole model does not fit into one."]
     best = verdict.replicas[0]
     ratio = best.time / verdict.rival.time
     return [f"Replicas, at best with {best.method}, take {ratio:.2f} times as long as {_name(verdict.rival)}."]

@@ -106,7 +106,7 @@ def main_origin(chosen: pd.DataFrame) -> tuple[str | None, int | None]:
 
 
 def notes(runs: pd.DataFrame, chosen: pd.DataFrame) -> list[str]:
-    """A line for everything that the chosen runs leave out, and for what of them the paper's figures do."""
+    """A line for everything that the chosen runs leave out, and where the others do not all compare."""
     said = {
         "diverged, counted as tried and as never reaching a target": runs["status"] == "diverged",
         "failed otherwise than by diverging, left out": runs["status"] == "failed",
@@ -117,7 +117,7 @@ def notes(runs: pd.DataFrame, chosen: pd.DataFrame) -> list[str]:
     if len(by_origin) > 1:
         fingerprint, version = main_origin(chosen)
         lines.append(
-            "runs on other data or of another trajectory version do not compare: the paper's figures and tables take"
+            "runs on other data or of another trajectory version do not compare: of one origin are at most"
             f" {by_origin.max()} of {by_origin.sum()} experiments, on {str(fingerprint)[:8]}, of version {version}"
         )
     return lines

@@ -20,7 +20,7 @@ from rich.text import Text
 from brx.config.schema import CustomConfig, RunConfig
 from brx.errors import UserError
 from brx.files import write_text
-from brx.model.stage import Stage, count_parameters
+from brx.model.sizes import num_elements, stage_shapes
 from brx.runs.folder import RunFolder
 from brx.runs.formats import format_table
 from brx.sweep.choice import SCORE, choice_table, choices_and_repetitions, tried_cells
@@ -138,9 +138,8 @@ def cost_kind(config: RunConfig) -> str:
 def calibrate(config: RunConfig) -> float | None:
     """Seconds per iteration on this machine, with random tokens; None where that would take too long."""
     device, _ = choose_device(config.runtime.device, 0)
-    with torch.device("meta"):
-        model = Stage(config.model, config.data.vocabulary_size, range(config.model.blocks))
-    if device.type == "cpu" and count_parameters([model]) > LARGEST_ON_CPU:
+    shapes = stage_shapes(config.model, config.data.vocabulary_size, range(config.model.blocks))
+    if device.type == "cpu" and num_elements(shapes) > LARGEST_ON_CPU:
         return None
     set_up(config.runtime, device, 1)
     shape = (config.training.batch_size, config.model.sequence_length + 1)

@@ -19,9 +19,8 @@ from scipy.stats import spearmanr
 from torch import Tensor
 from torch.func import hessian, vmap
 
-from brx.config import load_yaml_as
-from brx.config.loading import PRESETS
-from brx.config.schema import Section
+from brx.config.loading import PRESETS, load_yaml_as
+from brx.config.schema import Section, refuse
 from brx.files import write_json
 from brx.plot.style import line_style, new_figure, save, sequence_color
 
@@ -52,8 +51,7 @@ class _QuadraticSection(ToySection):
     eigenvalues: list[Annotated[float, Field(gt=0)]] = Field(min_length=2, max_length=2)  # the dominant one first
 
     def check_loss(self, key: str, loss: float) -> None:
-        if loss <= self.target:
-            raise ValueError(f"{key}: the loss there, {loss:g}, must be above the target, {self.target:g}")
+        refuse(loss <= self.target, f"{key}: the loss there, {loss:g}, must be above the target, {self.target:g}")
 
 
 class QuadraticConfig(_QuadraticSection):
@@ -104,11 +102,9 @@ class SpiralConfig(ToySection):
 
     @model_validator(mode="after")
     def _there_is_a_way(self) -> Self:
-        if self.end_radius >= self.start_radius:
-            raise ValueError(f"end_radius must be less than start_radius ({self.start_radius}), got {self.end_radius}")
-        least = self.first_measured
-        if self.most_updates < least:
-            raise ValueError(f"most_updates: must be at least {least} (2 / (1 - beta2)), got {self.most_updates}")
+        start, end, least, most = self.start_radius, self.end_radius, self.first_measured, self.most_updates
+        refuse(end >= start, f"end_radius must be less than start_radius ({start}), got {end}")
+        refuse(most < least, f"most_updates: must be at least {least} (2 / (1 - beta2)), got {most}")
         return self
 
 

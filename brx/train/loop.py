@@ -17,7 +17,6 @@ from brx.data.prepare import PreparedData, prepare
 from brx.errors import DivergedError, NeighbourLostError, RunError, UserError
 from brx.methods.trajectory_version import TRAJECTORY_VERSION
 from brx.model.stage import partition
-from brx.pipeline.delay import check_devices, stage_delays
 from brx.pipeline.engine import StepResult, check_finite
 from brx.pipeline.world import Topic, World
 from brx.planning.placement import assign, check_memory, measure_stage_costs
@@ -62,7 +61,6 @@ class Trainer:
         if config.data.tokens is not None:
             check_budget(config, config.data.tokens)
         ranges = self._stage_ranges()
-        check_devices(stage_delays(config.pipeline), ranges)
         check_head(config)
         self.planned_memory = check_memory(config, self.device, world, ranges)
         self.data = self._prepare_data()

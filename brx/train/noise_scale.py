@@ -27,8 +27,7 @@ def gradient_noise_scale(config: RunConfig, iterations: int) -> float:
         [part.double() for stage in engine.fresh_gradients(iterations + sample) for part in stage]
         for sample in range(1, SAMPLES + 1)
     )
-    tokens = config.training.batch_size * config.model.sequence_length * config.pipeline.accumulation
-    return noise_over_signal(gradients) * tokens
+    return noise_over_signal(gradients) * config.tokens_per_update
 
 
 def noise_over_signal(gradients: Iterable[list[Tensor]]) -> float:

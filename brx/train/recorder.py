@@ -75,7 +75,6 @@ class RunRecorder:
             stack.callback(tracker.close)
         self._assembly, self._device, self._fingerprint = assembly, device, fingerprint
         self._utilization, self._refresh_time = Utilization(config, device), RefreshTime(config)
-        self._tokens_per_iteration = config.tokens_per_update
         self._started = time.time()
         self._first = self._reported = start
 
@@ -130,7 +129,7 @@ class RunRecorder:
             error,
             iteration,
             self._fingerprint,
-            tokens=iteration * self._tokens_per_iteration,
+            tokens=iteration * self._config.tokens_per_update,
             training_seconds=round(training_seconds, 3),
             session_wall_seconds=round(time.time() - self._started, 3),
             tokens_per_second=None if rate is None else round(rate, 1),
@@ -143,7 +142,7 @@ class RunRecorder:
         )
 
     def _rate(self, since: tuple[int, float], iteration: int, seconds: float) -> float:
-        return (iteration - since[0]) * self._tokens_per_iteration / max(seconds - since[1], 1e-9)
+        return (iteration - since[0]) * self._config.tokens_per_update / max(seconds - since[1], 1e-9)
 
     def _record(self, parts: Sequence[StepNumbers], seconds: float) -> Record:
         """One iteration as all devices saw it, in order of rank."""
@@ -155,7 +154,7 @@ class RunRecorder:
             "train_loss": exact(loss),
             "lr": self._assembly.updater.lr(iteration),
             "grad_norm": exact(math.hypot(*grad_norms)),
-            "tokens": iteration * self._tokens_per_iteration,
+            "tokens": iteration * self._config.tokens_per_update,
             "seconds": round(seconds, 4),
         }
         if auxiliary_losses := [part.auxiliary_loss for part in parts if part.auxiliary_loss is not None]:

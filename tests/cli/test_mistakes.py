@@ -48,7 +48,7 @@ MISTAKES = [
     ("slowdown runs --target nan", "--target nan: must be a loss above 0"),
     ("slowdown runs other/a", "other/a: the same run as runs/a"),
     ("slowdown runs --same-rate --all-targets f", "give one of the two"),
-    ("slowdown runs --rates 1e-3,x", "--rates 1e-3,x: must be learning rates above 0"),
+    ("slowdown runs --rates 1e-2 x", "--rates: input should be a valid number"),
     ("slowdown runs --rates 0.5", "--rates 0.5: no run has it (there are 0.01)"),
     ("export runs/a other/a --to z", "would both become"),
     ("export runs/a --to runs", "is where"),

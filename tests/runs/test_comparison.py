@@ -143,7 +143,7 @@ def test_runs_of_another_length_corpus_or_version_are_other_experiments(tmp_path
     assert chosen.set_index("name")["optimizer.lr"].to_dict() == {"b": 0.01, "c": 0.01, "d": 0.003, "e": 0.02}
     assert tried_rates(runs).groupby("experiment", sort=False).size().to_list() == [2, 1, 1, 1]
     (note,) = notes(runs, chosen)
-    assert "take 2 of 4 experiments, on f, of version 1" in note
+    assert "of one origin are at most 2 of 4 experiments, on f, of version 1" in note
 
 
 def test_learning_rate_is_the_one_with_the_lowest_validation_loss(tmp_path):
