@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from brx.errors import UserError
 from brx.pipeline.delay import stage_delays
 from brx.plot.style import (
-    METHOD_LOOKS,
     factor_axis,
     finish_panel,
     legend_below,
@@ -60,16 +59,15 @@ def draw_curves(runs: pd.DataFrame, path: Path, *, target: float | None = None) 
 
 
 def _labels_and_colors(runs: pd.DataFrame, style: pd.Series) -> tuple[pd.Series, dict[str, Any]]:
-    """By run; with its name, and with a colour of its own, where another of its `style` would look the same."""
+    """By run; with its name, and a colour of its own, where another of its `style` would have the same."""
     methods = runs["method"].map(lambda method: look_of(method).label)
     suffixes = [variant.removeprefix(method) for variant, method in zip(runs["variant"], runs["method"], strict=True)]
     labels = methods + suffixes + ", P = " + runs[DEPTH].astype(str)
     labels = labels.where(~labels.duplicated(keep=False), labels + " (" + runs["name"] + ")")
-    is_alone = ~pd.concat([runs["variant"], style], axis=1).duplicated(keep=False) & runs["variant"].isin(METHOD_LOOKS)
-    return labels, {
-        run: look_of(variant).color if is_alone[run] else sequence_color(place, len(runs))
-        for place, (run, variant) in enumerate(runs["variant"].items())
-    }
+    colors = runs["variant"].map(lambda variant: look_of(variant).color)
+    is_alone = ~pd.concat([colors, style], axis=1).duplicated(keep=False)
+    own = {run: sequence_color(place, len(runs)) for place, run in enumerate(runs.index) if not is_alone[run]}
+    return labels, {**colors, **own}
 
 
 def draw_all_targets(
@@ -149,7 +147,7 @@ def draw_staleness(folders: Sequence[Path], path: Path) -> list[Path]:
     """A panel per measure: the mean over the stages with delay (all, if none has), their range as a band."""
     runs = load(folders)
     measured = {run: _staleness_of(Path(str(run))) for run in runs.index}
-    labels, colors = _labels_and_colors(runs, runs["variant"])
+    labels, colors = _labels_and_colors(runs, pd.Series("solid", runs.index))
     with new_figure(width=2.6, height=4.6, columns=3) as figure:
         for axes, (name, title) in zip(figure.subplots(2, 3).flat, STALENESS_PANELS.items(), strict=True):
             for run, measures in measured.items():
