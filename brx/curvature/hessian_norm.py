@@ -4,7 +4,8 @@ For z with independent standard Cauchy entries, (H z)_i is Cauchy with scale s_i
 scale is estimated from n vectors; the sum over the rows is the norm. E|X|^(1/n) = s^(1/n) / cos(pi / 2n) for X of scale
 s, so the geometric mean of n values of |X|, times cos(pi / 2n)^n, has the mean s: in one pass, with memory for a few
 numbers per row, and in one row the relative deviation of a median, (pi / 2) / sqrt(n). Rows share their vectors and are
-not independent, so a sum's interval is from how much each vector moves each tensor's sum (its influence function).
+not independent, so the interval of a sum is from how much each vector moves each tensor's sum (the estimator's
+influence function).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The version of the trajectory: equal settings, data and version give equal numbers, but for a machine's rounding.
 
-Every summary and checkpoint carries it; runs of two versions are never compared silently, or continued. Raise it, and
-say here why, in the commit that changes by more than rounding what method, model, delay or order of the data compute:
+Every summary and checkpoint carries it; runs of two versions are never compared silently, or continued. Raise it in the
+commit that changes, by more than rounding, what a method, the model, the delay or the order of the data computes, and
+say here what changed:
 
 1. Until the version was recorded: runs without one count as this.
 2. Basis rotation: the first basis comes with update 10 instead of update 1; refreshes leave undecided directions where

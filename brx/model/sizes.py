@@ -1,6 +1,7 @@
 """What a model takes, without giving it memory: shapes of parameters, activations, multiplications.
 
-Shape legend: N tokens in a micro-batch (B S), D width, S positions, H heads, V vocabulary, X experts, a token's K.
+Shape legend: N tokens in a micro-batch (B S), D width, S positions, H heads, V vocabulary, X experts, K of them for a
+token.
 """
 
 import math

@@ -53,7 +53,8 @@ class StepNumbers:
 class RunRecorder:
     """Turns what the devices report into metrics and progress, and sums the run up; of rank 0, which gathers it.
 
-    `fingerprint` is the data's, `start` this session's first iteration and training seconds; `stack` closes the files.
+    `fingerprint` is the data's, `start` the iteration and training seconds before this session; `stack` closes what
+    it opens.
     """
 
     def __init__(
