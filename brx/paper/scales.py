@@ -125,7 +125,7 @@ SCALES = {
 }
 
 
-def delays_of(depth: int, blocks: int) -> Settings:
+def depth_settings(depth: int, blocks: int) -> Settings:
     """The settings of a pipeline of P stages; more than the model has blocks are made up by their delays."""
     if depth <= blocks:
         return {"pipeline.stages": depth}
@@ -209,7 +209,7 @@ class Experiments:
         entry = self.scale.models[model]
         stages, settings = stages or entry.stages or DEEPEST, {**entry.settings, **(settings or {})}
         sweep = sweep or entry.sweep or self._sweep_of(method, settings)
-        delays = delays_of(stages, settings.get("model.blocks") or _blocks(entry.preset))
+        delays = depth_settings(stages, settings.get("model.blocks") or _blocks(entry.preset))
         wanted = preset_with(entry.preset, {**delays, **VARIANTS[method], **settings})
         experiment = experiment_id(wanted, *self._origin)
         seeds = self._by_experiment.get(experiment)

@@ -66,7 +66,7 @@ class DelayedPipeline:
         if model in _DELAYED:
             raise UserError("delayed: the model is under delay already; call remove() of its pipeline first")
         optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
-        self.model, self.by_stage, self.updates = model, assign(model, optimizers, stages), 0
+        self.model, self.by_stage, self.updates = model, names_by_stage(model, optimizers, stages), 0
         known = {"stash": get_args(StashMode), "forecast": (None, *FORECAST_RULES), "rings": ("device", "host")}
         if accumulation is not None and (type(accumulation) is not int or accumulation < 1):
             raise UserError(f"delayed: accumulation must be a whole number from 1, got {accumulation!r}")
@@ -321,7 +321,7 @@ class _AtEnd:
     __del__ = __call__
 
 
-def assign(model: nn.Module, optimizers: Sequence[Optimizer], stages: Stages) -> list[list[str]]:
+def names_by_stage(model: nn.Module, optimizers: Sequence[Optimizer], stages: Stages) -> list[list[str]]:
     """The names of the parameters of each stage, of those that an optimizer trains; UserError for what has none."""
     named = dict(model.named_parameters())
     given = {id(p) for p in _optimized(optimizers) if p.is_floating_point() or p.is_complex()}  # no frozen integers

@@ -44,7 +44,7 @@ def _reasons(verdict: Verdict) -> list[str]:
             return []
         return [f"No slowdown at {delay}: {len(verdict.unmeasured)} methods were measured at other delays only."]
     best, rival = verdict.asynchronous[0], verdict.rival
-    even, measured = verdict.break_even(best), f"{slowdown_text(best)}, at {delay}."
+    even, measured = verdict.break_even(best), f"{option_slowdown(best)}, at {delay}."
     if rival is None or even is None:
         return [f"Slowdown of {best.method}: {measured}"]
     below = f"below {even:.2f}; measured: {measured}"
@@ -76,7 +76,7 @@ def _too_large(verdict: Verdict, measurements: Measurements, run: PlannedRun | N
     ]
 
 
-def slowdown_text(option: Option) -> str:
+def option_slowdown(option: Option) -> str:
     """For example `1.21 [1.10, 1.33]`, `1.21 (one seed)`, `> 3.1`."""
     slowdown = option.slowdown
     if slowdown is None:
@@ -159,7 +159,7 @@ def option_table(verdict: Verdict, kind: str, run: PlannedRun | None) -> pd.Data
             "schedule": cut.schedule,
             "M": str(cut.num_micro_batches),
             "idle": f"{cut.idle:.1%}",
-            "slowdown": slowdown_text(option),
+            "slowdown": option_slowdown(option),
             "break-even": "--" if even is None else f"{even:.2f}",
             "at delays": " to ".join(f"{delay:g}" for delay in option.iterations.delays),
         }

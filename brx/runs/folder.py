@@ -37,7 +37,7 @@ _MAY_CHANGE = {
     "logging": {"tensorboard", "wandb", "trackio", "update_norms", "staleness_every"},
 }
 
-Settings = Mapping[str, Mapping[str, Any]]  # by section and key
+Sections = Mapping[str, Mapping[str, Any]]  # by section and key
 
 LOCK = ".lock"
 HANDED_DOWN = "BRX_RUN_LOCK"  # has the descriptor of a lock that the parent holds and this process goes on holding
@@ -130,7 +130,7 @@ def _is_run(path: Path) -> bool:
     return is_config and (has_losses or RunFolder(path).read_summary().get("status") == "diverged")
 
 
-def first_difference(old: Settings, new: Settings, *, ignore_new: bool = False) -> str | None:
+def first_difference(old: Sections, new: Sections, *, ignore_new: bool = False) -> str | None:
     """The first setting of `trajectory_of` that differs, in words; on request, of those alone that `old` knows."""
     for section, values in new.items():
         before = old.get(section, {})

@@ -5,7 +5,7 @@ import numpy as np
 from brx.config.loading import dump_config, preset_with
 from brx.files import write_json
 from brx.paper.claims import CLAIMS, judge
-from brx.paper.scales import SCALES, VARIANTS, Experiments, delays_of
+from brx.paper.scales import SCALES, VARIANTS, Experiments, depth_settings
 from brx.pipeline.delay import depth
 from brx.sweep.spec import identity
 
@@ -28,7 +28,7 @@ def write_experiment(folder, preset, settings, *, seeds=(0,), val_loss=None, slo
     """Runs whose loss falls as 3 / (1 + t / (100 slowness)); slowness: P unless given. More stages than the model has
     blocks are made up by their delays, as in the sweeps."""
     stages, blocks = (settings.get(key) for key in ("pipeline.stages", "model.blocks"))
-    settings = settings | delays_of(stages or 1, blocks or preset_with(preset, {}).model.blocks)
+    settings = settings | depth_settings(stages or 1, blocks or preset_with(preset, {}).model.blocks)
     for seed in seeds:
         config = preset_with(preset, {**settings, "training.seed": seed})
         last = config.training.last_iteration

@@ -14,7 +14,7 @@ from brx.files import write_json
 from brx.paper import evidence
 from brx.paper.claims import evidence_text
 from brx.paper.evidence import Evidence, Margin, ends_below, runs_of, shared_seeds, slows_down_less
-from brx.paper.scales import BLOCKS, COMPENSATIONS, DEPTHS, MAIN, VARIANTS, Experiments, delays_of
+from brx.paper.scales import BLOCKS, COMPENSATIONS, DEPTHS, MAIN, VARIANTS, Experiments, depth_settings
 from brx.runs.comparison import BASELINES
 from brx.sweep.spec import identity
 from tests.paper.helpers import LAPTOP, row, write_method
@@ -41,7 +41,7 @@ def write_pair(folder, ours, theirs, diverged="", seed=None):
     for method, finals in (("basis-rotation", ours), ("nesterov", theirs)):
         write_finals(folder, method, finals)
     if diverged:
-        settings = {**delays_of(32, 8), **VARIANTS[diverged], "training.seed": seed}
+        settings = {**depth_settings(32, 8), **VARIANTS[diverged], "training.seed": seed}
         run = folder / identity(preset_with(LAPTOP.preset, settings))
         write_json(run / "summary.json", {"status": "diverged", "data_fingerprint": "f"})
     return [runs_of(Experiments.load(LAPTOP, folder), method) for method in ("basis-rotation", "nesterov")]

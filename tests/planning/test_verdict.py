@@ -15,7 +15,7 @@ from brx.planning.verdict import (
     seed_spread,
     update_costs,
 )
-from brx.planning.verdict_text import long_text, option_table, sentence, slowdown_text, verdict_text
+from brx.planning.verdict_text import long_text, option_slowdown, option_table, sentence, verdict_text
 from brx.runs.time_to_loss import Experiment, Measurements
 
 
@@ -147,7 +147,7 @@ def fresh_and_delayed(fresh, delayed, method="pipedream"):
 def test_intervals_over_seeds_decide_what_is_a_tie(fresh, delayed, advantage, slowdown, said):
     verdict = answer(fresh_and_delayed(fresh, delayed), asked(3.0, 4, 1))
     assert verdict.advantage == pytest.approx(advantage, rel=1e-3)
-    assert slowdown_text(verdict.asynchronous[0]).startswith(slowdown)
+    assert option_slowdown(verdict.asynchronous[0]).startswith(slowdown)
     assert sentence(verdict).startswith(said)
 
 

@@ -5,7 +5,7 @@ from html.parser import HTMLParser
 import numpy as np
 
 from brx.config.loading import preset_with
-from brx.paper.scales import delays_of
+from brx.paper.scales import depth_settings
 from tests.paper.helpers import write_compact
 
 EVIL_NAME = "<img src=x onerror=alert(1)> & 'co'"
@@ -21,7 +21,7 @@ SUMMARY = {
 
 def write_run(folder, final_loss, settings, **summary):
     """A run of `laptop` whose training loss falls from 5 to `final_loss`; its validation loss is 0.1 higher."""
-    config = preset_with("laptop", {**settings, **delays_of(settings["pipeline.stages"], 8)})
+    config = preset_with("laptop", {**settings, **depth_settings(settings["pipeline.stages"], 8)})
     loss = final_loss + (5.0 - final_loss) * np.exp(-np.arange(1, 1001) / 50)
     val_losses = {t: loss[t - 1] + 0.1 for t in range(100, 1001, 100)}
     write_compact(folder, config, loss, val_losses, 120.0, {**SUMMARY, **summary})
