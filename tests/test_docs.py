@@ -34,10 +34,8 @@ def test_links_and_named_files_are_there(page):
         assert target.exists(), link
         assert not anchor or anchor in anchors(target), link
     # Paths of this repository without a link; patterns with a star may match anything.
-    for name in re.findall(
-        r"`((?:brx|configs|results|figures|benchmarks|tests|examples)/[\w./*\-]+)`", page.read_text()
-    ):
-        assert list(ROOT.glob(name.rstrip("/"))), name
+    for one in re.findall(r"`((?:brx|configs|results|figures|benchmarks|tests|examples)/[\w./*-]+)`", page.read_text()):
+        assert list(ROOT.glob(one.rstrip("/"))), one
 
 
 @names

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -86,7 +87,8 @@ def prepare(
     from brx.data import prepare as preparation
 
     given = {"source": source, "tokenizer": tokenizer, "tokens": tokens, "directory": directory}
-    settings = [f"data.{key}={json.dumps(value)}" for key, value in given.items() if value is not None]
+    as_yaml = partial(json.dumps, ensure_ascii=False)  # YAML knows no escaped pairs, as of an emoji
+    settings = [f"data.{key}={as_yaml(value)}" for key, value in given.items() if value is not None]
     section = load_config(config, [*overrides, *settings]).data
     _print_data(preparation.token_folder(section), preparation.prepare(section, workers=workers))
 

@@ -14,6 +14,7 @@ from brx.cli.usage import Application, print_note, print_table, refuse
 
 if TYPE_CHECKING:
     from brx.curvature.norm_result import NormResult, Space
+    from brx.runs.formats import Format as TableFormat
 
 STRATEGY_BASIS_BATCHES = 200
 Breakdown = Literal["stage", "kind", "none"]
@@ -57,12 +58,13 @@ def hessian_norm(
     from brx.curvature.checkpoints import refuse_two_checkpoints
     from brx.curvature.effective_delay import strategy_slowdowns, strategy_table
     from brx.curvature.norm_measurement import measure_runs
-    from brx.curvature.norm_result import NORM_TITLE, SPACES, STRATEGY_SPACES, NormSettings, measured_norms, norm_table
+    from brx.curvature.norm_result import NORM_TITLE, SPACES, STRATEGY_SPACES, NormSettings, measured_norms
     from brx.plot.curvature import draw_norms, draw_strategy_norms
     from brx.runs.frames import load
 
     refuse(original + rotated + strategies > 1, "--original, --rotated, --strategies: give one of them, or none")
     refuse(slowdown_runs is not None and not strategies, "--runs: only with --strategies")
+    refuse(by != "none" and format in ("csv", "json"), f"--by {by}: several tables are no {format}; leave one out")
     refuse(original and (basis_from or basis_batches), "--original: takes no basis; leave out --basis-*")
     for other, is_given in (("--strategies", strategies), ("--basis-batches", basis_batches)):
         refuse(basis_from and is_given, f"--basis-from and {other}: give one of the two")
@@ -83,20 +85,20 @@ def hessian_norm(
             basis_batches=basis_batches,
         )
         results = measure_runs(runs, spaces, settings, iteration=checkpoint, jobs=jobs)
-    print_table(strategy_table(results, delays) if strategies else norm_table(results), format, NORM_TITLE)
-    _print_details(results, by, with_paths=format == "table" and not measured)
+    print_table(strategy_table(results, delays), format, NORM_TITLE)
+    _print_details(results, by, format, with_paths=format == "table" and not measured)
     if out is not None:
         drawn = draw_strategy_norms(results, delays, out) if strategies else draw_norms(results, out)
         print(*drawn, sep="\n", file=sys.stdout if format == "table" else sys.stderr)
 
 
-def _print_details(results: Sequence[NormResult], by: Breakdown, *, with_paths: bool) -> None:
+def _print_details(results: Sequence[NormResult], by: Breakdown, format: TableFormat, *, with_paths: bool) -> None:
     """Each norm's breakdown, a warning, and where a new one is kept."""
     from brx.curvature.norm_result import breakdown_table, resolution_warning
 
     for result in results:
         if by != "none":
-            print_table(breakdown_table(result, by), title=f"{Path(result.run).name}, {result.space}")
+            print_table(breakdown_table(result, by), format, f"{Path(result.run).name}, {result.space}")
         if warning := resolution_warning(result):
             print(f"brx: warning: {Path(result.run).name}, {warning}", file=sys.stderr)
         if with_paths:
@@ -126,12 +128,12 @@ def effective_delay(
     print_note(*differences(loaded))
     counts = stages or delays.usual_stages(measured)
     curves = [(result, [delays.effective_delay(result, count) for count in counts]) for result in measured]
-    points = delays.measured_points(loaded, measured)
+    points, lacking = delays.measured_points(loaded, measured)
     print_table(delays.delay_table(curves))
     if len(points):
         print_table(delays.profile_table(points))
     else:
-        print_note("no slowdowns: no measured method has a run without delay and one with, at the same settings")
+        print_note(f"no slowdowns: {lacking}")
     if out is not None:
         print(*draw_effective_delay(curves, points, out), sep="\n")
 
@@ -151,7 +153,7 @@ def oscillation(
     batches: Annotated[int, option("N", "batches whose mean loss the Hessian is of", min=1)] = 64,
     tolerance: Annotated[float, option("RESIDUAL", "residual at which the power iteration stops")] = 1e-2,
     power_iterations: Annotated[int, option("N", "or stops after N iterations", min=1)] = 200,
-    seed: Annotated[int, typer.Option(help="seed of the start vector and the random direction")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="of the start vector and the random direction")] = 0,
     measured: OnlyMeasured = False,
     out: FigurePath = None,
 ) -> None:

@@ -67,13 +67,14 @@ def plot(
     runs: ScaleRuns = None,
 ) -> None:
     from brx.paper.figures import FIGURES, draw_figures
+    from brx.paper.tables import entries
 
     is_of_any_runs, is_file = figure in OF_ANY_RUNS, out is not None and out.suffix in FORMATS
     refuse(is_of_any_runs and not folders, "RUN: name at least one run's folder")
-    refuse(
-        folders and not is_of_any_runs,
-        f"RUN: only {', '.join(OF_ANY_RUNS)} take runs; name the folder of {figure}'s with --runs",
-    )
+    refuse(is_of_any_runs and runs is not None, f"--runs: {figure} takes its runs as arguments, after its name")
+    if folders and not is_of_any_runs:
+        entries(figure, FIGURES, "figure", ", ".join(OF_ANY_RUNS))  # a name that is unknown is told first
+        refuse(True, f"RUN: only {', '.join(OF_ANY_RUNS)} take runs; name the folder of {figure}'s with --runs")
     refuse(figure == "all" and is_file, f"--out {out}: a file holds one figure; name a folder for all")
 
     def draw(where: Path | None) -> Iterable[Path]:
@@ -177,6 +178,9 @@ def claims(
     print_note(*experiments.notes)
     outcomes = judge(experiments, asked)
     table = claim_table(outcomes, experiments.scale)
+    if claim is not None and format != "table":
+        print_table(table, format)
+        return
     if claim is None:
         shown = table.assign(**{"reproduced?": table["reproduced"] + ": " + table["here"]})
         print_table(shown[["claim", "paper", "reproduced?"]] if format == "table" else table, format)

@@ -132,15 +132,19 @@ def num_trained_on(run: Run) -> int:  # micro-batches of the whole training
 
 def find_checkpoint(run: Run, iteration: int | None, default: Literal["newest", "midway"]) -> Path:
     """The folder of an iteration, or the default; UserError where there is none such, or the run goes on."""
+    if run.config.is_recorded:
+        raise UserError(f"{run.path}: was recorded from a loop that is not brx's; brx has no checkpoint of it")
     available = {int(path.name): path for path in list_checkpoints(run.path)}
     if not available:
         raise UserError(f"{run.path}: has no checkpoint (checkpoints/ is empty or missing); train it again")
     listed = ", ".join(map(str, available))
     last = run.config.training.last_iteration
     if iteration is None and run.status != "finished":
+        is_lost = run.status == "diverged"
+        finish = "" if is_lost else f"finish it with `brx train {run.path} --resume`, or "
         raise UserError(
-            f"{run.path}: the run is not finished (iteration {run.iterations[-1]:.0f} of {last}); finish it with"
-            f" `brx train {run.path} --resume`, or name a checkpoint with --checkpoint: {listed}"
+            f"{run.path}: the run {'diverged' if is_lost else 'is not finished'} (iteration {run.iterations[-1]:.0f} of"
+            f" {last}); {finish}name a checkpoint with --checkpoint: {listed}"
         )
     wanted = iteration if iteration is not None else last if default == "newest" else last // 2
     nearest = min(available, key=lambda candidate: abs(candidate - wanted))

@@ -8,6 +8,7 @@ delay tell them apart. Theorem 3.1 orders the norms: bilateral below unilateral 
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
@@ -69,12 +70,12 @@ def delay_table(curves: Sequence[tuple[NormResult, Sequence[EffectiveDelay]]]) -
     return pd.DataFrame([*rows, {"tau'": "equal stages"} | equal])
 
 
-def measured_points(runs: pd.DataFrame, measured: Sequence[NormResult]) -> pd.DataFrame:
-    """`profile_points` of the methods that were measured; empty where none has runs without delay and with."""
+def measured_points(runs: pd.DataFrame, measured: Sequence[NormResult]) -> tuple[pd.DataFrame, str]:
+    """`profile_points` of the methods that were measured, or none and what lacks."""
     try:
-        return profile_points(runs[runs["method"].isin([result.method for result in measured])])
-    except UserError:
-        return pd.DataFrame()
+        return profile_points(runs[runs["method"].isin([result.method for result in measured])]), ""
+    except UserError as error:
+        return pd.DataFrame(), str(error)
 
 
 def profile_points(runs: pd.DataFrame) -> pd.DataFrame:
@@ -90,7 +91,7 @@ def profile_points(runs: pd.DataFrame) -> pd.DataFrame:
     if delayed.empty:
         raise UserError("RUN: no method has a run without delay and one with, at the same settings")
     rows = slowdowns(compared, common_target(compared)).to_dict("records")
-    by_variant = {(row["method"], row["stages"]): row for row in rows}
+    by_setting = {row["experiment"]: row for row in rows}
     points = []
     for seeds in by_experiment(delayed):
         first = seeds.iloc[0]
@@ -100,7 +101,7 @@ def profile_points(runs: pd.DataFrame) -> pd.DataFrame:
         tau = effective_delay(norm, pipeline.stages, delays)
         of_code = isinstance(pipeline.delay, DelayCode)
         profile = pipeline.delay_text if of_code else profile_text([one.tau for one in delays])
-        slowdown = by_variant[first["variant"], first[DEPTH]]
+        slowdown = by_setting[first["experiment"]]
         about = {"method": first["method"], "profile": profile, "tau": tau.delay, "error": tau.standard_error}
         points.append(slowdown | about | {"norm": norm.normalized, "product": tau.delay * norm.normalized})
     return pd.DataFrame(points).sort_values(["method", "tau"], kind="stable")
@@ -136,7 +137,7 @@ def profile_table(points: pd.DataFrame) -> pd.DataFrame:
 def _norm_of(method: str, compared: pd.DataFrame, runs: pd.DataFrame) -> NormResult:
     """The measurement of a method's run without delay: at its best rate, else at another; else of any of its runs."""
     space: Space = "rotated" if method.startswith("basis-rotation") else "original"
-    own = runs[runs["method"] == method]
+    own = runs[(runs["method"] == method) & (runs["architecture"] == compared["architecture"].iloc[0])]
     undelayed = [frame[(frame["method"] == method) & (frame["largest_delay"] == 0)] for frame in (compared, own)]
     for run in (*undelayed[0].index, *undelayed[1].index, *own.index):
         found = results_of(Path(run)).get(space)
@@ -172,7 +173,11 @@ def strategy_slowdowns(runs: pd.DataFrame) -> StrategySlowdowns:
 
 def slowdowns_at_ends(ends: pd.DataFrame, target: float) -> StrategySlowdowns:
     """From the runs at P = 1 and at one other P, rows of `at_best_rates`, to a training loss in nats."""
-    by_variant = {row["method"]: row for row in slowdowns(ends, target).to_dict("records")}
+    rows = slowdowns(ends, target).to_dict("records")
+    by_variant = {row["method"]: row for row in rows}
+    if len(by_variant) < len(rows):
+        several = Counter(row["method"] for row in rows).most_common(1)[0][0]
+        raise UserError(f"--runs: {several} has runs with several settings there; name a folder of one")
     return {space: by_variant[variant] for space, variant in VARIANT_OF_SPACE.items() if variant in by_variant}
 
 

@@ -77,7 +77,7 @@ def mean_product(
         product = list(hessian_vector_product(model, parameters, batch, vector).values())
         if not torch.stack([part.abs().max() for part in product]).isfinite().all():
             which = f"batch {numbers[0]}" if len(numbers) == 1 else f"batches {numbers[0]} to {numbers[-1]}"
-            raise RunError(f"{where}: the Hessian-vector product of {which} is not finite; try --precision fp64")
+            raise RunError(f"{where}: the Hessian-vector product of {which} is not finite")
         torch._foreach_add_(list(total.values()), product, alpha=len(numbers))
         num_batches += len(numbers)
     torch._foreach_div_(list(total.values()), num_batches)

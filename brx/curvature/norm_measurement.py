@@ -58,6 +58,8 @@ def measure_runs(
         raise UserError(f"--vectors {settings.vectors}: must be at least 3: fewer have no estimate of squares")
     if settings.batches_per_vector % 2:
         raise UserError(f"--batches-per-vector {settings.batches_per_vector}: must be even, to be halved")
+    if settings.basis_from:
+        find_checkpoint(Run.load(Path(settings.basis_from)), None, "newest")  # told before hours of other coordinates
     original = settings.model_copy(update={"basis_from": None, "basis_batches": None})
     tasks = []
     for path in runs:
@@ -150,7 +152,8 @@ def _measure(task: _Task, jobs: int) -> NormResult:
 def vector_product(checkpoint: Checkpoint, settings: NormSettings, number: int) -> Tensor:
     """Q^T H Q z (2, d) for Cauchy vector `number`, H of the mean loss over either half of the sample; on the CPU."""
     vector = hessian.to_weights(checkpoint.bases, cauchy_vector(checkpoint.parameters, settings.seed, number))
-    where, half = f"{checkpoint.path}: vector {number}", settings.batches_per_vector // 2
+    where = f"{checkpoint.path}: --precision {settings.precision}: vector {number}"
+    half = settings.batches_per_vector // 2
     products = []
     for first in (1, 1 + half):
         batches = checkpoint.batches(range(first, first + half))

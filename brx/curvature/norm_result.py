@@ -7,6 +7,7 @@ RUN/analysis/hessian-norm-SPACE-ITERATION.json.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, cast
@@ -113,16 +114,20 @@ def strategy_of(space: Space) -> tuple[Source, Geometry]:
 
 
 def results_of(run: Path, spaces: Sequence[Space] = SPACES, iteration: int | None = None) -> dict[Space, NormResult]:
-    """A run's measurements, of each space the one at a checkpoint, by default at the latest."""
-    of_all = {space: NormResult.all_of(run, iteration, f"hessian-norm-{space}") for space in spaces}
-    return {space: results[-1] for space, results in of_all.items() if results}
+    """A run's measurements at one checkpoint, by default at the latest of those with the most of these spaces."""
+    results = [result for space in spaces for result in NormResult.all_of(run, iteration, f"hessian-norm-{space}")]
+    num_spaces = Counter(result.iteration for result in results)
+    at = max(num_spaces, key=lambda one: (num_spaces[one], one), default=None)
+    return {result.space: result for result in results if result.iteration == at}
 
 
 def measured_norms(
     runs: Sequence[Path], spaces: Sequence[Space] = SPACES, iteration: int | None = None
 ) -> list[NormResult]:
-    """The newest measurements of each run (see `measured_in`)."""
-    return measured_in(runs, iteration, lambda run, at: results_of(run, spaces, at).values(), NormResult.command)
+    """The measurements of each run (see `results_of` and `measured_in`)."""
+    options = {SPACES[:1]: " --original", SPACES[1:]: " --rotated", STRATEGY_SPACES: " --strategies"}
+    command = NormResult.command + options.get(tuple(spaces), "")
+    return measured_in(runs, iteration, lambda run, at: results_of(run, spaces, at).values(), command)
 
 
 def by_method_and_depth(results: Sequence[NormResult]) -> dict[tuple[str, int], list[NormResult]]:

@@ -19,6 +19,8 @@ from torch import Tensor
 from brx.curvature.checkpoints import Checkpoint, Measured, load_checkpoint, measured_in
 from brx.curvature.hessian import Vectors, mean_product
 from brx.errors import RunError, UserError
+from brx.methods.trajectory_version import check_trajectory_version
+from brx.runs.checkpoint import read_manifest
 from brx.train.build import assemble
 
 DIRECTIONS = ("dominant", "random")
@@ -73,6 +75,7 @@ def measure_oscillation(
     the middle). UserError where there is none, or the run's schedule ends before the iterations do.
     """
     checkpoint = load_checkpoint(run_path, iteration, default="midway")
+    check_trajectory_version(read_manifest(checkpoint.path), checkpoint.path)
     last = checkpoint.run.config.training.last_iteration
     if checkpoint.iteration + num_iterations > last:
         raise UserError(

@@ -52,12 +52,7 @@ def refresh_table(num_stages: int, frequency: int) -> str:
         lines.append(f"  {stage:>5}  {delays[stage].tau:>3}{cells}")
     budgets = {name: refreshes_per_iteration(intervals) for name, intervals in columns.items()}
     lines.append("  sum of 1/f" + "".join(f"{budgets[name]:>20.4f}" for name in schedules))
-    excess = budgets["stage-aware"] / budgets["uniform"] - 1
-    note = (
-        f"Rounding the intervals down makes the stage-aware rule spend {excess:+.1%} against the uniform"
-        f" {num_stages}/{frequency} = {budgets['uniform']:g} per iteration; the exact rules spend as much."
-    )
-    return "\n".join([*lines, textwrap.fill(note, WIDTH)])
+    return "\n".join(lines)
 
 
 def _entry(name: str, method: Method | type[Method], further: dict[str, str]) -> str:

@@ -329,7 +329,7 @@ def _effective_delays(path: Path, scale: Scale) -> list[Path]:
     measured = measured_norms([scale.curvature])
     stages = delays.usual_stages(measured)
     of_each = [(result, [delays.effective_delay(result, count) for count in stages]) for result in measured]
-    return draw_effective_delay(of_each, delays.measured_points(load([scale.curvature]), measured), path)
+    return draw_effective_delay(of_each, delays.measured_points(load([scale.curvature]), measured)[0], path)
 
 
 UNSTASHED: dict[str, Any] = {"sweep": "stashing", "settings": {"pipeline.stash": "none"}}

@@ -70,7 +70,7 @@ def draw_norms(results: Sequence[NormResult], path: Path) -> list[Path]:
         axes.set_ylabel(NORM_LABEL)
         axes.legend(title="coordinates", title_fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
         details = {"norms": norm_table(results).to_dict("records")}
-        return save(figure, path, f"{NORM_TITLE}. {BARS}", command="brx plot hessian-norm", details=details)
+        return save(figure, path, f"{NORM_TITLE}. {BARS}", command="brx hessian-norm RUNS --measured", details=details)
 
 
 def draw_strategy_norms(results: Sequence[NormResult], delays: StrategySlowdowns | None, path: Path) -> list[Path]:
@@ -83,7 +83,7 @@ def draw_strategy_norms(results: Sequence[NormResult], delays: StrategySlowdowns
             _draw_slowdown_by_norm(right[0], results, delays)
         details = {"norms": strategy_table(results, delays).to_dict("records")}
         caption = f"{NORM_TITLE}. {BARS[:-1]}, of several seeds their range."
-        return save(figure, path, caption, command="brx plot strategy-norms", details=details)
+        return save(figure, path, caption, command="brx hessian-norm RUNS --strategies --measured", details=details)
 
 
 def _draw_norms_by_strategy(axes: Axes, results: Sequence[NormResult]) -> None:
@@ -157,7 +157,7 @@ def draw_effective_delay(
         ]
         caption = "Effective delay as a share of the largest (bars: standard error), and slowdowns against it."
         details = {"effective delays": of_runs, "slowdowns": profile_table(points).to_dict("records")}
-        return save(figure, path, caption, command="brx plot effective-delay", details=details)
+        return save(figure, path, caption, command="brx effective-delay RUNS", details=details)
 
 
 def _draw_delays(axes: Axes, curves: Sequence[tuple[NormResult, list[EffectiveDelay]]]) -> None:
@@ -280,7 +280,7 @@ def draw_oscillation(results: Sequence[Oscillation], path: Path) -> list[Path]:
             checkpoint(result): {title: along(getattr(result, direction)) for direction, title in TITLES.items()}
             for result in results
         }
-        return save(figure, path, caption, command="brx plot oscillation", details=details)
+        return save(figure, path, caption, command="brx oscillation RUNS --measured", details=details)
 
 
 def _draw_variances(axes: Axes, methods: dict[str, list[Oscillation]]) -> None:

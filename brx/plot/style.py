@@ -1,5 +1,6 @@
 """One look for all figures: a method has the same colour, marker and name everywhere."""
 
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,6 +21,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
 from brx.files import replacing, write_json, write_text
+
+logging.getLogger("fontTools").setLevel(logging.ERROR)  # it warns of the dates of fonts in a PDF
 
 # From the palettes of Okabe & Ito and of Paul Tol, and some that stay apart from these without one kind of cone.
 _BLACK, _GREY, _ORANGE, _GREEN, _BLUE, _RED = "#000000", "#505050", "#E69F00", "#009E73", "#0072B2", "#D55E00"

@@ -119,6 +119,7 @@ def write_report(experiments: Experiments, figure_folders: list[Path], path: Pat
         facets=facets,
         later={key: _packed(value) for key, value in later.items()},
     )
+    path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, page)
 
 

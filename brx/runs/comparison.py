@@ -148,6 +148,7 @@ def _slowdown(delayed: pd.DataFrame, references: pd.DataFrame, target: float) ->
     return {
         "model": first["architecture"],
         "method": first["variant"],
+        "experiment": first["experiment"],
         "stages": first[DEPTH],
         "last_iteration": first["last_iteration"],
         **estimate,

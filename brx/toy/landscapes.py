@@ -220,20 +220,21 @@ class QuadraticResult(NamedTuple):
     def slowdowns(self, optimizer: OptimizerName, aligned: bool) -> tuple[float, float]:
         """Updates with delay over updates without: from the configured start, and the median over the others.
 
-        A run that never arrives is infinitely slow; starts from which that without delay does not are left out.
+        A run that never arrives is infinitely slow; where that without delay does not, NaN, or left out of the others.
         """
         plain, delayed = (self.runs[Case(optimizer, aligned, delay)].updates for delay in (0, self.config.delay))
         ratios = _ratios(plain, delayed)
         others = ratios[1:][~np.isnan(ratios[1:])]
-        return float(ratios[0]), float(np.median(others)) if len(others) else math.inf
+        return float(ratios[0]), float(np.median(others)) if len(others) else math.nan
 
     def numbers(self) -> dict[str, Any]:
-        """What is kept in a file; a slowdown of None: never. `sign_changes`: the share of updates that turn back."""
+        """What is kept in a file; a slowdown of None: never, or unknown; `sign_changes`: the share that turns back."""
         runs, slowdowns = [], []
         for case, run in self.runs.items():
             signs = np.sign(run.along_dominant)
             first, *others = _kept(run.updates, None)
-            sign_changes = round(float((signs[1:] != signs[:-1]).mean()), 4)
+            turns = signs[1:] != signs[:-1]
+            sign_changes = round(float(turns.mean()), 4) if len(turns) else None  # there at the first update
             counted = {"updates": first, "sign_changes": sign_changes, "updates_from_other_starts": others}
             runs.append(case._asdict() | counted)
         for optimizer, aligned in COMPARISONS:
@@ -319,7 +320,8 @@ def _quadratic_caption(result: QuadraticResult) -> str:
     for optimizer, aligned in COMPARISONS:
         plain, delayed = (_count(result.runs[Case(optimizer, aligned, delay)]) for delay in (0, config.delay))
         slowdown, median = (
-            f"{ratio:.2f}" if math.isfinite(ratio) else "infinite" for ratio in result.slowdowns(optimizer, aligned)
+            "unknown" if math.isnan(ratio) else f"{ratio:.2f}".replace("inf", "infinite")
+            for ratio in result.slowdowns(optimizer, aligned)
         )
         basis = "aligned" if aligned else "misaligned"
         lines.append(f"{optimizer}, {basis}: {plain}, with delay {delayed}, slowdown {slowdown} ({median})")
@@ -390,7 +392,8 @@ def draw_sweep(result: SweepResult, path: Path) -> list[Path]:
                 bottom.plot(delay * result.norms, slowdowns[column, index], **look, linestyle="none")
             top.plot(angles, result.norms, color="black", linestyle=":", label="(1,1)-norm / its minimum")
             top.set(yscale="log", xlabel="angle of the eigenvectors to the coordinates (degrees)")
-            bottom.set(xscale="log", yscale="log", xlabel="$\\tau \\times$ (1,1)-norm / its minimum")
+            scale: Literal["log", "linear"] = "log" if np.isfinite(slowdowns).any() else "linear"  # of nothing: none
+            bottom.set(xscale="log", yscale=scale, xlabel="$\\tau \\times$ (1,1)-norm / its minimum")
         for axes in panels[:, 0]:
             axes.set_ylabel("slowdown (median over starts)")
         figure.legend(*top.get_legend_handles_labels(), loc="outside lower center", ncols=len(delays) + 1)

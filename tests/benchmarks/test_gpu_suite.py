@@ -32,7 +32,6 @@ def test_tiny_suite_goes_on_where_it_was(tmp_path):
     rest = run_suite(tmp_path)
     assert rest.returncode == 0, rest.stderr
     assert (tmp_path / "gpu" / "speed.json").stat().st_mtime_ns == speed
-
     pairs = [(method, stages) for method in ("pipedream", "basis-rotation") for stages in ("1", "4")]
     variants = ["plain loop", *(f"{method}, P = {stages}" for method, stages in pairs)]
     assert [row["variant"] for row in table(tmp_path, "speed")] == variants

@@ -42,7 +42,6 @@ def test_list_and_remove(tmp_path, corpus, printed, refused):
     printed("data", "remove", unfinished, removed)
     assert [path.name for path in directory.iterdir() if path.is_dir()] == [kept.name]
     assert not (directory / f".{removed.name}.lock").exists()
-
     (kept / "thesis.tex").write_text("")
     refused("data", "remove", kept)  # nothing but token files is removed
     assert (kept / "thesis.tex").exists()

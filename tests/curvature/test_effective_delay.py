@@ -62,18 +62,16 @@ def test_slowdown_is_against_the_run_without_delay(tmp_path, capsys):
     assert f"run `brx hessian-norm {fresh}` first" in capsys.readouterr().err
     result = norm_result(late, "pipedream", 4, 30, "original", 6, 6.0, [0, *SQUARES, 0])
     result.write(late)
-    [point] = delays.measured_points(runs, [result]).to_dict("records")
+    [point] = delays.measured_points(runs, [result])[0].to_dict("records")
     assert point["profile"] == "3, 2, 1, 0"
     assert (point["ratio"], point["tau"]) == pytest.approx((4.0, math.sqrt((9 * 7 + 4 * 3 + 2) / 14)), rel=0.02)
-    assert delays.measured_points(runs[runs["pipeline.stages"] > 1], [result]).empty  # no run without delay
-
+    assert delays.measured_points(runs[runs["pipeline.stages"] > 1], [result])[0].empty  # no run without delay
     assert main([*command, "--out", str(tmp_path / "figure")]) == 0
     assert "slowdown" in capsys.readouterr().out
     assert all(text in (tmp_path / "figure.json").read_text() for text in ("tau'", "3, 2, 1, 0"))
-
     for run, status, expected in ((late, "diverged", [True]), (fresh, "interrupted", [])):
         write_json(run / "summary.json", json.loads((run / "summary.json").read_text()) | {"status": status})
-        points = delays.measured_points(load(tmp_path / "runs"), [result])
+        points = delays.measured_points(load(tmp_path / "runs"), [result])[0]
         assert [text.startswith("> ") for text in delays.profile_table(points).get("slowdown", [])] == expected
 
 
@@ -137,6 +135,20 @@ def test_figure_of_exported_runs_names_those_that_do_not_compare(folder, tmp_pat
     caption = (tmp_path / "profiles.json").read_text()
     assert caption.count("Spearman correlation with") == 2
     assert '"32, 0 x 7"' in caption
+
+
+def test_runs_whose_settings_are_no_variant_stay_apart(tmp_path):
+    for warmup, stages, slowness in ((0.1, 1, 1.0), (0.1, 8, 2.0), (0.2, 1, 1.0), (0.2, 8, 3.0)):
+        settings = {"optimizer.method": "pipedream-lr", "training.warmup_fraction": warmup, "pipeline.stages": stages}
+        write_experiment(tmp_path, "compare", settings, slowness=slowness)
+    runs = load(tmp_path)
+    run = Path(runs.index[0])
+    norm_result(run, "pipedream-lr", 1, 4000, "original", 100, 40.0, [0.0, *SQUARES, 0.0]).write(run)
+    assert sorted(delays.profile_points(runs)["ratio"]) == pytest.approx([2, 3], rel=0.02)
+    with pytest.raises(UserError, match="pipedream-lr has runs with several settings"):
+        delays.strategy_slowdowns(runs)
+    with pytest.raises(UserError, match="has no norm in original"):
+        delays._norm_of("pipedream-lr", runs[1:].assign(architecture="another model"), runs)
 
 
 def test_what_is_missing_is_one_line(tmp_path, capsys):

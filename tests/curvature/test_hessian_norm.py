@@ -222,9 +222,11 @@ def test_without_a_choice_both_coordinates_are_measured_where_a_run_has_a_basis(
 
 def test_an_unfinished_runs_checkpoints_are_named_and_must_be_there(run):
     summary = json.loads((run / "summary.json").read_text())
-    (run / "summary.json").write_text(json.dumps(summary | {"status": "interrupted"}))
-    with pytest.raises(UserError, match=r"not finished .* or name a checkpoint with --checkpoint: 7, 14"):
-        measure(run, "original")
+    told = {"diverged": r"diverged \(iteration 30 of 30\); ", "interrupted": r"not finished .*finish it with .* or "}
+    for status, expected in told.items():
+        (run / "summary.json").write_text(json.dumps(summary | {"status": status}))
+        with pytest.raises(UserError, match=f"{expected}name a checkpoint with --checkpoint: 7, 14"):
+            measure(run, "original")
     assert measure(run, "original", iteration=14).iteration == 14
     shutil.rmtree(run / "checkpoints")
     with pytest.raises(UserError, match="has no checkpoint"):
@@ -232,10 +234,9 @@ def test_an_unfinished_runs_checkpoints_are_named_and_must_be_there(run):
 
 
 def test_checkpoint_of_another_model_or_without_a_basis(run, runs):
-    with pytest.raises(UserError, match=r"has no basis .* give --basis-from"):
-        measure(runs["pipedream"], "rotated")
-    with pytest.raises(UserError, match=r"has no basis .* give --basis-from"):
-        measure(run, "rotated", settings(basis_from=str(runs["pipedream"])))
+    for without, of_run in ((runs["pipedream"], settings()), (run, settings(basis_from=str(runs["pipedream"])))):
+        with pytest.raises(UserError, match=r"has no basis .* give --basis-from"):
+            measure(without, "rotated", of_run)
     config = run / "config.yaml"
     config.write_text(config.read_text().replace("width: 8", "width: 16"))
     with pytest.raises(UserError, match=r"model: blocks.0.attention.key.weight is \(8, 8\) in it and \(16, 16\)"):

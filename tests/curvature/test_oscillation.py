@@ -87,7 +87,11 @@ def test_measured_and_drawn_and_shown_again_without_checkpoints(runs, tmp_path, 
         oscillation.Oscillation.all_of(run)
 
 
-def test_checkpoints_too_late_or_not_midway(run):
+def test_checkpoints_too_late_or_not_midway_or_of_other_numerics(run, monkeypatch):
+    monkeypatch.setattr("brx.methods.trajectory_version.TRAJECTORY_VERSION", 99)
+    with pytest.raises(UserError, match="14: trained at trajectory version 4, this brx computes version 99"):
+        oscillation.measure_oscillation(run, num_iterations=5)
+    monkeypatch.undo()
     with pytest.raises(UserError, match="14: 100 iterations from here pass the run's last one, 30"):
         oscillation.measure_oscillation(run)  # at the checkpoint nearest to the middle
     for path in (run / "checkpoints").iterdir():

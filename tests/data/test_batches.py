@@ -42,7 +42,6 @@ def test_windows_lie_inside_and_targets_are_next_tokens(sequence_length, spare, 
     assert torch.equal(targets, inputs + 1)
     assert starts.min() >= 0
     assert targets.max() < num_tokens
-
     np.random.seed(0)  # noqa: NPY002 (the global generators must not matter)
     torch.manual_seed(iteration)
     again = Batches(counting_file(num_tokens), **settings)

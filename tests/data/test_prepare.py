@@ -153,7 +153,6 @@ def test_killed_and_started_again_it_gives_the_same_files(tmp_path, monkeypatch)
     process.kill()  # while it waits
     process.wait()
     assert not token_folder(config).exists()
-
     read = []
     documents = preparing.documents
     monkeypatch.setattr(preparing, "documents", lambda config, skip: read.append(skip) or documents(config, skip=skip))

@@ -15,12 +15,10 @@ ENDS = [{"pipeline.stages": P} for P in (1, 32)]
 
 def experiments_of_the_paper():
     """Method and settings of every experiment at the scale of a laptop but for the mixture."""
-    deep = {"pipeline.stages": 32}
-    yield from product(scales.BASELINES_AND_STRATEGIES, [{"pipeline.stages": P} for P in scales.DEPTHS])
+    deep, most = {"pipeline.stages": 32}, scales.BASELINES_AND_STRATEGIES
+    yield from product(most, [{"pipeline.stages": P} for P in scales.DEPTHS])
     yield from product(scales.PRECONDITIONED, ENDS)
-    yield from product(
-        scales.BASELINES_AND_STRATEGIES, [{"pipeline.stages": n, "model.blocks": n} for n in scales.BLOCKS]
-    )
+    yield from product(most, [{"pipeline.stages": n, "model.blocks": n} for n in scales.BLOCKS])
     widths = [LAPTOP.models[model].settings for model in ("smaller", "larger")]
     yield from product(scales.MAIN, [{"pipeline.stages": 24, **width} for width in widths])
     yield from product(scales.MAIN, [{**deep, "pipeline.stash": stash} for stash in ("none", "predict")])

@@ -245,7 +245,6 @@ def test_closures_several_optimizers_and_clipping():
     delayed(net, (first, second), 4)
     expected = naive([3, 2, 1, 0], 8)
     assert_is(net, [step(net(data(t)), first, second) for t in range(1, 9)], expected)
-
     net, optimizer, _ = start()
 
     def closure(t):
@@ -424,13 +423,6 @@ def test_print_shows_the_cut_and_what_is_tied():
     assert str(start(tied)[2]).count("3.weight is 0.weight") == 1
 
 
-def backward_twice(net, optimizer):
-    loss = net(data(1))
-    loss.backward(retain_graph=True)
-    optimizer.step()
-    loss.backward()
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -443,7 +435,10 @@ def backward_twice(net, optimizer):
         (lambda net, optimizer: net(data(1)) and optimizer.step(), "without a backward pass"),
         (lambda net, optimizer: net.enter(data(1)).sum().backward() or optimizer.step(), "without a training forward"),
         (lambda net, optimizer: loop(net, optimizer, 3, 3, accumulation=3), "more than 2 micro-batches"),
-        (backward_twice, "after the optimizer's step"),
+        (
+            lambda net, sgd: [(x := net(data(1))).backward(None, True), sgd.step(), x.backward()],
+            "after the optimizer's step",
+        ),
     ],
 )
 def test_misuse_on_the_way_is_one_clear_error(change, message):

@@ -185,7 +185,6 @@ def test_numbers_of_the_papers_main_run():
     }
     numbers = dimensionless(load_config("paper-95m", ["optimizer.lr=1e-3", "training.iterations=244141"]))
     assert {name: numbers[name] for name in expected} == pytest.approx(expected, rel=5e-3)
-
     # Tau is in updates, and what a run does not have is absent.
     delayed = dimensionless(load_config("quick", ["pipeline.stages=4", "pipeline.delay=8", "pipeline.accumulation=4"]))
     undelayed = dimensionless(load_config("quick", ["pipeline.stages=1", "optimizer.method=scion"]))
@@ -200,7 +199,6 @@ def test_only_what_is_beyond_a_factor_of_three_is_marked_and_the_papers_run_is_t
     assert list(table.index[table["> 3 x"] == "<-"]) == marked
     table = similarity_table(load_config("quick", ["optimizer.weight_decay=0"]), like, ("a", "b")).set_index("")
     assert list(table.index[table["> 3 x"] == "<-"]) == ["lr x weight decay x T"]
-
     shown = printed("similarity", "laptop", "--set", "pipeline.delay.like=32", "--format", "json")
     rows = {row[""]: row for row in json.loads(shown)}
     assert [rows["warm-up / tau"][heading] for heading in ("paper-95m", "> 3 x")] == ["96.8", "<-"]

@@ -172,9 +172,7 @@ def test_between_methods_the_noise_of_both_counts():
 
 
 def test_replicas_are_a_third_rival():
-    cheap, dear = (
-        answer(MEASURED, asked(3.0, 4, 1, local=LocalSteps(10, averaging, slowdown=1.1))) for averaging in (1.0, 50.0)
-    )
+    cheap, dear = (answer(MEASURED, asked(3.0, 4, 1, local=LocalSteps(10, cost, slowdown=1.1))) for cost in (1.0, 50.0))
     times = {option.method: option.time for option in cheap.replicas}
     # Every replica updates the whole model: muon's 50 % are four times as much as on a quarter of it.
     assert times == {"pipedream": pytest.approx(110 * 1.1), "muon": pytest.approx(88 * (1 + 4 * 0.5 + 0.1))}

@@ -25,12 +25,11 @@ SCRIPT = """
     (async () => {
       const root = document.documentElement, chart = document.getElementById("chart");
       document.getElementById("runs").scrollIntoView();
-      while (chart.hasAttribute("aria-busy") && !root.dataset.scriptError) {
-        await new Promise((go) => setTimeout(go, 50));
-      }
+      const wait = (ms) => new Promise((go) => setTimeout(go, ms));
+      while (chart.hasAttribute("aria-busy") && !root.dataset.scriptError) await wait(50);
       root.dataset.before = shown();
       %s
-      await new Promise((go) => setTimeout(go, 1000));
+      await wait(1000);
       root.dataset.after = shown();
     })();
 """
@@ -71,9 +70,7 @@ def test_at_both_widths_nothing_is_wider_than_the_page_and_headings_clear_the_ba
       document.getElementById("figures").scrollIntoView();
       const images = [...document.querySelectorAll("img[data-figure]")];
       const isShown = (image) => image.src.startsWith("blob:");
-      for (let tries = 0; tries < 1000 && !images.every(isShown); tries++) {
-        await new Promise((go) => setTimeout(go, 50));
-      }
+      for (let tries = 0; tries < 1000 && !images.every(isShown); tries++) await wait(50);
       const bar = document.querySelector("header");
       const covered = getComputedStyle(bar).position === "sticky" ? bar.getBoundingClientRect().bottom : 0;
       document.querySelector(".canvas").click();

@@ -32,7 +32,6 @@ def test_cells_equal_runs_by_hand_and_are_skipped_the_second_time(tmp_path, prin
     assert states(path) == [State.DONE] * 4
     train(cells[1].config, tmp_path / "by-hand")
     assert losses(cells[1].folder) == losses(tmp_path / "by-hand")
-
     before = [(cell.folder / "metrics.jsonl").stat().st_mtime_ns for cell in cells]
     assert "all 4 cells are done" in printed("sweep", path)
     assert [(cell.folder / "metrics.jsonl").stat().st_mtime_ns for cell in cells] == before
@@ -68,7 +67,6 @@ def test_a_failed_cell_is_recorded_and_the_rest_goes_on(tmp_path, capsys):
     failed = Sweep.load(path).cells[0].folder / "failed.txt"
     assert "lower optimizer.lr" in failed.read_text()
     assert "failed cell" in capsys.readouterr().out
-
     failed.write_text("exit code 1: left alone\n")
     assert main(["sweep", str(path)]) == 1  # not tried again unless asked to
     assert failed.read_text() == "exit code 1: left alone\n"
@@ -80,19 +78,16 @@ def test_interrupted_and_killed_sweeps_continue_to_the_same_numbers(tmp_path):
     grid = {"pipeline.stages": [4, 2]}
     path = write_sweep(tmp_path, grid=grid, set={"training.iterations": 150, "training.checkpoint_every": 10})
     cells = Sweep.load(path).cells
-
     process = start_brx("sweep", path, "--jobs", "1")
     wait_for_lines(cells[0].folder / "metrics.jsonl", 10, process)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to whatever the sweep has started, too
     assert process.wait(300) == 130
     assert states(path) == [State.INTERRUPTED, State.WAITING]
-
     process = start_brx("sweep", path, "--jobs", "1")
     wait_for_lines(cells[0].folder / "metrics.jsonl", 60, process)
     os.killpg(process.pid, signal.SIGKILL)  # the sweep alone: its cell is in a session of its own and goes on
     process.wait(300)
     assert state_of(cells[0]) in (State.RUNNING, State.DONE)
-
     assert main(["sweep", str(path), "--jobs", "1"]) == 0
     assert states(path) == [State.DONE] * 2
     for cell in cells:
@@ -179,7 +174,6 @@ def test_the_same_folders_as_the_local_launcher_and_failures_told(ray, tmp_path,
     assert not ray.is_initialized()
     assert "lower optimizer.lr" in capsys.readouterr().out.replace("\n", " ")
     assert main(["sweep", str(path), "--out", str(tmp_path / "local"), "--jobs", "2"]) == 1
-
     on_ray, local = Sweep.load(path).cells, Sweep.load(path, tmp_path / "local").cells
     assert [state_of(cell) for cell in on_ray] == [State.DONE, State.FAILED] * 2
     for one, other in zip(on_ray, local, strict=True):
@@ -195,14 +189,12 @@ def test_interrupted_cells_save_and_a_lost_one_is_continued(ray, tmp_path):
     settings = {"training.iterations": 600, "training.checkpoint_every": 20}
     path = write_sweep(tmp_path, grid={"pipeline.stages": [4, 2]}, set=settings)
     cells = Sweep.load(path).cells
-
     process = start_brx("sweep", path, "--launcher", "ray", "--jobs", "2")
     for cell in cells:
         wait_for_lines(cell.folder / "metrics.jsonl", 40, process)
     process.send_signal(signal.SIGINT)
     assert process.wait(180) == 130
     assert [state_of(cell) for cell in cells] == [State.INTERRUPTED] * 2
-
     process = start_brx("sweep", path, "--launcher", "ray", "--jobs", "2")
     wait_for_lines(cells[0].folder / "metrics.jsonl", 120, process)
     os.kill(runner_of(cells[0].folder), signal.SIGKILL)

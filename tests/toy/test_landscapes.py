@@ -88,7 +88,7 @@ def test_rotation_and_delay_together_cost_adam_but_not_adasgd():
     assert max(quadratic.slowdowns("Adam", True)) <= 1.1 < 2 < min(quadratic.slowdowns("Adam", False))
 
 
-def test_a_run_that_never_arrives_has_no_count_and_is_infinitely_slow():
+def test_a_run_that_never_arrives_has_no_count_and_is_infinitely_slow(tmp_path):
     numbers = toy.run_quadratic(QUADRATIC.model_copy(update={"most_updates": 3, "other_starts": 1})).numbers()
     assert [run["updates"] for run in numbers["runs"]] == [None] * 8
     assert [row["median_slowdown_from_other_starts"] for row in numbers["slowdowns"]] == [None] * 4
@@ -98,6 +98,9 @@ def test_a_run_that_never_arrives_has_no_count_and_is_infinitely_slow():
     assert np.isinf(stuck.slowdowns).all()
     assert stuck.numbers()["sweeps"][0]["slowdowns"] == [None, None]
     assert stuck.correlation(0, 0) is None
+    assert toy.draw_sweep(stuck, tmp_path / "stuck")  # nothing for a logarithmic axis
+    at_once = QUADRATIC.model_copy(update={"lr": 0.3, "start": [1.3, 0.0], "other_starts": 1})
+    assert {run["sign_changes"] for run in toy.run_quadratic(at_once).numbers()["runs"]} == {None}
 
 
 def test_misalignment_makes_delay_dear():
