@@ -70,9 +70,7 @@ def measure_runs(
         for space in spaces or (SPACES if has_basis else SPACES[:1]):
             tasks.append(_Task(folder, at, space, original if space == "original" else settings))
             if (tasks[-1].settings.basis_batches or 0) > (most := num_trained_on(run)):
-                raise UserError(
-                    f"--basis-batches {settings.basis_batches}: {folder} has trained on {most} batches only"
-                )
+                raise UserError(f"--basis-batches {settings.basis_batches}: {folder} trained on {most} batches only")
     return [_measure(task, jobs) for task in tasks]
 
 
@@ -158,9 +156,8 @@ def vector_product(checkpoint: Checkpoint, settings: NormSettings, number: int) 
     for first in (1, 1 + half):
         batches = checkpoint.batches(range(first, first + half))
         product = hessian.mean_product(checkpoint.model, checkpoint.parameters, batches, vector, where)
-        products.append(
-            torch.cat([part.flatten() for part in hessian.from_weights(checkpoint.bases, product).values()])
-        )
+        product = hessian.from_weights(checkpoint.bases, product)
+        products.append(torch.cat([part.flatten() for part in product.values()]))
     return torch.stack(products).cpu()
 
 

@@ -83,7 +83,8 @@ def param_groups(
 def _is_vector(parameter: Tensor, module: nn.Module) -> bool:
     """Also what lies in a norm, whatever its shape, and what has one row or one column."""
     sides = (len(parameter), parameter[0].numel()) if _is_convolution(module) else parameter.shape[-2:]
-    return parameter.ndim < 2 or min(sides) <= 1 or "Norm" in type(module).__name__
+    kind = type(module).__name__
+    return parameter.ndim < 2 or min(sides) <= 1 or ("Norm" in kind and "Linear" not in kind)
 
 
 def _is_convolution(module: nn.Module) -> bool:
@@ -153,7 +154,7 @@ def _asked_parts(
         for name in names or _matching(named, [pattern], "split"):
             number, dim = (given, _output(owners[name])) if isinstance(given, int) else given
             parts[name] = number, dim
-            if named[name].ndim < 2 or number < 1 or named[name].shape[dim] % number:
+            if named[name].ndim < 2 or number < 1 or dim not in (-2, -1) or named[name].shape[dim] % number:
                 raise ValueError(f"split: {name} of shape {tuple(named[name].shape)} is not {number} equal matrices")
     return parts
 
@@ -173,7 +174,7 @@ def _output(module: nn.Module) -> int:
 
 def _matching(names: Iterable[str], patterns: Iterable[str], argument: str) -> set[str]:
     found = set()
-    for pattern in patterns:
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
         if not (matching := {name for name in names if fnmatchcase(name, pattern)}):
             raise ValueError(f"{argument}={pattern!r} matches no parameter; there are {', '.join(names)}")
         found |= matching

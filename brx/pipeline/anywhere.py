@@ -9,6 +9,7 @@ optimizer find them. After `optimizer.step()`, the new version goes into the rin
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from numbers import Integral
 from typing import Any, Literal, NoReturn, get_args
 from weakref import WeakSet
 
@@ -114,8 +115,10 @@ class DelayedPipeline:
     def settings(self) -> dict[str, Any]:
         """What the pipeline is, as the section `pipeline` of a run's configuration."""
         profile = self._profile
-        if callable(profile) or isinstance(profile, tuple):  # a function's delays as their largest values
+        if callable(profile) or isinstance(profile, list | tuple):  # a function's delays as their largest values
             profile = [delay.tau for delay in self.delays()]
+        elif isinstance(profile, dict | Integral):  # numpy's integers, too
+            profile = int(profile) if isinstance(profile, Integral) else {"like": int(profile["like"])}
         return {
             "stages": len(self.by_stage),
             "delay": profile,
@@ -147,11 +150,10 @@ class DelayedPipeline:
         self._accumulation, self.updates = state["accumulation"] or self._accumulation, state["updates"]
         self._stepped.clear()
         self._forget_micro_batches()
-        if state["stages"]:
-            self._stages = self._stages or self._make_stages()
-            for stage, saved in zip(self._stages, state["stages"], strict=True):
-                weights = {name: weight.data for name, weight in stage.newest.items()}
-                stage.load_state_dict({**saved, "weights": weights})
+        self._stages = (self._stages or self._make_stages()) if state["stages"] else []  # none before the first update
+        for stage, saved in zip(self._stages, state["stages"], strict=True):
+            weights = {name: weight.data for name, weight in stage.newest.items()}
+            stage.load_state_dict({**saved, "weights": weights})
 
     def __deepcopy__(self, memo: object) -> NoReturn:
         raise UserError("delayed: copy model and optimizer, call delayed on the copies, and load state_dict() there")
@@ -163,9 +165,8 @@ class DelayedPipeline:
             ring = delay.num_slots * sum(weight.nbytes for weight in weights) / 2**20 if delay.tau else 0
             shown = f"{names[0]} ... {names[-1]}" if names else "nothing that trains"
             count = sum(weight.numel() for weight in weights)
-            lines.append(
-                f"{index:>5}  {delay.tau:>3}  {delay.tau_updates:>7.4g}  {count:>10,}  {ring:.1f} MiB  {shown}"
-            )
+            taus = f"{delay.tau:>3}  {delay.tau_updates:>7.4g}"
+            lines.append(f"{index:>5}  {taus}  {count:>10,}  {ring:.1f} MiB  {shown}")
         first = {id(parameter): name for name, parameter in self._parameters.items()}
         for name, parameter in self.model.named_parameters(remove_duplicate=False):
             if name not in self._parameters:

@@ -125,13 +125,13 @@ def delays_of(
     tau, a number or a function of (stage, number of stages). UserError where it lacks it, ValueError for all others.
     """
     last = num_stages - 1
-    like = profile.get("like") if isinstance(profile, dict) else getattr(profile, "like", None)
+    like: Any = profile.get("like") if isinstance(profile, dict) else getattr(profile, "like", None)
     if callable(profile):
         return [_varying(profile, stage, num_stages, accumulation, seed, name) for stage in range(num_stages)]
     if profile == "pipeline":
         taus = list(range(last, -1, -1))  # tau_k = P - 1 - k
-    elif isinstance(like, int) and like > 0 and (last or like == 1):  # as at the same place in a pipeline of P' stages
-        taus = [round((like - 1) * (last - stage) / max(1, last)) for stage in range(num_stages)]
+    elif isinstance(like, Integral) and int(like) > 0 and (last or like == 1):  # as at the same place of P' stages
+        taus = [round((int(like) - 1) * (last - stage) / max(1, last)) for stage in range(num_stages)]
     elif profile == "2bw" or isinstance(profile, Integral):  # 2BW: tau_k = M, the version before the newest throughout
         taus = [accumulation if profile == "2bw" else profile] * num_stages
     elif isinstance(profile, list | tuple) and len(profile) == num_stages:
@@ -143,7 +143,7 @@ def delays_of(
             f"{name} must be pipeline, 2bw, a whole number from 0, a list of {num_stages}, {{'like': P}} or a function,"
             f" got {profile!r}"
         )
-    return [StageDelay(tau, accumulation) for tau in taus]
+    return [StageDelay(int(tau), accumulation) for tau in taus]
 
 
 def _varying(function: Any, stage: int, num_stages: int, accumulation: int, seed: int, name: str) -> VaryingDelay:
@@ -155,7 +155,6 @@ def _varying(function: Any, stage: int, num_stages: int, accumulation: int, seed
             f"{name}: must say its largest delay, as {getattr(function, '__name__', 'function')}.most = 40 or a"
             f" function of (stage, num_stages), got {most!r}"
         )
-
     most = int(most)
 
     @lru_cache(most + SAMPLED)  # asked once per micro-batch, and looked back upon `most` times

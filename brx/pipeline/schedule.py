@@ -103,9 +103,7 @@ def interleaved_1f1b(
     """
     rounds = max(1, num_micro_batches // num_ranks)
     if num_micro_batches % rounds:
-        raise ValueError(
-            f"interleaving {num_ranks} ranks: {num_micro_batches} micro-batches are no multiple of {rounds}"
-        )
+        raise ValueError(f"interleaving {num_ranks} ranks: {num_micro_batches} micro-batches, no multiple of {rounds}")
     per_round = num_micro_batches // rounds
     total = num_chunks * num_micro_batches
     ahead = min((num_chunks - 1) * per_round + 2 * (num_ranks - 1 - rank), total - 1)

@@ -27,7 +27,6 @@ from brx.runs.metrics import garbled_lines, missing_iterations
 MANIFEST = "manifest.json"
 Content = dict[str, Any]
 
-
 # What a manifest has; `stages` holds the entries of `write_stage`.
 _KINDS: dict[str, type | tuple[type, ...]] = {
     "iteration": int, "fingerprint": str, "trajectory_version": int, "settings": dict, "num_stages": int,

@@ -47,8 +47,6 @@ def compare(
     delays, savings, alone = [], [], []
     groups = at_each_rate(runs) if same_rate else [runs]
     for alike in (alike for group in groups for alike in comparable(group)):
-        if (alike["status"] == "diverged").all():
-            continue
         compared = with_reference(alike, reference_stages)
         delays.append(slowdowns(compared, common_target(compared) if target is None else target, reference_stages))
         savings += [] if same_rate else [reductions(alike[alike["status"] == "finished"])]

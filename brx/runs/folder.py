@@ -79,7 +79,7 @@ class RunFolder:
             return
         if (difference := first_difference(trajectory_of(load_config(self.config)), trajectory_of(config))) is not None:
             raise UserError(
-                f"{self.config}: {difference}: a run resumes with its own; choose another --out for a new one"
+                f"{self.config}: {difference}: a run resumes with its own; choose another folder for a new one"
             )
 
     def create(self, config: RunConfig, *, resume: bool) -> None:
@@ -191,7 +191,7 @@ def hold(folder: Path) -> Iterator[int]:
     with lock(folder, patience_s=PATIENCE_S) as descriptor:
         if descriptor is None:
             holder = (folder / LOCK).read_text(encoding="utf-8", errors="replace") or "another process"
-            told = "trains in this folder; wait until it has ended, or choose another --out"
+            told = "trains in this folder; wait until it has ended, or choose another folder"
             raise UserError(f"{folder}: {holder} {told}")
         try:
             yield descriptor

@@ -27,7 +27,7 @@ def format_table(table: pd.DataFrame, form: Format) -> str:
             return str(table.to_json(orient="records", indent=2, force_ascii=False))
         case "markdown":
             lines = [list(table.columns), ["---"] * len(table.columns), *table.to_numpy().tolist()]
-            return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+            return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
         case "csv":
             return str(table.to_csv(index=False, lineterminator="\n")).rstrip("\n")
         case "latex":

@@ -43,7 +43,7 @@ def slowdown_table(slowdowns: pd.DataFrame) -> pd.DataFrame:
             "lr": rate_text(row["lr"], at_edge=row["lr_at_edge"]),
             "its lr": rate_text(row["reference_lr"], at_edge=row["reference_lr_at_edge"]),
             "seeds": seeds_text(row),
-            "target loss": f"{row['target']:.4f}",
+            "target loss": "none" if math.isnan(row["target"]) else f"{row['target']:.4f}",
         }
         for row in slowdowns.to_dict("records")
     )

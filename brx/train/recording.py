@@ -44,8 +44,9 @@ class Recording:
         pipeline: what `delayed` returned, which says it all.
         task: a name for model, data and tokens together: runs of different ones are never compared silently. By default
             of the script's name and, with `pipeline`, the model's class and shapes.
-        iterations: T, the updates of the whole run; by default as many as are logged.
-        settings: anything else to keep, as under `arguments` in config.yaml; what JSON has no form for as text.
+        iterations: T, the updates of the whole run. By default as many as are logged: runs of other numbers of updates
+            do not compare, so that one which diverges is not counted.
+        settings: anything else to keep (but `lr`), under `arguments` in config.yaml; what JSON has no form for as text.
         resume: go on with the run in the folder; what was logged from the next `t` on is written anew.
     """
 
@@ -69,7 +70,7 @@ class Recording:
         self._stack = ExitStack()
         self._metrics: MetricsWriter | None = None
         self._t, self._validated, self._seconds, self._started = 0, 0, 0.0, time.perf_counter()
-        delays: dict[str, Any] = {"stages": stages or 1, "delay": "pipeline", "accumulation": 1}
+        delays: dict[str, Any] = {"stages": 1 if stages is None else stages, "delay": "pipeline", "accumulation": 1}
         if pipeline is not None:
             delays = pipeline.settings()
         if stages is not None and stages != delays["stages"]:
@@ -78,16 +79,17 @@ class Recording:
             old = load_config(self._folder.path)
             # More than were logged: somebody has said so.
             self._counts &= old.training.iterations <= max(1, self._folder.read_summary().get("iteration", 0))
-            iterations = iterations or old.training.iterations
+            iterations = old.training.iterations if iterations is None else iterations
             if pipeline is not None and not pipeline.updates:  # M is not known yet
                 delays["accumulation"] = old.pipeline.accumulation
-        kept = to_jsonable_python(settings, fallback=str)
-        training = {"iterations": iterations or 1, "seed": seed, "batch_size": batch_size}
+        kept = to_jsonable_python({k: v for k, v in settings.items() if k not in ("lr", "params")}, fallback=str)
+        training = {"iterations": 1 if iterations is None else iterations, "seed": seed}
+        training |= {} if batch_size is None else {"batch_size": batch_size}
         content = {
             "data": {"source": self._task},
             "pipeline": delays,
             "optimizer": {"method": RECORDED + re.sub(r"\W+", "_", method), "lr": lr, "arguments": kept},
-            "training": {key: value for key, value in training.items() if value is not None},
+            "training": training,
         }
         self._config = check(content, RunConfig, "record")
 
@@ -133,6 +135,7 @@ class Recording:
         if self._resume:
             truncate_metrics(self._folder.metrics, t - 1)
         self._find_place()
+        self._complete_config()  # M is known by now; a process may be killed
         self._metrics = self._stack.enter_context(MetricsWriter(self._folder.metrics))
 
     def _find_place(self) -> None:
@@ -155,7 +158,8 @@ class Recording:
                 status = "diverged" if diverged else "failed"
             self._write_summary(status, str(error) if error else None)
         if diverged:
-            print(f"brx: {self._folder.path}: diverged: {error}", file=sys.stderr)
+            alone = "; without iterations= it compares with no longer run" if self._counts else ""
+            print(f"brx: {self._folder.path}: diverged: {error}{alone}", file=sys.stderr)
         return diverged
 
     def _complete_config(self) -> None:

@@ -32,6 +32,7 @@ for stages in (1, 4):
     print(pipeline)
     options = {"max_steps": iterations, "logging_steps": 1, "save_strategy": "no", "report_to": "none", "use_cpu": True}
     arguments = TrainingArguments("runs/gpt2-trainer", per_device_train_batch_size=8, disable_tqdm=True, **options)
-    with record(f"runs/gpt2/p{stages}", method="adamw", pipeline=pipeline, lr=1e-3, task="GPT-2 on the manual") as run:
+    task = {"task": "GPT-2 on the manual", "iterations": iterations}
+    with record(f"runs/gpt2/p{stages}", method="adamw", pipeline=pipeline, lr=1e-3, **task) as run:
         Trainer(model, arguments, train_dataset=examples, optimizers=(optimizer, None), callbacks=[Log(run)]).train()
 main(["slowdown", "runs/gpt2"])

@@ -34,7 +34,8 @@ for method, stages, lr, seed in product(METHODS, (1, 16), (3e-4, 1e-3, 3e-3), (0
     settings = {"adjust_lr_fn": "match_rms_adamw"} if method == "muon" else {}
     optimizers = METHODS[method](matrices, lr=lr, **settings), torch.optim.AdamW(rest, lr=lr)
     pipeline, name = delayed(model, optimizers, stages), f"runs/methods/{method}-p{stages}-lr{lr}-s{seed}"
-    with record(name, method, pipeline=pipeline, lr=lr, seed=seed, task="residual MLP on digits") as run:
+    task = {"task": "residual MLP on digits", "iterations": iterations}
+    with record(name, method, pipeline=pipeline, lr=lr, seed=seed, **task) as run:
         for t in range(1, iterations + 1):
             chosen = torch.randint(len(images), (64,), generator=torch.Generator().manual_seed(seed * 10**6 + t))
             (loss := nn.functional.cross_entropy(model(images[chosen]), labels[chosen])).backward()

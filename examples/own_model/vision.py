@@ -29,7 +29,7 @@ for stages in (1, 4):
     model = nn.Sequential(nn.Conv2d(1, 16, 3, padding=1), blocks, nn.Flatten(), nn.Linear(16 * 64, 10))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     pipeline = delayed(model, optimizer, stages)
-    with record(f"runs/vision/p{stages}", "adamw", pipeline=pipeline, lr=1e-3, task="digits, 8 blocks") as run:
+    with record(f"runs/vision/p{stages}", "adamw", pipeline=pipeline, lr=1e-3, iterations=iterations) as run:
         for t in range(1, iterations + 1):
             chosen = torch.randint(len(images), (32,), generator=torch.Generator().manual_seed(t))
             optimizer.zero_grad()

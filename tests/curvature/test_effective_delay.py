@@ -41,14 +41,11 @@ def test_closed_form(squares, stages, taus, squared):
 
 
 def test_standard_error_is_that_of_noisy_sums():
-    generator = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     squares = np.array([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
-    factor = 0.02 * generator.standard_normal((6, 6))
-    noisy = [
-        delays.effective_delay(result_with(squares + factor @ generator.standard_normal(6)), 4).delay
-        for _ in range(2000)
-    ]
-    found = delays.effective_delay(result_with(squares, (factor @ factor.T).tolist()), 4)
+    root = 0.02 * rng.standard_normal((6, 6))
+    noisy = [delays.effective_delay(result_with(squares + root @ rng.standard_normal(6)), 4).delay for _ in range(2000)]
+    found = delays.effective_delay(result_with(squares, (root @ root.T).tolist()), 4)
     assert found.standard_error == pytest.approx(np.std(noisy), rel=0.1)
 
 

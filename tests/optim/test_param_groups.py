@@ -130,7 +130,9 @@ def test_sides_that_are_too_long_are_not_rotated_and_the_summary_says_so(shape, 
         ({"rotate": ["body.*"]}, r"body\.bias is a vector"),
         ({"rotate": ["head.weight"], "keep": ["head.*"]}, "one of keep"),
         ({"split": {"body": 3}}, r"body.weight of shape \(4, 4\) is not 3 equal matrices"),
+        ({"split": {"body": (4, -3)}}, r"body.weight of shape \(4, 4\) is not 4 equal matrices"),
         ({"split": {"c_attn": 3}}, "split='c_attn' matches no parameter"),
+        ({"keep": "2.weight"}, "keep='2.weight' matches no parameter"),
     ],
 )
 def test_corrections_that_cannot_be_are_refused(options, told):
@@ -166,7 +168,8 @@ def test_fused_projection_is_trained_as_its_parts_are(make, options):
 
 
 def test_split_can_be_asked_for():
-    model = nn.ModuleDict({"mixed": nn.Linear(6, 20), "experts": nn.ParameterDict({"up": torch.zeros(4, 6, 10)})})
+    linear = type("NormedLinear", (nn.Linear,), {})(6, 20)  # no norm, whatever its name has
+    model = nn.ModuleDict({"mixed": linear, "experts": nn.ParameterDict({"up": torch.zeros(4, 6, 10)})})
     assert summary(model, split={"mixed": 2})["mixed.weight"].matrices == (2, 10, 6)
     assert summary(model, split={"experts.up": (2, -1)})["experts.up"].matrices == (4, 2, 6, 5)
     assert summary(model, split={"experts.up": [2, -1]}) == summary(model, split={"experts.up": (2, -1)})

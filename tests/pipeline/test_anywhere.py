@@ -216,15 +216,16 @@ def test_the_newest_weights_are_seen_between_the_passes_and_in_evaluation():
 
 @pytest.mark.parametrize("settings", [{}, {"rings": "host"}, {"stash": "predict"}, {"forecast": "average-update"}])
 def test_resumes_bit_for_bit(settings):
-    net, optimizer, pipeline = start(**settings)
-    loop(net, optimizer, 1, 7, 2)
-    saved = copy.deepcopy((net.state_dict(), optimizer.state_dict(), pipeline.state_dict()))
+    net, optimizer, _ = parts = start(**settings)
+    fresh = copy.deepcopy([part.state_dict() for part in parts])
+    begun = loop(net, optimizer, 1, 7, 2)
+    saved = copy.deepcopy([part.state_dict() for part in parts])
     expected = loop(net, optimizer, 8, 14, 2)
-    net, optimizer, pipeline = start(**settings)
-    net.load_state_dict(saved[0])
-    optimizer.load_state_dict(saved[1])
-    pipeline.load_state_dict(saved[2])
-    assert loop(net, optimizer, 8, 14, 2) == expected
+    net, optimizer, _ = parts = start(**settings)
+    for state, first, last, losses in ((saved, 8, 14, expected), (fresh, 1, 7, begun)):  # and anew, as after a search
+        for part, kept in zip(parts, state, strict=True):
+            part.load_state_dict(kept)
+        assert loop(net, optimizer, first, last, 2) == losses
     with pytest.raises(ValueError, match="4 stages, not 2"):
         start(stages=2)[2].load_state_dict(saved[2])
 

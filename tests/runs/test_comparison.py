@@ -113,10 +113,13 @@ def test_runs_that_did_not_finish_move_no_target_and_are_named(tmp_path, capsys)
     write_pipelines(tmp_path, {1: 50.5, 4: 200.5})
     write_run(tmp_path, "c", "pipeline.stages=2", crosses_3_at=9000, status="diverged")
     write_run(tmp_path, "d", "pipeline.stages=4", "optimizer.lr=1e-4", crosses_3_at=200.5, status="failed")
+    for P in (1, 4):  # of another model, both
+        write_run(tmp_path, f"{P}", f"pipeline.stages={P}", "model.width=16", crosses_3_at=9000, status="diverged")
     out, error = slowdown_command(capsys, tmp_path, "--format", "csv")
+    assert "reference never reaches it" in out
     assert "3.96" in out  # 350.5 / 88.5
     assert "0.01*" in out  # the only rate tried
-    assert "diverged, counted as tried and as never reaching a target: c" in error
+    assert "diverged, counted as tried and as never reaching a target: 1, 4, c" in error
     assert "failed otherwise than by diverging, left out: d" in error
 
 

@@ -37,9 +37,7 @@ def test_cells_equal_runs_by_hand_and_are_skipped_the_second_time(tmp_path, prin
     assert [(cell.folder / "metrics.jsonl").stat().st_mtime_ns for cell in cells] == before
 
 
-def test_a_cell_that_was_told_to_stop_early_is_continued_and_done_for_its_trajectory_version_alone(
-    tmp_path, capsys, monkeypatch
-):
+def test_a_cell_told_to_stop_early_is_continued_and_done_for_its_trajectory_version(tmp_path, capsys, monkeypatch):
     path = write_sweep(tmp_path, grid={"pipeline.stages": [4]})
     (cell,) = Sweep.load(path).cells
     stopped = cell.config.training.model_copy(update={"stop_after": 3})

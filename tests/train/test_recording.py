@@ -91,13 +91,14 @@ def test_what_delayed_knows_is_filled_in(tmp_path):
             optimizer.step()
             optimizer.zero_grad()
             run.log(t, loss / 2)
+            assert "accumulation: 2" in (tmp_path / "run" / "config.yaml").read_text()  # it may be killed now
     row = load(tmp_path).iloc[0]
     found = [row[f"pipeline.{key}"] for key in ("stages", "delay", "accumulation", "forecast")]
     assert found == [4, "2bw", 2, "last-update"]
     assert row["training.iterations"] == row["iteration"] == 5
     assert row["task"].startswith(Path(sys.argv[0]).name)
     with pytest.raises(UserError, match="stages is 2, but the pipeline has 4"):
-        record(tmp_path / "other", "sgd", stages=2, pipeline=pipeline, lr=0.01)
+        record(tmp_path / "other", "sgd", stages=2, pipeline=pipeline, lr=0.01, settings={"lr": 0.01})
 
 
 def test_ends_that_are_not_the_end(tmp_path, capsys):
