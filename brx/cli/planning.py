@@ -187,7 +187,7 @@ def similarity(
     config: ConfigName,
     *,
     overrides: Overrides,
-    like: Annotated[str, option("CONFIG", "the configuration to resemble")] = "paper-95m",
+    like: Annotated[str, option("CONFIG", "what to resemble", autocompletion=complete_config)] = "paper-95m",
     like_set: Annotated[list[str] | None, option("KEY=VALUE...", "its settings that differ from its file")] = None,
     noise_scale: Annotated[
         int | None, option("N", "measure the gradient noise scale of CONFIG after N iterations", min=1)
@@ -200,7 +200,7 @@ def similarity(
 
     run_config = load_config(config, overrides, is_new=True)
     names = (config, like if like != config else f"{like} (like)")
-    print_table(similarity_table(run_config, load_config(like, like_set or []), names), format)
+    print_table(similarity_table(run_config, load_config(like, like_set or [], is_new=True), names), format)
     if noise_scale is not None:
         from brx.train.noise_scale import SAMPLES, gradient_noise_scale
 
@@ -223,7 +223,7 @@ def verdict(
     ] = None,
     *,
     stages: Annotated[int, option("P", "stages, a device each", min=2, max=1024)],
-    micro_batches: Annotated[int, option("M", "micro-batches per update", min=1)],
+    micro_batches: Annotated[int, option("M", "micro-batches per update", min=1, max=1024)],
     loss: Annotated[
         float | None, option("NATS", "training loss to reach (default: the lowest that AdamW reaches here, too)")
     ] = None,
@@ -269,7 +269,7 @@ def verdict(
         from brx.config.loading import load_config
         from brx.planning.planned_run import parse_devices  # loads torch
 
-        asked = load_config(config, overrides)
+        asked = load_config(config, overrides, is_new=True)
         model = parse_devices(asked, device_memory, throughput, bandwidth)
     run = None if model is None else model.split(stages, micro_batches)
     losses = verdicts.losses_to_ask(measurements, (stages - 1) / micro_batches) if loss is None else [loss]

@@ -173,7 +173,7 @@ def compare(
     settings = comparison.parse_settings(overrides or [])
     variants = [settings, *({**settings, "optimizer.rest_lr": rate} for rate in rest_lr or [])]
     sweeps = [comparison.protocol(method, variant, seeds, out) for method in asked for variant in variants]
-    if asked and comparison.TARGET_METHOD not in asked:  # whose runs the slowdowns need
+    if asked and (comparison.TARGET_METHOD not in asked or settings):  # whose runs the slowdowns need
         sweeps.insert(0, comparison.protocol(comparison.TARGET_METHOD, {}, seeds, out))
     check_own_methods(sweeps)
     # Prepared first: committed runs of another corpus do not count.

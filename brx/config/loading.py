@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from brx.config.parsing import parse_yaml
-from brx.config.schema import RunConfig, method_tag
+from brx.config.schema import RECORDED, RunConfig, method_tag
 from brx.errors import UserError, did_you_mean
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -51,17 +51,16 @@ def load_config(name: str | Path, overrides: Sequence[str] = (), *, is_new: bool
     content = new_content(path) if is_new else read_mapping(path)
     if not content:  # a default run is a long one: it is asked for with {}, not by an emptied file
         raise UserError(f"{path}: is empty; restore it, or name a preset ({', '.join(preset_names())})")
-    config = apply_overrides(content, overrides, str(path))
-    if is_new and config.is_recorded:
-        raise UserError(f"{path}: was recorded from a loop that is not brx's, with a model that it does not know")
-    return config
+    return apply_overrides(content, overrides, str(path))
 
 
 def new_content(path: Path) -> dict[str, Any]:
     """For a run that is to begin: files of the user's own code count as they are now, whatever an old run's were."""
     content = read_mapping(path)
-    pipeline = content.get("pipeline")
-    for section in (content.get("optimizer"), pipeline.get("delay") if isinstance(pipeline, dict) else None):
+    pipeline, optimizer = content.get("pipeline"), content.get("optimizer")
+    if isinstance(optimizer, dict) and str(optimizer.get("method")).startswith(RECORDED):
+        raise UserError(f"{path}: was recorded from a loop that is not brx's, with a model that it does not know")
+    for section in (optimizer, pipeline.get("delay") if isinstance(pipeline, dict) else None):
         if isinstance(section, dict):
             section.pop("code_sha256", None)
     return content

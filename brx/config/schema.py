@@ -127,7 +127,8 @@ def check_delay(value: Any) -> Any:
     """Refuse what is no delay profile, in one line for all its forms."""
     if isinstance(value, str) and re.fullmatch(USER_CODE, value):
         value = {"function": value}
-    if isinstance(value, dict) and value.keys() <= DelayCode.model_fields.keys() and "function" in value:
+    is_code = isinstance(value, dict) and re.fullmatch(USER_CODE, str(value.get("function")))
+    if is_code and value.keys() <= DelayCode.model_fields.keys():
         return {**value, "code_sha256": value.get("code_sha256") or code_sha256(str(value["function"]))}
     if isinstance(value, DelayCode | DelayLike) or value in get_args(DelayName):
         return value

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import accumulate
-from operator import itemgetter
 from pathlib import Path
 
 import torch
@@ -185,9 +184,9 @@ def fit_line(config: RunConfig, ranks: Sequence[Memory], device_type: str, memor
     smallest = smallest_num_ranks(config, device_type, memory)
     least = f"the smallest R that fits is {smallest}"
     if smallest is None:
-        *_, finest = _possible_cuts(config)
-        rank, peak = max(enumerate(rank.peak for rank in plan_memory(config, device_type, finest)), key=itemgetter(1))
-        least = f"even R = {len(finest)} needs {peak / 1e9:.1f} GB on rank {rank}"
+        plans = ([rank.peak for rank in plan_memory(config, device_type, cut)] for cut in _possible_cuts(config))
+        peaks = min(plans, key=max)
+        least = f"even R = {len(peaks)} needs {max(peaks) / 1e9:.1f} GB on rank {peaks.index(max(peaks))}"
     if fits(ranks, memory):
         return f"Fits into {memory / 1e9:.1f} GB per device; {least}."
     remedies = what_would_fit(config, device_type, memory)

@@ -13,7 +13,7 @@ from yaml import safe_dump
 
 from brx.config.loading import validate
 from brx.config.parsing import parse_bytes, parse_flops
-from brx.config.schema import RunConfig
+from brx.config.schema import RECORDED, RunConfig
 from brx.errors import UserError, did_you_mean
 from brx.model.sizes import FP32, num_elements, training_flops
 from brx.model.stage import partition
@@ -59,7 +59,7 @@ PEAKS = {
     "RTX 3080": (59.5, 29.8),
     "MI300X": (1307, 163.4),
 }
-PIPELINE_KEYS = ("stages", "devices", "accumulation", "delay", "stash", "forecast")  # what a verdict changes
+PIPELINE_KEYS = ("stages", "devices", "accumulation", "delay", "stash", "recompute", "forecast")  # verdicts change them
 WITHOUT_DELAY = {"delay": 0, "stash": "exact", "forecast": None}
 UTILIZATION = 0.4  # assumed share of a data sheet's peak
 
@@ -97,7 +97,7 @@ class PlannedRun:
     def split(self, num_stages: int, num_micro_batches: int) -> PlannedRun:
         """The same examples per update in so many micro-batches on a device per stage; UserError if they cannot be."""
         if self.examples % num_micro_batches:
-            raise UserError(f"--micro-batches {num_micro_batches}: training.batch_size {self.examples} is no multiple")
+            raise UserError(f"--micro-batches {num_micro_batches}: {self.examples} examples per update are no multiple")
         if num_stages > self.config.model.blocks:
             raise UserError(f"--stages {num_stages}: the model has only {self.config.model.blocks} blocks")
         return replace(self, config=_resized(self.config, num_stages, num_stages, num_micro_batches, delay="pipeline"))
@@ -155,8 +155,8 @@ class PlannedRun:
         assert self.memory is not None
         config = with_method(self.config, settings)
         remedies = what_would_fit(config, planned_device_type(config), self.memory)
-        # Smaller batches would be fewer examples per update: another question.
-        if found := [one for one in remedies if "batch_size" not in one]:
+        # Smaller batches would be fewer examples per update, fewer devices fewer stages: other questions.
+        if found := [one for one in remedies if "batch_size" not in one and "devices" not in one]:
             return f"--set {found[0]}"
         num_stages = 2 * config.pipeline.stages
         while num_stages <= config.model.blocks:
@@ -236,7 +236,10 @@ def with_method(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
         return config
     content = config.model_dump(mode="json")
     content["optimizer"] = settings["optimizer"]
+    if (method := str(content["optimizer"]["method"])).startswith(RECORDED):
+        raise UserError(f"--config: {method} is of a loop that is not brx's, whose memory is unknown; leave it out")
     content["pipeline"] |= settings.get("pipeline", {})
+    content["pipeline"]["recompute"] &= content["pipeline"]["stash"] == "exact"  # others have nothing to keep
     return validate(content, RunConfig, "measured settings")
 
 

@@ -71,7 +71,7 @@ def _too_large(verdict: Verdict, measurements: Measurements, run: PlannedRun | N
         by_remedy.setdefault(remedy, []).append(method)
     size = f"{(verdict.question.devices.memory or 0.0) / 1e9:g} GB"
     return [
-        f"Too large for {size}: {', '.join(methods)}{f' (fits with {remedy})' if remedy else ''}."
+        f"Too large for {size}: {'; '.join(methods)}{f' (fits with {remedy})' if remedy else ''}."
         for remedy, methods in by_remedy.items()
     ]
 

@@ -41,7 +41,7 @@ def protocol(method: str, settings: Mapping[str, Any], num_seeds: int, out: Path
     }
     if num_seeds > 1:
         content["repeat"] = {"set": {"training.seed": list(range(1, num_seeds))}}
-    name = f"compare {method}"
+    name = " ".join(["compare", method, *(f"{key}={value}" for key, value in settings.items())])
     return Sweep.expand(Path(name), validate(content, SweepSpec, name), out)
 
 

@@ -92,7 +92,7 @@ def run_and_print(sweep: Sweep, launcher: Launcher, *, retry_failed: bool) -> bo
         choices, repetitions = choices_and_repetitions(sweep, cells)
         failures |= _run_cells(repetitions, launcher, display, retry_failed)
     if (rule := sweep.spec.choose) is not None and choices is not None:
-        table, path = choice_table(choices, rule), sweep.out / f"choice-{sweep.path.stem}.csv"
+        table, path = choice_table(choices, rule), sweep.out / f"choice-{sweep.path.name.removesuffix('.yaml')}.csv"
         print(f"chosen by the lowest {SCORE}", format_table(table, "table"), path, sep="\n")
         write_text(path, format_table(table, "csv") + "\n")
     for name, reason in failures.items():

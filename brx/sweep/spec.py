@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -62,7 +62,7 @@ class Choice(Section):
 class Repeat(Section):
     """More runs of chosen cells, usually other seeds."""
 
-    set: dict[str, list[Value]] = Field({"training.seed": [1, 2]}, min_length=1)
+    set: dict[str, Annotated[list[Value], Field(min_length=1)]] = Field({"training.seed": [1, 2]}, min_length=1)
     """Dotted keys and the further values."""
     where: dict[str, Value | list[Value]] = Field(default_factory=dict)
     """Only cells that have one of these values for each of these keys."""
@@ -194,11 +194,12 @@ def _check_keys(path: Path, spec: SweepSpec, cells: Sequence[Cell]) -> None:
     for key, values in spec.grid.items():
         if "." in key and len(values) > 1 and not decides_trajectory(key):
             raise UserError(f"{path}: grid.{key}: changes no number of a run, so that its values would be one cell")
-    repeated = [] if spec.repeat is None else [("repeat.where", spec.repeat.where)]
-    for name, condition in [*(("exclude", entry) for entry in spec.exclude), *repeated]:
-        for key in condition:
-            if all(value_at(content, key) is None for content in contents):
-                raise UserError(f"{path}: {name}: '{key}' has a value in no cell")
+    for entry in spec.exclude:
+        if not any(matches(cell.config, entry) for cell in cells):
+            raise UserError(f"{path}: exclude: no cell has {', '.join(f'{key}={entry[key]}' for key in entry)}")
+    for key in {} if spec.repeat is None else spec.repeat.where:
+        if all(value_at(content, key) is None for content in contents):
+            raise UserError(f"{path}: repeat.where: '{key}' has a value in no cell")
     if spec.choose is not None:
         if spec.choose.over == "training.seed":
             raise UserError(f"{path}: choose.over: seeds are repetitions, among which nothing is chosen")

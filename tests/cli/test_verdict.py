@@ -80,7 +80,7 @@ def test_it_prints_the_equal_plan_and_what_would_make_methods_fit(printed, monke
     assert "At 124.8 TFLOP/s per device" in planned
     assert "examples, zero-bubble H1 with 8 micro-batches" in planned
     remedy = re.search(r"Too large for 6 GB: (.*) \(fits with --set (.*)\)", text)
-    method = remedy[1].split(", ")[-1]
+    method = remedy[1].split("; ")[-1]
     changed = [f"optimizer={{method: {method}}}", *remedy[2].split()]
     position = command.index("--set") + 1
     for settings, does in ((changed[:1], "Does not fit"), (changed, "Fits")):

@@ -77,7 +77,7 @@ def test_a_cell_is_found_again_by_its_configuration_and_a_method_keeps_only_what
         ({"repeat": {"where": {"pipeline.stages": 16}}}, "repeat.where: matches no cell"),
         ({"grid": {"optimizer.lr.x": [1]}}, "optimizer.lr.x: 'lr' is a value, not a section"),
         ({"exclude": [{"pipeline.stages": [1, 4]}]}, "exclude: leaves no cell of the grid's 4"),
-        ({"exclude": [{"optimizer.lrr": 1.0}]}, "exclude: 'optimizer.lrr' has a value in no cell"),
+        ({"exclude": [{"optimizer.lrr": 1.0}]}, "exclude: no cell has optimizer.lrr=1.0"),
         ({"repeat": {"where": {"pipeline.stage": 4}}}, "repeat.where: 'pipeline.stage' has a value in no cell"),
         ({"choose": {"over": "pipeline.stash"}}, "choose.over: needs a key of numbers, pipeline.stash is 'exact'"),
         ({"choose": {"over": "training.seed"}}, "choose.over: seeds are repetitions"),
