@@ -240,7 +240,7 @@ def _draw_profile_points(axes: Axes, points: pd.DataFrame, predictor: str) -> No
         draw_points(axes, point[predictor], ratio, (low, high), look_of(point["method"]), **style)
     axes.axhline(1.0, color="black", linewidth=0.5)
     factor_axis(axes)
-    axes.set_xlim(left=0)
+    axes.set_xlim(0, 1.1 * points[predictor].max())
 
 
 def draw_oscillation(results: Sequence[Oscillation], path: Path) -> list[Path]:
