@@ -129,10 +129,11 @@ def _draw_slowdown_by_norm(axes: Axes, results: Sequence[NormResult], delays: St
         marker = "^" if row["is_censored"] else look.marker
         draw_points(axes, *point, (row["low"], row["high"]), look, marker=marker, markersize=5, linestyle="-")
         name = space.replace("-", "/") + (" (more)" if row["is_censored"] else "")
-        axes.annotate(name, point, xytext=(5, 4), textcoords="offset points", fontsize=7)
+        side, beside = ("right", -5) if space.startswith("2nd") else ("left", 5)  # the sources' points are neighbours
+        axes.annotate(name, point, xytext=(beside, 4), textcoords="offset points", ha=side, fontsize=7)
     axes.axhline(1.0, color="black", linewidth=0.5)
     factor_axis(axes)
-    axes.margins(x=0.3, y=0.15)
+    axes.margins(x=0.4, y=0.15)
     axes.set(xlabel="norm / that in original coordinates", ylabel=f"slowdown at P = {stages_of(delays)}")
     axes.set_title("and what delay costs the strategy")
 
