@@ -10,7 +10,7 @@ import typer
 
 from brx.cli.options import Format, Overrides, ScaleName, ScaleRuns, argument, completing, option
 from brx.cli.usage import Application, print_note, print_table, refuse
-from brx.errors import did_you_mean
+from brx.errors import UserError, did_you_mean
 from brx.files import replacing
 
 OF_ANY_RUNS = ("curves", "staleness", "profiles")
@@ -74,7 +74,7 @@ def plot(
     refuse(is_of_any_runs and runs is not None, f"--runs: {figure} takes its runs as arguments, after its name")
     if folders and not is_of_any_runs:
         entries(figure, FIGURES, "figure", ", ".join(OF_ANY_RUNS))  # a name that is unknown is told first
-        refuse(True, f"RUN: only {', '.join(OF_ANY_RUNS)} take runs; name the folder of {figure}'s with --runs")
+        raise UserError(f"RUN: only {', '.join(OF_ANY_RUNS)} take runs; name the folder of {figure}'s with --runs")
     refuse(figure == "all" and is_file, f"--out {out}: a file holds one figure; name a folder for all")
 
     def draw(where: Path | None) -> Iterable[Path]:

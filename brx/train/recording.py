@@ -158,7 +158,7 @@ class Recording:
                 status = "diverged" if diverged else "failed"
             self._write_summary(status, str(error) if error else None)
         if diverged:
-            alone = "; without iterations= it compares with no longer run" if self._counts else ""
+            alone = "; without iterations= no longer run is compared with it" if self._counts else ""
             print(f"brx: {self._folder.path}: diverged: {error}{alone}", file=sys.stderr)
         return diverged
 

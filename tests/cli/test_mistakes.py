@@ -88,6 +88,7 @@ MISTAKES = [
     (f"{ASKED} --device-memory 8GB", "need a --config"),
     (f"{ASKED} --config quick --bandwidth 8GB", "--bandwidth: needs"),
     (f"{ASKED} --micro-batches 3 --config quick", "--micro-batches 3: 8 examples per update are no multiple"),
+    ("plot curves RUN --runs x", "--runs: curves takes its runs as arguments"),
     (f"{ASKED} --stages 64 --config quick", "--stages 64: the model has only 8"),
     (f"{ASKED} --cost-from results/tables/similar/time-to-loss.json", "no table of milliseconds per iteration by"),
     (f"{ASKED} --cost-from results/demo/basis-rotation-p1", "has no pipedream (AdamW), which costs are"),
