@@ -1,19 +1,21 @@
-"""Iterations per second on one device: a plain training loop against `brx` at several P.
+"""Iterations per second on one device: a plain training loop against every method of `brx`, main ones at several P.
 
-The plain loop is what one would write without brx, in the way of nanoGPT: the whole model compiled, autocast, a clip,
-fused AdamW, batches copied to the device asynchronously. Each variant has the device to itself, one after the other.
+The plain loop is what one would write without brx: blocks compiled, autocast, a clip, fused AdamW, batches copied to
+the device asynchronously. Each variant has the device to itself, one after the other. Ctrl-C keeps what has been
+measured.
 
-    python -m benchmarks.gpu_speed paper-95m --stages 1 32 [--set KEY=VALUE ...] [--out results/gpu]
+    python -m benchmarks.gpu_speed paper-95m --stages 1 32 [--only basis ...] [--set KEY=VALUE ...] [--out results/gpu]
 """
 
 import gc
 import statistics
 from collections.abc import Callable
+from contextlib import suppress
 
 import torch
 from torch import Tensor
 
-from benchmarks.report import Table, gpu_parser_of, random_tokens, runner, take_turns
+from benchmarks.report import Table, gpu_parser_of, quick_first_basis, random_tokens, runner, take_turns
 from brx.config.loading import load_config
 from brx.config.schema import RunConfig
 from brx.data.batches import Prefetcher
@@ -22,47 +24,69 @@ from brx.train.build import assemble
 from brx.train.device import autocast, choose_device, set_up
 from brx.train.recorder import Utilization
 
-COMPARED = ("pipedream", "basis-rotation")
+AT_EVERY_P = {
+    "pipedream": [],
+    "basis-rotation": [],
+    "basis-rotation, TF32 rotations": ["optimizer.rotation_precision=tf32"],
+    "basis-rotation, bf16 rotations": ["optimizer.rotation_precision=bf16"],
+}
+AT_FIRST_P: dict[str, list[str]] = {
+    "basis-rotation, covariance at refreshes": ["optimizer.covariance=refresh"],
+    "basis-rotation, 1st unilateral": [
+        "optimizer.source=1st",
+        "optimizer.geometry=unilateral",
+        "optimizer.covariance=refresh",
+    ],
+    **{name: [] for name in ("pipedream-lr", "nesterov", "delay-compensation", "soap", "muon", "scion")},
+}
+"""Overrides by variant; a name begins with its method's."""
 
 
 def main() -> None:
     """Measure and print."""
-    options = gpu_parser_of(__doc__, rounds=5, iterations=50).parse_args()
+    parser = gpu_parser_of(__doc__, rounds=5, iterations=50)
+    parser.add_argument("--only", nargs="*", default=[""], help="variants that contain one of these texts")
+    options = parser.parse_args()
     config = load_config(options.config, [*options.overrides, "pipeline.stages=1"])
     device, _ = choose_device(config.runtime.device)
     set_up(config.runtime, device, 1)
     utilization = Utilization(config, device)
     tokens = config.training.batch_size * config.model.sequence_length
 
-    rates = {"plain loop": measure(lambda: plain_loop(config, device), options.rounds, options.iterations)}
-    for method in COMPARED:
-        for stages in options.stages:
-            overrides = [*options.overrides, f"optimizer.method={method}", f"pipeline.stages={stages}"]
-            variant = load_config(options.config, overrides)
-            rates[f"{method}, P = {stages}"] = measure(
-                lambda variant=variant: runner(  # type: ignore[misc]
-                    assemble(variant, random_batches(variant, device).batch, device=device).engine
-                ),
-                options.rounds,
-                options.iterations,
+    variants = {"plain loop": lambda: plain_loop(config, device)}
+    for name, own in {**AT_EVERY_P, **AT_FIRST_P}.items():
+        if not any(text in name for text in options.only):
+            continue
+        for stages in options.stages if name in AT_EVERY_P else options.stages[:1]:
+            method = f"optimizer.method={name.partition(',')[0]}"
+            variant = load_config(options.config, [*options.overrides, method, *own, f"pipeline.stages={stages}"])
+            variants[f"{name}, P = {stages}"] = lambda variant=variant: runner(  # type: ignore[misc]
+                assemble(variant, random_batches(variant, device).batch, device=device).engine
             )
-    table = Table("speed", ["variant", "iterations/s", "tokens/s", "MFU", "ratio to plain loop", "ratio to own P = 1"])
+    rates = {}
+    with suppress(KeyboardInterrupt):
+        for name, make in variants.items():
+            rates[name] = measure(make, options.rounds, options.iterations)
+            print(f"{name}: {1e3 / rates[name]:.2f} ms per iteration", flush=True)
+    table = Table("speed", ["variant", "ms / iteration", "tokens/s", "MFU", "over plain loop", "over own P = 1"])
     for name, rate in rates.items():
         mfu = utilization.mfu(rate * tokens)
-        own = rates.get(f"{name.rpartition(' = ')[0]} = 1", rate)
+        at_first = rates.get(f"{name.rpartition(' = ')[0]} = 1", rate)
         share = "" if mfu is None else f"{mfu:.1%}"
-        ratios = (f"{rate / rates['plain loop']:.3f}", f"{rate / own:.3f}")
-        table.add(name, f"{rate:.2f}", f"{rate * tokens:,.0f}", share, *ratios)
+        ratios = (f"{rates['plain loop'] / rate:.3f}", f"{at_first / rate:.3f}")
+        table.add(name, f"{1e3 / rate:.2f}", f"{rate * tokens:,.0f}", share, *ratios)
     table.write(
         f"Speed of {options.config} on one device: {config.runtime.precision}, compile {config.runtime.compile}",
-        f"Median of {options.rounds} times {options.iterations} iterations, after as many to warm up.",
+        f"Median of {options.rounds} times {options.iterations} iterations, after as many to warm up; refreshes"
+        " (every 10) are in, the first basis is not.",
         folder=options.out,
     )
 
 
 def measure(make: Callable[[], Callable[[int], Tensor | None]], rounds: int, iterations: int) -> float:
     """Iterations per second of a loop that returns its last loss; the loop is dropped afterwards."""
-    times = take_turns({"": and_wait(make())}, rounds, iterations)[""]
+    with quick_first_basis():
+        times = take_turns({"": and_wait(make())}, rounds, iterations)[""]
     gc.collect()
     torch._dynamo.reset()
     if torch.cuda.is_available():
@@ -93,7 +117,8 @@ def plain_loop(config: RunConfig, device: torch.device) -> Callable[[int], Tenso
     initialize(model, config.model.blocks, config.training.seed)
     model.to(device)
     if config.runtime.compile:
-        model.compile()
+        for block in model.blocks.values():
+            block.compile()
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.optimizer.lr, weight_decay=0.01, fused=True)
     batches, context = random_batches(config, device), autocast(config.runtime, device)
     done = 0

@@ -36,7 +36,7 @@ config=paper-95m deep=32
 settings=("data.source=$source" "data.tokens=$((iterations * 8 * 512))" data.max_epochs=1.03)
 speed=()
 if [[ $source != openwebtext ]]; then  # a corpus of its own size, read more than once if need be
-    settings=("data.source=$source" data.tokens=null data.max_epochs=1000)
+    settings=("data.source=$source" data.tokens=null data.sample_fraction=1.0 data.max_epochs=1000)
 fi
 if $tiny; then
     config=quick deep=4 iterations=20

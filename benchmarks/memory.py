@@ -7,6 +7,7 @@ allocator, as torch.profiler records each of them (resident memory would count P
 """
 
 import gc
+import itertools
 import json
 import tempfile
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.report import Table, gpu_parser_of
+from benchmarks.report import Table, gpu_parser_of, quick_first_basis
 from brx.config.loading import load_config
 from brx.config.schema import RunConfig
 from brx.planning.plan import plan_memory
@@ -23,21 +24,24 @@ from brx.train.build import assemble
 from brx.train.device import choose_device
 
 COMPARED = ("pipedream", "basis-rotation")
+RINGS = ("device", "host")
 
 
 def main() -> None:
     """Measure and print."""
     options = gpu_parser_of(__doc__).parse_args()
-    table = Table("memory", ["method", "P", "planned GB", "measured GB", "planned / measured"])
-    for method in COMPARED:
-        for stages in options.stages:
-            overrides = [*options.overrides, f"optimizer.method={method}", f"pipeline.stages={stages}"]
-            config = load_config(options.config, overrides)
-            device, _ = choose_device(config.runtime.device)
-            (planned,) = plan_memory(config, device.type)
+    table = Table("memory", ["method", "P", "rings", "planned GB", "measured GB", "planned / measured"])
+    for method, stages, rings in itertools.product(COMPARED, options.stages, RINGS):
+        chosen = [f"optimizer.method={method}", f"pipeline.stages={stages}", f"pipeline.rings={rings}"]
+        config = load_config(options.config, [*options.overrides, *chosen])
+        device, _ = choose_device(config.runtime.device)
+        if rings == "host" and (stages == 1 or device.type == "cpu"):
+            continue  # no rings, or all in one memory
+        (planned,) = plan_memory(config, device.type)
+        with quick_first_basis():
             measured = measured_peak(config, device)
-            numbers = (f"{planned.peak / 1e9:.3f}", f"{measured / 1e9:.3f}", f"{planned.peak / measured:.3f}")
-            table.add(method, str(stages), *numbers)
+        numbers = (f"{planned.peak / 1e9:.3f}", f"{measured / 1e9:.3f}", f"{planned.peak / measured:.3f}")
+        table.add(method, str(stages), rings, *numbers)
     note = "Planned: the closed forms of brx plan, for uncompiled blocks; compiled ones keep fewer activations."
     table.write(f"Peak memory of {options.config} on one device, 11 iterations", note, folder=options.out)
 
@@ -51,6 +55,7 @@ def peak_during(work: Callable[[], None], device: torch.device) -> int:
     """Largest number of bytes of tensors that the work held at one time, beyond those that were there before (CPU)."""
     gc.collect()  # what came before
     if device.type == "cuda":
+        torch.cuda.init()
         torch.cuda.reset_peak_memory_stats(device)
         work()
         return torch.cuda.max_memory_allocated(device)

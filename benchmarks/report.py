@@ -6,14 +6,19 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import torch
 from rich.console import Console
 from rich.table import Table as RichTable
 from torch import Tensor
 
+from brx.optim import basis_rotation
+from brx.optim.eigenbasis import Refreshed
 from brx.pipeline.engine import Engine, MicroBatch
 
 RESULTS = Path(__file__).parent / "results"
@@ -84,6 +89,31 @@ def random_tokens(batch_size: int, sequence_length: int, vocabulary: int = 256) 
         return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
     return micro_batch
+
+
+@contextmanager
+def quick_first_basis() -> Iterator[None]:
+    """Decompose one matrix of each shape for all of them: exact eigenvectors take minutes, once in a training."""
+    decomposed: dict[tuple[torch.Size, torch.dtype], Any] = {}
+    eigh = torch.linalg.eigh
+
+    def eigh_of_one(matrices: Tensor) -> Any:
+        key = matrices.shape, matrices.dtype
+        if key not in decomposed:
+            decomposed[key] = eigh(matrices)
+        return decomposed[key]
+
+    def of_one(exact: Callable[..., Refreshed]) -> Callable[..., Refreshed]:
+        def compute(matrices: Tensor) -> Refreshed:
+            one = exact(matrices[:1])
+            return Refreshed(*(part.expand(len(matrices), *part.shape[1:]) for part in one))
+
+        return compute
+
+    names = ("exact_eigenbasis", "exact_factor_eigenbasis")
+    ours = patch.multiple(basis_rotation, **{name: of_one(getattr(basis_rotation, name)) for name in names})
+    with ours, patch.object(torch.linalg, "eigh", eigh_of_one):
+        yield
 
 
 def runner(engine: Engine) -> Callable[[int], Tensor | None]:

@@ -185,8 +185,10 @@ def seen_from(side: Side, matrices: Tensor) -> Tensor:
 
 def unless_bad(factor: float, dtype: torch.dtype, bad: Tensor | None) -> Tensor:
     """A factor, which is 1 in a step that is to change nothing."""
-    number = torch.tensor(factor, dtype=dtype)
-    return number if bad is None else torch.where(bad, 1.0, number)
+    if bad is None:
+        return torch.tensor(factor, dtype=dtype)
+    # Filled there: a number that is copied to a GPU makes the host wait.
+    return torch.full((), factor, dtype=dtype, device=bad.device).masked_fill_(bad, 1.0)
 
 
 class Layout:

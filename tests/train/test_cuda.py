@@ -52,11 +52,11 @@ def test_attention_is_flash_attention():
     assert x.grad.isfinite().all()
 
 
-def test_iterations_do_not_wait_for_the_gpu():
-    config = apply_overrides(MIDDLE, ["training.log_every=1"], "middle")  # norms of the updates at each one
-    device = torch.device("cuda")
-    tokens = torch.randint(50257, (8, 257), device=device)
-    engine = assemble(config, lambda t: (tokens[:, :-1], tokens[:, 1:].contiguous()), device=device).engine
+@pytest.mark.parametrize("method", ["pipedream", "basis-rotation"])
+def test_iterations_do_not_wait_for_the_gpu(method):  # with norms of the updates at each one
+    config = apply_overrides(MIDDLE, ["training.log_every=1", f"optimizer.method={method}"], "middle")
+    tokens = torch.randint(50257, (8, 257), device="cuda")
+    engine = assemble(config, lambda t: (tokens[:, :-1], tokens[:, 1:].contiguous()), device=tokens.device).engine
     list(engine.run(1, lambda: 3))
     try:
         torch.cuda.set_sync_debug_mode("error")
