@@ -52,13 +52,14 @@ def measured_peak(config: RunConfig, device: torch.device, iterations: int = 11)
 
 
 def peak_during(work: Callable[[], None], device: torch.device) -> int:
-    """Largest number of bytes of tensors that the work held at one time, beyond those that were there before (CPU)."""
+    """Largest number of bytes of tensors that the work held at one time, beyond those that were there before."""
     gc.collect()  # what came before
     if device.type == "cuda":
         torch.cuda.init()
+        before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
         work()
-        return torch.cuda.max_memory_allocated(device)
+        return torch.cuda.max_memory_allocated(device) - before
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         work()
     with tempfile.TemporaryDirectory() as folder:

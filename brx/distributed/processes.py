@@ -146,7 +146,7 @@ class PointToPoint:
 
     def wait_for_send(self) -> None:
         if self._sending is not None:
-            self._wait(self._sending[0], self._target)
+            self._wait(*self._sending, self._target)
             self._sending = None
 
     def post_receive(self) -> None:
@@ -163,13 +163,16 @@ class PointToPoint:
         self.post_receive()
         assert self._receiving is not None
         work, buffer = self._receiving
-        self._wait(work, self._source)
+        self._wait(work, buffer, self._source)
         self._receiving = None
         return buffer.detach()
 
-    def _wait(self, work: dist.Work, peer: int | None) -> None:
+    def _wait(self, work: dist.Work, message: Tensor, peer: int | None) -> None:
         with told_if_lost(peer, self._timeout_s):
-            work.wait(timedelta(seconds=self._timeout_s))
+            if message.is_cuda:  # the device's next work waits, not the host: NCCL's watchdog minds the time
+                work.wait()
+            else:
+                work.wait(timedelta(seconds=self._timeout_s))
 
 
 @contextlib.contextmanager

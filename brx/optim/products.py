@@ -18,7 +18,7 @@ def product(left: Tensor, right: Tensor, precision: Precision) -> Tensor:
     """
     if precision == "highest" or left.dtype == torch.float64:  # k 2^-24 AB
         return left @ right
-    if precision == "tf32":  # 2^-10 AB: both factors are rounded to 10 bits
+    if precision == "tf32":  # 2^-10 AB: both factors are rounded to 10 bits (2^-9 on a GPU that cuts the rest off)
         if left.device.type != "cuda":
             return round_to_tf32(left) @ round_to_tf32(right)
         with fp32_products("tf32"):

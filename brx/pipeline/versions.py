@@ -111,8 +111,8 @@ class Ring:
         index = self._buffer_of(micro_batch)
         if self._held[index] != micro_batch:  # nobody has fetched it ahead
             self._load(micro_batch)
-        if self._is_cuda:
-            torch.cuda.current_stream().wait_event(self._loaded[index])
+        if self._stream is not None:
+            torch.cuda.current_stream(self._stream.device).wait_event(self._loaded[index])
         return self.buffers[index]
 
     def prefetch(self, micro_batch: int) -> None:
@@ -133,8 +133,8 @@ class Ring:
 
     def finish_store(self) -> None:
         """Let the device's next work, an update, wait until the last `store` has read the weights."""
-        if self._stored is not None:
-            torch.cuda.current_stream().wait_event(self._stored)
+        if self._stream is not None and self._stored is not None:
+            torch.cuda.current_stream(self._stream.device).wait_event(self._stored)
 
     def forget(self) -> None:
         """A micro-batch may come again, or the slots have new contents: buffers are no longer what they were."""
@@ -163,7 +163,7 @@ class Ring:
         """The stream of the copies, after all that the device has been given so far."""
         if self._stream is None:
             return nullcontext()
-        self._stream.wait_stream(torch.cuda.current_stream())
+        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         return torch.cuda.stream(self._stream)
 
     def _to_slot(self, tensor: Tensor) -> Tensor:
@@ -350,6 +350,7 @@ class StageVersions:
             raise ValueError(f"stage {self.index}: the state is of another stage or delay")
         if len(state["extrapolation"]) != len(self.newest) or (any(state["extrapolation"]) and not self._extrapolates):
             raise ValueError(f"stage {self.index}: the state is of another stash mode or forecast")
+        self.ring.wait()  # for a copy under way, which would land on what is loaded
         torch._foreach_copy_(self._newest_list, list(state["weights"].values()))
         for slot, saved in zip(self.ring.slots, state["ring"], strict=True):
             torch._foreach_copy_(slot, saved)

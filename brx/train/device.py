@@ -47,7 +47,6 @@ def set_up(runtime: RuntimeConfig, device: torch.device, num_local_ranks: int) -
     torch.use_deterministic_algorithms(runtime.deterministic)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-        torch.backends.cudnn.benchmark = not runtime.deterministic
 
 
 class StopSignal:

@@ -215,10 +215,8 @@ def test_kernel_is_one_matrix(memory_format):
     take_steps(optimizer, [kernel], [kernels[1:]])
     take_steps(BasisRotation([matrix], frequency=2), [matrix], [[k.reshape(6, 18) for k in kernels[1:]]])
     assert torch.equal(kernel.reshape(6, 18), matrix)
-    state = optimizer.state[kernel]
-    assert [tuple(state[name].shape) for name in ("exp_avg", "left_basis", "right_basis")] == [
-        (6, 2, 3, 3), (6, 6), (18, 18)
-    ]  # fmt: skip
+    names, shapes = ("exp_avg", "left_basis", "right_basis"), [(6, 2, 3, 3), (6, 6), (18, 18)]
+    assert [tuple(optimizer.state[kernel][name].shape) for name in names] == shapes
 
 
 def two_models():

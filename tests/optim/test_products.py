@@ -15,16 +15,16 @@ def matrices(seed, *shape):
     return torch.randn(shape, generator=generator) * scales
 
 
-@pytest.mark.parametrize(("precision", "bound"), [("highest", 40 * 2**-24), ("tf32", 2**-10), ("bf16", 3 * 2**-16)])
+@pytest.mark.parametrize(("precision", "bound"), [("highest", 128 * 2**-24), ("tf32", 2**-10), ("bf16", 3 * 2**-16)])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=on_gpu)])
 def test_error_is_within_the_bound(precision, bound, device):
-    left, right = matrices(0, 3, 20, 40).to(device), matrices(1, 3, 40, 30).to(device)
+    left, right = matrices(0, 3, 64, 128).to(device), matrices(1, 3, 128, 64).to(device)  # a GPU has TF32 for these
     assert torch.equal(product(left.double(), right.double(), precision), left.double() @ right.double())
     left = left.mT.contiguous().mT  # as bases are: column by column in memory
     error = (product(left, right, precision).double() - left.double() @ right.double()).abs()
     relative = error / (left.double().abs() @ right.double().abs())
-    # Beside the rounding of the factors, the accumulation in fp32.
-    assert relative.max() < (1.1 if device == "cuda" else 1) * bound + 40 * 2**-24
+    # Beside the rounding of the factors, the accumulation in fp32; a GPU may cut bits off instead of rounding to TF32.
+    assert relative.max() < (1 if device == "cpu" else 2 if precision == "tf32" else 1.1) * bound + 128 * 2**-24
     if precision != "highest":
         assert relative.max() > bound / 20
 
