@@ -45,7 +45,7 @@ AT_FIRST_P: dict[str, list[str]] = {
 def main() -> None:
     """Measure and print."""
     parser = gpu_parser_of(__doc__, rounds=5, iterations=50)
-    parser.add_argument("--only", nargs="*", default=[""], help="variants that contain one of these texts")
+    parser.add_argument("--only", nargs="*", default=[""], help="rows whose names contain one of these texts")
     options = parser.parse_args()
     config = load_config(options.config, [*options.overrides, "pipeline.stages=1"])
     device, _ = choose_device(config.runtime.device)
@@ -55,12 +55,13 @@ def main() -> None:
 
     variants = {"plain loop": lambda: plain_loop(config, device)}
     for name, own in {**AT_EVERY_P, **AT_FIRST_P}.items():
-        if not any(text in name for text in options.only):
-            continue
         for stages in options.stages if name in AT_EVERY_P else options.stages[:1]:
+            label = f"{name}, P = {stages}"
+            if not any(text in label for text in options.only):
+                continue
             method = f"optimizer.method={name.partition(',')[0]}"
             variant = load_config(options.config, [*options.overrides, method, *own, f"pipeline.stages={stages}"])
-            variants[f"{name}, P = {stages}"] = lambda variant=variant: runner(  # type: ignore[misc]
+            variants[label] = lambda variant=variant: runner(  # type: ignore[misc]
                 assemble(variant, random_batches(variant, device).batch, device=device).engine
             )
     rates = {}

@@ -58,7 +58,8 @@ train() {  # METHOD P: until it is finished or its time is up; Ctrl-C, which `ti
 
 next_piece() {  # does it; fails when there is none left
     if [[ ! -f $out/speed.json ]]; then
-        "$python" -m benchmarks.gpu_speed "$config" --stages 1 $deep --out "$out" "${speed[@]}" --set "${settings[@]}"
+        "$python" -m benchmarks.gpu_speed "$config" --stages 1 $deep --out "$out" "${speed[@]}" \
+            --only "pipedream, P" "basis-rotation, P" --set "${settings[@]}"
     elif [[ ! -f $out/memory.json ]]; then
         "$python" -m benchmarks.memory "$config" --stages 1 $deep --out "$out" --set "${settings[@]}"
     else

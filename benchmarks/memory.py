@@ -42,7 +42,10 @@ def main() -> None:
             measured = measured_peak(config, device)
         numbers = (f"{planned.peak / 1e9:.3f}", f"{measured / 1e9:.3f}", f"{planned.peak / measured:.3f}")
         table.add(method, str(stages), rings, *numbers)
-    note = "Planned: the closed forms of brx plan, for uncompiled blocks; compiled ones keep fewer activations."
+    note = (
+        "Planned: the closed forms of brx plan, for uncompiled blocks; compiled ones keep fewer activations. The first"
+        " basis is that of one matrix of each shape; later refreshes are those of all."
+    )
     table.write(f"Peak memory of {options.config} on one device, 11 iterations", note, folder=options.out)
 
 
