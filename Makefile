@@ -47,7 +47,7 @@ reproduce: setup  ## run all sweeps of a scale (SCALE=similar, laptop or paper; 
 	$(if $(filter paper,$(SCALE)),,$(BIN)/brx export runs/$(SCALE) --to results/$(SCALE))
 	$(MAKE) reproduce-figures SCALE=$(SCALE)
 
-reproduce-figures: setup  ## draw every figure and table from the results at hand (70 s on 2 cores)
+reproduce-figures: setup  ## draw every figure and table from the results at hand (1 to 3 minutes on 2 cores)
 	$(BIN)/brx plot all --scale $(SCALE) --runs $(RESULTS)
 	$(BIN)/brx tables all --scale $(SCALE) --runs $(RESULTS) --out results/tables/$(SCALE)
 	$(BIN)/brx slowdown $(RESULTS) --all-targets figures/$(SCALE)/slowdown-all-targets
